@@ -1,0 +1,130 @@
+"""The verbs a backend offers: packed linear layers, norms, rope and KV store, paged tree attention, gated activation.
+
+A backend owns the numerics of one device. Everything above it (decoder, runner, engine) is device-blind.
+With `exact`, the bits of a row depend on that row alone, never on how many rows share the call or where it stands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from foredraft.engine.batch import ForwardBatch
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A linear layer's weight as the model file gives it, row-major [outputs, inputs], before packing.
+
+    kind   values                           scales, minimums: float32 [outputs, inputs / 32]
+    "f32"  float32                          none
+    "bf16" bfloat16                         none
+    "q8"   int8 codes, w = scale * code     scales
+    "q4"   uint8 codes 0..15 (one a byte),  scales and minimums
+           w = scale * code + minimum
+    """
+
+    kind: str
+    values: Tensor
+    scales: Tensor | None = None
+    minimums: Tensor | None = None
+
+    @property
+    def outputs(self) -> int:
+        return self.values.shape[0]
+
+    @property
+    def inputs(self) -> int:
+        return self.values.shape[1]
+
+    def dense(self) -> Tensor:
+        """The float32 matrix that this weight stands for."""
+        if self.scales is None:
+            return self.values.float()
+        groups = self.values.view(self.outputs, -1, self.inputs // self.scales.shape[1]).float()
+        dense = groups * self.scales[:, :, None]
+        if self.minimums is not None:
+            dense = dense + self.minimums[:, :, None]
+        return dense.view(self.outputs, self.inputs)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A packed linear layer: consecutive output slices, each packed by the backend, and an optional float32 bias."""
+
+    parts: tuple[Any, ...]
+    outputs: int
+    inputs: int
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class LayerKV:
+    """K and V of one layer for all blocks: each [blocks * block_size, kv_heads, head_dim] in the backend's KV dtype."""
+
+    k: Tensor
+    v: Tensor
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """What attention and rope need to know of a layer."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary_dim: int  # 0: this layer sees no positions
+    scale: float
+    window: int  # sliding window in tokens, 0: unlimited
+    norm_eps: float
+
+
+class Backend(Protocol):
+    """See the module docstring for the contract. Activations are [rows, width] in `activation_dtype`; logits are float32."""
+
+    name: str
+    device: torch.device
+    activation_dtype: torch.dtype
+    kv_dtype: torch.dtype
+
+    def pack(self, weight: Weight) -> Any:
+        """Lay a weight out for `linear`; done once, at load."""
+
+    def linear(self, x: Tensor, weight: Linear) -> Tensor:
+        """x [rows, inputs] -> [rows, outputs]."""
+
+    def embed(self, token_ids: Tensor, weight: Linear) -> Tensor:
+        """The weight's rows `token_ids`, dequantised: [rows, inputs]."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x / rms(x) * weight over the last dimension, reduced in float32."""
+
+    def add_rms_norm(self, x: Tensor, update: Tensor, multiplier: float, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """y = x + multiplier * update; returns (y, rms_norm(y)). May overwrite x."""
+
+    def rope_and_store(
+        self,
+        qkv: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        rope: Tensor,
+        kv: LayerKV,
+        shape: AttentionShape,
+        batch: ForwardBatch,
+    ) -> Tensor:
+        """Split qkv [rows, (heads + 2 * kv_heads) * head_dim]; norm q and k per head where weights are given; rotate the
+        first rotary_dim of each head by `rope` [positions, 2, rotary_dim / 2] (cos, sin; half-split pairs) at
+        batch.positions; write k and v at batch.slots. Returns q [rows, heads * head_dim]."""
+
+    def attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch) -> Tensor:
+        """Each row over the keys that `batch` lets it see, in text order: [rows, heads * head_dim]. The softmax and all
+        sums are float32, reduced over fixed-size key blocks in order, so a row's bits depend on its keys alone."""
+
+    def gated(self, gate_up: Tensor) -> Tensor:
+        """silu(left half) * right half: [rows, 2 * width] -> [rows, width]."""
+
+    def logits(self, x: Tensor, weight: Linear) -> Tensor:
+        """The output head: [rows, inputs] -> float32 [rows, outputs]."""

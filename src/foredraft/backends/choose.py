@@ -1,0 +1,48 @@
+"""Which backend serves: the one place that knows them all."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from foredraft.backends.base import Backend
+from foredraft.backends.torch import TorchBackend
+from foredraft.errors import InvalidParameter
+
+BACKENDS = ("native", "torch")
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is the first CUDA device, else the CPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InvalidParameter(f"device={name!r} is not known; use auto, cpu or cuda.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidParameter("device='cuda' was asked for, but torch sees no CUDA device; use auto or cpu.")
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidParameter(f"device={name!r} is not supported; use auto, cpu or cuda.")
+    return device
+
+
+def choose_backend(name: str, dtype: str, device: torch.device, threads: int | None) -> Backend:
+    """`auto` is the native kernels on a CPU for which they were built, else torch."""
+    threads = threads or os.cpu_count() or 1
+    if name not in ("auto", *BACKENDS):
+        raise InvalidParameter(f"backend={name!r} is not known; use auto, {', '.join(BACKENDS)}.")
+    if device.type == "cpu":
+        torch.set_num_threads(threads)
+        if name != "torch":
+            from foredraft.backends.native import NativeBackend, load_library
+
+            if load_library() is not None:
+                return NativeBackend(dtype, threads)
+    if name == "native":
+        raise InvalidParameter(
+            "backend='native' was asked for, but its kernels were not built for this machine; "
+            "install a C compiler and reinstall, or use backend='torch'."
+        )
+    return TorchBackend(dtype, device)

@@ -1,0 +1,137 @@
+"""The portable backend: every verb in plain torch, on CPU and CUDA with the same code, readable first.
+
+Weights are widened to the activation dtype (bfloat16 where the device computes in it, else float32), so quantised
+models keep their values but save no memory here. Exactness: rows run through linear layers in tiles of the sizes in
+`row_tiles`, for which a self-test has shown that a row's bits depend on that row alone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from foredraft.backends.base import AttentionShape, LayerKV, Linear, Weight
+from foredraft.engine.batch import ForwardBatch
+
+KEY_BLOCK = 128  # keys are reduced in blocks of this many, added in text order
+_ATTEND_ROWS = 32  # rows whose gathered keys are held in memory at once
+
+
+class TorchBackend:
+    """See `Backend`. `row_tiles` is None until a self-test has chosen it, and stays so with exact=False."""
+
+    name = "torch"
+
+    def __init__(self, dtype: str, device: torch.device) -> None:
+        self.device = device
+        self.activation_dtype = torch.bfloat16 if dtype != "float32" and _computes_bfloat16(device) else torch.float32
+        self.kv_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
+        self.row_tiles: tuple[int, ...] | None = None
+
+    def pack(self, weight: Weight) -> Tensor:
+        return weight.dense().to(self.device, self.activation_dtype).contiguous()
+
+    def linear(self, x: Tensor, weight: Linear) -> Tensor:
+        outputs = [self._tiled(x, part) for part in weight.parts]
+        y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+        return y if weight.bias is None else y + weight.bias.to(y.dtype)
+
+    def logits(self, x: Tensor, weight: Linear) -> Tensor:
+        return self.linear(x, weight).float()
+
+    def embed(self, token_ids: Tensor, weight: Linear) -> Tensor:
+        return functional.embedding(token_ids, weight.parts[0])
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x.float()
+        scale = torch.rsqrt((wide * wide).mean(-1, keepdim=True) + eps)
+        return (wide * scale * weight).to(x.dtype)
+
+    def add_rms_norm(self, x: Tensor, update: Tensor, multiplier: float, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        y = x + (update if multiplier == 1 else update * multiplier)
+        return y, self.rms_norm(y, weight, eps)
+
+    def rope_and_store(
+        self,
+        qkv: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        rope: Tensor,
+        kv: LayerKV,
+        shape: AttentionShape,
+        batch: ForwardBatch,
+    ) -> Tensor:
+        heads, kv_heads, head_dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
+        q, k, v = qkv.view(len(qkv), -1, head_dim).split([heads, kv_heads, kv_heads], dim=1)
+        if q_norm is not None:
+            q = self.rms_norm(q, q_norm, shape.norm_eps)
+        if k_norm is not None:
+            k = self.rms_norm(k, k_norm, shape.norm_eps)
+        if shape.rotary_dim:
+            cos, sin = rope[batch.positions, :, None, :].unbind(1)  # each [rows, 1, rotary_dim / 2]
+            q, k = (_rotate(part, cos, sin, shape.rotary_dim) for part in (q, k))
+        kv.k[batch.slots] = k.to(kv.k.dtype)
+        kv.v[batch.slots] = v.to(kv.v.dtype)
+        return q.reshape(len(qkv), heads * head_dim)
+
+    def attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch) -> Tensor:
+        starts = range(0, len(q), _ATTEND_ROWS)
+        return torch.cat([_attend_rows(q, kv, shape, batch, slice(start, start + _ATTEND_ROWS)) for start in starts])
+
+    def gated(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=1)
+        return functional.silu(gate.contiguous()) * up
+
+    def _tiled(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x @ weight.T in tiles of proved sizes; the last one is padded with zero rows."""
+        if self.row_tiles is None:
+            return functional.linear(x, weight)
+        largest = self.row_tiles[-1]
+        tiles: list[Tensor] = []
+        for start in range(0, len(x), largest):
+            rows = x[start : start + largest]
+            size = next(size for size in self.row_tiles if size >= len(rows))
+            padded = functional.pad(rows, (0, 0, 0, size - len(rows)))
+            tiles.append(functional.linear(padded, weight)[: len(rows)])
+        return tiles[0] if len(tiles) == 1 else torch.cat(tiles)
+
+
+def _computes_bfloat16(device: torch.device) -> bool:
+    return device.type != "cpu" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int) -> Tensor:
+    """Rotate the pairs (i, i + rotary_dim / 2) of every head; dimensions beyond rotary_dim pass through."""
+    left, right, rest = x.float().split([rotary_dim // 2, rotary_dim // 2, x.shape[-1] - rotary_dim], dim=-1)
+    return torch.cat([left * cos - right * sin, right * cos + left * sin, rest], dim=-1).to(x.dtype)
+
+
+def _attend_rows(q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch, rows: slice) -> Tensor:
+    """Attention of a few rows, each over its own gathered keys. Every product has the shape of one row's key block, and
+    the partial sums are added in text order; a block that is masked whole adds exact zeros."""
+    positions = batch.positions[rows]
+    count, kv_heads, head_dim = len(positions), shape.num_kv_heads, shape.head_dim
+    queries = q[rows].float().view(count, kv_heads, -1, head_dim)  # [rows, kv_heads, group, head_dim]
+    blocks = -(-(int(positions.max()) + 1) // KEY_BLOCK)
+    slots = functional.pad(batch.key_slots[rows], (0, max(0, blocks * KEY_BLOCK - batch.max_keys)))[:, : blocks * KEY_BLOCK]
+    order = torch.arange(blocks * KEY_BLOCK, device=q.device)[None, :]
+    slots = torch.where(order <= positions[:, None], slots, slots[:, :1])  # padding reads the row's own first key
+    hidden = order > positions[:, None]
+    if shape.window:
+        hidden = hidden | (order <= positions[:, None] - shape.window)
+
+    def gathered(cache: Tensor, block: int) -> Tensor:
+        """[rows, kv_heads, KEY_BLOCK, head_dim]"""
+        return cache[slots[:, block * KEY_BLOCK : (block + 1) * KEY_BLOCK]].float().transpose(1, 2)
+
+    scores = torch.cat([queries @ gathered(kv.k, block).transpose(2, 3) for block in range(blocks)], dim=-1)
+    scores = (scores * shape.scale).masked_fill(hidden[:, None, None, :], -torch.inf)
+    weights = (scores - scores.amax(-1, keepdim=True)).exp().split(KEY_BLOCK, dim=-1)
+    total = torch.zeros_like(queries[..., :1])
+    mixed = torch.zeros_like(queries)
+    for block, weight in enumerate(weights):
+        weight = weight.contiguous()
+        total = total + weight.sum(-1, keepdim=True)
+        mixed = mixed + weight @ gathered(kv.v, block)
+    return (mixed / total).view(count, -1).to(q.dtype)

@@ -1,0 +1,101 @@
+"""What a model is and how an engine runs it: plain frozen data, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foredraft.errors import InvalidParameter
+
+DTYPES = ("float32", "bfloat16", "int8", "int4")
+QUANT_GROUP = 32  # weights of int8 and int4 share one scale (and minimum) per 32 inputs
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How rotary frequencies are stretched beyond the trained context.
+
+    `kind` is "linear", "llama3" or "longrope"; fields that a kind does not use keep their defaults.
+    """
+
+    kind: str
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 0
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+    attention_factor: float | None = None
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """One decoder-only transformer of the Llama family; every relative is a setting of these fields."""
+
+    architecture: str
+    vocab_size: int  # width of the logits, which may exceed what the tokenizer knows
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    rope_dim: int = 0  # how many of head_dim are rotated; 0 means all
+    rope_scaling: RopeScaling | None = None
+    no_rope_layers: tuple[int, ...] = ()  # layers that see no positions (SmolLM3)
+    qk_norm: bool = False  # RMS norm over each head of q and k before rope (Qwen3)
+    sliding_window: int | None = None  # a key is visible while position - key_position < sliding_window
+    sliding_layers: tuple[int, ...] | None = None  # layers with the window; None: all, when there is a window
+    tie_word_embeddings: bool = False
+    embedding_multiplier: float = 1.0  # Granite's four multipliers
+    attention_multiplier: float | None = None  # None: 1 / sqrt(head_dim)
+    residual_multiplier: float = 1.0
+    logits_divisor: float = 1.0
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def rotary_dim(self) -> int:
+        return self.rope_dim or self.head_dim
+
+    @property
+    def attention_scale(self) -> float:
+        return self.head_dim**-0.5 if self.attention_multiplier is None else self.attention_multiplier
+
+    def window_of_layer(self, layer: int) -> int:
+        """The sliding window of a layer in tokens, 0 where it sees everything."""
+        windowed = self.sliding_layers is None or layer in self.sliding_layers
+        return self.sliding_window if self.sliding_window is not None and windowed else 0
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How an engine runs a model. `None` means: chosen from the model and the machine."""
+
+    dtype: str = "auto"
+    device: str = "auto"
+    backend: str = "auto"
+    exact: bool = True
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    max_model_len: int | None = None
+    kv_cache_tokens: int | None = None
+    block_size: int = 16
+    prefix_caching: bool = True
+    prefix_salt: str = ""
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("auto", *DTYPES):
+            raise InvalidParameter(f"dtype={self.dtype!r} is not known; use auto, {', '.join(DTYPES)}.")
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_cache_tokens", "block_size", "threads"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise InvalidParameter(f"{name}={value!r} must be a whole number of at least 1.")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise InvalidParameter(
+                f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_seqs={self.max_num_seqs}: "
+                "every running sequence needs one row per step; raise the first or lower the second."
+            )

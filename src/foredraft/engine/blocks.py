@@ -1,0 +1,132 @@
+"""The block pool: who owns which KV blocks. Integers and hashes only; the tensors live in kv.py.
+
+A block is free, or held by one or more sequences. A full block of committed, computed tokens gets a name (the hash of
+everything up to its end), stays findable by that name after its holders have gone, and is forgotten only when its
+place is needed, least recently used first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from foredraft.types import Sequence
+
+
+class BlockPool:
+    """Hands out blocks of `block_size` tokens. `num_free_blocks` counts forgettable ones too."""
+
+    def __init__(self, num_blocks: int, block_size: int, salt: str = "", prefix_caching: bool = True) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.prefix_caching = prefix_caching
+        self._root = hashlib.blake2b(salt.encode(), digest_size=16).digest()
+        self._holders = [0] * num_blocks
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # least recently used first
+        self._block_of_name: dict[bytes, int] = {}
+        self._name_of_block: dict[int, bytes] = {}
+        self._chains: dict[int, list[bytes]] = {}  # names of a sequence's leading named blocks, by sequence id
+
+    @property
+    def num_free_blocks(self) -> int:
+        return len(self._free)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Make the sequence's table cover `num_tokens`. All or nothing: False leaves everything as it was."""
+        missing = self.blocks_for(num_tokens) - len(sequence.block_table)
+        if missing > len(self._free):
+            return False
+        for _ in range(missing):
+            block, _none = self._free.popitem(last=False)
+            name = self._name_of_block.pop(block, None)
+            if name is not None:
+                del self._block_of_name[name]
+            self._holders[block] = 1
+            sequence.block_table.append(block)
+        return True
+
+    def truncate(self, sequence: Sequence, num_tokens: int) -> None:
+        """Give back the blocks that lie wholly beyond `num_tokens`."""
+        keep = self.blocks_for(num_tokens)
+        assert keep >= len(self._chains.get(sequence.id, ())), "named blocks hold committed tokens and are never cut"
+        while len(sequence.block_table) > keep:
+            self._release(sequence.block_table.pop())
+
+    def free(self, sequence: Sequence, forget: bool = False) -> None:
+        """Give back all blocks. With `forget` their contents are not to be found again (they may be bad)."""
+        names = self._chains.pop(sequence.id, [])
+        if forget:
+            for name in names:
+                block = self._block_of_name.get(name)
+                if block in sequence.block_table:
+                    del self._block_of_name[name], self._name_of_block[block]
+        while sequence.block_table:  # the tail first, so that the shared head of a prefix is the last to be forgotten
+            self._release(sequence.block_table.pop())
+
+    def match_prefix(self, sequence: Sequence) -> int:
+        """Attach the longest known prefix to a sequence without blocks; returns how many tokens it covers.
+
+        At least one known token is left to compute, because its logits are needed.
+        """
+        assert not sequence.block_table and sequence.id not in self._chains
+        if not self.prefix_caching or sequence.params.prompt_logprobs is not None:
+            return 0
+        chain: list[bytes] = []
+        for index in range((sequence.num_tokens - 1) // self.block_size):
+            name = self._name(chain, sequence, index)
+            block = self._block_of_name.get(name)
+            if block is None:
+                break
+            if self._holders[block] == 0:
+                del self._free[block]
+            self._holders[block] += 1
+            sequence.block_table.append(block)
+            chain.append(name)
+        self._chains[sequence.id] = chain
+        return len(chain) * self.block_size
+
+    def register(self, sequence: Sequence) -> None:
+        """Name the blocks that have become full of computed tokens. The first block of a name keeps it."""
+        if not self.prefix_caching:
+            return
+        chain = self._chains.setdefault(sequence.id, [])
+        for index in range(len(chain), sequence.num_computed_tokens // self.block_size):
+            name = self._name(chain, sequence, index)
+            block = sequence.block_table[index]
+            if name not in self._block_of_name:
+                self._block_of_name[name] = block
+                self._name_of_block[block] = name
+            chain.append(name)
+
+    def check_integrity(self, sequences: Iterable[Sequence]) -> None:
+        """Raise AssertionError unless every block is either free or held by exactly these sequences."""
+        holders = [0] * self.num_blocks
+        for sequence in sequences:
+            assert len(set(sequence.block_table)) == len(sequence.block_table), f"{sequence.id} holds a block twice"
+            for index, block in enumerate(sequence.block_table):
+                holders[block] += 1
+                full = (index + 1) * self.block_size <= sequence.num_computed_tokens
+                assert full or block not in self._name_of_block, f"block {block} is named before it is full"
+        assert holders == self._holders, "holders are miscounted"
+        assert set(self._free) == {b for b in range(self.num_blocks) if not holders[b]}, "a block is leaked or given twice"
+        assert {b: n for n, b in self._block_of_name.items()} == self._name_of_block, "names do not match blocks"
+        shared = {b for b in range(self.num_blocks) if holders[b] > 1}
+        assert shared <= set(self._name_of_block), "a block is shared without a name"
+
+    def _release(self, block: int) -> None:
+        self._holders[block] -= 1
+        if self._holders[block] == 0:
+            self._free[block] = None
+            if block not in self._name_of_block:
+                self._free.move_to_end(block, last=False)  # nothing to remember: use it up first
+
+    def _name(self, chain: list[bytes], sequence: Sequence, index: int) -> bytes:
+        """The name of block `index`: a hash over the name before it and its own tokens."""
+        tokens = sequence.token_ids[index * self.block_size : (index + 1) * self.block_size]
+        parent = chain[index - 1] if index else self._root
+        return hashlib.blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()

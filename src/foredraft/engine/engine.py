@@ -1,0 +1,239 @@
+"""The engine: requests in, token events out, one step at a time. There is one kind of step (DESIGN §1)."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from foredraft.config import ModelConfig
+from foredraft.engine.batch import pack
+from foredraft.engine.detokenizer import Decodes, Detokenizer
+from foredraft.engine.kv import KVCache
+from foredraft.engine.runner import Runner
+from foredraft.engine.scheduler import Scheduler
+from foredraft.engine.stops import find_stop
+from foredraft.errors import InvalidParameter, InvalidPrompt
+from foredraft.params import SamplingParams
+from foredraft.proposers.base import Proposer
+from foredraft.proposers.registry import Spec
+from foredraft.sampling.noise import derived_seed
+from foredraft.sampling.verify import verify
+from foredraft.types import (
+    TARGET,
+    Commit,
+    CompletionOutput,
+    Sequence,
+    SpecMetrics,
+    Stop,
+    TokenEvent,
+    TokenLogprob,
+    Verdict,
+    Work,
+)
+
+
+@dataclass
+class _Live:
+    """What the engine remembers of a sequence beside the sequence itself."""
+
+    detokenizer: Detokenizer
+    proposer: Proposer | None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+
+class Engine:
+    """Runs sequences to their end. Not thread-safe: one thread adds, steps and aborts (see AsyncEngine)."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        max_model_len: int,
+        runner: Runner,
+        scheduler: Scheduler,
+        kv: KVCache,
+        tokenizer: Decodes,
+        eos_token_ids: frozenset[int],
+        generation_defaults: Mapping[str, float],
+        proposers: Mapping[str, Proposer],
+    ) -> None:
+        self.config = config
+        self.max_model_len = max_model_len
+        self.runner = runner
+        self.scheduler = scheduler
+        self.kv = kv
+        self.tokenizer = tokenizer
+        self.eos_token_ids = eos_token_ids
+        self.generation_defaults = generation_defaults
+        self.proposers = proposers
+        self._live: dict[int, _Live] = {}
+        self._by_request: dict[str, list[Sequence]] = {}
+        self._next_id = 0
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def add(self, request_id: str, prompt: list[int], params: SamplingParams, spec: Spec) -> None:
+        """Queue a request. Whatever is wrong with it is said here, before it costs anybody anything."""
+        if request_id in self._by_request:
+            raise InvalidParameter(f"The request id {request_id!r} is in use; choose another.")
+        params = params.resolved(self.generation_defaults)
+        max_tokens = self._admit(prompt, params)
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        proposer = self.proposers[spec.choices[0].name] if spec.choices else None
+        now = time.perf_counter()
+        for sample in range(params.n):
+            sequence = Sequence(
+                id=self._next_id,
+                request_id=request_id,
+                sample=sample,
+                token_ids=list(prompt),
+                num_prompt_tokens=len(prompt),
+                params=params,
+                seed=derived_seed(seed, sample),
+                max_tokens=max_tokens,
+                num_lookahead_tokens=proposer.num_lookahead_tokens if proposer else 0,
+            )
+            sequence.counters.arrival_time = now
+            self._next_id += 1
+            self._live[sequence.id] = _Live(Detokenizer(self.tokenizer, prompt, tuple(params.stop or ())), proposer)
+            self._by_request.setdefault(request_id, []).append(sequence)
+            self.scheduler.add(sequence)
+
+    def step(self) -> list[TokenEvent]:
+        """One run of the target for everybody who is scheduled."""
+        started = time.perf_counter()
+        works = self._propose(self.scheduler.schedule())
+        drafted = time.perf_counter()
+        output = self.runner.forward(pack(works, self.kv.block_size, self.runner.backend.device))
+        with torch.inference_mode():
+            verdicts = verify(output.logits, works)
+        verdicts, stops, settled = self._cut(works, verdicts)
+        self.kv.keep(works, verdicts, stops)
+        commits = self.scheduler.update_from_output(works, verdicts, stops)
+        for proposer in self.proposers.values():
+            proposer.observe(commits)
+        self._clock(commits, drafted - started, time.perf_counter() - drafted)
+        return [event for commit, marks in zip(commits, settled, strict=True) for event in self._events(commit, marks)]
+
+    def abort(self, request_id: str) -> list[TokenEvent]:
+        """End a request wherever it is. Unknown and finished ones are ignored: a client may be late."""
+        events: list[TokenEvent] = []
+        for sequence in list(self._by_request.get(request_id, ())):
+            self.scheduler.abort(sequence)
+            events += self._events(Commit(sequence, (), (), (), "abort"), [])
+        return events
+
+    def abort_all(self) -> list[TokenEvent]:
+        return [event for request_id in list(self._by_request) for event in self.abort(request_id)]
+
+    def _admit(self, prompt: list[int], params: SamplingParams) -> int:
+        """Check a request against this model; returns how many tokens it may write."""
+        if not prompt:
+            raise InvalidPrompt("The prompt is empty; give at least one token.")
+        vocab = self.config.vocab_size
+        if not all(isinstance(token, int) and 0 <= token < vocab for token in prompt):
+            raise InvalidPrompt(f"The prompt has token ids that the model does not have; allowed are 0 to {vocab - 1}.")
+        for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids or ())):
+            if any(token >= vocab for token in ids):
+                raise InvalidParameter(f"{name} has token ids that the model does not have; allowed are 0 to {vocab - 1}.")
+        room = self.max_model_len - len(prompt)
+        if room < 1:
+            raise InvalidPrompt(
+                f"The prompt has {len(prompt)} tokens, but the context holds {self.max_model_len} including the answer; "
+                "shorten it or raise max_model_len."
+            )
+        max_tokens = min(params.max_tokens, room)
+        if not self.scheduler.can_ever_fit(len(prompt) + max_tokens):
+            raise InvalidPrompt(
+                f"The request needs {len(prompt) + max_tokens} tokens of KV cache, but there are only "
+                f"{self.kv.num_blocks * self.kv.block_size}; raise kv_cache_tokens, lower max_tokens or shorten the prompt."
+            )
+        return max_tokens
+
+    def _propose(self, works: list[Work]) -> list[Work]:
+        """Give every work whose proposer is awake a draft that fits its reserved slots."""
+        for proposer in self.proposers.values():
+            mine = [
+                index
+                for index, work in enumerate(works)
+                if work.num_lookahead_tokens and self._live[work.sequence.id].proposer is proposer
+            ]
+            if mine:
+                sequences = [works[index].sequence for index in mine]
+                drafts = proposer.propose(sequences, [works[index].num_lookahead_tokens for index in mine])
+                for index, draft in zip(mine, drafts, strict=True):
+                    works[index] = replace(works[index], draft=draft)
+        return works
+
+    def _cut(self, works: Items[Work], verdicts: list[Verdict]) -> tuple[list[Verdict], list[Stop], list[list[int]]]:
+        """Cut every verdict at the first stop. A request whose text cannot be decoded ends alone, with an error."""
+        stops: list[Stop] = []
+        settled: list[list[int]] = []
+        for index, work in enumerate(works):
+            try:
+                detokenizer = self._live[work.sequence.id].detokenizer
+                stop, marks = find_stop(work.sequence, verdicts[index].tokens, self.eos_token_ids, detokenizer)
+            except Exception as error:
+                verdicts[index] = Verdict(error=f"The text of this request could not be decoded: {error}")
+                stop, marks = Stop(0), []
+            stops.append(stop)
+            settled.append(marks)
+        return verdicts, stops, settled
+
+    def _clock(self, commits: Items[Commit], draft_time_s: float, verify_time_s: float) -> None:
+        now = time.perf_counter()
+        for commit in commits:
+            counters = commit.sequence.counters
+            counters.draft_time_s += draft_time_s
+            counters.verify_time_s += verify_time_s
+            if commit.tokens:
+                counters.first_token_time = counters.first_token_time or now
+                counters.last_token_time = now
+
+    def _events(self, commit: Commit, settled: list[int]) -> list[TokenEvent]:
+        """A commit as events, one per token; the last one of a finished sequence carries its output."""
+        sequence = commit.sequence
+        live = self._live[sequence.id]
+        live.logprobs += [logprob for logprob in commit.logprobs if logprob is not None]
+        events = [
+            TokenEvent(sequence.request_id, sequence.sample, token, live.detokenizer.take(upto), origin, logprob)
+            for token, origin, logprob, upto in zip(commit.tokens, commit.origins, commit.logprobs, settled, strict=True)
+        ]
+        if commit.finish_reason is None:
+            return events
+        output = self._retire(commit)
+        rest = live.detokenizer.take(len(output.text))
+        last = events.pop() if events else TokenEvent(sequence.request_id, sequence.sample, None, "", TARGET)
+        events.append(replace(last, text=last.text + rest, finish_reason=commit.finish_reason, output=output))
+        return events
+
+    def _retire(self, commit: Commit) -> CompletionOutput:
+        sequence = commit.sequence
+        assert commit.finish_reason is not None
+        live = self._live.pop(sequence.id)
+        siblings = self._by_request[sequence.request_id]
+        siblings.remove(sequence)
+        if not siblings:
+            del self._by_request[sequence.request_id]
+        for proposer in self.proposers.values():
+            proposer.release([sequence.id])
+        if commit.stop_reason is None and commit.error is None:
+            live.detokenizer.finish()
+        return CompletionOutput(
+            index=sequence.sample,
+            text=live.detokenizer.text,
+            token_ids=sequence.output_token_ids,
+            finish_reason=commit.finish_reason,
+            stop_reason=commit.stop_reason,
+            seed=sequence.seed,
+            logprobs=live.logprobs if sequence.params.logprobs is not None else None,
+            prompt_logprobs=sequence.prompt_logprobs if sequence.params.prompt_logprobs is not None else None,
+            metrics=SpecMetrics.of(sequence),
+            error=commit.error,
+        )

@@ -1,0 +1,160 @@
+"""The start-up self-test behind `exact=True`: proves on this device that a row's bits do not depend on its neighbours.
+
+First every shape of linear layer is run with different numbers of rows; the largest set of row counts that agree bit for
+bit becomes the backend's tiles, if it needs any. Then one layer of the model is run token by token, all at once, and
+among other sequences, and must give the same bits. Results are kept on disk per device, dtype and model shape.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from foredraft.backends.base import Backend, LayerKV, Linear
+from foredraft.backends.torch import TorchBackend
+from foredraft.engine.batch import pack
+from foredraft.errors import InvalidParameter
+from foredraft.models.decoder import Decoder
+from foredraft.params import SamplingParams
+from foredraft.types import Sequence, Work
+
+ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True)
+class ExactReport:
+    """What was proved: the row counts that agree with each other, and whether it was read from the cache."""
+
+    row_counts: tuple[int, ...]
+    from_cache: bool
+
+    def __str__(self) -> str:
+        counts = ", ".join(map(str, self.row_counts))
+        return f"exact: rows give the same bits in runs of {counts}" + (" (proved earlier)" if self.from_cache else "")
+
+
+def ensure_exact(backend: Backend, decoder: Decoder, dtype: str, cache_file: Path) -> ExactReport:
+    """Prove row invariance, or read the proof, and set the tiles that it needs. Raises InvalidParameter if there is none."""
+    key = _key(backend, decoder, dtype)
+    known = _read(cache_file).get(key)
+    if known is not None:
+        _set_tiles(backend, tuple(known))
+        return ExactReport(tuple(known), from_cache=True)
+    counts = agreeing_row_counts(backend, decoder)
+    _set_tiles(backend, counts)
+    if not isinstance(backend, TorchBackend) and counts != ROW_COUNTS:
+        raise InvalidParameter(_refusal(backend))
+    if not layers_agree(backend, decoder):
+        raise InvalidParameter(_refusal(backend))
+    _write(cache_file, {**_read(cache_file), key: list(counts)})
+    return ExactReport(counts, from_cache=False)
+
+
+@torch.inference_mode()
+def agreeing_row_counts(backend: Backend, decoder: Decoder) -> tuple[int, ...]:
+    """The largest set of row counts for which all linear layers give each row the same bits, wherever it stands."""
+    agreeing: list[set[int]] = []
+    generator = torch.Generator().manual_seed(1)
+    for linear in _distinct_linears(decoder):
+        rows = torch.randn(2 * ROW_COUNTS[-1], linear.inputs, generator=generator).to(backend.device, backend.activation_dtype)
+        results = {count: _in_runs(backend, rows, linear, count, shift=0) for count in ROW_COUNTS}
+        steady = [c for c in ROW_COUNTS if torch.equal(results[c], _in_runs(backend, rows, linear, c, shift=1))]
+        classes = [{c for c in steady if torch.equal(results[c], results[d])} for d in steady]
+        agreeing = [a & c for a in agreeing for c in classes] if agreeing else classes
+    best = max(agreeing, key=lambda counts: (len(counts), -min(counts, default=0)), default=set())
+    if not best:
+        raise InvalidParameter(_refusal(backend))
+    return tuple(sorted(best))
+
+
+@torch.inference_mode()
+def layers_agree(backend: Backend, decoder: Decoder) -> bool:
+    """Whether a text's logits have the same bits token by token, at once, in two pieces, and among other sequences."""
+    first = replace(decoder, layers=decoder.layers[:1])
+    config, block_size = decoder.config, 16
+    generator = torch.Generator().manual_seed(2)
+    text, other = (torch.randint(config.vocab_size, (20,), generator=generator).tolist() for _ in range(2))
+    slots = (4 * block_size, config.num_kv_heads, config.head_dim)
+
+    def run(pieces: list[int], with_other: bool) -> Tensor:
+        kv = [LayerKV(*(torch.zeros(slots, dtype=backend.kv_dtype, device=backend.device) for _ in "kv"))]
+        sequences = [_sequence(text, [2, 0]), _sequence(other, [1, 3])][: 1 + with_other]
+        rows: list[Tensor] = []
+        for piece in pieces:
+            batch = pack([Work(sequence, piece) for sequence in sequences], block_size, backend.device)
+            rows.append(first.logits(first.run(batch, kv, backend).normed[:piece], backend))
+            for sequence in sequences:
+                sequence.num_computed_tokens += piece
+        return torch.cat(rows)
+
+    reference = run([1] * 20, with_other=False)
+    return all(torch.equal(reference, run(pieces, other)) for pieces, other in (([20], False), ([13, 7], True), ([20], True)))
+
+
+def _in_runs(backend: Backend, rows: Tensor, linear: Linear, count: int, shift: int) -> Tensor:
+    """The first ROW_COUNTS[-1] rows through a layer, `count` at a time, each at another place of its run per `shift`."""
+    saved, total = _tiles(backend), ROW_COUNTS[-1]
+    _set_tiles(backend, None)
+    moved = rows.roll(shift, 0)[: total + count]
+    result = torch.cat([backend.linear(run, linear) for run in moved[: (total // count + 1) * count].split(count)])
+    _set_tiles(backend, saved)
+    return result[shift : shift + total]
+
+
+def _distinct_linears(decoder: Decoder) -> list[Linear]:
+    layer = decoder.layers[0]
+    linears = [layer.qkv, layer.output, layer.gate_up, layer.down, decoder.head]
+    return list({(linear.outputs, linear.inputs): linear for linear in linears}.values())
+
+
+def _sequence(tokens: list[int], block_table: list[int]) -> Sequence:
+    params = SamplingParams()
+    return Sequence(0, "", 0, list(tokens), len(tokens), params, 0, 1, block_table=block_table)
+
+
+def _tiles(backend: Backend) -> tuple[int, ...] | None:
+    return backend.row_tiles if isinstance(backend, TorchBackend) else None
+
+
+def _set_tiles(backend: Backend, tiles: tuple[int, ...] | None) -> None:
+    """Kernels whose rows are independent by construction need no tiles; torch's do."""
+    if isinstance(backend, TorchBackend):
+        backend.row_tiles = tiles
+
+
+def _refusal(backend: Backend) -> str:
+    return (
+        f"exact=True cannot be kept with backend {backend.name!r} on {backend.device}: the bits of a row depend on its "
+        "neighbours; use exact=False, which gives up that a text is the same alone and in a batch."
+    )
+
+
+def _key(backend: Backend, decoder: Decoder, dtype: str) -> str:
+    shapes = [(linear.outputs, linear.inputs) for linear in _distinct_linears(decoder)]
+    device = torch.cuda.get_device_name(backend.device) if backend.device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
+    parts = (backend.name, device, dtype, torch.__version__, torch.get_num_threads(), shapes, decoder.layers[0].shape)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+
+
+def _read(cache_file: Path) -> dict[str, list[int]]:
+    try:
+        content = json.loads(cache_file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _write(cache_file: Path, proofs: dict[str, list[int]]) -> None:
+    """Best effort: a read-only home only means that the proof is made again next time."""
+    try:
+        cache_file.parent.mkdir(parents=True, exist_ok=True)
+        partial = cache_file.with_suffix(".part")
+        partial.write_text(json.dumps(proofs))
+        partial.replace(cache_file)
+    except OSError:
+        return

@@ -1,0 +1,96 @@
+"""From a model's name to an engine that can run it: the one place where all parts are put together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from foredraft.backends.base import Backend
+from foredraft.backends.choose import choose_backend, choose_device
+from foredraft.config import EngineConfig, ModelConfig
+from foredraft.engine.blocks import BlockPool
+from foredraft.engine.engine import Engine
+from foredraft.engine.exactness import ensure_exact
+from foredraft.engine.kv import TARGET_GROUP, KVCache
+from foredraft.engine.runner import Runner
+from foredraft.engine.scheduler import Scheduler
+from foredraft.errors import InvalidParameter
+from foredraft.models.catalog import cache_folder, open_checkpoint, resolve
+from foredraft.models.decoder import load_decoder
+from foredraft.models.tokenizer import Tokenizer
+
+Progress = Callable[[str, int, int], None]  # stage ("fetch" bytes, "load" tensors), done, total
+_DEFAULT_KV_TOKENS = 65536  # a pool is no larger than this unless one context needs it or the user asks
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """An engine and what its users want to know of it."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    config: ModelConfig
+    backend: Backend
+    dtype: str
+    max_model_len: int
+    exact_report: str
+
+
+def load_model(model: str, options: EngineConfig, progress: Progress | None = None) -> LoadedModel:
+    """Fetch, open, pack and prove a model; raises ForedraftError with a sentence for whatever is wrong."""
+
+    def report(stage: str) -> Callable[[int, int], None] | None:
+        return None if progress is None else lambda done, total: progress(stage, done, total)
+
+    device = choose_device(options.device)
+    checkpoint = open_checkpoint(resolve(model, report("fetch")))
+    config, tokenizer = checkpoint.config, checkpoint.tokenizer()
+    dtype = checkpoint.precision if options.dtype == "auto" else options.dtype
+    backend = choose_backend(options.backend, dtype, device, options.threads)
+    max_model_len, kv_tokens = _capacity(options, config, backend)
+    decoder = load_decoder(checkpoint, dtype, max_model_len, backend, report("load"))
+    if options.exact:
+        exact_report = str(ensure_exact(backend, decoder, dtype, cache_folder().parent / "exact.json"))
+    else:
+        exact_report = "exact=False: a text may differ between running alone and in a batch"
+
+    kv = KVCache(-(-kv_tokens // options.block_size), options.block_size)
+    pool = BlockPool(kv.num_blocks, options.block_size, options.prefix_salt, options.prefix_caching)
+    engine = Engine(
+        config=config,
+        max_model_len=max_model_len,
+        runner=Runner(decoder, backend, kv.add_group(TARGET_GROUP, config, backend)),
+        scheduler=Scheduler(pool, options.max_num_seqs, options.max_num_batched_tokens),
+        kv=kv,
+        tokenizer=tokenizer,
+        eos_token_ids=frozenset((*config.eos_token_ids, *tokenizer.eos_token_ids)),
+        generation_defaults=checkpoint.generation,
+        proposers={},
+    )
+    return LoadedModel(engine, tokenizer, config, backend, dtype, max_model_len, exact_report)
+
+
+def _capacity(options: EngineConfig, config: ModelConfig, backend: Backend) -> tuple[int, int]:
+    """How long a text may become, and how many tokens the KV cache holds: what was asked for, else what memory allows."""
+    trained = config.max_position_embeddings
+    if options.max_model_len is not None and options.max_model_len > trained:
+        raise InvalidParameter(
+            f"max_model_len={options.max_model_len} is beyond the {trained} positions that the model knows."
+        )
+    wanted = options.max_model_len or trained
+    if options.kv_cache_tokens is not None:
+        return min(wanted, options.kv_cache_tokens), options.kv_cache_tokens
+    bytes_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * backend.kv_dtype.itemsize
+    affordable = max(1024, _memory(backend.device) // 4 // bytes_per_token)
+    kv_tokens = min(affordable, max(wanted, _DEFAULT_KV_TOKENS))
+    return min(wanted, kv_tokens), kv_tokens
+
+
+def _memory(device: torch.device) -> int:
+    """Bytes of memory that the device has free (CUDA) or in all (CPU)."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,132 @@
+"""Who runs in the next step, and with how many tokens. Plain Python: no torch, no clock, no model.
+
+There is no prefill and no decode phase: every sequence wants `num_tokens - num_computed_tokens` rows, a new prompt many
+and a running text one. First come, first served: running and then waiting are always in order of arrival.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as Items
+
+from foredraft.engine.blocks import BlockPool
+from foredraft.types import TARGET, Commit, Sequence, Stop, Verdict, Work
+
+
+class Scheduler:
+    """Shares the rows of a step and the blocks of the pool among sequences.
+
+    Every running sequence gets at least one row per step. When blocks run out, drafts give way first; then the
+    youngest running sequence does, and is computed again later.
+    """
+
+    def __init__(self, pool: BlockPool, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        assert max_num_batched_tokens >= max_num_seqs
+        self.pool = pool
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def can_ever_fit(self, num_tokens: int) -> bool:
+        """Whether a sequence of this final length fits into the pool when it is alone."""
+        return self.pool.blocks_for(num_tokens) <= self.pool.num_blocks
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def schedule(self) -> list[Work]:
+        """The works of the next step, oldest first, with slots reserved for their tokens and lookahead."""
+        works: list[Work] = []
+        budget = self.max_num_batched_tokens
+        preempted = False
+        while len(works) < len(self.running):
+            sequence = self.running[len(works)]
+            rows = budget - (len(self.running) - len(works) - 1)  # the younger ones are owed a row each
+            work = self._reserve(sequence, rows)
+            if work is None:
+                preempted = True
+                self._preempt(self.running.pop())
+            else:
+                works.append(work)
+                budget -= work.num_new_tokens + work.num_lookahead_tokens
+
+        while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs and not preempted:
+            sequence = self.waiting[0]
+            sequence.num_computed_tokens = self.pool.match_prefix(sequence)
+            work = self._reserve(sequence, budget)
+            if work is None:
+                self._take_blocks(sequence)
+                break
+            sequence.counters.cached_tokens += sequence.num_computed_tokens
+            self.running.append(self.waiting.popleft())
+            works.append(work)
+            budget -= work.num_new_tokens + work.num_lookahead_tokens
+        return works
+
+    def update_from_output(self, works: Items[Work], verdicts: Items[Verdict], stops: Items[Stop]) -> list[Commit]:
+        """Take over what the target said: append tokens, give back unused slots, retire what is finished."""
+        return [self._commit(*item) for item in zip(works, verdicts, stops, strict=True)]
+
+    def abort(self, sequence: Sequence) -> None:
+        """Drop a sequence wherever it is; everything it held is free afterwards."""
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+        else:
+            self.running.remove(sequence)
+        self.pool.free(sequence)
+        sequence.finish_reason = "abort"
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless order and blocks are as they should be."""
+        order = [sequence.id for sequence in (*self.running, *self.waiting)]
+        assert order == sorted(order), "first come, first served is violated"
+        assert all(not sequence.block_table for sequence in self.waiting), "a waiting sequence holds blocks"
+        self.pool.check_integrity(self.running)
+
+    def _reserve(self, sequence: Sequence, rows: int) -> Work | None:
+        """Slots for at most `rows` rows of a sequence; the lookahead is dropped where it does not fit."""
+        num_new_tokens = min(sequence.num_tokens - sequence.num_computed_tokens, rows)
+        end = sequence.num_computed_tokens + num_new_tokens
+        wanted = min(sequence.num_lookahead_tokens, rows - num_new_tokens) if end == sequence.num_tokens else 0
+        for lookahead in {wanted: None, 0: None}:
+            if self.pool.reserve(sequence, end + lookahead):
+                return Work(sequence, num_new_tokens, lookahead)
+        return None
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._take_blocks(sequence)
+        sequence.counters.preemptions += 1
+        self.waiting.appendleft(sequence)
+
+    def _take_blocks(self, sequence: Sequence) -> None:
+        """Back to a sequence that has computed nothing. What it computed may still be found by its prefix."""
+        self.pool.free(sequence)
+        sequence.num_computed_tokens = 0
+        sequence.prompt_logprobs.clear()
+
+    def _commit(self, work: Work, verdict: Verdict, stop: Stop) -> Commit:
+        sequence, draft = work.sequence, work.draft
+        tokens = verdict.tokens[: stop.num_kept]
+        accepted = verdict.path[: stop.num_kept]  # the nodes whose tokens are kept
+        sequence.prompt_logprobs += verdict.prompt_logprobs
+        sequence.token_ids += tokens
+        sequence.num_computed_tokens += work.num_new_tokens + len(accepted)
+        origins = (*(draft.origin[node] for node in accepted), *[TARGET] * (len(tokens) - len(accepted)))
+        sequence.counters.count(draft, accepted, emitted=bool(verdict.tokens))
+
+        failed = verdict.error is not None
+        sequence.finish_reason = "error" if failed else stop.finish_reason
+        self.pool.truncate(sequence, sequence.num_computed_tokens)
+        if not failed:
+            self.pool.register(sequence)
+        if sequence.finish_reason is not None:
+            self.running.remove(sequence)
+            self.pool.free(sequence, forget=failed)
+        return Commit(
+            sequence, tokens, origins, verdict.logprobs[: len(tokens)], sequence.finish_reason, stop.stop_reason, verdict.error
+        )

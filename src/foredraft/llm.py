@@ -1,0 +1,161 @@
+"""The library: load a model once, then generate, chat and stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Items
+from typing import Any
+
+from foredraft.config import EngineConfig
+from foredraft.engine.loading import Progress, load_model
+from foredraft.errors import InvalidParameter, InvalidPrompt
+from foredraft.params import SamplingParams
+from foredraft.proposers.registry import parse_spec
+from foredraft.types import CompletionOutput, RequestOutput, TokenEvent
+
+Message = dict[str, Any]
+Prompt = str | list[int] | list[Message]
+DoneProgress = Callable[[int, int], None]
+
+
+class LLM:
+    """A model ready to write. One thread at a time; for servers there is AsyncEngine over `llm.engine`."""
+
+    def __init__(
+        self,
+        model: str = "smollm2-135m",
+        *,
+        spec: str = "auto",
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> None:
+        """`model` is a catalogue name, a GGUF file, a safetensors folder or a hub id; `options` are EngineConfig's fields."""
+        known = EngineConfig.__dataclass_fields__
+        for name in options:
+            if name not in known:
+                raise InvalidParameter(f"LLM has no option {name!r}; it has {', '.join(known)}.")
+        self.spec = spec
+        parse_spec(spec)
+        loaded = load_model(model, EngineConfig(**options), progress)
+        self.engine = loaded.engine
+        self.tokenizer = loaded.tokenizer
+        self.model_config = loaded.config
+        self.max_model_len = loaded.max_model_len
+        self.backend_name = loaded.backend.name
+        self.dtype = loaded.dtype
+        self.exact_report = loaded.exact_report
+
+    def generate(
+        self,
+        prompts: str | list[int] | list[str] | list[list[int]],
+        params: SamplingParams | list[SamplingParams] | None = None,
+        *,
+        spec: str | list[str] | None = None,
+        progress: DoneProgress | None = None,
+    ) -> list[RequestOutput]:
+        """Continue one prompt or many, texts or token ids; outputs keep the order of the inputs."""
+        return self._collect([prompts] if _is_one_prompt(prompts) else list(prompts), params, spec, progress)  # type: ignore[arg-type]
+
+    def chat(
+        self,
+        conversations: list[Message] | list[list[Message]],
+        params: SamplingParams | list[SamplingParams] | None = None,
+        *,
+        spec: str | list[str] | None = None,
+        progress: DoneProgress | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or many, each a list of messages with `role` and `content`."""
+        if not isinstance(conversations, list) or not conversations:
+            raise InvalidPrompt("chat needs a list of messages, each with a role and a content, or a list of such lists.")
+        several = [conversations] if isinstance(conversations[0], dict) else conversations
+        if not all(isinstance(conversation, list) and conversation for conversation in several):
+            raise InvalidPrompt("Every conversation must be a non-empty list of messages with a role and a content.")
+        return self._collect(several, params, spec, progress)  # type: ignore[arg-type]
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, spec: str | None = None
+    ) -> Iterator[TokenEvent]:
+        """Tokens of one prompt as they come; a list of messages is a conversation. Closing the iterator aborts."""
+        return self.stream_many([prompt], params, spec=spec)
+
+    def stream_many(
+        self,
+        prompts: Items[Prompt],
+        params: SamplingParams | list[SamplingParams] | None = None,
+        *,
+        spec: str | list[str] | None = None,
+    ) -> Iterator[TokenEvent]:
+        """Tokens of many prompts, interleaved; an event's `request_id` is the index of its prompt."""
+        return self._run([self.encode(prompt) for prompt in prompts], params, spec)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The token ids of a text, of token ids (as they are) or of a conversation, ready to be answered."""
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
+            return self.tokenizer.encode_chat(prompt)  # type: ignore[arg-type]
+        if isinstance(prompt, list) and all(isinstance(token, int) and not isinstance(token, bool) for token in prompt):
+            return prompt  # type: ignore[return-value]
+        raise InvalidPrompt(f"A prompt must be a text, a list of token ids or a list of messages, not {type(prompt).__name__}.")
+
+    def close(self) -> None:
+        """Abort whatever runs."""
+        self.engine.abort_all()
+
+    def _run(
+        self, prompts: list[list[int]], params: SamplingParams | list[SamplingParams] | None, spec: str | list[str] | None
+    ) -> Iterator[TokenEvent]:
+        every_params = _one_each("params", params, SamplingParams(), SamplingParams, len(prompts))
+        every_spec = [parse_spec(text) for text in _one_each("spec", spec, self.spec, str, len(prompts))]
+        try:
+            for index, prompt in enumerate(prompts):
+                self.engine.add(str(index), prompt, every_params[index], every_spec[index])
+            while self.engine.has_work:
+                yield from self.engine.step()
+        finally:
+            for index in range(len(prompts)):
+                self.engine.abort(str(index))
+
+    def _collect(
+        self,
+        prompts: list[Prompt],
+        params: SamplingParams | list[SamplingParams] | None,
+        spec: str | list[str] | None,
+        progress: DoneProgress | None,
+    ) -> list[RequestOutput]:
+        encoded = [self.encode(prompt) for prompt in prompts]
+        finished: list[list[CompletionOutput]] = [[] for _ in prompts]
+        done = 0
+        for event in self._run(encoded, params, spec):
+            if event.output is not None:
+                finished[int(event.request_id)].append(event.output)
+                done += 1
+                if progress is not None:
+                    progress(done, len(prompts))
+        return [
+            RequestOutput(str(index), prompt if isinstance(prompt, str) else None, ids, sorted(outputs, key=lambda o: o.index))
+            for index, (prompt, ids, outputs) in enumerate(zip(prompts, encoded, finished, strict=True))
+        ]
+
+
+def _is_one_prompt(prompts: object) -> bool:
+    """A text, or a list of token ids; a list of anything else holds several prompts."""
+    if isinstance(prompts, str):
+        return True
+    if not isinstance(prompts, list):
+        raise InvalidPrompt(f"prompts must be a text, token ids, or a list of those, not {type(prompts).__name__}.")
+    return bool(prompts) and all(isinstance(token, int) for token in prompts)
+
+
+def _one_each(name: str, given: Any, default: Any, kind: type, count: int) -> list[Any]:
+    """One value per prompt, from nothing, one for all, or a list of them."""
+    if isinstance(given, list):
+        if len(given) != count:
+            raise InvalidParameter(f"{name} has {len(given)} entries for {count} prompts; give one for all, or one each.")
+        values = given
+    else:
+        values = [default if given is None else given] * count
+    for value in values:
+        if not isinstance(value, kind):
+            raise InvalidParameter(f"{name} must be a {kind.__name__} or a list of them, not {type(value).__name__}.")
+    return values

@@ -1,0 +1,179 @@
+"""One decoder for the Llama family: what a layer holds, how it is loaded, and the run through all layers.
+
+Architectures differ only in data: which biases and norms exist, which layers rotate, the multipliers of the config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foredraft.backends.base import AttentionShape, Backend, LayerKV, Linear, Weight
+from foredraft.config import ModelConfig
+from foredraft.engine.batch import ForwardBatch
+from foredraft.models.checkpoint import Checkpoint
+from foredraft.models.quantise import convert
+from foredraft.models.rope import rope_table
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The weights of one transformer layer, packed."""
+
+    input_norm: Tensor
+    qkv: Linear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    output: Linear
+    post_norm: Tensor
+    gate_up: Linear
+    down: Linear
+    shape: AttentionShape
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A loaded model: embedding, layers, final norm, head, and the table of rotations."""
+
+    config: ModelConfig
+    embedding: Linear
+    layers: tuple[Layer, ...]
+    norm: Tensor
+    head: Linear
+    rope: Tensor  # [positions, 2, rotary_dim / 2]: cos, sin
+
+    def run(self, batch: ForwardBatch, kv: list[LayerKV], backend: Backend, taps: frozenset[int] = frozenset()) -> Hidden:
+        """All rows through all layers. `taps` asks for the residual stream after those layers."""
+        config, multiplier = self.config, self.config.residual_multiplier
+        x = backend.embed(batch.token_ids, self.embedding)
+        if config.embedding_multiplier != 1:
+            x = x * config.embedding_multiplier
+        tapped: dict[int, Tensor] = {}
+        normed = backend.rms_norm(x, self.layers[0].input_norm, config.rms_norm_eps)
+        for index, layer in enumerate(self.layers):
+            qkv = backend.linear(normed, layer.qkv)
+            q = backend.rope_and_store(qkv, layer.q_norm, layer.k_norm, self.rope, kv[index], layer.shape, batch)
+            attended = backend.linear(backend.attend(q, kv[index], layer.shape, batch), layer.output)
+            x, normed = backend.add_rms_norm(x, attended, multiplier, layer.post_norm, config.rms_norm_eps)
+            update = backend.linear(backend.gated(backend.linear(normed, layer.gate_up)), layer.down)
+            next_norm = self.layers[index + 1].input_norm if index + 1 < len(self.layers) else self.norm
+            x, normed = backend.add_rms_norm(x, update, multiplier, next_norm, config.rms_norm_eps)
+            if index in taps:
+                tapped[index] = x.clone()
+        return Hidden(normed, tapped)
+
+    def logits(self, normed: Tensor, backend: Backend) -> Tensor:
+        """Float32 logits [rows, vocab] of rows that have gone through `run`."""
+        logits = backend.logits(normed, self.head)
+        return logits if self.config.logits_divisor == 1 else logits / self.config.logits_divisor
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """What a run leaves: the rows after the final norm, and the residual streams that were tapped."""
+
+    normed: Tensor
+    taps: dict[int, Tensor]
+
+
+def load_decoder(
+    checkpoint: Checkpoint, dtype: str, max_positions: int, backend: Backend, progress: Progress | None = None
+) -> Decoder:
+    """Read, convert and pack all weights. `dtype` is one of config.DTYPES."""
+    config, names = checkpoint.config, checkpoint.names()
+    total = len(names)
+    done = 0
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(done, total)
+
+    def read(name: str, is_head: bool = False) -> Weight:
+        count()
+        return convert(checkpoint.weight(name), dtype, is_head, checkpoint.precision)
+
+    def vector(name: str) -> Tensor:
+        count()
+        return checkpoint.vector(name).to(backend.device)
+
+    def optional(name: str) -> Tensor | None:
+        return vector(name) if name in names else None
+
+    def linear(prefix: str, *projections: str) -> Linear:
+        """One layer out of several projections that read the same input; neighbours of one kind are packed together."""
+        weights = [read(f"{prefix}.{projection}.weight") for projection in projections]
+        biases = [optional(f"{prefix}.{projection}.bias") for projection in projections]
+        bias = None
+        if any(b is not None for b in biases):
+            filled = [torch.zeros(w.outputs) if b is None else b for w, b in zip(weights, biases, strict=True)]
+            bias = torch.cat([b.to(backend.device) for b in filled])
+        return pack_linear(weights, bias, backend)
+
+    def layer(index: int) -> Layer:
+        prefix = f"model.layers.{index}"
+        return Layer(
+            input_norm=vector(f"{prefix}.input_layernorm.weight"),
+            qkv=linear(f"{prefix}.self_attn", "q_proj", "k_proj", "v_proj"),
+            q_norm=optional(f"{prefix}.self_attn.q_norm.weight"),
+            k_norm=optional(f"{prefix}.self_attn.k_norm.weight"),
+            output=linear(f"{prefix}.self_attn", "o_proj"),
+            post_norm=vector(f"{prefix}.post_attention_layernorm.weight"),
+            gate_up=linear(f"{prefix}.mlp", "gate_proj", "up_proj"),
+            down=linear(f"{prefix}.mlp", "down_proj"),
+            shape=attention_shape(config, index),
+        )
+
+    embedding = pack_linear([read("model.embed_tokens.weight", is_head=True)], None, backend)
+    head = embedding if config.tie_word_embeddings else pack_linear([read("lm_head.weight", is_head=True)], None, backend)
+    return Decoder(
+        config=config,
+        embedding=embedding,
+        layers=tuple(layer(index) for index in range(config.num_layers)),
+        norm=vector("model.norm.weight"),
+        head=head,
+        rope=rope_table(config, max_positions).to(backend.device),
+    )
+
+
+def attention_shape(config: ModelConfig, layer: int) -> AttentionShape:
+    return AttentionShape(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        rotary_dim=0 if layer in config.no_rope_layers else config.rotary_dim,
+        scale=config.attention_scale,
+        window=config.window_of_layer(layer),
+        norm_eps=config.rms_norm_eps,
+    )
+
+
+def pack_linear(weights: list[Weight], bias: Tensor | None, backend: Backend) -> Linear:
+    """Pack weights that share their input one below the other; neighbours of the same kind become one part."""
+    merged: list[list[Weight]] = []
+    for weight in weights:
+        if merged and merged[-1][0].kind == weight.kind:
+            merged[-1].append(weight)
+        else:
+            merged.append([weight])
+    parts = tuple(backend.pack(_stack(group)) for group in merged)
+    return Linear(parts, sum(weight.outputs for weight in weights), weights[0].inputs, bias)
+
+
+def _stack(weights: list[Weight]) -> Weight:
+    if len(weights) == 1:
+        return weights[0]
+    scales = [w.scales for w in weights if w.scales is not None]
+    minimums = [w.minimums for w in weights if w.minimums is not None]
+    return Weight(
+        weights[0].kind,
+        torch.cat([w.values for w in weights]),
+        torch.cat(scales) if scales else None,
+        torch.cat(minimums) if minimums else None,
+    )

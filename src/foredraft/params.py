@@ -1,0 +1,129 @@
+"""SamplingParams: what a request may ask for, checked when it is made, so that nothing bad reaches the engine loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from foredraft.errors import InvalidParameter
+
+ACCEPTANCE_RULES = ("match", "rejection", "block")
+MAX_LOGPROBS = 50
+MAX_SEED = 2**63 - 1
+
+# What an unset sampling field means once a temperature is set.
+NEUTRAL: dict[str, float | int] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to pick tokens and when to stop.
+
+    With `temperature=None` the model's own generation config fills every unset sampling field (greedy if it has none);
+    once a temperature is given, unset fields are neutral. `temperature=0` is greedy.
+    """
+
+    max_tokens: int = 256
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None  # 0 or -1: all tokens
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | tuple[str, ...] | None = None
+    stop_token_ids: list[int] | tuple[int, ...] | None = None
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    n: int = 1
+    acceptance: str = "match"
+
+    def __post_init__(self) -> None:
+        _whole(self, "max_tokens", low=1)
+        _number(self, "temperature", low=0.0, high=100.0)
+        _number(self, "top_p", low=0.0, high=1.0, open_low=True)
+        _whole(self, "top_k", low=-1)
+        _number(self, "min_p", low=0.0, high=1.0)
+        _whole(self, "seed", low=0, high=MAX_SEED)
+        _whole(self, "logprobs", low=0, high=MAX_LOGPROBS)
+        _whole(self, "prompt_logprobs", low=0, high=MAX_LOGPROBS)
+        _number(self, "presence_penalty", low=-2.0, high=2.0)
+        _number(self, "frequency_penalty", low=-2.0, high=2.0)
+        _number(self, "repetition_penalty", low=0.0, high=100.0, open_low=True)
+        _whole(self, "n", low=1, high=256)
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidParameter(f"ignore_eos={self.ignore_eos!r} must be True or False.")
+        if self.acceptance not in ACCEPTANCE_RULES:
+            raise InvalidParameter(f"acceptance={self.acceptance!r} is not known; use {', '.join(ACCEPTANCE_RULES)}.")
+        object.__setattr__(self, "stop", _stop_strings(self.stop))
+        object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
+
+    def resolved(self, model_defaults: Mapping[str, Any]) -> SamplingParams:
+        """These params with every unset sampling field filled in."""
+        defaults = {**NEUTRAL, **model_defaults} if self.temperature is None else NEUTRAL
+        unset = {name: defaults[name] for name in NEUTRAL if getattr(self, name) is None}
+        return replace(self, **unset) if unset else self
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        return tuple(f.name for f in fields(cls))
+
+
+def _number(params: SamplingParams, name: str, low: float, high: float, open_low: bool = False) -> None:
+    value = getattr(params, name)
+    if value is None:
+        return
+    allowed = f"a number {'above' if open_low else 'from'} {low:g} {'up to' if open_low else 'to'} {high:g}"
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidParameter(f"{name}={value!r} must be {allowed}.")
+    if value > high or value < low or (open_low and value == low):
+        raise InvalidParameter(f"{name}={value!r} must be {allowed}.")
+
+
+def _whole(params: SamplingParams, name: str, low: int, high: int | None = None) -> None:
+    value = getattr(params, name)
+    if value is None and name != "max_tokens" and name != "n":
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        allowed = f"of at least {low}" if high is None else f"from {low} to {high}"
+        raise InvalidParameter(f"{name}={value!r} must be a whole number {allowed}.")
+
+
+def _stop_strings(stop: Any) -> tuple[str, ...]:
+    strings = () if stop is None else (stop,) if isinstance(stop, str) else stop
+    if not isinstance(strings, list | tuple) or not all(isinstance(s, str) and s for s in strings):
+        raise InvalidParameter(f"stop={stop!r} must be a non-empty string or a list of non-empty strings.")
+    return tuple(strings)
+
+
+def _token_ids(ids: Any) -> tuple[int, ...]:
+    values = () if ids is None else ids
+    if not isinstance(values, list | tuple) or not all(
+        isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in values
+    ):
+        raise InvalidParameter(f"stop_token_ids={ids!r} must be a list of token ids (whole numbers of at least 0).")
+    return tuple(values)
+
+
+def _logit_bias(bias: Any) -> dict[int, float]:
+    if not isinstance(bias, Mapping):
+        raise InvalidParameter(f"logit_bias={bias!r} must map token ids to numbers from -100 to 100.")
+    checked: dict[int, float] = {}
+    for token, value in bias.items():
+        try:
+            token_id = int(token)  # JSON clients send the ids as strings
+        except (TypeError, ValueError):
+            token_id = -1
+        number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 100
+        if token_id < 0 or not number:
+            raise InvalidParameter(
+                f"logit_bias has the entry {token!r}: {value!r}; it must map token ids to numbers from -100 to 100."
+            )
+        checked[token_id] = float(value)
+    return checked

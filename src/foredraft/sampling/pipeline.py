@@ -1,0 +1,74 @@
+"""From logits to the distribution that a request asked for: penalties and bias first, then floors on the logits.
+
+Top-k, top-p and min-p each keep the tokens whose logit reaches some floor, so together they are one number: the highest
+floor. Ties at the floor stay in, which makes the kept set a function of the logits alone, on every device.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence as Items
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from foredraft.params import SamplingParams
+
+_FIRST_LOOK = 512  # top-p rarely needs more than this many of the best tokens
+
+
+def adjust(logits: Tensor, params: SamplingParams, prompt: Items[int], output: Items[int]) -> Tensor:
+    """Logits [vocab] after repetition, presence and frequency penalties and logit bias, given the tokens before them.
+
+    Repetition counts prompt and output, presence and frequency only the output, as in vLLM.
+    """
+    repetition = cast(float, params.repetition_penalty)
+    if repetition == 1 and not params.presence_penalty and not params.frequency_penalty and not params.logit_bias:
+        return logits
+    logits = logits.clone()
+    if repetition != 1:
+        seen = _ids(sorted({*prompt, *output}), logits)
+        values = logits[seen]
+        logits[seen] = torch.where(values > 0, values / repetition, values * repetition)
+    if output and (params.presence_penalty or params.frequency_penalty):
+        counts = Counter(output)
+        amounts = [params.presence_penalty + params.frequency_penalty * count for count in counts.values()]
+        logits[_ids(list(counts), logits)] -= torch.tensor(amounts, device=logits.device)
+    if params.logit_bias:
+        logits[_ids(list(params.logit_bias), logits)] += torch.tensor(list(params.logit_bias.values()), device=logits.device)
+    return logits
+
+
+def floor(logits: Tensor, params: SamplingParams) -> float:
+    """The lowest logit that may still be drawn. At temperature 0 that is the largest: the distribution is one-hot."""
+    highest = float(logits.max())
+    temperature = cast(float, params.temperature)
+    if temperature == 0:
+        return highest
+    floors = [-float("inf")]
+    top_k, top_p, min_p = cast(int, params.top_k), cast(float, params.top_p), cast(float, params.min_p)
+    if 0 < top_k < len(logits):
+        floors.append(float(logits.topk(top_k).values[-1]))
+    if top_p < 1:
+        floors.append(_top_p_floor(logits, temperature, top_p, floors[-1]))
+    if min_p > 0:
+        floors.append(highest + temperature * float(torch.tensor(min_p, dtype=torch.float64).log()))
+    return max(floors)
+
+
+def _top_p_floor(logits: Tensor, temperature: float, top_p: float, lowest: float) -> float:
+    """The logit of the last token that is needed to reach `top_p` of the mass that lies at or above `lowest`."""
+    weights = torch.where(logits >= lowest, ((logits - logits.max()).double() / temperature).exp(), 0.0)
+    needed = top_p * float(weights.sum())
+    for size in (min(_FIRST_LOOK, len(logits)), len(logits)):
+        best = weights.topk(size).values
+        reached = best.cumsum(0) >= needed
+        if bool(reached[-1]):
+            break
+    last = min(int((~reached).sum()), size - 1)
+    return float(logits[weights >= best[last]].min())
+
+
+def _ids(token_ids: list[int], like: Tensor) -> Tensor:
+    return torch.tensor(token_ids, dtype=torch.int64, device=like.device)

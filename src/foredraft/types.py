@@ -1,0 +1,300 @@
+"""The nouns of the engine: requests, sequences, drafts, verdicts, outputs. Plain Python, no torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from foredraft.params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+TARGET = "target"  # the origin of a token that no proposer guessed
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A tree of guessed tokens for one sequence. A chain is a tree in which every node has one child; k = 0 is NO_DRAFT."""
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()  # -1 is the last committed token, and parents[i] < i
+    scores: tuple[float, ...] = ()  # estimated probability that the node is reached and accepted
+    origin: tuple[str, ...] = ()  # which proposer guessed the node
+    q: Any = None  # [nodes, vocab], the distribution that each sampled token was drawn from; None: deterministic guesses
+
+    def __post_init__(self) -> None:
+        if not len(self.tokens) == len(self.parents) == len(self.scores) == len(self.origin):
+            raise ValueError("a draft's tokens, parents, scores and origin must have one length")
+        if any(not -1 <= parent < node for node, parent in enumerate(self.parents)):
+            raise ValueError("a draft's parents must come before their children")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def depth(self) -> int:
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 + (depths[parent] if parent >= 0 else 0))
+        return max(depths, default=0)
+
+    def children(self, node: int) -> list[int]:
+        return [child for child, parent in enumerate(self.parents) if parent == node]
+
+
+NO_DRAFT = Draft()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The log probability of an emitted (or prompt) token under the model, and of the most likely alternatives."""
+
+    token_id: int
+    logprob: float
+    top: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the target says of one sequence's draft: the accepted path, then one token of its own.
+
+    `tokens` has one entry more than `path`, or is empty when the step did not reach the end of the known tokens.
+    """
+
+    path: tuple[int, ...] = ()  # accepted draft nodes, from the root down
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob | None, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    error: str | None = None  # why this sequence cannot go on, for instance NaN logits
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a sequence has cost and gained so far; the raw material of SpecMetrics."""
+
+    target_runs: int = 0
+    drafted_tokens: int = 0
+    drafted_per_depth: Counter[int] = field(default_factory=Counter)  # runs whose draft reached this depth
+    accepted_per_depth: Counter[int] = field(default_factory=Counter)
+    drafted_by_origin: Counter[str] = field(default_factory=Counter)
+    accepted_by_origin: Counter[str] = field(default_factory=Counter)
+    draft_time_s: float = 0.0
+    verify_time_s: float = 0.0
+    arrival_time: float = 0.0
+    first_token_time: float = 0.0
+    last_token_time: float = 0.0
+    preemptions: int = 0
+    cached_tokens: int = 0
+
+    def count(self, draft: Draft, accepted: tuple[int, ...], emitted: bool) -> None:
+        """Add one run of the target; a run that only worked through the prompt emits nothing and does not count."""
+        self.target_runs += emitted
+        self.drafted_tokens += len(draft)
+        self.drafted_by_origin.update(draft.origin)
+        self.drafted_per_depth.update(range(1, draft.depth + 1))
+        self.accepted_by_origin.update(draft.origin[node] for node in accepted)
+        self.accepted_per_depth.update(range(1, len(accepted) + 1))
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One text in the making. There is no prefill and no decode phase: `num_computed_tokens` races `num_tokens`."""
+
+    id: int
+    request_id: str
+    sample: int  # which of the request's n samples
+    token_ids: list[int]  # prompt, then output
+    num_prompt_tokens: int
+    params: SamplingParams  # resolved: no None among the sampling fields
+    seed: int
+    max_tokens: int  # params.max_tokens, cut to what the context holds
+    num_computed_tokens: int = 0
+    num_lookahead_tokens: int = 0  # KV slots to hold free beyond the known tokens, for a draft
+    block_table: list[int] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    counters: Counters = field(default_factory=Counters)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_tokens_with_spec(self) -> int:
+        return len(self.token_ids) + self.num_lookahead_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether this step's rows still owe log probabilities of prompt tokens."""
+        return self.params.prompt_logprobs is not None and self.num_computed_tokens < self.num_prompt_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one sequence runs in a step: its next `num_new_tokens` known tokens, then its draft of at most
+    `num_lookahead_tokens` nodes, for which slots are reserved."""
+
+    sequence: Sequence
+    num_new_tokens: int
+    num_lookahead_tokens: int = 0
+    draft: Draft = NO_DRAFT
+
+    @property
+    def reaches_end(self) -> bool:
+        """Whether the last known token is computed in this step, so that new ones can be emitted."""
+        return self.sequence.num_computed_tokens + self.num_new_tokens == self.sequence.num_tokens
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_new_tokens + len(self.draft)
+
+    @property
+    def num_logits(self) -> int:
+        """How many of this work's rows, counted from its end, need logits."""
+        if self.sequence.wants_prompt_logprobs:
+            return self.num_rows
+        return 1 + len(self.draft) if self.reaches_end else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Where a verdict's tokens are cut, and why; `finish_reason` None means that the text goes on."""
+
+    num_kept: int
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None  # the stop string or token id that ended the text
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What a step added to a sequence, after stops have cut it."""
+
+    sequence: Sequence
+    tokens: tuple[int, ...]
+    origins: tuple[str, ...]
+    logprobs: tuple[TokenLogprob | None, ...]
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None  # the stop string or token id that ended it
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class SpecMetrics:
+    """What speculation did for one request, and what it took."""
+
+    target_runs: int
+    drafted_tokens: int
+    accepted_tokens: int
+    emitted_tokens: int
+    tokens_per_run: float
+    acceptance_rate: float
+    acceptance_per_depth: list[float]
+    by_origin: dict[str, int]
+    draft_time_s: float
+    verify_time_s: float
+    total_time_s: float
+    time_to_first_token_s: float
+    inter_token_latency_s: float
+
+    @classmethod
+    def of(cls, sequence: Sequence) -> SpecMetrics:
+        counters, emitted = sequence.counters, sequence.num_output_tokens
+        accepted = sum(counters.accepted_by_origin.values())
+        return cls(
+            target_runs=counters.target_runs,
+            drafted_tokens=counters.drafted_tokens,
+            accepted_tokens=accepted,
+            emitted_tokens=emitted,
+            tokens_per_run=emitted / counters.target_runs if counters.target_runs else 0.0,
+            acceptance_rate=accepted / counters.drafted_tokens if counters.drafted_tokens else 0.0,
+            acceptance_per_depth=[
+                counters.accepted_per_depth[depth] / drafted
+                for depth, drafted in sorted(counters.drafted_per_depth.items())
+            ],
+            by_origin={TARGET: emitted - accepted, **counters.accepted_by_origin},
+            draft_time_s=counters.draft_time_s,
+            verify_time_s=counters.verify_time_s,
+            total_time_s=max(0.0, counters.last_token_time - counters.arrival_time),
+            time_to_first_token_s=max(0.0, counters.first_token_time - counters.arrival_time),
+            inter_token_latency_s=(counters.last_token_time - counters.first_token_time) / max(1, emitted - 1),
+        )
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One finished sample of a request."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    seed: int
+    logprobs: list[TokenLogprob] | None
+    prompt_logprobs: list[TokenLogprob] | None
+    metrics: SpecMetrics
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A finished request. `text`, `token_ids` and the like are those of its first sample."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+
+    @property
+    def text(self) -> str:
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.outputs[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.outputs[0].finish_reason
+
+    @property
+    def seed(self) -> int:
+        return self.outputs[0].seed
+
+    @property
+    def logprobs(self) -> list[TokenLogprob] | None:
+        return self.outputs[0].logprobs
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprob] | None:
+        return self.outputs[0].prompt_logprobs
+
+    @property
+    def metrics(self) -> SpecMetrics:
+        return self.outputs[0].metrics
+
+    @property
+    def error(self) -> str | None:
+        return self.outputs[0].error
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """One token of a stream. `text` is what can be shown so far: it lags while a character or a stop string is incomplete."""
+
+    request_id: str
+    index: int
+    token_id: int | None  # None when a stream ends without a token (abort, error)
+    text: str
+    origin: str
+    logprob: TokenLogprob | None = None
+    finish_reason: FinishReason | None = None
+    output: CompletionOutput | None = None  # with the last event of a sample
