@@ -14,7 +14,8 @@ QUANT_GROUP = 32  # weights of int8 and int4 share one scale (and minimum) per 3
 class RopeScaling:
     """How rotary frequencies are stretched beyond the trained context.
 
-    `kind` is "linear", "llama3" or "longrope"; fields that a kind does not use keep their defaults.
+    `kind` is "linear", "llama3", "longrope", or "factors": each frequency is divided by its `long_factor` at every length.
+    Fields that a kind does not use keep their defaults.
     """
 
     kind: str

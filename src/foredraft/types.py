@@ -203,6 +203,8 @@ class SpecMetrics:
     total_time_s: float
     time_to_first_token_s: float
     inter_token_latency_s: float
+    cached_tokens: int = 0  # prompt tokens that were found in the prefix cache
+    preemptions: int = 0  # how often the text was set aside and computed again, for want of KV cache
 
     @classmethod
     def of(cls, sequence: Sequence) -> SpecMetrics:
@@ -225,6 +227,8 @@ class SpecMetrics:
             total_time_s=max(0.0, counters.last_token_time - counters.arrival_time),
             time_to_first_token_s=max(0.0, counters.first_token_time - counters.arrival_time),
             inter_token_latency_s=(counters.last_token_time - counters.first_token_time) / max(1, emitted - 1),
+            cached_tokens=counters.cached_tokens,
+            preemptions=counters.preemptions,
         )
 
 

@@ -13,6 +13,13 @@ from foredraft.errors import InvalidParameter
 BACKENDS = ("native", "torch")
 
 
+def native_is_built() -> bool:
+    """Whether the C kernels were built for this machine."""
+    from foredraft.backends.native import load_library
+
+    return load_library() is not None
+
+
 def choose_device(name: str) -> torch.device:
     """`auto` is the first CUDA device, else the CPU."""
     if name == "auto":
@@ -35,11 +42,10 @@ def choose_backend(name: str, dtype: str, device: torch.device, threads: int | N
         raise InvalidParameter(f"backend={name!r} is not known; use auto, {', '.join(BACKENDS)}.")
     if device.type == "cpu":
         torch.set_num_threads(threads)
-        if name != "torch":
-            from foredraft.backends.native import NativeBackend, load_library
+        if name != "torch" and native_is_built():
+            from foredraft.backends.native import NativeBackend
 
-            if load_library() is not None:
-                return NativeBackend(dtype, threads)
+            return NativeBackend(dtype, threads)
     if name == "native":
         raise InvalidParameter(
             "backend='native' was asked for, but its kernels were not built for this machine; "

@@ -87,10 +87,8 @@ class TorchBackend:
         """x @ weight.T in tiles of proved sizes; the last one is padded with zero rows."""
         if self.row_tiles is None:
             return functional.linear(x, weight)
-        largest = self.row_tiles[-1]
         tiles: list[Tensor] = []
-        for start in range(0, len(x), largest):
-            rows = x[start : start + largest]
+        for rows in x.split(self.row_tiles[-1]):
             size = next(size for size in self.row_tiles if size >= len(rows))
             padded = functional.pad(rows, (0, 0, 0, size - len(rows)))
             tiles.append(functional.linear(padded, weight)[: len(rows)])

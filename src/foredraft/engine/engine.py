@@ -129,6 +129,10 @@ class Engine:
             events += self._events(Commit(sequence, (), (), (), "abort"), [])
         return events
 
+    def is_live(self, request_id: str) -> bool:
+        """Whether any sample of the request is still to be finished."""
+        return request_id in self._by_request
+
     def abort_all(self) -> list[TokenEvent]:
         return [event for request_id in list(self._by_request) for event in self.abort(request_id)]
 

@@ -1,0 +1,68 @@
+# Python 3.11 or newer and make are all that is needed; a C compiler makes decoding faster.
+# The environment is .venv in this folder; it is made once and renewed when a lock file changes.
+
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+# Further options for pip, for instance PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+PIP_ARGS ?=
+ARGS ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --progress-bar off --quiet $(PIP_ARGS)
+BUILD_INPUTS := pyproject.toml $(wildcard setup.py src/foredraft/kernels/*.c src/foredraft/kernels/*.h)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow lint bench-plain bench-kernels clean
+
+help: ## say what there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+demo: .venv/.installed ## fetch the default model and decode a few prompts, live
+	@$(BIN)/foredraft demo $(ARGS)
+
+test: .venv/.installed-dev ## the tests (a few minutes)
+	@$(BIN)/python -m pytest $(ARGS)
+
+test-slow: .venv/.installed-dev ## the tests that need a model of real size
+	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+lint: .venv/.installed-dev ## style and types
+	@$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format ."; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+
+bench-plain: .venv/.installed-dev ## plain decoding beside transformers; rewrites the table in README.md
+	@$(BIN)/python benchmarks/plain.py --readme $(ARGS)
+
+bench-kernels: .venv/.installed-dev ## the native kernels beside the machine's limits
+	@$(BIN)/python benchmarks/kernels.py $(ARGS)
+
+clean: ## remove the environment and everything built
+	@rm -rf .venv build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	@find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find src -name '*.so' -delete
+	@find src -name '*.egg-info' -type d -prune -exec rm -rf {} +
+
+.venv/.created:
+	@test -n "$(PYTHON)" || { echo "Foredraft needs Python 3.11 or newer; name one with PYTHON=/path/to/python3." >&2; exit 1; }
+	@echo "[1/4] environment .venv with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv .venv
+	@touch $@
+
+# torch comes first and with its own dependencies, because those differ between its builds; the rest is exactly the lock.
+.venv/.locked: .venv/.created requirements.lock
+	@echo "[2/4] torch (the largest download: be patient)"
+	@$(PIP) --constraint requirements.lock $$(grep '^torch==' requirements.lock)
+	@echo "[3/4] $$(grep -c == requirements.lock) locked packages"
+	@$(PIP) --no-deps --requirement requirements.lock
+	@touch $@
+
+.venv/.installed: .venv/.locked $(BUILD_INPUTS)
+	@echo "[4/4] foredraft itself"
+	@$(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.venv/.installed-dev: .venv/.installed requirements-dev.lock
+	@echo "[dev] $$(grep -c == requirements-dev.lock) packages for tests, style and types"
+	@$(PIP) --no-deps --requirement requirements-dev.lock
+	@touch $@

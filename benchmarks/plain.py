@@ -1,0 +1,342 @@
+"""Plain decoding beside transformers: the same model file, the same prompts, the same threads, rounds interleaved.
+
+Every figure is the median over the rounds. Prompts are distinct, and nothing is cached between them. The two engines
+live in two processes, so that neither's thread pool disturbs the other; while one is measured, the other waits.
+
+    python benchmarks/plain.py [--out results.json] [--readme]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Protocol
+
+README = Path(__file__).parents[1] / "README.md"
+BEGIN, END = "<!-- bench-plain:begin -->", "<!-- bench-plain:end -->"
+
+PREFILL_TOKENS = 512
+PROMPT_TOKENS = 32  # of the prompts whose decoding is timed
+DECODE_TOKENS = 64
+BATCH = 8
+BATCH_DTYPE = "bfloat16"
+SLOW_S_PER_TOKEN = 0.25  # beyond this a contender gets one round of a small sample
+SLOW_PREFILL_TOKENS = 32
+SLOW_DECODE_TOKENS = 4
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One row of the table."""
+
+    engine: str
+    dtype: str
+    exact: bool | None = None  # a Foredraft option
+
+    @property
+    def title(self) -> str:
+        if self.exact is None:
+            return f"{self.engine} {self.dtype}"
+        return f"{self.engine} {self.dtype}" + ("" if self.exact else ", `exact=False`")
+
+
+THEIRS = (Contender("transformers", "float32"), Contender("transformers", "bfloat16"))
+OURS = tuple(
+    Contender("Foredraft", dtype, exact) for dtype in ("float32", "bfloat16", "int4") for exact in (True, False)
+)
+
+
+class Engine(Protocol):
+    """What is measured, for either engine. Times are in seconds."""
+
+    def prefill(self, prompt: list[int]) -> float:
+        """The time from the prompt to its first token."""
+
+    def decode(self, prompts: list[list[int]], tokens: int) -> float:
+        """The time per token after the first, of all prompts together."""
+
+
+class ForedraftEngine:
+    def __init__(self, model: str, contender: Contender, threads: int) -> None:
+        from foredraft import LLM
+
+        self.llm = LLM(
+            model,
+            spec="off",
+            dtype=contender.dtype,
+            device="cpu",
+            exact=bool(contender.exact),
+            threads=threads,
+            prefix_caching=False,
+        )
+
+    def prefill(self, prompt: list[int]) -> float:
+        return self._run([prompt], 1)[0].time_to_first_token_s
+
+    def decode(self, prompts: list[list[int]], tokens: int) -> float:
+        metrics = self._run(prompts, tokens)
+        seconds = max(m.total_time_s for m in metrics) - min(m.time_to_first_token_s for m in metrics)
+        return seconds / sum(m.emitted_tokens - 1 for m in metrics)
+
+    def _run(self, prompts: list[list[int]], tokens: int) -> list[Any]:
+        from foredraft import SamplingParams
+
+        params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+        metrics = [output.metrics for output in self.llm.generate(prompts, params)]
+        assert all(m.emitted_tokens == tokens for m in metrics), "every text must have its full length"
+        return metrics
+
+
+class TransformersEngine:
+    """transformers with its fastest ordinary settings: inference mode, fused attention, its own KV cache."""
+
+    def __init__(self, model_file: Path, contender: Contender, threads: int) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        torch.set_num_threads(threads)
+        is_gguf = model_file.suffix == ".gguf"
+        self.torch = torch
+        self.model = AutoModelForCausalLM.from_pretrained(
+            model_file.parent if is_gguf else model_file,
+            dtype=getattr(torch, contender.dtype),
+            attn_implementation="sdpa",
+            **({"gguf_file": model_file.name} if is_gguf else {}),
+        ).eval()
+
+    def prefill(self, prompt: list[int]) -> float:
+        ids = self.torch.tensor([prompt])
+        with self.torch.inference_mode():
+            started = time.perf_counter()
+            self.model(ids, use_cache=True, logits_to_keep=1).logits.argmax(-1).item()
+            return time.perf_counter() - started
+
+    def decode(self, prompts: list[list[int]], tokens: int) -> float:
+        (prompt,) = prompts
+        ids = self.torch.tensor([prompt])
+        mask = self.torch.ones_like(ids)
+        before = self.prefill(prompt)
+        with self.torch.inference_mode():
+            started = time.perf_counter()
+            out = self.model.generate(
+                ids, attention_mask=mask, do_sample=False, min_new_tokens=tokens, max_new_tokens=tokens, pad_token_id=0
+            )
+            seconds = time.perf_counter() - started
+        assert out.shape[1] == len(prompt) + tokens, "every text must have its full length"
+        return max(seconds - before, 1e-9) / (tokens - 1)
+
+
+class Worker:
+    """A process that holds engines, each loaded when first asked for, and measures one thing at a time."""
+
+    def __init__(self, model: str, threads: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, model, threads), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def measure(self, contender: Contender, method: str, *arguments: Any) -> float:
+        self.connection.send((contender, method, arguments))
+        return float(self.connection.recv())
+
+    def close(self) -> None:
+        self.connection.close()
+        self.process.join(timeout=10)
+
+
+def _serve(connection: Connection, model: str, threads: int) -> None:
+    engines: dict[Contender, Engine] = {}
+    while True:
+        try:
+            contender, method, arguments = connection.recv()
+        except EOFError:
+            return
+        if contender not in engines:
+            engines[contender] = _load(contender, model, threads)
+        connection.send(getattr(engines[contender], method)(*arguments))
+
+
+def _load(contender: Contender, model: str, threads: int) -> Engine:
+    if contender.engine == "Foredraft":
+        return ForedraftEngine(model, contender, threads)
+    from foredraft.models.catalog import resolve
+
+    return TransformersEngine(resolve(model), contender, threads)
+
+
+class Prompts:
+    """Distinct prompts, the same in every run: tokens drawn at random, since plain decoding takes as long for any."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def prompt(self, name: str, tokens: int) -> list[int]:
+        draw = random.Random(name)
+        return [draw.randrange(self.vocab_size // 10, self.vocab_size * 9 // 10) for _ in range(tokens)]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measured figure."""
+
+    engine: str
+    dtype: str
+    exact: bool | None
+    measure: str  # "decode" or "prefill"
+    batch: int
+    tokens: int  # of the prompt for prefill, decoded per prompt for decode
+    tokens_per_s: float
+    samples: list[float]  # tokens per second, one per round
+
+
+def measure_all(model: str, threads: int, rounds: int, vocab_size: int) -> list[Cell]:
+    """Every contender once per round, one after another; the slow ones in the first round only."""
+    prompts = Prompts(vocab_size)
+    workers = {"Foredraft": Worker(model, threads), "transformers": Worker(model, threads)}
+    rates: dict[tuple[Contender, str, int, int], list[float]] = defaultdict(list)
+    slow = _warm_up(workers, prompts)
+    for number in range(rounds):
+        say(f"round {number + 1} of {rounds}")
+        for contender in (*THEIRS, *OURS):
+            if contender in slow and number > 0:
+                continue
+            worker = workers[contender.engine]
+            length = SLOW_PREFILL_TOKENS if contender in slow else PREFILL_TOKENS
+            tokens = SLOW_DECODE_TOKENS if contender in slow else DECODE_TOKENS
+            seconds = worker.measure(contender, "prefill", prompts.prompt(f"prefill {number}", length))
+            rates[contender, "prefill", 1, length].append(length / seconds)
+            prompt = prompts.prompt(f"decode {number}", PROMPT_TOKENS)
+            seconds = worker.measure(contender, "decode", [prompt], tokens)
+            rates[contender, "decode", 1, tokens].append(1 / seconds)
+            if contender == Contender("Foredraft", BATCH_DTYPE, True):
+                batch = [prompts.prompt(f"batch {number} {row}", PROMPT_TOKENS) for row in range(BATCH)]
+                seconds = worker.measure(contender, "decode", batch, tokens)
+                rates[contender, "decode", BATCH, tokens].append(1 / seconds)
+    for worker in workers.values():
+        worker.close()
+    return [
+        Cell(who.engine, who.dtype, who.exact, measure, batch, tokens, statistics.median(samples), samples)
+        for (who, measure, batch, tokens), samples in rates.items()
+    ]
+
+
+def _warm_up(workers: dict[str, Worker], prompts: Prompts) -> set[Contender]:
+    """Loads everything, runs it once, and says who is too slow for full samples."""
+    slow = set()
+    for contender in (*THEIRS, *OURS):
+        seconds = workers[contender.engine].measure(contender, "decode", [prompts.prompt("warm up", 4)], 3)
+        say(f"{contender.title.replace('`', '')}: ready, about {1 / seconds:.1f} tok/s")
+        if seconds > SLOW_S_PER_TOKEN:
+            slow.add(contender)
+    return slow
+
+
+def table(cells: list[Cell]) -> str:
+    """The figures as Markdown. The ratio that counts is the one to the best of transformers' dtypes."""
+
+    def find(who: Contender, measure: str, batch: int = 1) -> Cell:
+        key = (who.engine, who.dtype, who.exact, measure, batch)
+        return next(c for c in cells if (c.engine, c.dtype, c.exact, c.measure, c.batch) == key)
+
+    best = {m: max(find(who, m).tokens_per_s for who in THEIRS) for m in ("decode", "prefill")}
+    bfloat16 = {m: find(THEIRS[1], m).tokens_per_s for m in ("decode", "prefill")}
+    lines = [
+        "| | decode, tok/s | to best transformers | to its bfloat16 "
+        "| prefill, tok/s | to best transformers | to its bfloat16 |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for who in (*THEIRS, *OURS):
+        row = [who.title]
+        for measure, full in (("decode", DECODE_TOKENS), ("prefill", PREFILL_TOKENS)):
+            cell = find(who, measure)
+            star = "" if cell.tokens == full else f" ({cell.tokens} tokens)"
+            row.append(f"{cell.tokens_per_s:.1f}{star}" if measure == "decode" else f"{cell.tokens_per_s:.0f}{star}")
+            row.append(f"{cell.tokens_per_s / best[measure]:.2f}×")
+            row.append(f"{cell.tokens_per_s / bfloat16[measure]:.2f}×")
+        lines.append(f"| {' | '.join(row)} |")
+    ours = Contender("Foredraft", BATCH_DTYPE, True)
+    one, many = find(ours, "decode").tokens_per_s, find(ours, "decode", BATCH).tokens_per_s
+    lines += [
+        "",
+        f"{BATCH} prompts at once, {BATCH_DTYPE}: {many:.1f} tok/s in all, {many / one:.2f}× of one prompt alone.",
+    ]
+    return "\n".join(lines)
+
+
+def report(results: dict[str, Any], cells: list[Cell]) -> str:
+    settings, machine = results["settings"], results["machine"]
+    return (
+        f"{settings['model']}, greedy, batch 1, {DECODE_TOKENS} tokens after a prompt of {PROMPT_TOKENS}; prefill of "
+        f"{PREFILL_TOKENS} tokens; median of {settings['rounds']} interleaved rounds; {settings['threads']} threads of "
+        f"{machine['cpu']}; torch {results['versions']['torch']}, transformers {results['versions']['transformers']}. "
+        f"A figure with its own number of tokens comes from one small sample, because a full one would take minutes. "
+        f"`make bench-plain` repeats it.\n\n{table(cells)}"
+    )
+
+
+def rewrite_readme(text: str) -> None:
+    before, rest = README.read_text(encoding="utf-8").split(BEGIN)
+    _, after = rest.split(END)
+    README.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+
+
+def cpu_name() -> str:
+    """The processor's name as the system tells it, else its architecture."""
+    try:
+        lines = subprocess.run(["lscpu"], capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}).stdout
+    except OSError:
+        lines = ""
+    names = [line.partition(":")[2].strip() for line in lines.splitlines() if line.startswith("Model name")]
+    return names[0] if names and names[0] not in ("", "-") else platform.processor() or platform.machine()
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, help="write all figures to this file")
+    parser.add_argument("--readme", action="store_true", help="rewrite the table in README.md")
+    options = parser.parse_args()
+
+    from foredraft.models.catalog import open_checkpoint, resolve
+
+    vocab_size = open_checkpoint(resolve(options.model)).config.vocab_size
+    cells = measure_all(options.model, options.threads, options.rounds, vocab_size)
+    results = {
+        "machine": {"cpu": cpu_name(), "architecture": platform.machine(), "cores": os.cpu_count()},
+        "versions": {name: version(name) for name in ("foredraft", "torch", "transformers")},
+        "settings": {"model": options.model, "threads": options.threads, "rounds": options.rounds},
+        "cells": [asdict(cell) for cell in cells],
+    }
+    text = report(results, cells)
+    print(text)
+    if options.out:
+        options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    if options.readme:
+        rewrite_readme(text)
+
+
+if __name__ == "__main__":
+    main()

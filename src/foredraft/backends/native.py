@@ -1,0 +1,299 @@
+"""The CPU backend in C: checks tensors, hands their pointers to foredraft/kernels, and turns error codes into sentences.
+
+The kernels give every row its own fixed sequence of operations, so a row's bits depend on that row alone. Activations are
+float32; weights are read as they were packed (float32, bfloat16, 8 or 4 bits) and K and V are float32 or bfloat16.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, byref, c_float, c_int, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from foredraft.backends.base import AttentionShape, LayerKV, Linear, Weight
+from foredraft.engine.batch import ForwardBatch
+from foredraft.kernels.build import usable_levels
+
+KINDS = {"f32": 0, "bf16": 1, "q8": 2, "q4": 3}
+VALUE_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "q8": torch.int8, "q4": torch.uint8}
+GROUP = 32
+MAX_THREADS = 256
+
+ERRORS = {
+    1: "a tensor is missing",
+    2: "the shapes do not fit together",
+    3: "the kind of weight is unknown",
+    4: "an index (token, slot, position or block) points outside its table",
+    5: "there was not enough memory",
+}
+
+
+class _Weight(Structure):
+    _fields_ = [("data", c_void_p), ("outputs", c_int64), ("inputs", c_int64), ("kind", c_int32)]
+
+
+class _Batch(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("positions", "slots", "sequences", "block_tables", "prefix_lens", "paths", "path_lens")),
+        *((name, c_int64) for name in ("rows", "num_sequences", "table_width", "depth", "block_size")),
+    ]
+
+
+class _KV(Structure):
+    _fields_ = [("k", c_void_p), ("v", c_void_p), ("slots", c_int64), ("is_bf16", c_int32)]
+
+
+class _Attention(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("heads", "kv_heads", "head_dim", "rotary_dim", "window")),
+        *((name, c_float) for name in ("scale", "norm_eps")),
+    ]
+
+
+_SIGNATURES: dict[str, tuple[type, ...]] = {
+    "fd_set_threads": (c_int,),
+    "fd_pack": (c_int, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p),
+    "fd_linear": (POINTER(_Weight), c_void_p, c_int64, c_void_p, c_void_p, c_int64),
+    "fd_embed": (POINTER(_Weight), c_int64, c_int64, c_void_p, c_int64, c_void_p),
+    "fd_rms_norm": (c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p),
+    "fd_add_rms_norm": (c_void_p, c_void_p, c_float, c_void_p, c_float, c_int64, c_int64, c_void_p),
+    "fd_gated": (c_void_p, c_int64, c_int64, c_void_p),
+    "fd_rope_and_store": (
+        *(c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
+        *(POINTER(_KV), POINTER(_Attention), POINTER(_Batch), c_void_p),
+    ),
+    "fd_attend": (c_void_p, POINTER(_KV), POINTER(_Attention), POINTER(_Batch), c_void_p),
+}
+
+
+def open_library(path: Path) -> ctypes.CDLL:
+    """Load one compiled library and declare its functions."""
+    library = ctypes.CDLL(str(path))
+    for name, arguments in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, c_int
+    library.fd_packed_bytes.argtypes, library.fd_packed_bytes.restype = (c_int, c_int64, c_int64), c_int64
+    return library
+
+
+def load_library() -> ctypes.CDLL | None:
+    """The best library that was built and that this processor can run; None where there is none."""
+    for level in usable_levels():
+        try:
+            return open_library(level.library)
+        except (OSError, AttributeError):  # built for another system, or by an older version
+            continue
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """A weight laid out by the kernels. `memory` holds the panels, `weight` points into it."""
+
+    weight: _Weight
+    memory: Tensor
+
+    @property
+    def outputs(self) -> int:
+        return int(self.weight.outputs)
+
+
+def _pointer(name: str, tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:
+    """The address of a tensor that is exactly what a kernel expects."""
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"{name} must be a tensor, not {type(tensor).__name__}.")
+    if tensor.dtype is not dtype or tensor.shape != shape or not tensor.is_contiguous() or tensor.device.type != "cpu":
+        raise ValueError(
+            f"{name} must be a contiguous {dtype} CPU tensor of shape {list(shape)}, "
+            f"not {tensor.dtype} {list(tensor.shape)} on {tensor.device}."
+        )
+    return tensor.data_ptr()
+
+
+def _matrix(name: str, tensor: Tensor) -> tuple[int, int]:
+    if not isinstance(tensor, Tensor) or tensor.dim() != 2:
+        raise ValueError(f"{name} must be a matrix [rows, width].")
+    return tensor.shape[0], tensor.shape[1]
+
+
+def _check(code: int, verb: str) -> None:
+    if code:
+        kind = RuntimeError if code == 5 else ValueError
+        raise kind(f"The native kernel {verb} refused its input: {ERRORS.get(code, f'error {code}')}.")
+
+
+class NativeBackend:
+    """See backends/base.py for what each verb means."""
+
+    name = "native"
+
+    def __init__(self, dtype: str, threads: int, library: ctypes.CDLL | None = None) -> None:
+        found = library or load_library()
+        if found is None:
+            raise RuntimeError("The native kernels are not built; run: python -m foredraft.kernels.build")
+        if not 1 <= threads <= MAX_THREADS:
+            raise ValueError(f"threads={threads} must be between 1 and {MAX_THREADS}.")
+        self.device = torch.device("cpu")
+        self.activation_dtype = torch.float32
+        self.kv_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
+        self._library = found
+        self._batch: tuple[ForwardBatch, _Batch] | None = None  # the last one: all layers of a run share it
+        _check(found.fd_set_threads(threads), "set_threads")
+
+    def pack(self, weight: Weight) -> Packed:
+        if weight.kind not in KINDS:
+            raise ValueError(f"A weight of kind {weight.kind!r} is not known; the kinds are {', '.join(KINDS)}.")
+        kind, (outputs, inputs) = KINDS[weight.kind], _matrix("weight", weight.values)
+        size = self._library.fd_packed_bytes(kind, outputs, inputs)
+        if size < 0:
+            raise ValueError(f"A {weight.kind} weight [{outputs}, {inputs}] cannot be packed: q8 and q4 need inputs in groups of 32.")
+        values = _pointer("values", weight.values, VALUE_DTYPES[weight.kind], outputs, inputs)
+        scales = self._group_values("scales", weight.scales, weight.kind in ("q8", "q4"), outputs, inputs)
+        minimums = self._group_values("minimums", weight.minimums, weight.kind == "q4", outputs, inputs)
+        memory = torch.empty(size, dtype=torch.uint8)
+        _check(self._library.fd_pack(kind, outputs, inputs, values, scales, minimums, memory.data_ptr()), "pack")
+        return Packed(_Weight(memory.data_ptr(), outputs, inputs, kind), memory)
+
+    @staticmethod
+    def _group_values(name: str, values: Tensor | None, needed: bool, outputs: int, inputs: int) -> int | None:
+        if not needed:
+            return None
+        if values is None:
+            raise ValueError(f"The weight has no {name}.")
+        return _pointer(name, values, torch.float32, outputs, inputs // GROUP)
+
+    def linear(self, x: Tensor, weight: Linear) -> Tensor:
+        rows, _ = _matrix("x", x)
+        source = _pointer("x", x, torch.float32, rows, weight.inputs)
+        bias = None if weight.bias is None else _pointer("bias", weight.bias, torch.float32, weight.outputs)
+        y = torch.empty((rows, weight.outputs), dtype=torch.float32)
+        if not rows:
+            return y
+        target, column = y.data_ptr(), 0
+        for part in weight.parts:
+            packed: _Weight = part.weight
+            if packed.inputs != weight.inputs or column + packed.outputs > weight.outputs:
+                raise ValueError("The parts of a linear layer do not fit its shape.")
+            part_bias = None if bias is None else bias + 4 * column
+            code = self._library.fd_linear(byref(packed), source, rows, part_bias, target + 4 * column, weight.outputs)
+            _check(code, "linear")
+            column += packed.outputs
+        if column != weight.outputs:
+            raise ValueError(f"The parts of a linear layer have {column} outputs together, not {weight.outputs}.")
+        return y
+
+    def embed(self, token_ids: Tensor, weight: Linear) -> Tensor:
+        rows = len(token_ids)
+        ids = _pointer("token_ids", token_ids, torch.int64, rows)
+        y = torch.empty((rows, weight.inputs), dtype=torch.float32)
+        first = 0
+        for part in weight.parts if rows else ():
+            code = self._library.fd_embed(byref(part.weight), first, weight.outputs, ids, rows, y.data_ptr())
+            _check(code, "embed")
+            first += part.outputs
+        return y
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        rows, width = _matrix("x", x)
+        source, scale = _pointer("x", x, torch.float32, rows, width), _pointer("weight", weight, torch.float32, width)
+        y = torch.empty_like(x)
+        if rows:
+            _check(self._library.fd_rms_norm(source, scale, eps, rows, width, y.data_ptr()), "rms_norm")
+        return y
+
+    def add_rms_norm(self, x: Tensor, update: Tensor, multiplier: float, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        rows, width = _matrix("x", x)
+        target, source = _pointer("x", x, torch.float32, rows, width), _pointer("update", update, torch.float32, rows, width)
+        scale = _pointer("weight", weight, torch.float32, width)
+        y = torch.empty_like(x)
+        if rows:
+            code = self._library.fd_add_rms_norm(target, source, multiplier, scale, eps, rows, width, y.data_ptr())
+            _check(code, "add_rms_norm")
+        return x, y
+
+    def gated(self, gate_up: Tensor) -> Tensor:
+        rows, both = _matrix("gate_up", gate_up)
+        if both % 2:
+            raise ValueError(f"gate_up must have an even width, not {both}.")
+        source = _pointer("gate_up", gate_up, torch.float32, rows, both)
+        y = torch.empty((rows, both // 2), dtype=torch.float32)
+        if rows and both:
+            _check(self._library.fd_gated(source, rows, both // 2, y.data_ptr()), "gated")
+        return y
+
+    def logits(self, x: Tensor, weight: Linear) -> Tensor:
+        return self.linear(x, weight)
+
+    def rope_and_store(
+        self,
+        qkv: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        rope: Tensor,
+        kv: LayerKV,
+        shape: AttentionShape,
+        batch: ForwardBatch,
+    ) -> Tensor:
+        rows, width = batch.num_rows, shape.num_heads * shape.head_dim
+        q = torch.empty((rows, width), dtype=torch.float32)
+        if not rows:
+            return q
+        code = self._library.fd_rope_and_store(
+            _pointer("qkv", qkv, torch.float32, rows, width + 2 * shape.num_kv_heads * shape.head_dim),
+            None if q_norm is None else _pointer("q_norm", q_norm, torch.float32, shape.head_dim),
+            None if k_norm is None else _pointer("k_norm", k_norm, torch.float32, shape.head_dim),
+            _pointer("rope", rope, torch.float32, len(rope), 2, shape.rotary_dim // 2) if shape.rotary_dim else None,
+            len(rope) if shape.rotary_dim else 0,
+            byref(self._kv(kv, shape)),
+            byref(_attention(shape)),
+            byref(self._prepared(batch)),
+            q.data_ptr(),
+        )
+        _check(code, "rope_and_store")
+        return q
+
+    def attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch) -> Tensor:
+        rows, width = batch.num_rows, shape.num_heads * shape.head_dim
+        out = torch.empty((rows, width), dtype=torch.float32)
+        if not rows:
+            return out
+        source = _pointer("q", q, torch.float32, rows, width)
+        code = self._library.fd_attend(
+            source, byref(self._kv(kv, shape)), byref(_attention(shape)), byref(self._prepared(batch)), out.data_ptr()
+        )
+        _check(code, "attend")
+        return out
+
+    def _kv(self, kv: LayerKV, shape: AttentionShape) -> _KV:
+        slots, heads, head_dim = len(kv.k), shape.num_kv_heads, shape.head_dim
+        k, v = (_pointer(name, side, self.kv_dtype, slots, heads, head_dim) for name, side in (("k", kv.k), ("v", kv.v)))
+        return _KV(k, v, slots, self.kv_dtype is torch.bfloat16)
+
+    def _prepared(self, batch: ForwardBatch) -> _Batch:
+        """The batch as the kernels read it, checked once per run and not once per layer."""
+        if self._batch is None or self._batch[0] is not batch:
+            rows, (sequences, width) = batch.num_rows, _matrix("block_tables", batch.block_tables)
+            _, depth = _matrix("paths", batch.paths)
+            prepared = _Batch(
+                _pointer("positions", batch.positions, torch.int64, rows),
+                _pointer("slots", batch.slots, torch.int64, rows),
+                _pointer("sequences", batch.sequences, torch.int32, rows),
+                _pointer("block_tables", batch.block_tables, torch.int32, sequences, width),
+                _pointer("prefix_lens", batch.prefix_lens, torch.int32, rows),
+                _pointer("paths", batch.paths, torch.int32, rows, depth),
+                _pointer("path_lens", batch.path_lens, torch.int32, rows),
+                *(rows, sequences, width, depth, batch.block_size),
+            )
+            self._batch = (batch, prepared)
+        return self._batch[1]
+
+
+def _attention(shape: AttentionShape) -> _Attention:
+    return _Attention(
+        *(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.rotary_dim, shape.window),
+        *(shape.scale, shape.norm_eps),
+    )

@@ -1,0 +1,137 @@
+"""`foredraft chat`: a conversation in the terminal, or with lines piped in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foredraft.cli import options
+from foredraft.cli.output import answer_record, dim, figures, follow, print_json, say
+from foredraft.cli.prompts import Message
+from foredraft.errors import ForedraftError
+from foredraft.models.catalog import DEFAULT_MODEL
+from foredraft.params import SamplingParams
+from foredraft.types import CompletionOutput
+
+if TYPE_CHECKING:
+    from foredraft.llm import LLM
+
+HELP = """\
+/system TEXT   start anew with this system prompt
+/reset         start anew
+/help          show this
+/exit          leave (so does Ctrl-D)"""
+
+
+def chat(
+    model: options.Model = DEFAULT_MODEL,
+    spec: options.Spec = "auto",
+    system: Annotated[str | None, typer.Option("--system", help="The system prompt.")] = None,
+    max_tokens: options.MaxTokens = 512,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    min_p: options.MinP = None,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    exact: options.Exact = True,
+    as_json: options.Json = False,
+) -> None:
+    """Talk with a model; /help tells what else there is."""
+    params = SamplingParams(
+        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, stop=stop
+    )
+    on_terminal = sys.stdin.isatty()
+    conversation = Conversation(system)
+    with options.ModelOptions(model, spec, dtype, device, threads, exact).open() as llm:
+        if on_terminal:
+            say(dim(f"{model} ({llm.dtype}, {llm.backend_name}). /help tells what else there is.", sys.stderr))
+        for line in _lines(prompted=on_terminal and sys.stdout.isatty()):
+            if line.startswith("/"):
+                if not _obey(line, conversation):
+                    break
+                continue
+            try:
+                output = _answer(llm, conversation, line, params, show=not as_json)
+            except ForedraftError as error:
+                if not on_terminal:
+                    raise
+                say(f"{error} (/reset starts anew.)")
+                continue
+            if as_json:
+                print_json(answer_record(conversation.answers - 1, [output]))
+            say(dim(figures(output), sys.stderr))
+
+
+@dataclass
+class Conversation:
+    """What was said so far, and the system prompt in front of it."""
+
+    system: str | None = None
+    turns: list[Message] = field(default_factory=list)
+    answers: int = 0  # given since the command started, whatever was reset
+
+    def asking(self, line: str) -> list[Message]:
+        """The messages that ask `line` next."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, *self.turns, {"role": "user", "content": line}]
+
+    def add(self, line: str, answer: str) -> None:
+        self.turns += [{"role": "user", "content": line}, {"role": "assistant", "content": answer}]
+        self.answers += 1
+
+    def reset(self) -> None:
+        self.turns.clear()
+
+
+def _lines(prompted: bool) -> Iterator[str]:
+    """What the person types, line by line and without empty ones, until the end of stdin."""
+    if prompted:
+        import readline  # noqa: F401  gives input() its editing and history
+    while True:
+        try:
+            line = input("> " if prompted else "").strip()
+        except EOFError:
+            if prompted:
+                print()
+            return
+        if line:
+            yield line
+
+
+def _obey(line: str, conversation: Conversation) -> bool:
+    """Carries out a /command. False means: leave."""
+    command, _, argument = line.partition(" ")
+    match command:
+        case "/exit" | "/quit":
+            return False
+        case "/reset":
+            conversation.reset()
+            say("A new conversation.")
+        case "/system" if argument.strip():
+            conversation.system = argument.strip()
+            conversation.reset()
+            say("A new conversation with this system prompt.")
+        case "/system":
+            say(conversation.system or "There is no system prompt.")
+        case "/help":
+            say(HELP)
+        case _:
+            say(f"{command} is not known.\n{HELP}")
+    return True
+
+
+def _answer(llm: LLM, conversation: Conversation, line: str, params: SamplingParams, show: bool) -> CompletionOutput:
+    """Streams the answer to `line` and adds both to the conversation, unless it failed half-way."""
+    output = follow(llm.stream(conversation.asking(line), params), show)
+    if output.error is not None:
+        raise ForedraftError(output.error)
+    conversation.add(line, output.text)
+    return output

@@ -1,0 +1,122 @@
+"""`foredraft models`: the catalogue, and what is known of a model."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from foredraft.cli import options
+from foredraft.cli.output import print_json
+from foredraft.cli.progress import loading_progress
+from foredraft.errors import InvalidModel
+from foredraft.models import catalog
+from foredraft.proposers.registry import PROPOSERS
+
+
+class Action(StrEnum):
+    list = "list"
+    fetch = "fetch"
+    info = "info"
+
+
+def models(
+    action: Annotated[Action, typer.Argument(metavar="[list|fetch|info]", help="What to do.")] = Action.list,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The model to fetch or to tell about.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="The same as NAME.")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """List the catalogue, fetch a model, or tell about one (info)."""
+    name = name or model
+    if action is Action.list:
+        _list(name, as_json)
+        return
+    if name is None:
+        raise InvalidModel(
+            f"Say which model: foredraft models {action.value} NAME; foredraft models lists the catalogue."
+        )
+    if action is Action.fetch:
+        with loading_progress() as progress:
+            catalog.resolve(name, None if progress is None else lambda done, total: progress("fetch", done, total))
+    record = _summary(name) if action is Action.fetch else {**_summary(name), **_details(name)}
+    if as_json:
+        print_json(record)
+    else:
+        _print_fields(record)
+
+
+def _list(name: str | None, as_json: bool) -> None:
+    records = [_summary(entry.name) for entry in catalog.entries()] if name is None else [_summary(name)]
+    for record in records:
+        if as_json:
+            print_json(record)
+        else:
+            size, here = _megabytes(record["size_bytes"]), record["path"] or "not fetched"
+            print(f"{record['name']:<16} {size:>8}  {record['licence'] or 'licence unknown':<12} {here}")
+
+
+def _summary(name: str) -> dict[str, Any]:
+    """What is known without opening the model: of the catalogue's models all of it, of a file its size."""
+    for entry in catalog.entries():
+        if name.lower() in (entry.name, *entry.aliases):
+            return {
+                "name": entry.name,
+                "size_bytes": entry.size_bytes,
+                "licence": entry.licence,
+                "path": str(entry.path) if entry.path else None,
+                "proposers": [proposer for proposer in entry.proposers if proposer in PROPOSERS],
+            }
+    path = catalog.resolve(name)
+    return {
+        "name": name,
+        "size_bytes": _size(path),
+        "licence": None,
+        "path": str(path),
+        "proposers": list(PROPOSERS),
+    }
+
+
+def _details(name: str) -> dict[str, Any]:
+    """What the model's own header says, and which backend would serve it here; nothing while it is not fetched."""
+    summary = _summary(name)
+    if summary["path"] is None:
+        return {"dtype": None, "backend": None, "config": None}
+    from foredraft.backends.choose import choose_backend, choose_device
+
+    checkpoint = catalog.open_checkpoint(Path(summary["path"]))
+    backend = choose_backend("auto", checkpoint.precision, choose_device("auto"), None)
+    return {"dtype": checkpoint.precision, "backend": backend.name, "config": asdict(checkpoint.config)}
+
+
+def _print_fields(record: dict[str, Any]) -> None:
+    """One field a line; the config's fields below it, without those that are not set."""
+    for field, value in record.items():
+        if field == "config" and value is not None:
+            print("config")
+            for key, setting in value.items():
+                if setting not in (None, (), False):
+                    print(f"  {key:<24} {setting}")
+        else:
+            print(f"{field.removesuffix('_bytes'):<10} {_readable(field, value)}")
+
+
+def _readable(field: str, value: Any) -> str:
+    if field == "size_bytes":
+        return _megabytes(value)
+    if field == "proposers":
+        return ", ".join(value) or "none yet"
+    if value is None:
+        return "unknown" if field == "licence" else "not fetched"
+    return str(value)
+
+
+def _size(path: Path) -> int:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.0f} MB"

@@ -1,0 +1,69 @@
+"""The options that several commands share, and what they add up to: an LLM that is open while a command runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foredraft.cli.progress import loading_progress
+from foredraft.models.catalog import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from foredraft.llm import LLM
+
+Model = Annotated[str, typer.Option("--model", help="A catalogue name, a GGUF file, a safetensors folder or a hub id.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout, everything else on stderr.")]
+Spec = Annotated[str, typer.Option("--spec", help="Speculation: off, or auto.")]
+
+Dtype = Annotated[str, typer.Option("--dtype", help="float32, bfloat16, int8, int4, or auto: as the file has it.")]
+Device = Annotated[str, typer.Option("--device", help="Where to run; auto picks the best there is.")]
+Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads; all cores when not given.")]
+Exact = Annotated[
+    bool, typer.Option("--exact/--no-exact", help="Bits that do not depend on batch mates, chunks or drafts.")
+]
+
+MaxTokens = Annotated[int, typer.Option("--max-tokens", help="The most tokens to write.")]
+Temperature = Annotated[
+    float | None, typer.Option("--temperature", help="0 is greedy; the model's own setting when not given.")
+]
+TopP = Annotated[float | None, typer.Option("--top-p", help="Keep the likeliest tokens up to this total probability.")]
+TopK = Annotated[int | None, typer.Option("--top-k", help="Keep this many of the likeliest tokens; 0 keeps all.")]
+MinP = Annotated[float | None, typer.Option("--min-p", help="Drop tokens below this fraction of the likeliest one.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Repeats a text; drawn and reported when not given.")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this string; may be given several times.")]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model to open, and how."""
+
+    model: str = DEFAULT_MODEL
+    spec: str = "auto"
+    dtype: str = "auto"
+    device: str = "auto"
+    threads: int | None = None
+    exact: bool = True
+
+    @contextmanager
+    def open(self) -> Iterator[LLM]:
+        """The LLM, closed at the end; shows on stderr how fetching and loading go when that is a terminal."""
+        from foredraft.llm import LLM
+
+        with loading_progress() as progress:
+            llm = LLM(
+                self.model,
+                spec=self.spec,
+                dtype=self.dtype,
+                device=self.device,
+                threads=self.threads,
+                exact=self.exact,
+                progress=progress,
+            )
+        try:
+            yield llm
+        finally:
+            llm.close()

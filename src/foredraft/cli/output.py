@@ -1,0 +1,86 @@
+"""What commands print: JSON lines, remarks on stderr, and the figures of an answer."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from foredraft.types import CompletionOutput, SpecMetrics, TokenEvent
+
+
+def say(sentence: str) -> None:
+    """A remark for the person, on stderr, so that stdout holds nothing but results."""
+    print(sentence, file=sys.stderr, flush=True)
+
+
+def print_json(record: dict[str, Any]) -> None:
+    print(json.dumps(record, ensure_ascii=False), flush=True)
+
+
+def follow(events: Iterator[TokenEvent], show: bool) -> CompletionOutput:
+    """Runs the stream of one text to its end, showing it as it comes; a line once begun is ended whatever happens."""
+    output: CompletionOutput | None = None
+    begun = False
+    try:
+        for event in events:
+            if show:
+                print(event.text, end="", flush=True)
+                begun = True
+            output = event.output or output
+    finally:
+        if begun:
+            print(flush=True)
+    assert output is not None, "the last event of a stream holds its output"
+    return output
+
+
+def answer_record(index: int, samples: Sequence[CompletionOutput]) -> dict[str, Any]:
+    """One prompt's answer for `--json`. The fields are those of the first sample; `samples` holds all where n > 1."""
+    record = {"index": index, **_sample_record(samples[0])}
+    if len(samples) > 1:
+        record["samples"] = [_sample_record(sample) for sample in samples]
+    return record
+
+
+def _sample_record(sample: CompletionOutput) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "text": sample.text,
+        "token_ids": sample.token_ids,
+        "finish_reason": sample.finish_reason,
+        "seed": sample.seed,
+        "metrics": asdict(sample.metrics),
+    }
+    if sample.logprobs is not None:
+        record["logprobs"] = [asdict(logprob) for logprob in sample.logprobs]
+    if sample.error is not None:
+        record["error"] = sample.error
+    return record
+
+
+def tokens_per_second(metrics: SpecMetrics) -> float:
+    """The rate after the first token; 0 when there was no second one."""
+    return 1 / metrics.inter_token_latency_s if metrics.inter_token_latency_s > 0 else 0.0
+
+
+def figures(sample: CompletionOutput) -> str:
+    """The line under an answer."""
+    metrics = sample.metrics
+    return (
+        f"{metrics.emitted_tokens} tokens, {tokens_per_second(metrics):.1f} tok/s, "
+        f"{metrics.tokens_per_run:.2f} tokens per run, seed {sample.seed}"
+    )
+
+
+def show_cursor() -> None:
+    """Undoes what a progress bar does to the terminal, should Ctrl-C come just as the bar begins or ends."""
+    for stream in (sys.__stdout__, sys.__stderr__):
+        if stream is not None and stream.isatty():
+            print("\x1b[?25h", end="", file=stream, flush=True)
+
+
+def dim(text: str, stream: Any) -> str:
+    """The text in grey where the stream is a terminal."""
+    return f"\x1b[2m{text}\x1b[0m" if stream.isatty() else text

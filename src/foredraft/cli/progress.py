@@ -1,0 +1,75 @@
+"""Progress bars on stderr. They appear only on a terminal, leave nothing behind, and never touch stdout."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+STAGES = {"fetch": "Fetching the model", "load": "Loading the model"}
+
+
+@contextmanager
+def loading_progress() -> Iterator[Callable[[str, int, int], None] | None]:
+    """A callback `(stage, done, total)` that draws one bar per stage, or None where nobody would see it."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.filesize import decimal
+
+    with _bars() as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def show(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(STAGES.get(stage, stage), amount="")
+            amount = f"{decimal(done)} of {decimal(total)}" if stage == "fetch" else f"{done} of {total}"
+            bars.update(tasks[stage], completed=done, total=total, amount=amount)
+
+        yield show
+
+
+class CountingProgress:
+    """One bar for many prompts; nothing at all without a terminal, or for a single one."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self._total = total
+        self._bars = _bars() if total > 1 and sys.stderr.isatty() else None
+        self._task = self._bars.add_task(what, total=total, amount="") if self._bars else None
+
+    def __enter__(self) -> CountingProgress:
+        self.show(0)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.hide()
+
+    def show(self, done: int) -> None:
+        if self._bars is not None and self._task is not None:
+            self._bars.update(self._task, completed=done, amount=f"{done} of {self._total}")
+            self._bars.start()
+
+    def hide(self) -> None:
+        """Make room, so that results can be printed where the bar was."""
+        if self._bars is not None:
+            self._bars.stop()
+
+
+def _bars() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[amount]}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        redirect_stdout=False,  # else rich would send results to stderr
+        redirect_stderr=False,
+    )

@@ -1,0 +1,258 @@
+/* attend: paged attention over the keys that a row's prefix and draft path name, in text order.
+ *
+ * Keys are taken in blocks of 64, counted from the start of the text. Each block of a row gives a partial result (maximum,
+ * sum of weights, weighted values), and the partials are merged in order. A row's bits therefore depend on its keys alone:
+ * not on other rows, nor on whether its blocks were computed by one thread or by several.
+ *
+ *   work item   up to 8 neighbouring rows of one sequence (a tile) x one KV head x a run of blocks
+ *   block       its keys and values are gathered once for the tile into plain float32 [64, width]
+ *   row         the query heads of the KV head, up to 4 at a time, against that block */
+#include "attend_block.h"
+#include "foredraft.h"
+#include "pool.h"
+
+#include <stdatomic.h>
+
+#define TILE 8
+
+typedef struct {
+    const float *q;
+    const fd_kv *kv;
+    const fd_attention *shape;
+    const fd_batch *batch;
+    float *out;
+    int64_t width;  /* head_dim, padded to a multiple of 16 */
+    int64_t group;  /* query heads of a KV head */
+    int64_t blocks; /* the most key blocks that any row has */
+    const int32_t *tiles; /* [num_tiles + 1] first rows */
+    int64_t num_tiles;
+    int64_t runs, blocks_per_run;
+    float *partials; /* where runs > 1: [rows, heads, blocks, PARTIAL(width)] */
+    _Atomic int error;
+} attend_job;
+
+static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* A row sees the text places [first_key, end_key). */
+static int64_t end_key(const attend_job *job, int64_t row) {
+    return (int64_t)job->batch->prefix_lens[row] + job->batch->path_lens[row];
+}
+
+static int64_t first_key(const attend_job *job, int64_t row) {
+    int64_t window = job->shape->window;
+    return window > 0 ? max64(0, end_key(job, row) - window) : 0;
+}
+
+/* The cache slot of the key at text place `at` of a row, or -1 where the tables are wrong. */
+static int64_t slot_of(const attend_job *job, int64_t row, int64_t at) {
+    const fd_batch *batch = job->batch;
+    int64_t prefix = batch->prefix_lens[row];
+    int64_t offset = at < prefix ? at : batch->paths[row * batch->depth + at - prefix];
+    if (offset < 0 || offset >= batch->table_width * batch->block_size) return -1;
+    int64_t block = batch->block_tables[batch->sequences[row] * batch->table_width + offset / batch->block_size];
+    int64_t slot = block * batch->block_size + offset % batch->block_size;
+    return slot < 0 || slot >= job->kv->slots ? -1 : slot;
+}
+
+static void widen(const fd_kv *kv, const void *cache, int64_t at, int64_t count, float *out) {
+    if (kv->is_bf16)
+        for (int64_t i = 0; i < count; i++) out[i] = widen_bf16(((const uint16_t *)cache)[at + i]);
+    else
+        memcpy(out, (const float *)cache + at, 4 * (size_t)count);
+}
+
+/* What a worker needs at hand; the float arrays lie one after another in its scratch. */
+typedef struct {
+    float *k, *v;    /* [64, width] */
+    float *q;        /* [tile rows, group, width], scaled and padded */
+    float *states;   /* [tile rows, group, PARTIAL(width)] */
+    float *partials; /* [group, PARTIAL(width)] */
+} workspace;
+
+static int64_t workspace_floats(const attend_job *job) {
+    return 2 * KEYS * job->width + TILE * job->group * (job->width + PARTIAL(job->width)) + job->group * PARTIAL(job->width);
+}
+
+static workspace lay_out(const attend_job *job, float *scratch) {
+    workspace space;
+    space.k = scratch;
+    space.v = space.k + KEYS * job->width;
+    space.q = space.v + KEYS * job->width;
+    space.states = space.q + TILE * job->group * job->width;
+    space.partials = space.states + TILE * job->group * PARTIAL(job->width);
+    return space;
+}
+
+/* Keys and values at text places [from, to) of a row. Nothing else is ever read: other slots may hold anything. */
+static void gather(attend_job *job, int64_t row, int64_t from, int64_t to, int64_t kv_head, const workspace *space) {
+    int64_t head_dim = job->shape->head_dim, width = job->width;
+    for (int64_t at = from; at < to; at++) {
+        int64_t slot = slot_of(job, row, at), place = at % KEYS * width;
+        if (slot < 0) {
+            atomic_store(&job->error, FD_RANGE);
+            return;
+        }
+        int64_t source = (slot * job->shape->kv_heads + kv_head) * head_dim;
+        widen(job->kv, job->kv->k, source, head_dim, space->k + place);
+        widen(job->kv, job->kv->v, source, head_dim, space->v + place);
+        for (int64_t i = head_dim; i < width; i++) space->k[place + i] = space->v[place + i] = 0.0f;
+    }
+}
+
+static void load_queries(const attend_job *job, int64_t row, int64_t kv_head, float *q) {
+    int64_t head_dim = job->shape->head_dim, width = job->width;
+    const float *source = job->q + (row * job->shape->heads + kv_head * job->group) * head_dim;
+    for (int64_t n = 0; n < job->group; n++)
+        for (int64_t i = 0; i < width; i++) q[n * width + i] = i < head_dim ? source[n * head_dim + i] * job->shape->scale : 0.0f;
+}
+
+static void start_states(const attend_job *job, float *states) {
+    memset(states, 0, 4 * (size_t)(job->group * PARTIAL(job->width)));
+    for (int64_t n = 0; n < job->group; n++) states[n * PARTIAL(job->width) + job->width] = -INFINITY;
+}
+
+static void write_row(const attend_job *job, int64_t row, int64_t kv_head, const float *states) {
+    int64_t head_dim = job->shape->head_dim;
+    float *out = job->out + (row * job->shape->heads + kv_head * job->group) * head_dim;
+    for (int64_t n = 0; n < job->group; n++) {
+        const float *state = states + n * PARTIAL(job->width);
+        for (int64_t i = 0; i < head_dim; i++) out[n * head_dim + i] = state[i] / state[job->width + 1];
+    }
+}
+
+/* Where the partials of one block and of the row's first query head of a KV head wait to be merged; those of the next
+ * query head lie `blocks` partials further. */
+static float *waiting_partial(const attend_job *job, int64_t row, int64_t head, int64_t block) {
+    return job->partials + ((row * job->shape->heads + head) * job->blocks + block) * PARTIAL(job->width);
+}
+
+/* One row over the gathered block; the partials are merged at once or, when blocks are split over threads, kept. */
+static void row_block(const attend_job *job, int64_t row, int64_t in_tile, int64_t kv_head, int64_t block, const workspace *space) {
+    int64_t from = max64(block * KEYS, first_key(job, row)), to = min64((block + 1) * KEYS, end_key(job, row));
+    if (from >= to) return;
+    int64_t group = job->group, partial = PARTIAL(job->width);
+    group_partials(space->q + in_tile * group * job->width, space->k, space->v, job->width, (int)(from % KEYS), (int)(to - from),
+                   group, space->partials);
+    for (int64_t n = 0; n < group; n++) {
+        const float *result = space->partials + n * partial;
+        if (job->runs > 1)
+            memcpy(waiting_partial(job, row, kv_head * group + n, block), result, 4 * (size_t)partial);
+        else
+            merge(space->states + (in_tile * group + n) * partial, result, job->width);
+    }
+}
+
+/* Whether every row of the tile finds its keys of this block in the common prefix, and which row reaches furthest. */
+static int block_is_shared(const attend_job *job, int64_t row, int64_t end, int64_t block, int64_t *furthest) {
+    *furthest = row;
+    for (int64_t r = row; r < end; r++) {
+        if (min64((block + 1) * KEYS, end_key(job, r)) > max64(job->batch->prefix_lens[r], block * KEYS)) return 0;
+        if (job->batch->prefix_lens[r] > job->batch->prefix_lens[*furthest]) *furthest = r;
+    }
+    return 1;
+}
+
+static void attend_item(void *context, int64_t item, int worker) {
+    attend_job *job = context;
+    int64_t run = item % job->runs, kv_head = item / job->runs % job->shape->kv_heads, tile = item / job->runs / job->shape->kv_heads;
+    int64_t row = job->tiles[tile], end = job->tiles[tile + 1];
+    workspace space = lay_out(job, pool_scratch(worker));
+    int64_t first = INT64_MAX, last = 0; /* of the tile's keys */
+    for (int64_t r = row; r < end; r++) {
+        load_queries(job, r, kv_head, space.q + (r - row) * job->group * job->width);
+        start_states(job, space.states + (r - row) * job->group * PARTIAL(job->width));
+        first = min64(first, first_key(job, r));
+        last = max64(last, end_key(job, r) - 1);
+    }
+    int64_t from_block = max64(first / KEYS, run * job->blocks_per_run);
+    int64_t to_block = min64(last / KEYS + 1, (run + 1) * job->blocks_per_run);
+    for (int64_t block = from_block; block < to_block; block++) {
+        int64_t furthest;
+        int shared = block_is_shared(job, row, end, block, &furthest);
+        int64_t start = block * KEYS;
+        if (shared) gather(job, furthest, max64(start, first), min64((block + 1) * KEYS, end_key(job, furthest)), kv_head, &space);
+        for (int64_t r = row; r < end; r++) {
+            if (!shared) gather(job, r, max64(start, first_key(job, r)), min64((block + 1) * KEYS, end_key(job, r)), kv_head, &space);
+            row_block(job, r, r - row, kv_head, block, &space);
+        }
+    }
+    if (job->runs == 1)
+        for (int64_t r = row; r < end; r++) write_row(job, r, kv_head, space.states + (r - row) * job->group * PARTIAL(job->width));
+}
+
+/* Split runs only: a row's waiting partials, merged in order. */
+static void merge_item(void *context, int64_t item, int worker) {
+    const attend_job *job = context;
+    int64_t row = item / job->shape->kv_heads, kv_head = item % job->shape->kv_heads;
+    float *states = lay_out(job, pool_scratch(worker)).states;
+    start_states(job, states);
+    for (int64_t n = 0; n < job->group; n++)
+        for (int64_t block = first_key(job, row) / KEYS; block * KEYS < end_key(job, row); block++)
+            merge(states + n * PARTIAL(job->width), waiting_partial(job, row, kv_head * job->group + n, block), job->width);
+    write_row(job, row, kv_head, states);
+}
+
+static int check(const float *q, const fd_kv *kv, const fd_attention *shape, const fd_batch *batch, const float *out) {
+    if (!q || !kv || !kv->k || !kv->v || !shape || !batch || !out) return FD_NULL;
+    if (!batch->sequences || !batch->block_tables || !batch->prefix_lens || !batch->path_lens) return FD_NULL;
+    if (batch->depth > 0 && !batch->paths) return FD_NULL;
+    if (shape->heads < 1 || shape->kv_heads < 1 || shape->heads % shape->kv_heads || shape->head_dim < 1) return FD_SHAPE;
+    if (batch->rows < 0 || batch->depth < 0 || batch->table_width < 1 || batch->block_size < 1) return FD_SHAPE;
+    for (int64_t row = 0; row < batch->rows; row++) {
+        if (batch->sequences[row] < 0 || batch->sequences[row] >= batch->num_sequences) return FD_RANGE;
+        if (batch->prefix_lens[row] < 0 || batch->path_lens[row] < 0 || batch->path_lens[row] > batch->depth) return FD_RANGE;
+        if (batch->prefix_lens[row] + batch->path_lens[row] < 1) return FD_RANGE;
+    }
+    return FD_OK;
+}
+
+/* Neighbouring rows of one sequence, up to TILE of them, share gathered blocks. */
+static int64_t cut_tiles(const fd_batch *batch, int32_t *tiles) {
+    int64_t count = 0, start = 0;
+    for (int64_t row = 1; row <= batch->rows; row++)
+        if (row == batch->rows || row - start == TILE || batch->sequences[row] != batch->sequences[start]) {
+            tiles[count++] = (int32_t)start;
+            start = row;
+        }
+    tiles[count] = (int32_t)batch->rows;
+    return count;
+}
+
+int fd_attend(const float *q, const fd_kv *kv, const fd_attention *shape, const fd_batch *batch, float *out) {
+    int error = check(q, kv, shape, batch, out);
+    if (error || batch->rows == 0) return error;
+    attend_job job = {.q = q, .kv = kv, .shape = shape, .batch = batch, .out = out, .runs = 1};
+    job.width = (shape->head_dim + PANEL - 1) / PANEL * PANEL;
+    job.group = shape->heads / shape->kv_heads;
+    int64_t keys = 0;
+    for (int64_t row = 0; row < batch->rows; row++) {
+        job.blocks = max64(job.blocks, (end_key(&job, row) + KEYS - 1) / KEYS);
+        keys += end_key(&job, row) - first_key(&job, row);
+    }
+    pool_take();
+    size_t tile_bytes = (size_t)(batch->rows + 16) / 16 * 64;
+    error = pool_reserve(4 * (size_t)workspace_floats(&job), tile_bytes);
+    if (!error) {
+        int32_t *tiles = pool_shared();
+        job.num_tiles = cut_tiles(batch, tiles);
+        int64_t wanted = 4 * pool_threads() / (job.num_tiles * shape->kv_heads); /* too few items for the threads? */
+        if (pool_threads() > 1 && wanted > 1 && job.blocks >= 4) {
+            job.runs = min64(wanted, job.blocks / 2);
+            error = pool_reserve(0, tile_bytes + 4 * (size_t)(batch->rows * shape->heads * job.blocks * PARTIAL(job.width)));
+            tiles = pool_shared();
+            if (!error) cut_tiles(batch, tiles); /* the shared scratch may have moved */
+            job.partials = (float *)((char *)tiles + tile_bytes);
+        }
+        job.blocks_per_run = (job.blocks + job.runs - 1) / job.runs;
+        job.tiles = tiles;
+    }
+    if (!error) {
+        int64_t work = keys * shape->heads * job.width * 2;
+        pool_run(job.num_tiles * shape->kv_heads * job.runs, work, attend_item, &job);
+        if (job.runs > 1 && !atomic_load(&job.error)) pool_run(batch->rows * shape->kv_heads, work / KEYS, merge_item, &job);
+        error = atomic_load(&job.error);
+    }
+    pool_give();
+    return error;
+}

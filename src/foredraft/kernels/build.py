@@ -1,0 +1,107 @@
+"""Compile the C kernels, once per instruction-set level of this kind of machine: `python -m foredraft.kernels.build`.
+
+Imports nothing but the standard library, so that setup.py can run it before anything is installed. Each level becomes one
+shared library; `backends.native` loads the best one that the processor at hand can run.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCES = Path(__file__).resolve().parent
+
+# No -ffast-math and no contraction: fused multiply-adds stand where the source says so, and nowhere else.
+FLAGS = ["-std=gnu11", "-O3", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-pthread"]
+
+
+@dataclass(frozen=True)
+class Level:
+    """An instruction-set level: its compiler flags, and the processor features that a machine must report to run it."""
+
+    name: str
+    flags: tuple[str, ...]
+    features: frozenset[str]
+
+    @property
+    def library(self) -> Path:
+        return SOURCES / f"libforedraft-{self.name}.so"
+
+
+_AVX2 = frozenset({"avx2", "fma", "bmi1", "bmi2", "f16c"})
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+
+# Best first.
+LEVELS: dict[str, tuple[Level, ...]] = {
+    "x86_64": (
+        Level("avx512vnni", ("-march=x86-64-v4", "-mavx512vnni", "-mprefer-vector-width=512"), _AVX512 | {"avx512_vnni"}),
+        Level("avx512", ("-march=x86-64-v4", "-mprefer-vector-width=512"), _AVX512),
+        Level("avx2", ("-march=x86-64-v3",), _AVX2),
+        Level("sse4", ("-march=x86-64-v2",), frozenset({"sse4_2", "ssse3", "popcnt"})),
+    ),
+    "aarch64": (
+        Level("dotprod", ("-march=armv8.2-a+dotprod+fp16",), frozenset({"asimddp", "asimdhp"})),
+        Level("neon", ("-march=armv8-a",), frozenset()),
+    ),
+}
+
+
+def levels() -> tuple[Level, ...]:
+    """The levels of this kind of machine, best first; none where there are no kernels for it."""
+    machine = platform.machine().lower()
+    return LEVELS.get({"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine), ())
+
+
+def processor_features() -> frozenset[str]:
+    """What the processor says it can do, in Linux's words."""
+    if sys.platform == "darwin" and platform.machine() == "arm64":
+        return frozenset({"asimddp", "asimdhp"})  # every Apple processor that runs macOS
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    words = [line.partition(":")[2].split() for line in lines if line.lower().startswith(("flags", "features"))]
+    return frozenset(words[0]) if words else frozenset()
+
+
+def usable_levels() -> list[Level]:
+    """The levels that are compiled and that this processor can run, best first."""
+    features = processor_features()
+    return [level for level in levels() if level.library.exists() and level.features <= features]
+
+
+def compile_level(level: Level) -> None:
+    """Compile one level in place; raises OSError or subprocess.CalledProcessError when that fails."""
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    sources = sorted(str(path) for path in SOURCES.glob("*.c"))
+    unfinished = level.library.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        command = [*compiler, *FLAGS, *level.flags, "-o", str(unfinished), *sources, "-lm"]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        unfinished.replace(level.library)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def compile_all() -> list[Path]:
+    """Compile every level; a level that fails is left out with one line of warning, and the portable backend remains."""
+    libraries = []
+    for level in levels():
+        try:
+            compile_level(level)
+            libraries.append(level.library)
+        except (OSError, subprocess.CalledProcessError) as error:
+            lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+            reason = next((line for line in lines if "error" in line), lines[0] if lines else "no reason given")
+            print(f"warning: native kernels ({level.name}) were not built: {reason}", file=sys.stderr)
+    return libraries
+
+
+if __name__ == "__main__":
+    for library in compile_all():
+        print(library.name)

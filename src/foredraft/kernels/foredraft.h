@@ -1,0 +1,79 @@
+/* The native CPU kernels: a plain C interface over raw pointers. backends/native.py is its only caller.
+ *
+ * Every result row is produced by one fixed sequence of operations. It depends neither on how many rows share a
+ * call, nor on where the row stands, nor on which thread computes it: speculative and plain decoding give equal bits.
+ *
+ * A verb returns FD_OK or the code of the first thing that was wrong; it then has written nothing useful. */
+#ifndef FOREDRAFT_H
+#define FOREDRAFT_H
+
+#include <stdint.h>
+
+enum fd_error {
+    FD_OK = 0,
+    FD_NULL = 1,      /* a pointer is missing */
+    FD_SHAPE = 2,     /* a size is negative, zero where it must not be, or does not fit the others */
+    FD_KIND = 3,      /* an unknown weight kind */
+    FD_RANGE = 4,     /* an index (token, slot, position, block) points outside its table */
+    FD_NO_MEMORY = 5, /* scratch memory could not be had */
+};
+
+/* How the numbers of a weight are stored; the layouts are drawn in pack.c. */
+enum fd_kind { FD_F32 = 0, FD_BF16 = 1, FD_Q8 = 2, FD_Q4 = 3 };
+
+/* A weight packed by fd_pack. */
+typedef struct {
+    const void *data;
+    int64_t outputs, inputs;
+    int32_t kind;
+} fd_weight;
+
+/* One forward run: which slot a row writes, and which keys it sees (engine/batch.py says it in words). */
+typedef struct {
+    const int64_t *positions;    /* [rows] */
+    const int64_t *slots;        /* [rows] */
+    const int32_t *sequences;    /* [rows], row of block_tables */
+    const int32_t *block_tables; /* [num_sequences, table_width] */
+    const int32_t *prefix_lens;  /* [rows] */
+    const int32_t *paths;        /* [rows, depth] */
+    const int32_t *path_lens;    /* [rows] */
+    int64_t rows, num_sequences, table_width, depth, block_size;
+} fd_batch;
+
+/* K and V of one layer: each [slots, kv_heads, head_dim], float32 or bfloat16. */
+typedef struct {
+    void *k, *v;
+    int64_t slots;
+    int32_t is_bf16;
+} fd_kv;
+
+typedef struct {
+    int64_t heads, kv_heads, head_dim, rotary_dim, window;
+    float scale, norm_eps;
+} fd_attention;
+
+int fd_set_threads(int threads);
+
+int64_t fd_packed_bytes(int kind, int64_t outputs, int64_t inputs); /* -1: no such weight */
+int fd_pack(int kind, int64_t outputs, int64_t inputs, const void *values, const float *scales, const float *minimums,
+            void *packed);
+
+/* y[row * y_stride + output] = x[row] . weight[output] + bias[output]; bias may be NULL. */
+int fd_linear(const fd_weight *weight, const float *x, int64_t rows, const float *bias, float *y, int64_t y_stride);
+
+/* y[row] = the weight's row ids[row] - first, for ids in [first, first + outputs); other rows are left alone, and an id
+ * outside [0, total) is an error. */
+int fd_embed(const fd_weight *weight, int64_t first, int64_t total, const int64_t *ids, int64_t rows, float *y);
+
+int fd_rms_norm(const float *x, const float *weight, float eps, int64_t rows, int64_t width, float *y);
+/* x += multiplier * update; y = rms_norm(x). */
+int fd_add_rms_norm(float *x, const float *update, float multiplier, const float *weight, float eps, int64_t rows,
+                    int64_t width, float *y);
+int fd_gated(const float *gate_up, int64_t rows, int64_t width, float *y);
+
+/* rope [rope_positions, 2, rotary_dim / 2]: cosines, then sines. q_norm and k_norm [head_dim] may be NULL. */
+int fd_rope_and_store(const float *qkv, const float *q_norm, const float *k_norm, const float *rope,
+                      int64_t rope_positions, const fd_kv *kv, const fd_attention *shape, const fd_batch *batch, float *q);
+int fd_attend(const float *q, const fd_kv *kv, const fd_attention *shape, const fd_batch *batch, float *out);
+
+#endif

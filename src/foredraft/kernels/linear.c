@@ -1,0 +1,168 @@
+/* The linear verb: splits rows into blocks that stay in the cache and outputs into panels, and hands the pieces out. */
+#include "linear_float.h"
+#include "linear_quant.h"
+#include "pool.h"
+
+#define X_BLOCK_BYTES (384 * 1024) /* activations of one row block: they stay in a core's second-level cache */
+#define INPUT_BLOCK 768            /* inputs of a widened panel block: 48 KiB, in the first-level cache */
+#define ITEMS_PER_THREAD 8         /* more: better balance beside other programs; fewer: longer streams of weights */
+
+typedef struct {
+    const fd_weight *weight;
+    const float *x; /* [rows, x_stride] */
+    int64_t x_stride, rows;
+    const float *bias;
+    float *y;
+    int64_t y_stride;
+    quant_rows quantised;
+    int64_t panels_per_item, row_block;
+    int64_t items_per_block;
+} linear_job;
+
+/* Scratch of a worker: the 16 sums of every row of a block, then the panel in the form that the tiles read. */
+static float *scratch_sums(int worker) { return pool_scratch(worker); }
+static void *scratch_panel(const linear_job *job, int worker) {
+    return (char *)pool_scratch(worker) + job->row_block * PANEL * 4;
+}
+
+static void widen_block(const void *panel, int64_t first, int64_t inputs, float *out) {
+    const uint32_t *pairs = (const uint32_t *)panel + first / 2 * PANEL;
+    for (int64_t p = 0; p < inputs / 2; p++)
+        UNROLL for (int v = 0; v < PANEL_VECS; v++) {
+            vu pair = load_u32(pairs + p * PANEL + v * LANES);
+            store(out + 2 * p * PANEL + v * LANES, (vf)(pair << 16));
+            store(out + (2 * p + 1) * PANEL + v * LANES, (vf)(pair & 0xffff0000u));
+        }
+}
+
+static void float_panel(const linear_job *job, const void *panel, int64_t row, int64_t rows, float *sums, float *scratch) {
+    int64_t inputs = round_up(job->weight->inputs, 4);
+    float_span span = {job->x + row * job->x_stride, job->x_stride, inputs, sums, 1};
+    if (job->weight->kind == FD_BF16 && rows <= 2 * TILE_ROWS) {
+        float_rows(panel, 1, &span, rows);
+        return;
+    }
+    for (int64_t first = 0; first < inputs; first += INPUT_BLOCK) {
+        span.inputs = inputs - first < INPUT_BLOCK ? inputs - first : INPUT_BLOCK;
+        const float *block = (const float *)panel + first * PANEL;
+        if (job->weight->kind == FD_BF16) {
+            widen_block(panel, first, span.inputs, scratch);
+            block = scratch;
+        }
+        float_rows(block, 0, &span, rows);
+        span.x += span.inputs;
+        span.first_block = 0;
+    }
+}
+
+static void quant_panel_rows(const linear_job *job, const void *data, int64_t row, int64_t rows, float *sums, int8_t *scratch) {
+    quant_rows x = job->quantised;
+    x.codes += row * x.groups * X_GROUP;
+    x.scales += row * x.groups;
+    x.sums += row * x.groups;
+    if (job->weight->kind == FD_Q8) {
+        quant_panel panel = {data, ((const q8_group *)data)->codes, sizeof(q8_group), sizeof(q8_group)};
+        quant_rows_over_panel(&panel, 0, &x, rows, sums);
+        return;
+    }
+    quant_panel panel = {data, scratch, sizeof(q4_group), Q8_CODES};
+    if (rows == 1) {
+        quant_tile(&panel, 1, 1, &x, 0, sums, 1, 0, PANEL_VECS);
+    } else if (rows == 2) {
+        quant_tile(&panel, 1, 1, &x, 0, sums, 2, 0, PANEL_VECS);
+    } else {
+        unpack_nibbles(data, x.groups, scratch);
+        quant_rows_over_panel(&panel, 1, &x, rows, sums);
+    }
+}
+
+static void write_results(const linear_job *job, const float *sums, int64_t row, int64_t rows, int64_t output) {
+    int64_t lanes = job->weight->outputs - output < PANEL ? job->weight->outputs - output : PANEL;
+    for (int64_t r = 0; r < rows; r++) {
+        float *y = job->y + (row + r) * job->y_stride + output;
+        if (job->bias)
+            for (int64_t o = 0; o < lanes; o++) y[o] = sums[r * PANEL + o] + job->bias[output + o];
+        else
+            memcpy(y, sums + r * PANEL, 4 * (size_t)lanes);
+    }
+}
+
+/* An item is some panels of the weight over one block of rows. */
+static void linear_item(void *context, int64_t item, int worker) {
+    const linear_job *job = context;
+    const fd_weight *weight = job->weight;
+    int64_t row = item / job->items_per_block * job->row_block;
+    int64_t rows = job->rows - row < job->row_block ? job->rows - row : job->row_block;
+    int64_t panel = item % job->items_per_block * job->panels_per_item, panels = num_panels(weight->outputs);
+    int64_t end = panel + job->panels_per_item < panels ? panel + job->panels_per_item : panels;
+    int64_t bytes = panel_bytes(weight->kind, weight->inputs);
+    float *sums = scratch_sums(worker);
+    for (; panel < end; panel++) {
+        const char *data = (const char *)weight->data + panel * bytes;
+        if (weight->kind <= FD_BF16) float_panel(job, data, row, rows, sums, scratch_panel(job, worker));
+        else quant_panel_rows(job, data, row, rows, sums, scratch_panel(job, worker));
+        write_results(job, sums, row, rows, panel * PANEL);
+    }
+}
+
+static void quantise_item(void *context, int64_t row, int worker) {
+    (void)worker;
+    const linear_job *job = context;
+    quantise_row(job->x + row * job->x_stride, &job->quantised, row);
+}
+
+/* x as the tiles want it: quantised, or padded to a multiple of 4 inputs where it is not. Lives in the shared scratch. */
+static int64_t prepared_bytes(const fd_weight *weight, int64_t rows) {
+    int64_t inputs = weight->inputs;
+    if (weight->kind >= FD_Q8) return rows * (inputs / GROUP) * (X_GROUP + 8);
+    return inputs % 4 ? rows * round_up(inputs, 4) * 4 : 0;
+}
+
+static void prepare(linear_job *job) {
+    int64_t inputs = job->weight->inputs, rows = job->rows;
+    if (job->weight->kind >= FD_Q8) {
+        int64_t groups = inputs / GROUP;
+        int8_t *codes = pool_shared();
+        float *scales = (float *)(codes + rows * groups * X_GROUP);
+        job->quantised = (quant_rows){codes, scales, scales + rows * groups, groups};
+        pool_run(rows, rows * inputs * 2, quantise_item, job);
+    } else if (inputs % 4) {
+        float *padded = pool_shared();
+        int64_t stride = round_up(inputs, 4);
+        for (int64_t row = 0; row < rows; row++) {
+            memcpy(padded + row * stride, job->x + row * job->x_stride, 4 * (size_t)inputs);
+            memset(padded + row * stride + inputs, 0, 4 * (size_t)(stride - inputs));
+        }
+        job->x = padded;
+        job->x_stride = stride;
+    }
+}
+
+int fd_linear(const fd_weight *weight, const float *x, int64_t rows, const float *bias, float *y, int64_t y_stride) {
+    int error = check_weight(weight);
+    if (error) return error;
+    if (!x || !y) return FD_NULL;
+    if (rows < 0 || y_stride < weight->outputs) return FD_SHAPE;
+    if (rows == 0) return FD_OK;
+
+    linear_job job = {.weight = weight, .x = x, .x_stride = weight->inputs, .rows = rows, .bias = bias, .y = y, .y_stride = y_stride};
+    int64_t panels = num_panels(weight->outputs);
+    int64_t x_row_bytes = weight->kind >= FD_Q8 ? weight->inputs * 2 : weight->inputs * 4;
+    int64_t fitting = X_BLOCK_BYTES / x_row_bytes / TILE_ROWS * TILE_ROWS;
+    job.row_block = fitting < TILE_ROWS ? TILE_ROWS : fitting;
+    if (job.row_block > rows) job.row_block = rows;
+
+    pool_take();
+    int64_t per_item = panels / (pool_threads() * ITEMS_PER_THREAD);
+    job.panels_per_item = per_item < 1 ? 1 : per_item;
+    job.items_per_block = (panels + job.panels_per_item - 1) / job.panels_per_item;
+    int64_t panel_scratch = weight->kind == FD_Q4 ? weight->inputs * PANEL : INPUT_BLOCK * PANEL * 4;
+    error = pool_reserve((size_t)(job.row_block * PANEL * 4 + panel_scratch), (size_t)prepared_bytes(weight, rows));
+    if (!error) {
+        prepare(&job);
+        int64_t blocks = (rows + job.row_block - 1) / job.row_block;
+        pool_run(blocks * job.items_per_block, rows * weight->outputs * weight->inputs, linear_item, &job);
+    }
+    pool_give();
+    return error;
+}

@@ -1,0 +1,148 @@
+/* The vector operations that the kernels are written in: `vf` holds LANES floats, whatever the machine calls them.
+ *
+ * Plain arithmetic on vf, vi and vu is GCC vector arithmetic; only what the compiler cannot be trusted to find (fused
+ * multiply-add, dot products of bytes, horizontal sums) is spelled in intrinsics, and only in this file and dot.h. */
+#ifndef FD_SIMD_H
+#define FD_SIMD_H
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#define LANES 4
+#elif defined(__AVX512F__)
+#include <immintrin.h>
+#define LANES 16
+#elif defined(__AVX2__)
+#include <immintrin.h>
+#define LANES 8
+#else
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+#define LANES 4
+#endif
+
+/* Tiles of TILE_ROWS rows by TILE_VECS vectors fill the registers without spilling: 8x2 of 32 (NEON), 8x1 of 32
+ * (AVX512), 4x2 of 16 (AVX2, SSE). */
+#if defined(__aarch64__) || LANES == 16
+#define TILE_ROWS 8
+#else
+#define TILE_ROWS 4
+#endif
+#define PANEL 16                    /* outputs that are packed side by side */
+#define PANEL_VECS (PANEL / LANES)
+#define TILE_VECS (PANEL_VECS < 2 ? PANEL_VECS : 2)
+
+typedef float vf __attribute__((vector_size(4 * LANES)));
+typedef int32_t vi __attribute__((vector_size(4 * LANES)));
+typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+
+INLINE vf load(const void *p) {
+    vf v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+INLINE vu load_u32(const void *p) {
+    vu v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+INLINE void store(float *p, vf v) { memcpy(p, &v, sizeof v); }
+
+INLINE vf splat(float x) { return x - (vf){0}; }
+
+/* acc + a * b, rounded once where the machine can. */
+INLINE vf muladd(vf acc, vf a, vf b) {
+#if defined(__aarch64__)
+    return vfmaq_f32(acc, a, b);
+#elif LANES == 16
+    return _mm512_fmadd_ps(a, b, acc);
+#elif defined(__FMA__)
+    return _mm256_fmadd_ps(a, b, acc);
+#else
+    return acc + a * b;
+#endif
+}
+
+/* Four neighbouring floats of x, of which muladd_quad multiplies a vector by the j-th (j a literal). NEON multiplies by a
+ * lane of a register; the others broadcast from memory for free. */
+#if defined(__aarch64__)
+typedef float32x4_t quad;
+INLINE quad load_quad(const float *p) { return vld1q_f32(p); }
+#define muladd_quad(acc, w, x, j) vfmaq_laneq_f32(acc, w, x, j)
+#else
+typedef const float *quad;
+INLINE quad load_quad(const float *p) { return p; }
+#define muladd_quad(acc, w, x, j) muladd(acc, w, splat((x)[j]))
+#endif
+
+/* The sum of all lanes: neighbours first, always in this order. */
+INLINE float sum_lanes(vf v) {
+    float a[LANES];
+    memcpy(a, &v, sizeof v);
+    for (int width = LANES; width > 1; width /= 2)
+        for (int i = 0; i < width / 2; i++) a[i] = a[2 * i] + a[2 * i + 1];
+    return a[0];
+}
+
+/* out[i] = sum_lanes(v[i]) for four vectors at once. */
+INLINE void sum_lanes4(const vf v[4], float *out) {
+#if defined(__aarch64__)
+    vst1q_f32(out, vpaddq_f32(vpaddq_f32(v[0], v[1]), vpaddq_f32(v[2], v[3])));
+#else
+    for (int i = 0; i < 4; i++) out[i] = sum_lanes(v[i]);
+#endif
+}
+
+INLINE vf pick(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
+
+INLINE vf vmax(vf a, vf b) { return pick(a > b, a, b); }
+
+INLINE float max_lanes(vf v) {
+    float best = v[0];
+    for (int i = 1; i < LANES; i++) best = v[i] > best ? v[i] : best;
+    return best;
+}
+
+/* e**x to 2 units in the last place; 0 below -87.3, capped above 88. Polynomial of Cephes' expf. */
+INLINE vf vexp(vf x) {
+    const float magic = 12582912.0f; /* 1.5 * 2**23: adding it rounds to an integer, kept in the low mantissa bits */
+    vf capped = pick(x > 88.0f, splat(88.0f), x);
+    vf shifted = muladd(splat(magic), capped, splat(1.44269504f));
+    vf n = shifted - magic;
+    vf r = muladd(muladd(capped, n, splat(-0.693359375f)), n, splat(2.12194440e-4f));
+    vf p = splat(1.9875691500e-4f);
+    p = muladd(splat(1.3981999507e-3f), p, r);
+    p = muladd(splat(8.3334519073e-3f), p, r);
+    p = muladd(splat(4.1665795894e-2f), p, r);
+    p = muladd(splat(1.6666665459e-1f), p, r);
+    p = muladd(splat(5.0000001201e-1f), p, r);
+    p = muladd(r + 1.0f, p, r * r);
+    vi power = ((vi)shifted - (vi)splat(magic) + 127) << 23;
+    return pick(x < -87.3f, splat(0.0f), p * (vf)power);
+}
+
+/* A bfloat16 is the upper half of a float. */
+INLINE float widen_bf16(uint16_t x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+/* To the nearest bfloat16, ties to even; NaN stays NaN. */
+INLINE uint16_t round_bf16(float f) {
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return (bits & 0x7fffffff) > 0x7f800000 ? (uint16_t)((bits >> 16) | 0x40) : (uint16_t)rounded;
+}
+
+#endif

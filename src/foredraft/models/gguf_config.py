@@ -1,0 +1,101 @@
+"""GGUF metadata as a ModelConfig."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from foredraft.config import ModelConfig, RopeScaling
+from foredraft.errors import InvalidModel
+from foredraft.models.fields import Fields
+from foredraft.models.gguf_header import GGUFHeader
+from foredraft.models.gguf_tokenizer import eos_token_ids
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "smollm3", "phi3", "granite")
+_SMOLLM3_NO_ROPE_INTERVAL = 4  # not in the metadata: llama.cpp fixes it too
+
+
+def config_from_header(header: GGUFHeader) -> ModelConfig:
+    """The model that the header describes; raises InvalidModel naming the field that is missing or not supported."""
+    architecture = header.metadata.get("general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise InvalidModel(
+            f"{header.path}: general.architecture is {architecture!r}, but Foredraft runs {', '.join(ARCHITECTURES)}; "
+            "choose a model of one of these families."
+        )
+    fields = Fields(header.path, header.metadata, architecture + ".")
+    if fields.integer("expert_count", 0):
+        raise InvalidModel(
+            f"{header.path} is a mixture of experts ({architecture}.expert_count), which is not supported."
+        )
+    if header.metadata.get("split.count", 1) > 1:
+        raise InvalidModel(f"{header.path} is one part of a split GGUF; merge the parts with llama-gguf-split --merge.")
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise InvalidModel(f"{header.path}: tensor 'token_embd.weight' is missing, so this is not a language model.")
+
+    hidden_size = fields.integer("embedding_length")
+    num_layers = fields.integer("block_count")
+    num_heads = fields.integer("attention.head_count")
+    head_dim = fields.integer("attention.key_length", hidden_size // num_heads)
+    if fields.integer("attention.value_length", head_dim) != head_dim:
+        raise InvalidModel(f"{header.path}: {architecture}.attention.value_length must equal key_length ({head_dim}).")
+    rope_dim = fields.integer("rope.dimension_count", head_dim)
+    no_rope_layers = range(_SMOLLM3_NO_ROPE_INTERVAL - 1, num_layers, _SMOLLM3_NO_ROPE_INTERVAL)
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=embedding.shape[0],
+        hidden_size=hidden_size,
+        intermediate_size=fields.integer("feed_forward_length"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=fields.integer("attention.head_count_kv", num_heads),
+        head_dim=head_dim,
+        max_position_embeddings=fields.integer("context_length"),
+        rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
+        rope_theta=fields.number("rope.freq_base", 10000.0),
+        rope_dim=0 if rope_dim == head_dim else rope_dim,
+        rope_scaling=_rope_scaling(header, fields),
+        no_rope_layers=tuple(no_rope_layers) if architecture == "smollm3" else (),
+        qk_norm=architecture == "qwen3",
+        sliding_window=fields.integer("attention.sliding_window", 0) or None,
+        tie_word_embeddings="output.weight" not in header.tensors,
+        embedding_multiplier=fields.number("embedding_scale", 1.0),
+        attention_multiplier=fields.number("attention.scale", 0.0) or None,
+        residual_multiplier=fields.number("residual_scale", 1.0),
+        logits_divisor=fields.number("logit_scale", 1.0),
+        bos_token_id=header.metadata.get("tokenizer.ggml.bos_token_id"),
+        eos_token_ids=eos_token_ids(header.metadata),
+    )
+
+
+def _rope_scaling(header: GGUFHeader, fields: Fields) -> RopeScaling | None:
+    context = fields.integer("context_length")
+    original = fields.integer("rope.scaling.original_context_length", 0) or context
+    if "rope_factors_long.weight" in header.tensors and "rope_factors_short.weight" in header.tensors:
+        return RopeScaling(
+            "longrope",
+            factor=context / original,
+            original_max_position_embeddings=original,
+            short_factor=_floats(header, "rope_factors_short.weight"),
+            long_factor=_floats(header, "rope_factors_long.weight"),
+            attention_factor=fields.number("rope.scaling.attn_factor", 0.0) or None,
+        )
+    if "rope_freqs.weight" in header.tensors:
+        # Llama 3: the converter worked the scaling out as one divisor per frequency.
+        return RopeScaling("factors", long_factor=_floats(header, "rope_freqs.weight"))
+    kind = fields.text("rope.scaling.type", "none")
+    if kind == "linear":
+        return RopeScaling("linear", factor=fields.number("rope.scaling.factor"))
+    if kind not in ("none", ""):
+        raise InvalidModel(
+            f"{header.path}: rope scaling {kind!r} is not supported; use a model with none, linear, llama3 or longrope."
+        )
+    return None
+
+
+def _floats(header: GGUFHeader, name: str) -> tuple[float, ...]:
+    entry = header.tensors[name]
+    if entry.type.name != "F32":
+        raise InvalidModel(f"{header.path}: tensor {name!r} is {entry.type.name}, but F32 is needed; convert it again.")
+    values = np.fromfile(header.path, dtype="<f4", count=entry.num_bytes // 4, offset=entry.start)
+    return tuple(values.tolist())

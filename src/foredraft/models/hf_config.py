@@ -1,0 +1,159 @@
+"""A Hugging Face config.json as a ModelConfig, with the defaults that transformers gives to fields left out."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from foredraft.config import ModelConfig, RopeScaling
+from foredraft.errors import InvalidModel
+from foredraft.models.fields import Fields
+
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "granite")
+_DEFAULT_THETA = {"smollm3": 2_000_000.0}
+_DEFAULT_HEAD_DIM = {"qwen3": 128}
+
+
+def config_from_json(path: Path, raw: dict[str, Any]) -> ModelConfig:
+    """The model that `raw`, the content of `path`, describes; raises InvalidModel naming the field that is at fault."""
+    fields = Fields(path, raw)
+    architecture = raw.get("model_type")
+    if architecture not in ARCHITECTURES:
+        raise InvalidModel(
+            f"{path}: model_type is {architecture!r}, but Foredraft runs {', '.join(ARCHITECTURES)}; "
+            "choose a model of one of these families."
+        )
+    if raw.get("quantization_config"):
+        raise InvalidModel(
+            f"{path}: quantization_config is set, but quantised safetensors are not supported; "
+            "use the unquantised model with dtype='int4' or 'int8', or a GGUF file."
+        )
+    if fields.text("hidden_act", "silu") not in ("silu", "swish"):
+        raise fields.error("hidden_act", f"is {raw['hidden_act']!r}, but only silu is supported")
+
+    hidden_size = fields.integer("hidden_size")
+    num_layers = fields.integer("num_hidden_layers")
+    num_heads = fields.integer("num_attention_heads")
+    head_dim = fields.integer("head_dim", _DEFAULT_HEAD_DIM.get(architecture, hidden_size // num_heads))
+    no_rope_layers = _no_rope_layers(raw, fields, num_layers) if architecture == "smollm3" else ()
+    sliding_window, sliding_layers = _sliding(architecture, raw, fields, num_layers, no_rope_layers)
+    rope = _Rope(path, architecture, raw, head_dim)
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=fields.integer("intermediate_size"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=fields.integer("num_key_value_heads", num_heads),
+        head_dim=head_dim,
+        max_position_embeddings=fields.integer("max_position_embeddings"),
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-5 if architecture == "phi3" else 1e-6),
+        rope_theta=rope.theta,
+        rope_dim=0 if rope.dim == head_dim else rope.dim,
+        rope_scaling=rope.scaling(),
+        no_rope_layers=no_rope_layers,
+        qk_norm=architecture == "qwen3",
+        sliding_window=sliding_window,
+        sliding_layers=sliding_layers,
+        tie_word_embeddings=fields.flag("tie_word_embeddings", architecture == "smollm3"),
+        embedding_multiplier=fields.number("embedding_multiplier", 1.0) if architecture == "granite" else 1.0,
+        attention_multiplier=fields.number("attention_multiplier", 1.0) if architecture == "granite" else None,
+        residual_multiplier=fields.number("residual_multiplier", 1.0) if architecture == "granite" else 1.0,
+        logits_divisor=fields.number("logits_scaling", 1.0) if architecture == "granite" else 1.0,
+        bos_token_id=raw.get("bos_token_id"),
+        eos_token_ids=token_ids(raw.get("eos_token_id")),
+    )
+
+
+def token_ids(value: Any) -> tuple[int, ...]:
+    """`eos_token_id` is nothing, one id or a list of ids."""
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+def _no_rope_layers(raw: dict[str, Any], fields: Fields, num_layers: int) -> tuple[int, ...]:
+    """`no_rope_layers` of the file is, against its name, 1 for each layer that has rope."""
+    has_rope = raw.get("no_rope_layers")
+    if has_rope is None:
+        interval = fields.integer("no_rope_layer_interval", 4)
+        return tuple(range(interval - 1, num_layers, interval))
+    if not isinstance(has_rope, list) or len(has_rope) < num_layers:
+        raise fields.error("no_rope_layers", f"must be a list with an entry for each of the {num_layers} layers")
+    return tuple(layer for layer in range(num_layers) if not has_rope[layer])
+
+
+def _sliding(
+    architecture: str, raw: dict[str, Any], fields: Fields, num_layers: int, no_rope_layers: tuple[int, ...]
+) -> tuple[int | None, tuple[int, ...] | None]:
+    """The window and the layers that have it (None: all)."""
+    if architecture in ("llama", "granite"):
+        return None, None
+    if architecture in ("mistral", "phi3"):
+        default = 4096 if architecture == "mistral" else None  # explicit null means no window
+        window = raw.get("sliding_window", default)
+        return (None if window is None else fields.integer("sliding_window", default)), None
+    if not fields.flag("use_sliding_window", False) or raw.get("sliding_window", 4096) is None:
+        return None, None
+    if raw.get("layer_types") is not None:
+        types = raw["layer_types"]
+        layers = tuple(layer for layer in range(num_layers) if types[layer : layer + 1] == ["sliding_attention"])
+    elif architecture == "smollm3":
+        layers = no_rope_layers
+    else:
+        layers = tuple(range(fields.integer("max_window_layers", 28), num_layers))
+    return fields.integer("sliding_window", 4096), layers
+
+
+class _Rope:
+    """Rotary settings: `rope_parameters` (transformers 5), or `rope_scaling` with fields beside it (before)."""
+
+    def __init__(self, path: Path, architecture: str, raw: dict[str, Any], head_dim: int) -> None:
+        values = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+        if not isinstance(values, dict) or any(isinstance(value, dict) for value in values.values()):
+            raise InvalidModel(f"{path}: rope_parameters per layer type are not supported; use a model with one set.")
+        beside = ("rope_theta", "partial_rotary_factor")
+        values = {**{key: raw[key] for key in beside if key in raw}, **values}
+        # Phi-3 keeps the trained length outside, and there it takes precedence.
+        if raw.get("original_max_position_embeddings") is not None:
+            values = {**values, "original_max_position_embeddings": raw["original_max_position_embeddings"]}
+        self._fields = Fields(path, values)
+        self._max_positions = Fields(path, raw).integer("max_position_embeddings")
+        self._kind = self._fields.text("rope_type", self._fields.text("type", "default"))
+        if architecture == "phi3" and self._kind in ("su", "yarn"):  # older names
+            self._kind = "longrope"
+        self.theta = self._fields.number("rope_theta", _DEFAULT_THETA.get(architecture, 10_000.0))
+        fraction = self._fields.number("partial_rotary_factor", 1.0)
+        if fraction != 1.0 and architecture != "phi3":
+            raise self._fields.error("partial_rotary_factor", f"is {fraction}, but only phi3 models may set it")
+        self.dim = int(head_dim * fraction)
+
+    def scaling(self) -> RopeScaling | None:
+        fields = self._fields
+        original = fields.integer("original_max_position_embeddings", self._max_positions)
+        if self._kind == "default":
+            return None
+        if self._kind == "linear":
+            return RopeScaling("linear", factor=fields.number("factor"), original_max_position_embeddings=original)
+        if self._kind == "llama3":
+            return RopeScaling(
+                "llama3",
+                factor=fields.number("factor"),
+                low_freq_factor=fields.number("low_freq_factor"),
+                high_freq_factor=fields.number("high_freq_factor"),
+                original_max_position_embeddings=original,
+            )
+        if self._kind == "longrope":
+            factor = fields.number("factor", self._max_positions / original)
+            stretch = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+            return RopeScaling(
+                "longrope",
+                factor=factor,
+                original_max_position_embeddings=original,
+                short_factor=fields.numbers("short_factor", self.dim // 2),
+                long_factor=fields.numbers("long_factor", self.dim // 2),
+                attention_factor=fields.number("attention_factor", stretch),
+            )
+        raise fields.error("rope_type", f"is {self._kind!r}, but default, linear, llama3 and longrope are supported")

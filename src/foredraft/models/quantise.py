@@ -1,0 +1,62 @@
+"""Weights in the precision that an engine asks for. Codes that the file already has are never recoded."""
+
+from __future__ import annotations
+
+import torch
+
+from foredraft.backends.base import Weight
+from foredraft.config import QUANT_GROUP
+from foredraft.errors import InvalidModel
+
+
+def convert(weight: Weight, dtype: str, is_head: bool, file_precision: str) -> Weight:
+    """`weight` as float32, bfloat16, int8 or int4.
+
+    For int4, the embedding and the output head (`is_head`) stay at 8 bits unless the file has them in 4, and so does
+    every tensor that a 4-bit file (`file_precision`) keeps at more: whoever made that file knew where to spend bits.
+    """
+    if dtype == "float32":
+        return Weight("f32", weight.dense())
+    if dtype == "bfloat16":
+        return weight if weight.kind == "bf16" else Weight("bf16", weight.dense().bfloat16())
+    if dtype == "int8":
+        return weight if weight.kind == "q8" else _to_8_bits(weight)
+    if dtype == "int4":
+        if weight.kind == "q4":
+            return weight
+        if is_head or file_precision == "int4":
+            return weight if weight.kind == "q8" else _to_8_bits(weight)
+        return _to_4_bits(weight)
+    raise ValueError(f"unknown dtype {dtype!r}")
+
+
+def _to_8_bits(weight: Weight) -> Weight:
+    """Symmetric: the largest magnitude of a group becomes 127."""
+    groups = _groups(weight)
+    scales = groups.abs().amax(dim=2) / 127
+    codes = (groups / _nonzero(scales)[:, :, None]).round().clamp(-127, 127)
+    return Weight("q8", codes.to(torch.int8).view(weight.outputs, weight.inputs), scales)
+
+
+def _to_4_bits(weight: Weight) -> Weight:
+    """Asymmetric: the smallest weight of a group becomes code 0, the largest code 15."""
+    groups = _groups(weight)
+    minimums = groups.amin(dim=2)
+    scales = (groups.amax(dim=2) - minimums) / 15
+    codes = ((groups - minimums[:, :, None]) / _nonzero(scales)[:, :, None]).round().clamp(0, 15)
+    return Weight("q4", codes.to(torch.uint8).view(weight.outputs, weight.inputs), scales, minimums)
+
+
+def _groups(weight: Weight) -> torch.Tensor:
+    """Dense float32 [outputs, groups, 32]."""
+    if weight.inputs % QUANT_GROUP:
+        raise InvalidModel(
+            f"A layer has {weight.inputs} inputs, which is not a multiple of {QUANT_GROUP}, so it cannot be quantised; "
+            "use dtype float32 or bfloat16 for this model."
+        )
+    return weight.dense().view(weight.outputs, -1, QUANT_GROUP)
+
+
+def _nonzero(scales: torch.Tensor) -> torch.Tensor:
+    """Groups without spread divide by 1, which gives code 0 for all of them."""
+    return torch.where(scales == 0, 1.0, scales)

@@ -1,0 +1,140 @@
+"""Text to token ids and back, and conversations to prompts, over the `tokenizers` library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foredraft.errors import InvalidModel, InvalidPrompt
+from foredraft.models import gguf_tokenizer
+from foredraft.models.chat_template import ChatTemplate, Message, check_messages
+from foredraft.models.json_file import read_json
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """One model's tokenizer.
+
+    bos_token_id   the token that begins a text, None where the model has none
+    eos_token_ids  the tokens that end an answer
+    vocab_size     largest token id + 1; the model's logits may be wider
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        bos_token_id: int | None,
+        eos_token_ids: tuple[int, ...],
+        special_tokens: dict[str, str],
+        chat_template: str | None,
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._chat_template = ChatTemplate(chat_template, special_tokens) if chat_template else None
+        self._special_ids = {index for index, token in backend.get_added_tokens_decoder().items() if token.special}
+        self.bos_token_id = bos_token_id
+        self.eos_token_ids = eos_token_ids
+        self.vocab_size = max(backend.get_vocab().values(), default=-1) + 1
+
+    @classmethod
+    def from_gguf(cls, metadata: dict[str, Any], path: Path) -> Tokenizer:
+        """From the metadata of a GGUF file; `path` is for messages."""
+        return cls(
+            gguf_tokenizer.build(metadata, path),
+            metadata.get("tokenizer.ggml.bos_token_id"),
+            gguf_tokenizer.eos_token_ids(metadata),
+            gguf_tokenizer.special_tokens(metadata),
+            metadata.get("tokenizer.chat_template"),
+        )
+
+    @classmethod
+    def from_folder(cls, folder: Path, eos_token_ids: tuple[int, ...] = ()) -> Tokenizer:
+        """From tokenizer.json and the files beside it; `eos_token_ids` are the model's, if it has any."""
+        import tokenizers
+
+        file = folder / "tokenizer.json"
+        if not file.is_file():
+            raise InvalidModel(f"{folder} has no tokenizer.json; save it with transformers (save_pretrained).")
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises bare Exception for a file that it cannot read
+            raise InvalidModel(f"{file} cannot be read ({error}); download the model again.") from error
+        config = read_json(folder / "tokenizer_config.json")
+        special_tokens = _special_tokens({**read_json(folder / "special_tokens_map.json"), **config})
+        _add_declared_ends(backend, config, special_tokens)
+        ids = {name: backend.token_to_id(token) for name, token in special_tokens.items()}
+        own_eos = ids.get("eos_token")
+        if not eos_token_ids and own_eos is not None:
+            eos_token_ids = (own_eos,)
+        return cls(backend, ids.get("bos_token"), eos_token_ids, special_tokens, _chat_template(folder, config))
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; special tokens spelled out in it are recognised."""
+        if not isinstance(text, str):
+            raise InvalidPrompt(f"A prompt must be a string or a list of token ids, not {type(text).__name__}.")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            problem = f"holds a lone surrogate at character {error.start}"
+            raise InvalidPrompt(f"The prompt {problem}; send valid Unicode.") from error
+        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def render_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+        """The prompt that the model's chat template makes of a conversation."""
+        if self._chat_template is None:
+            raise InvalidPrompt("This model has no chat template; use generate with a plain prompt.")
+        return self._chat_template.render(check_messages(messages), add_generation_prompt)
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a conversation, ready for the answer; the template writes the special tokens itself."""
+        return self.encode(self.render_chat(messages), add_special_tokens=False)
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self._special_ids
+
+    def check_fits(self, num_logits: int, path: Path) -> None:
+        """Raise InvalidModel if a token id lies beyond the model's logits."""
+        if self.vocab_size > num_logits:
+            raise InvalidModel(
+                f"{path}: the tokenizer has ids up to {self.vocab_size - 1}, but the model's logits end at "
+                f"{num_logits - 1}, so it does not fit the model; use the tokenizer that belongs to it."
+            )
+
+
+def _add_declared_ends(backend: tokenizers.Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]) -> None:
+    """`add_bos_token` and `add_eos_token`, where the config has them, overrule the post-processor of tokenizer.json."""
+    if "add_bos_token" not in config and "add_eos_token" not in config:
+        return
+    from tokenizers.processors import TemplateProcessing
+
+    bos = [special_tokens["bos_token"]] if config.get("add_bos_token") and "bos_token" in special_tokens else []
+    eos = [special_tokens["eos_token"]] if config.get("add_eos_token") and "eos_token" in special_tokens else []
+    ends = [(token, backend.token_to_id(token)) for token in (*bos, *eos)]
+    backend.post_processor = TemplateProcessing(single=[*bos, "$A", *eos], special_tokens=ends)
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    values = {name: config.get(name) for name in _SPECIAL_NAMES}
+    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in values.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
+    """The default template: chat_template.jinja, or the one inside tokenizer_config.json."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several, by name
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None

@@ -1,0 +1,19 @@
+"""Fixtures that many tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from foredraft.errors import InvalidModel
+from foredraft.models import catalog
+
+
+@pytest.fixture(scope="session")
+def default_model() -> Path:
+    """The default model's file, fetched into the user's cache if need be; tests that use it are skipped without it."""
+    try:
+        return catalog.resolve(catalog.DEFAULT_MODEL)
+    except InvalidModel as error:
+        pytest.skip(f"the default model cannot be fetched here: {error}")

@@ -1,0 +1,71 @@
+"""One seed, one text: the default model gives the same ids and logprob bits however a request is run."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foredraft.config import DTYPES
+from foredraft.llm import LLM
+from foredraft.params import SamplingParams
+from foredraft.types import RequestOutput
+from tests.backends import BACKENDS
+
+PASSAGE = (
+    "The lighthouse keeper wrote in the log each evening: the wind, the height of the sea, the ships that passed, and "
+    "whether the lamp had burned without a fault. In thirty years he had missed only two nights. "
+)
+PROMPT = "Summarise the following notes in one paragraph.\n\n" + PASSAGE * 4 + "\n\nSummary:"
+OTHERS = [f"Write a short story about {thing}." + PASSAGE * (i % 3) for i, thing in enumerate(
+    ["a clock", "two rivers", "the number seven", "an old map", "snow", "a lost key", "the night train"]
+)]
+MODES = {"greedy": SamplingParams(max_tokens=20, temperature=0, logprobs=3, ignore_eos=True),
+         "seeded": SamplingParams(max_tokens=20, temperature=0.8, top_p=0.95, seed=7, logprobs=3, ignore_eos=True)}
+
+
+def same(left: RequestOutput, right: RequestOutput) -> None:
+    assert left.token_ids == right.token_ids
+    assert left.logprobs == right.logprobs  # floats compared for equality: the bits
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_request_gives_the_same_bits_however_it_is_run(default_model: Path, dtype: str, backend: str) -> None:
+    if backend == "torch" and dtype != "float32":
+        pytest.skip("the torch backend is slow here; float32 stands for it, the others run with -m slow")
+    check(default_model, dtype, backend)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype != "float32"])
+def test_the_torch_backend_in_the_other_dtypes(default_model: Path, dtype: str) -> None:
+    check(default_model, dtype, "torch")
+
+
+def check(model: Path, dtype: str, backend: str) -> None:
+    def engine(**options: Any) -> LLM:
+        gc.collect()
+        return LLM(str(model), dtype=dtype, backend=backend, max_num_seqs=8, **options)
+
+    llm = engine()
+    alone = {mode: llm.generate(PROMPT, params)[0] for mode, params in MODES.items()}
+    assert all(output.metrics.cached_tokens == 0 for output in list(alone.values())[:1])
+    for mode, params in MODES.items():
+        again = llm.generate(PROMPT, params)[0]
+        assert again.metrics.cached_tokens > 100, "the second call hits the prefix cache"
+        same(alone[mode], again)
+        same(alone[mode], llm.generate([*OTHERS, PROMPT], params)[-1])
+
+    for budget in (8, 77, 200):
+        llm = engine(max_num_batched_tokens=budget, prefix_caching=False)
+        for mode, params in MODES.items():
+            same(alone[mode], llm.generate([*OTHERS[:2], PROMPT], params)[-1])
+
+    llm = engine(kv_cache_tokens=336, prefix_caching=False)
+    for mode, params in MODES.items():
+        output = llm.generate([*OTHERS[3:6], PROMPT], params)[-1]
+        assert output.metrics.preemptions > 0, "the pool was meant to be too small"
+        same(alone[mode], output)

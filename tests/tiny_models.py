@@ -1,0 +1,121 @@
+"""Tiny random models of every supported architecture, made with transformers and saved as it saves them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from foredraft.backends.choose import choose_backend
+from foredraft.engine.batch import pack
+from foredraft.engine.kv import KVCache
+from foredraft.engine.runner import Runner
+from foredraft.models.catalog import open_checkpoint
+from foredraft.models.decoder import load_decoder
+from foredraft.params import SamplingParams
+from foredraft.types import Sequence, Work
+
+VOCAB = 320
+SMALL = dict(
+    vocab_size=VOCAB,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=512,
+    bos_token_id=0,
+    eos_token_id=1,
+    pad_token_id=1,
+)
+LLAMA3_ROPE = dict(
+    rope_type="llama3",
+    rope_theta=10000.0,
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=64,
+)
+LONGROPE = dict(
+    rope_type="longrope",
+    rope_theta=10000.0,
+    short_factor=[1.0 + 0.1 * i for i in range(8)],
+    long_factor=[1.5 + 0.2 * i for i in range(8)],
+    original_max_position_embeddings=512,
+)
+
+
+def _transformers() -> Any:
+    return pytest.importorskip("transformers", reason="parity is measured against transformers")
+
+
+ARCHITECTURES: dict[str, Callable[[], Any]] = {
+    "llama": lambda: _transformers().LlamaConfig(**SMALL),
+    "llama-tied": lambda: _transformers().LlamaConfig(**SMALL, tie_word_embeddings=True),
+    "llama-biased": lambda: _transformers().LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True),
+    "llama-3.1": lambda: _transformers().LlamaConfig(**SMALL, rope_parameters=LLAMA3_ROPE, rms_norm_eps=1e-5),
+    "llama-linear": lambda: _transformers().LlamaConfig(
+        **SMALL, rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=2.0)
+    ),
+    "llama-wide-head": lambda: _transformers().LlamaConfig(**SMALL, head_dim=32),
+    "mistral": lambda: _transformers().MistralConfig(**SMALL, sliding_window=None),
+    "mistral-sliding": lambda: _transformers().MistralConfig(**SMALL, sliding_window=50),
+    "qwen2": lambda: _transformers().Qwen2Config(**SMALL),
+    "qwen2-sliding": lambda: _transformers().Qwen2Config(
+        **SMALL, use_sliding_window=True, sliding_window=40, max_window_layers=1
+    ),
+    "qwen3": lambda: _transformers().Qwen3Config(**SMALL, head_dim=32),
+    "smollm3": lambda: _transformers().SmolLM3Config(**{**SMALL, "num_hidden_layers": 5}),
+    "phi3": lambda: _transformers().Phi3Config(**SMALL),
+    "phi3-longrope": lambda: _transformers().Phi3Config(
+        **SMALL, rope_parameters=LONGROPE, original_max_position_embeddings=512
+    ),
+    "phi3-partial": lambda: _transformers().Phi3Config(**SMALL, partial_rotary_factor=0.5),
+    "granite": lambda: _transformers().GraniteConfig(
+        **SMALL, embedding_multiplier=12.0, attention_multiplier=0.1, residual_multiplier=0.22, logits_scaling=8.0
+    ),
+}
+
+
+def random_model(name: str, seed: int = 0) -> Any:
+    """A transformers model with random weights, norms and biases included, so that a forgotten one shows."""
+    torch.manual_seed(seed)
+    model = _transformers().AutoModelForCausalLM.from_config(ARCHITECTURES[name](), attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+            else:
+                parameter.copy_(torch.randn_like(parameter) * (1.0 if "embed" in parameter_name else 0.15))
+    return model
+
+
+def save_model(model: Any, folder: Path) -> Path:
+    """Save with a small tokenizer, so that the folder is a complete model."""
+    tokenizers = pytest.importorskip("tokenizers")
+    model.save_pretrained(folder)
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    vocab = {token: index for index, token in enumerate(["<s>", "</s>", *sorted(alphabet)])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "</s>"}')
+    return folder
+
+
+def all_logits(folder: Path, prompt: list[int], backend_name: str, dtype: str = "float32") -> torch.Tensor:
+    """Logits of every position of a prompt that goes through the decoder in one run."""
+    checkpoint = open_checkpoint(folder)
+    backend = choose_backend(backend_name, dtype, torch.device("cpu"), threads=2)
+    decoder = load_decoder(checkpoint, dtype, checkpoint.config.max_position_embeddings, backend)
+    kv = KVCache(num_blocks=32, block_size=16)
+    runner = Runner(decoder, backend, kv.add_group("target", checkpoint.config, backend))
+    params = SamplingParams(prompt_logprobs=0)  # asks for the logits of every prompt position
+    blocks = list(range(31, -1, -1))
+    sequence = Sequence(0, "", 0, prompt, len(prompt), params, seed=0, max_tokens=1, block_table=blocks)
+    return runner.forward(pack([Work(sequence, len(prompt))], kv.block_size, backend.device)).logits

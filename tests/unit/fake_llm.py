@@ -1,0 +1,81 @@
+"""A stand-in for foredraft.llm, for tests of what is around the engine: it answers with fixed words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from foredraft.errors import InvalidModel, InvalidPrompt
+from foredraft.params import SamplingParams
+from foredraft.types import CompletionOutput, SpecMetrics, TokenEvent, TokenLogprob
+
+WORDS = ["Hello", " there", "."]
+METRICS = SpecMetrics(
+    target_runs=3,
+    drafted_tokens=0,
+    accepted_tokens=0,
+    emitted_tokens=3,
+    tokens_per_run=1.0,
+    acceptance_rate=0.0,
+    acceptance_per_depth=[],
+    by_origin={"target": 3},
+    draft_time_s=0.0,
+    verify_time_s=0.3,
+    total_time_s=0.4,
+    time_to_first_token_s=0.2,
+    inter_token_latency_s=0.1,
+)
+
+
+class FakeLLM:
+    """Answers every prompt with WORDS; the last prompt finishes first. `log` records what it was asked."""
+
+    backend_name = "fake"
+    dtype = "float32"
+
+    def __init__(self, log: list[Any], model: str, error: str | None, **options: Any) -> None:
+        if model == "missing":
+            raise InvalidModel("missing is not a model;\nuse foredraft models.")
+        self.log = log
+        self.error = error
+        log.append(("open", model, options))
+
+    def stream_many(
+        self, prompts: list[Any], params: SamplingParams, *, spec: str | None = None
+    ) -> Iterator[TokenEvent]:
+        self.log.append(("ask", prompts, params))
+        if any(prompt == "too long" for prompt in prompts):
+            raise InvalidPrompt("The prompt is too long.")
+        for request in reversed(range(len(prompts))):
+            for sample in range(params.n):
+                for position, word in enumerate(WORDS):
+                    self.pause()
+                    if "interrupt" in str(prompts[request]) and position == 1:
+                        raise KeyboardInterrupt
+                    last = position == len(WORDS) - 1
+                    output = self._output(sample, params) if last else None
+                    yield TokenEvent(str(request), sample, position, word, "target", output=output)
+
+    def stream(self, prompt: Any, params: SamplingParams, *, spec: str | None = None) -> Iterator[TokenEvent]:
+        return self.stream_many([prompt], params)
+
+    def pause(self) -> None:
+        """Before each token; replaced where a test needs time to interrupt."""
+
+    def _output(self, sample: int, params: SamplingParams) -> CompletionOutput:
+        logprobs = [TokenLogprob(0, -0.5, {0: -0.5})] * 3 if params.logprobs is not None else None
+        reason = "error" if self.error else "length"
+        return CompletionOutput(
+            sample, "".join(WORDS), [0, 1, 2], reason, None, 7 + sample, logprobs, None, METRICS, error=self.error
+        )
+
+    def close(self) -> None:
+        self.log.append(("close",))
+
+
+def fake_module(log: list[Any], error: str | None = None) -> ModuleType:
+    """Takes the place of foredraft.llm."""
+    module = ModuleType("foredraft.llm")
+    module.LLM = lambda model, **options: FakeLLM(log, model, error, **options)  # type: ignore[attr-defined]
+    return module

@@ -1,0 +1,173 @@
+"""Bad input of every kind, each with the sentence that a person reads. Nothing of it reaches the engine loop."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foredraft import LLM, SamplingParams
+from foredraft.errors import ForedraftError
+from tests.tiny_models import VOCAB, random_model, save_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(random_model("llama"), tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> LLM:
+    return LLM(str(folder), kv_cache_tokens=256, max_model_len=200)
+
+
+PARAMETERS: list[tuple[dict[str, Any], str]] = [
+    ({"max_tokens": 0}, "max_tokens=0 must be a whole number of at least 1."),
+    ({"max_tokens": 2.5}, "max_tokens=2.5 must be a whole number of at least 1."),
+    ({"max_tokens": None}, "max_tokens=None must be a whole number of at least 1."),
+    ({"max_tokens": True}, "max_tokens=True must be a whole number of at least 1."),
+    ({"temperature": -0.1}, "temperature=-0.1 must be a number from 0 to 100."),
+    ({"temperature": float("nan")}, "temperature=nan must be a number from 0 to 100."),
+    ({"temperature": "hot"}, "temperature='hot' must be a number from 0 to 100."),
+    ({"top_p": 0}, "top_p=0 must be a number above 0 up to 1."),
+    ({"top_p": 1.5}, "top_p=1.5 must be a number above 0 up to 1."),
+    ({"top_k": -2}, "top_k=-2 must be a whole number of at least -1."),
+    ({"min_p": 2}, "min_p=2 must be a number from 0 to 1."),
+    ({"seed": -1}, "seed=-1 must be a whole number from 0 to 9223372036854775807."),
+    ({"stop": ""}, "stop='' must be a non-empty string or a list of non-empty strings."),
+    ({"stop": [1]}, "stop=[1] must be a non-empty string or a list of non-empty strings."),
+    ({"stop_token_ids": [-1]}, "stop_token_ids=[-1] must be a list of token ids (whole numbers of at least 0)."),
+    ({"ignore_eos": "yes"}, "ignore_eos='yes' must be True or False."),
+    ({"logprobs": 51}, "logprobs=51 must be a whole number from 0 to 50."),
+    ({"prompt_logprobs": -1}, "prompt_logprobs=-1 must be a whole number from 0 to 50."),
+    ({"presence_penalty": 3}, "presence_penalty=3 must be a number from -2 to 2."),
+    ({"frequency_penalty": -3}, "frequency_penalty=-3 must be a number from -2 to 2."),
+    ({"repetition_penalty": 0}, "repetition_penalty=0 must be a number above 0 up to 100."),
+    ({"logit_bias": {"a": 1}}, "logit_bias has the entry 'a': 1; it must map token ids to numbers from -100 to 100."),
+    ({"logit_bias": {5: 101}}, "logit_bias has the entry 5: 101; it must map token ids to numbers from -100 to 100."),
+    ({"logit_bias": [5]}, "logit_bias=[5] must map token ids to numbers from -100 to 100."),
+    ({"n": 0}, "n=0 must be a whole number from 1 to 256."),
+    ({"acceptance": "maybe"}, "acceptance='maybe' is not known; use match, rejection, block."),
+]
+
+
+@pytest.mark.parametrize(("fields", "sentence"), PARAMETERS, ids=lambda value: str(value)[:40])
+def test_bad_parameters(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ForedraftError) as caught:
+        SamplingParams(**fields)
+    assert str(caught.value) == sentence
+
+
+PROMPTS: list[tuple[str, Callable[[LLM], Any], str]] = [
+    ("empty text", lambda llm: llm.generate(""), "The prompt is empty; give at least one token."),
+    ("empty ids among others", lambda llm: llm.generate([[1, 2], []]), "The prompt is empty; give at least one token."),
+    (
+        "id out of range",
+        lambda llm: llm.generate([[1, VOCAB]]),
+        f"The prompt has token ids that the model does not have; allowed are 0 to {VOCAB - 1}.",
+    ),
+    (
+        "negative id",
+        lambda llm: llm.generate([-1, 3]),
+        f"The prompt has token ids that the model does not have; allowed are 0 to {VOCAB - 1}.",
+    ),
+    (
+        "too long",
+        lambda llm: llm.generate([[1] * 200]),
+        "The prompt has 200 tokens, but the context holds 200 including the answer; shorten it or raise max_model_len.",
+    ),
+    ("a number", lambda llm: llm.generate(7), "prompts must be a text, token ids, or a list of those, not int."),
+    (
+        "a nested number",
+        lambda llm: llm.generate(["a", 7]),
+        "A prompt must be a text, a list of token ids or a list of messages, not int.",
+    ),
+    (
+        "bias beyond the vocabulary",
+        lambda llm: llm.generate("a", SamplingParams(logit_bias={VOCAB: 1.0})),
+        f"logit_bias has token ids that the model does not have; allowed are 0 to {VOCAB - 1}.",
+    ),
+    (
+        "stop token beyond the vocabulary",
+        lambda llm: llm.generate("a", SamplingParams(stop_token_ids=[VOCAB])),
+        f"stop_token_ids has token ids that the model does not have; allowed are 0 to {VOCAB - 1}.",
+    ),
+    (
+        "params of another length",
+        lambda llm: llm.generate(["a"], [SamplingParams()] * 2),
+        "params has 2 entries for 1 prompts; give one for all, or one each.",
+    ),
+    (
+        "params of another type",
+        lambda llm: llm.generate("a", {"max_tokens": 3}),
+        "params must be a SamplingParams or a list of them, not dict.",
+    ),
+    (
+        "unknown proposer",
+        lambda llm: llm.generate("a", spec="oracle"),
+        "spec='oracle' names the proposer 'oracle'; this release has none: use off or auto.",
+    ),
+    (
+        "unreadable spec",
+        lambda llm: llm.generate("a", spec="+"),
+        "spec='+' cannot be read; it must be off, auto, NAME, NAME:option=value,…, NAME+NAME, or auto(NAME+NAME).",
+    ),
+    (
+        "chat of nothing",
+        lambda llm: llm.chat([]),
+        "chat needs a list of messages, each with a role and a content, or a list of such lists.",
+    ),
+    (
+        "chat with an empty conversation",
+        lambda llm: llm.chat([[]]),
+        "Every conversation must be a non-empty list of messages with a role and a content.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "sentence"), [p[1:] for p in PROMPTS], ids=[p[0] for p in PROMPTS])
+def test_bad_prompts(llm: LLM, call: Callable[[LLM], Any], sentence: str) -> None:
+    with pytest.raises(ForedraftError) as caught:
+        call(llm)
+    assert str(caught.value) == sentence
+    assert not llm.engine.has_work, "nothing was left behind"
+    assert llm.generate([3, 4, 5], SamplingParams(max_tokens=2, temperature=0, ignore_eos=True))[0].finish_reason == "length"
+
+
+def test_a_request_that_can_never_fit_is_refused(folder: Path) -> None:
+    llm = LLM(str(folder), kv_cache_tokens=32, max_model_len=32)
+    llm.engine.max_model_len = 64  # as if the context were longer than the cache
+    with pytest.raises(ForedraftError, match="needs 50 tokens of KV cache, but there are only 32; raise kv_cache_tokens"):
+        llm.generate([[1] * 30], SamplingParams(max_tokens=20))
+
+
+OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"dtype": "float16"}, "dtype='float16' is not known; use auto, float32, bfloat16, int8, int4."),
+    ({"device": "tpu9"}, "device='tpu9' is not known; use auto, cpu or cuda."),
+    ({"backend": "jax"}, "backend='jax' is not known; use auto, native, torch."),
+    ({"max_num_seqs": 0}, "max_num_seqs=0 must be a whole number of at least 1."),
+    ({"max_model_len": 100000}, "max_model_len=100000 is beyond the 512 positions that the model knows."),
+    ({"spec": 3}, "spec=3 must be a string such as off, auto, NAME, NAME:option=value,…, NAME+NAME, or auto(NAME+NAME)."),
+    (
+        {"max_num_batched_tokens": 4},
+        "max_num_batched_tokens=4 is below max_num_seqs=64: every running sequence needs one row per step; "
+        "raise the first or lower the second.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "sentence"), OPTIONS, ids=lambda value: str(value)[:40])
+def test_bad_engine_options(folder: Path, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ForedraftError) as caught:
+        LLM(str(folder), **options)
+    assert str(caught.value) == sentence
+
+
+def test_an_unknown_engine_option_names_the_known_ones(folder: Path) -> None:
+    with pytest.raises(ForedraftError, match=r"LLM has no option 'gpu_memory'; it has dtype, device, .*threads\."):
+        LLM(str(folder), gpu_memory=0.9)

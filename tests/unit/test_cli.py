@@ -1,0 +1,274 @@
+"""The command line: what it prints where, and how it ends. The model is a stand-in."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foredraft.cli.main import run
+from foredraft.params import SamplingParams
+from tests.unit.fake_llm import METRICS, fake_module
+
+
+@dataclass
+class Result:
+    code: int
+    out: str
+    err: str
+    log: list[Any]
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+Command = Callable[..., Result]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs `foredraft ARGUMENTS...` in this process, with the stand-in for the model."""
+
+    def call(*arguments: str, stdin: str = "", error: str | None = None) -> Result:
+        log: list[Any] = []
+        monkeypatch.setitem(sys.modules, "foredraft.llm", fake_module(log, error))
+        monkeypatch.setattr(sys, "argv", ["foredraft", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        with pytest.raises(SystemExit) as ended:
+            run()
+        out, err = capsys.readouterr()
+        return Result(ended.value.code, out, err, log)
+
+    return call
+
+
+def fails_with_one_sentence(result: Result) -> bool:
+    return result.code == 2 and result.out == "" and result.err.count("\n") == 1 and result.err.endswith(".\n")
+
+
+class TestEveryCommand:
+    def test_help_loads_neither_torch_nor_rich(self) -> None:
+        program = (
+            "import sys\nfrom foredraft.cli.main import run\nsys.argv = ['foredraft', '--help']\n"
+            "try:\n    run()\nexcept SystemExit as end:\n    assert end.code == 0\n"
+            "print(sorted({'torch', 'rich', 'numpy', 'transformers', 'jinja2', 'tokenizers'} & set(sys.modules)))"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        assert all(name in done.stdout for name in ("demo", "generate", "chat", "models"))
+        assert done.stdout.splitlines()[-1] == "[]"
+
+    @pytest.mark.parametrize("name", ["demo", "generate", "chat", "models"])
+    def test_each_has_help_and_takes_model_and_json(self, command: Command, name: str) -> None:
+        result = command(name, "--help")
+        assert result.code == 0
+        assert "--json" in result.out
+        assert "--model" in result.out
+
+    def test_no_command_shows_help(self, command: Command) -> None:
+        assert "Commands:" in command().out
+
+    def test_version(self, command: Command) -> None:
+        assert command("--version").out == "foredraft 0.1.0\n"
+
+    @pytest.mark.parametrize(
+        ("arguments", "sentence"),
+        [
+            (["nonsense"], "No such command 'nonsense'."),
+            (["generate", "hi", "--max-tokens", "many"], "--max-tokens"),
+            (["generate", "hi", "--max-tokens", "0"], "max_tokens=0 must be a whole number of at least 1."),
+            (["generate", "hi", "--temperature", "-1"], "temperature=-1.0"),
+            (["generate", "hi", "--top-p", "0"], "top_p=0.0"),
+            (["generate", "hi", "--nonsense"], "--nonsense"),
+            (["generate", "hi", "--model", "missing"], "missing is not a model; use foredraft models."),
+            (["generate", "too long"], "The prompt is too long."),
+            (["generate", "--file", "nowhere.jsonl"], "nowhere.jsonl cannot be read: No such file or directory."),
+            (["chat", "--n", "2"], "--n"),
+        ],
+    )
+    def test_bad_arguments_end_with_one_sentence(self, command: Command, arguments: list[str], sentence: str) -> None:
+        result = command(*arguments)
+        assert fails_with_one_sentence(result), result
+        assert sentence in result.err
+
+    @pytest.mark.parametrize("arguments", [["generate", "interrupt"], ["chat"]])
+    def test_ctrl_c_ends_with_130_and_a_whole_line(self, command: Command, arguments: list[str]) -> None:
+        result = command(*arguments, stdin="interrupt\n")
+        assert (result.code, result.out, result.err) == (130, "Hello\n", "")
+        assert result.log[-1] == ("close",)
+
+    def test_the_model_is_closed_whatever_happens(self, command: Command) -> None:
+        assert command("generate", "too long").log[-1] == ("close",)
+
+
+class TestGenerate:
+    def test_one_prompt_prints_its_text(self, command: Command) -> None:
+        result = command("generate", "hi")
+        assert (result.code, result.out, result.err) == (0, "Hello there.\n", "")
+
+    def test_options_reach_the_model(self, command: Command) -> None:
+        result = command(
+            *"generate hi --model m --spec off --dtype int4 --device cpu --threads 2 --no-exact --max-tokens 5".split(),
+            *"--temperature 0.5 --top-p 0.9 --top-k 40 --min-p 0.1 --seed 3".split(),
+            *"--stop a --stop b --n 2 --logprobs 1".split(),
+        )
+        opened, asked, _ = result.log
+        expected = {"spec": "off", "dtype": "int4", "device": "cpu", "threads": 2, "exact": False, "progress": None}
+        assert opened == ("open", "m", expected)
+        assert asked[2] == SamplingParams(
+            max_tokens=5, temperature=0.5, top_p=0.9, top_k=40, min_p=0.1, seed=3, stop=["a", "b"], n=2, logprobs=1
+        )
+
+    def test_json_has_one_object_per_prompt_in_order(self, command: Command) -> None:
+        result = command("generate", "one", "two", "--json")
+        assert [record["index"] for record in result.records] == [0, 1]
+        for record in result.records:
+            assert set(record) == {"index", "text", "token_ids", "finish_reason", "seed", "metrics"}
+            assert record["text"] == "Hello there."
+            assert record["token_ids"] == [0, 1, 2]
+            assert record["metrics"] == METRICS.__dict__
+        assert result.err == ""
+
+    def test_several_samples_and_logprobs_in_json(self, command: Command) -> None:
+        (record,) = command("generate", "one", "--n", "2", "--logprobs", "1", "--json").records
+        assert [sample["seed"] for sample in record["samples"]] == [7, 8]
+        assert record["logprobs"][0] == {"token_id": 0, "logprob": -0.5, "top": {"0": -0.5}}
+
+    def test_many_texts_are_told_apart(self, command: Command) -> None:
+        assert command("generate", "one", "two").out == "[0]\nHello there.\n\n[1]\nHello there.\n\n"
+        assert command("generate", "one", "--n", "2").out.startswith("[0.0]\n")
+
+    @pytest.mark.parametrize("arguments", [["generate"], ["generate", "-"]])
+    def test_stdin_is_a_prompt(self, command: Command, arguments: list[str]) -> None:
+        assert command(*arguments, stdin="a\nb\n").log[1][1] == ["a\nb"]
+
+    def test_empty_stdin_is_an_error(self, command: Command) -> None:
+        assert fails_with_one_sentence(command("generate"))
+
+    def test_chat_asks_as_a_user(self, command: Command) -> None:
+        assert command("generate", "hi", "--chat").log[1][1] == [[{"role": "user", "content": "hi"}]]
+
+    def test_a_failed_request_is_told_and_exits_1(self, command: Command) -> None:
+        result = command("generate", "hi", "--json", error="The logits are not numbers.")
+        assert result.code == 1
+        assert result.records[0]["error"] == "The logits are not numbers."
+        assert result.err == "Prompt 0: The logits are not numbers.\n"
+
+    def test_a_file_may_hold_all_kinds_of_prompts(self, command: Command, tmp_path: Path) -> None:
+        messages = [{"role": "user", "content": "c"}]
+        lines = [
+            {"prompt": "a"},
+            {"question_id": 1, "category": "x", "turns": ["b\u2028", "second"]},
+            {"messages": messages},
+        ]
+        file = tmp_path / "prompts.jsonl"
+        file.write_text("\n".join(json.dumps(line, ensure_ascii=False) for line in lines) + "\n\n", encoding="utf-8")
+        result = command("generate", "first", "--file", str(file), "--json")
+        assert result.log[1][1] == ["first", "a", "b\u2028", messages]
+        assert len(result.records) == 4
+
+    @pytest.mark.parametrize(
+        "line",
+        ["{", "[]", "7", '{"text": "a"}', '{"prompt": 7}', '{"turns": []}', '{"turns": "a"}', '{"messages": ["a"]}'],
+    )
+    def test_a_malformed_line_is_named(self, command: Command, tmp_path: Path, line: str) -> None:
+        file = tmp_path / "prompts.jsonl"
+        file.write_text('{"prompt": "fine"}\n\n' + line, encoding="utf-8")
+        result = command("generate", "--file", str(file))
+        assert fails_with_one_sentence(result), result
+        assert f"{file}:3 " in result.err
+        assert result.log == []
+
+    @pytest.mark.parametrize("content", [b"", b"\n \n", b"\xff\xfe"])
+    def test_a_file_without_prompts_is_an_error(self, command: Command, tmp_path: Path, content: bytes) -> None:
+        file = tmp_path / "prompts.jsonl"
+        file.write_bytes(content)
+        assert fails_with_one_sentence(command("generate", "--file", str(file)))
+
+
+class TestChat:
+    def test_a_piped_conversation_has_a_memory(self, command: Command) -> None:
+        result = command("chat", "--system", "Be kind.", stdin="hi\n\nagain\n")
+        assert result.out == "Hello there.\n" * 2
+        assert result.log[2][1] == [
+            [
+                {"role": "system", "content": "Be kind."},
+                {"role": "user", "content": "hi"},
+                {"role": "assistant", "content": "Hello there."},
+                {"role": "user", "content": "again"},
+            ]
+        ]
+
+    def test_figures_follow_each_answer(self, command: Command) -> None:
+        assert command("chat", stdin="hi\n").err == "3 tokens, 10.0 tok/s, 1.00 tokens per run, seed 7\n"
+
+    def test_json_has_one_object_per_answer(self, command: Command) -> None:
+        records = command("chat", "--json", stdin="hi\nagain\n").records
+        assert [(record["index"], record["text"]) for record in records] == [(0, "Hello there."), (1, "Hello there.")]
+
+    def test_commands(self, command: Command) -> None:
+        result = command("chat", stdin="hi\n/reset\n/system Be brief.\n/system\n/help\n/what\nagain\n/exit\nnever\n")
+        asked = [entry[1][0] for entry in result.log if entry[0] == "ask"]
+        assert asked[1:] == [[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "again"}]]
+        assert "/exit" in result.err
+        assert "/what is not known." in result.err
+        assert "Be brief.\n" in result.err
+
+    def test_a_failed_answer_ends_a_piped_conversation(self, command: Command) -> None:
+        result = command("chat", stdin="hi\n", error="The logits are not numbers.")
+        assert (result.code, result.err) == (2, "The logits are not numbers.\n")
+
+
+class TestDemo:
+    def test_without_a_terminal_it_prints_plain_lines(self, command: Command) -> None:
+        result = command("demo")
+        assert result.code == 0
+        assert result.out.count("Hello there.") == 5
+        assert "\x1b" not in result.out + result.err
+        last_row = [line for line in result.out.splitlines() if line.strip()][-1]
+        assert last_row.split()[:3] == ["all", "at", "once,"]
+        assert "15" in last_row.split()
+
+    def test_json(self, command: Command) -> None:
+        *answers, total = command("demo", "--json").records
+        assert [answer["index"] for answer in answers] == list(range(5))
+        assert {"spec", "prompt", "text", "token_ids", "finish_reason", "seed", "metrics"} <= set(answers[0])
+        assert total["total"]["tokens"] == 15
+
+
+class TestModels:
+    @pytest.fixture(autouse=True)
+    def empty_cache(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    @pytest.mark.parametrize("arguments", [["models"], ["models", "list"]])
+    def test_list(self, command: Command, arguments: list[str]) -> None:
+        assert command(*arguments).out.split() == ["smollm2-135m", "98", "MB", "Apache-2.0", "not", "fetched"]
+
+    @pytest.mark.parametrize("arguments", [["smollm2"], ["--model", "smollm2-135m"]])
+    def test_info_in_json(self, command: Command, arguments: list[str]) -> None:
+        (record,) = command("models", "info", *arguments, "--json").records
+        assert set(record) == {"name", "size_bytes", "licence", "path", "proposers", "dtype", "backend", "config"}
+        assert record["name"] == "smollm2-135m"
+        assert record["path"] is None
+
+    @pytest.mark.parametrize(
+        ("arguments", "sentence"),
+        [
+            (["info"], "Say which model"),
+            (["fetch"], "Say which model"),
+            (["info", "smollm3-135"], "smollm2-135m"),
+            (["burn"], "burn"),
+        ],
+    )
+    def test_bad_arguments(self, command: Command, arguments: list[str], sentence: str) -> None:
+        result = command("models", *arguments)
+        assert fails_with_one_sentence(result), result
+        assert sentence in result.err

@@ -1,0 +1,87 @@
+"""The command line on a terminal: live output, and what Ctrl-C leaves behind. The model is a stand-in."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+
+
+def start(*arguments: str, pause: float = 0.0, stdout: int | None = None) -> tuple[subprocess.Popen[bytes], int]:
+    """`foredraft ARGUMENTS...` with the stand-in, which waits `pause` seconds before each token, on a terminal."""
+    program = (
+        f"import sys, time; sys.argv = {['foredraft', *arguments]!r}; sys.path.insert(0, {str(REPOSITORY)!r}); "
+        "from tests.unit import fake_llm; sys.modules['foredraft.llm'] = fake_llm.fake_module([]); "
+        f"fake_llm.FakeLLM.pause = lambda self: time.sleep({pause}); "
+        "from foredraft.cli.main import run; run()"
+    )
+    here, there = os.openpty()
+    process = subprocess.Popen([sys.executable, "-c", program], stdin=there, stdout=stdout or there, stderr=there)
+    os.close(there)
+    return process, here
+
+
+def read_until(terminal: int, text: str) -> str:
+    """What the terminal shows up to `text`; an empty text stands for the end."""
+    seen = ""
+    while not text or text not in seen:
+        try:
+            piece = os.read(terminal, 4096)
+        except OSError:  # how Linux tells that the other end has closed
+            break
+        seen += piece.decode(errors="replace")
+    return seen
+
+
+def test_demo_is_live_and_ends_with_a_table() -> None:
+    process, terminal = start("demo")
+    seen = read_until(terminal, "")
+    assert process.wait() == 0
+    assert "tokens/s" in seen
+    assert "first token" in seen
+    assert seen.rindex(SHOW_CURSOR) > seen.rindex(HIDE_CURSOR)
+
+
+@pytest.mark.parametrize("arguments", [["demo"], ["generate", "hi"], ["generate", "one", "two"]])
+def test_ctrl_c_leaves_the_terminal_clean(arguments: list[str]) -> None:
+    process, terminal = start(*arguments, pause=0.3)
+    sign_of_life = "Hello" if arguments == ["generate", "hi"] else HIDE_CURSOR
+    seen = read_until(terminal, sign_of_life)
+    process.send_signal(signal.SIGINT)
+    seen += read_until(terminal, "")
+    assert process.wait() == 130
+    assert "Traceback" not in seen
+    assert seen.rfind(SHOW_CURSOR) >= seen.rfind(HIDE_CURSOR)
+    assert seen.endswith("\n") or SHOW_CURSOR in seen
+
+
+def test_chat_prompts_and_answers() -> None:
+    process, terminal = start("chat")
+    seen = read_until(terminal, "> ")
+    os.write(terminal, b"hi\n")
+    seen += read_until(terminal, "seed 7")
+    os.write(terminal, b"/exit\n")
+    seen += read_until(terminal, "")
+    assert process.wait() == 0
+    assert "Hello there." in seen
+    assert "10.0 tok/s" in seen
+
+
+def test_bars_on_the_terminal_do_not_touch_results_elsewhere() -> None:
+    process, terminal = start("generate", "one", "two", "--json", stdout=subprocess.PIPE)
+    seen = read_until(terminal, "")
+    assert process.stdout is not None
+    with process.stdout:
+        records = [json.loads(line) for line in process.stdout]
+    assert process.wait() == 0
+    assert [record["index"] for record in records] == [0, 1]
+    assert "Generating" in seen
+    assert "there" not in seen

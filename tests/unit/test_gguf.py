@@ -1,0 +1,308 @@
+"""GGUF files: every type, every architecture, the real file, and every way in which a file can be wrong."""
+
+from __future__ import annotations
+
+import struct
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+
+from foredraft.errors import InvalidModel
+from foredraft.models.catalog import open_checkpoint
+from foredraft.models.gguf import GGUFCheckpoint
+from foredraft.models.gguf_header import read_header
+from tests.gguf_files import HIDDEN, MINIMAL, convert_to_gguf, minimal_tensors, write_gguf
+from tests.tiny_models import VOCAB, all_logits, random_model
+
+# type: the kind of weight that it becomes, and the precision class of a file full of it
+TYPES = {
+    Type.F32: ("f32", "float32"),
+    Type.F16: ("f32", "bfloat16"),
+    Type.BF16: ("bf16", "bfloat16"),
+    Type.Q8_0: ("q8", "int8"),
+    Type.Q6_K: ("f32", "int8"),
+    Type.Q5_K: ("f32", "int8"),
+    Type.Q5_1: ("f32", "int8"),
+    Type.Q5_0: ("f32", "int8"),
+    Type.Q4_K: ("q4", "int4"),
+    Type.Q4_1: ("q4", "int4"),
+    Type.Q4_0: ("q4", "int4"),
+    Type.Q3_K: ("f32", "int4"),
+    Type.Q2_K: ("f32", "int4"),
+}
+# Where the float16 scales of a block are, for types that the gguf package cannot quantise to.
+HALVES = {Type.Q2_K: (80, 82), Type.Q3_K: (108,), Type.Q4_K: (0, 2), Type.Q5_K: (0, 2), Type.Q6_K: (208,)}
+
+
+def random_blocks(kind: Type, rows: int, columns: int) -> np.ndarray:
+    """Raw bytes [rows, bytes per row] of random but sane weights."""
+    random = np.random.default_rng(int(kind))
+    if kind not in HALVES:
+        return gguf.quants.quantize(random.standard_normal((rows, columns)).astype(np.float32), kind)
+    length, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = random.integers(0, 256, (rows * columns // length, size), dtype=np.uint8)
+    for offset in HALVES[kind]:
+        blocks[:, offset : offset + 2] = random.uniform(0.01, 1, (len(blocks), 1)).astype(np.float16).view(np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
+def test_every_type_means_what_the_gguf_package_says(kind: Type, tmp_path: Path) -> None:
+    tensors = minimal_tensors()
+    matrices = {name: random_blocks(kind, *tensor.shape) for name, tensor in tensors.items() if tensor.ndim == 2}
+    types = {name: kind for name in matrices if kind not in (Type.F32, Type.F16)}
+    path = write_gguf(tmp_path / "model.gguf", MINIMAL, {**tensors, **matrices}, types)
+
+    checkpoint = GGUFCheckpoint(path)
+    weight = checkpoint.weight("model.layers.0.mlp.down_proj.weight")
+    expected = torch.from_numpy(gguf.quants.dequantize(matrices["blk.0.ffn_down.weight"], kind))
+    assert weight.kind == TYPES[kind][0]
+    assert checkpoint.precision == TYPES[kind][1]
+    assert torch.equal(weight.dense(), expected)
+    assert expected.std() > 0.01
+
+    # q is permuted as codes; the values must be those of the dequantised rows, put back in order.
+    query = torch.from_numpy(gguf.quants.dequantize(matrices["blk.0.attn_q.weight"], kind))
+    in_order = query.view(4, HIDDEN // 8, 2, HIDDEN).transpose(1, 2).reshape(HIDDEN, HIDDEN)
+    assert torch.equal(checkpoint.weight("model.layers.0.self_attn.q_proj.weight").dense(), in_order)
+
+
+ARCHITECTURES = (
+    "llama",
+    "llama-tied",
+    "llama-biased",
+    "llama-3.1",
+    "llama-linear",
+    "llama-wide-head",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+    "phi3",
+    "phi3-longrope",
+    "phi3-partial",
+    "granite",
+)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_converted_model_is_the_model(name: str, tmp_path: Path) -> None:
+    """Tensors and logits of a GGUF file, rows permuted as llama.cpp permutes them, are those of the original."""
+    model = random_model(name)
+    path = convert_to_gguf(model, tmp_path / "model.gguf")
+    checkpoint = GGUFCheckpoint(path)
+    for tensor_name, tensor in model.state_dict().items():
+        if tensor_name in checkpoint.names():
+            found = checkpoint.weight(tensor_name).values if tensor.dim() == 2 else checkpoint.vector(tensor_name)
+            assert torch.equal(found, tensor), tensor_name
+    prompt = torch.randint(VOCAB, (70,), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        expected = model(prompt[None]).logits[0]
+    assert (all_logits(path, prompt.tolist(), "torch") - expected).abs().max() < 1e-4
+
+
+def test_rows_left_interleaved_would_show(tmp_path: Path) -> None:
+    """The comparison above can fail: a file whose q and k rows are in order is another model."""
+    model = random_model("llama")
+    config = model.config
+    for layer in model.model.layers:
+        for projection, heads in ((layer.self_attn.q_proj, config.num_attention_heads),):
+            rows = projection.weight.data.view(heads, -1, 2, config.hidden_size)
+            projection.weight.data = rows.transpose(1, 2).reshape(projection.weight.shape).contiguous()
+    path = convert_to_gguf(model, tmp_path / "model.gguf")
+    prompt = list(range(20))
+    with torch.inference_mode():
+        expected = random_model("llama")(torch.tensor([prompt])).logits[0]
+    assert (all_logits(path, prompt, "torch") - expected).abs().max() > 1e-2
+
+
+def test_tensors_are_those_that_transformers_reads(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="the reference reader of GGUF files")
+    pytest.importorskip("accelerate", reason="transformers needs it to read GGUF files")
+    path = convert_to_gguf(random_model("llama"), tmp_path / "model.gguf")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        reference = transformers.AutoModelForCausalLM.from_pretrained(
+            tmp_path, gguf_file=path.name, dtype=torch.float32
+        ).state_dict()
+    checkpoint = GGUFCheckpoint(path)
+    assert len(checkpoint.names()) == 3 + 3 * 9
+    for name in checkpoint.names():
+        assert torch.equal(checkpoint.weight(name).values.view(reference[name].shape), reference[name]), name
+
+
+def test_header_agrees_with_the_gguf_package(default_model: Path) -> None:
+    reader = gguf.GGUFReader(default_model)
+    header = read_header(default_model)
+    fields = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
+    assert header.metadata == fields
+    assert len(header.tensors) == len(reader.tensors) == 272
+    for tensor in reader.tensors:
+        entry = header.tensors[tensor.name]
+        assert (entry.shape, entry.type) == (tuple(reversed(tensor.shape.tolist())), tensor.tensor_type)
+        assert (entry.start, entry.num_bytes) == (tensor.data_offset, tensor.n_bytes)
+
+
+def test_the_default_model(default_model: Path) -> None:
+    checkpoint = GGUFCheckpoint(default_model)
+    config = checkpoint.config
+    assert (config.num_layers, config.hidden_size, config.num_heads, config.num_kv_heads) == (30, 576, 9, 3)
+    assert (config.vocab_size, config.rope_theta, config.tie_word_embeddings) == (49152, 100000.0, True)
+    assert (config.bos_token_id, config.eos_token_ids) == (1, (2,))
+    assert checkpoint.precision == "int4"
+    assert checkpoint.generation == {}
+    assert checkpoint.weight("model.embed_tokens.weight").kind == "q8"
+    assert checkpoint.weight("model.layers.29.mlp.down_proj.weight").kind == "q4"
+
+
+Edit = Callable[[dict[str, Any], dict[str, np.ndarray]], None]
+
+
+def without_field(key: str) -> Edit:
+    return lambda metadata, tensors: metadata.pop(key) and None
+
+
+def with_field(key: str, value: Any) -> Edit:
+    return lambda metadata, tensors: metadata.update({key: value})
+
+
+def without_tensor(name: str) -> Edit:
+    return lambda metadata, tensors: tensors.pop(name) is None and None
+
+
+def with_tensor(name: str, *shape: int) -> Edit:
+    return lambda metadata, tensors: tensors.update({name: np.ones(shape, np.float32)})
+
+
+WRONG_MODELS: dict[str, tuple[Edit, str]] = {
+    "no head count": (without_field("llama.attention.head_count"), r"field llama\.attention\.head_count is missing"),
+    "zero layers": (with_field("llama.block_count", 0), r"llama\.block_count is 0, but a whole number"),
+    "text for a number": (with_field("llama.context_length", "long"), r"llama\.context_length is 'long'"),
+    "heads per layer": (with_field("llama.attention.head_count", [4, 4]), r"head_count is \[4, 4\]"),
+    "unequal head sizes": (with_field("llama.attention.value_length", 32), r"value_length must equal"),
+    "experts": (with_field("llama.expert_count", 8), r"mixture of experts"),
+    "split file": (with_field("split.count", 2), r"one part of a split GGUF"),
+    "yarn": (with_field("llama.rope.scaling.type", "yarn"), r"rope scaling 'yarn' is not supported"),
+    "no embedding": (without_tensor("token_embd.weight"), r"'token_embd\.weight' is missing"),
+    "missing matrix": (without_tensor("blk.0.ffn_up.weight"), r"'model\.layers\.0\.mlp\.up_proj\.weight' is missing"),
+    "too few layers": (with_field("llama.block_count", 2), r"layers\.1\..* and \d+ more is missing"),
+    "wrong shape": (with_tensor("blk.0.ffn_down.weight", 4, HIDDEN), r"down_proj.* has shape \[4, 256\].*\[256, 256\]"),
+    "wrong fused rows": (with_tensor("blk.0.attn_qkv.weight", 7, HIDDEN), r"qkv_proj.*' has 7 rows.*512"),
+    "unknown tensor": (with_tensor("blk.0.attn_sinks.weight", 4), r"'blk\.0\.attn_sinks\.weight' is not part"),
+    "bad alignment": (with_field("general.alignment", 3), r"general\.alignment is 3"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_MODELS)
+def test_wrong_models_are_named(case: str, tmp_path: Path) -> None:
+    edit, message = WRONG_MODELS[case]
+    metadata, tensors = dict(MINIMAL), minimal_tensors()
+    edit(metadata, tensors)
+    path = write_gguf(tmp_path / "model.gguf", metadata, tensors)
+    with pytest.raises(InvalidModel, match=message) as caught:
+        GGUFCheckpoint(path)
+    assert str(path) in str(caught.value)
+    assert str(caught.value).endswith(".")
+
+
+def test_unknown_architecture(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", MINIMAL, minimal_tensors(), architecture="mamba")
+    with pytest.raises(InvalidModel, match="general.architecture is 'mamba', but Foredraft runs llama, qwen2"):
+        GGUFCheckpoint(path)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("blk.0.ffn_up.weight", Type.TQ1_0), ("output_norm.weight", Type.Q8_0)])
+def test_unsupported_type(name: str, kind: Type, tmp_path: Path) -> None:
+    tensors = minimal_tensors()
+    length, size = gguf.GGML_QUANT_SIZES[kind]
+    shape = (*tensors[name].shape[:-1], tensors[name].shape[-1] // length * size)
+    tensors[name] = np.zeros(shape, np.uint8)
+    path = write_gguf(tmp_path / "model.gguf", MINIMAL, tensors, {name: kind})
+    with pytest.raises(InvalidModel, match=rf"{name}' is {kind.name}, but F32, .* supported"):
+        GGUFCheckpoint(path)
+
+
+def replaced(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
+    def edit(data: bytes) -> bytes:
+        assert old in data
+        return data.replace(old, new, 1)
+
+    return edit
+
+
+TYPE_OF_NORM = b"output_norm.weight" + struct.pack("<IQI", 1, HIDDEN, 0)
+DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "empty": (lambda data: b"", r"is empty"),
+    "not GGUF": (lambda data: b"PK\x03\x04" + data[4:], r"does not start with 'GGUF'"),
+    "magic only": (lambda data: data[:4], r"damaged at the file header"),
+    "old version": (lambda data: data[:4] + struct.pack("<I", 1) + data[8:], r"has GGUF version 1"),
+    "big-endian": (lambda data: data[:4] + struct.pack(">I", 3) + data[8:], r"version 50331648"),
+    "cut in a field": (lambda data: data[:400], r"damaged at metadata field"),
+    "cut in a string": (lambda data: data[: data.index(b"gpt-2") + 2], r"damaged at metadata field 'tokenizer\.ggml\.pre'"),
+    "cut in the table": (lambda data: data[: data.index(b"output_norm.weight") + 18], r"damaged at tensor 'output_norm"),
+    "cut in the weights": (lambda data: data[:-1000], r"is truncated: tensor 'blk\.0\.ffn_down\.weight' ends at byte"),
+    "unknown field type": (
+        replaced(b"tokenizer.ggml.pre" + struct.pack("<I", 8), b"tokenizer.ggml.pre" + struct.pack("<I", 77)),
+        r"damaged at metadata field 'tokenizer\.ggml\.pre'",
+    ),
+    "endless array": (
+        replaced(b"tokenizer.ggml.tokens" + struct.pack("<IIQ", 9, 8, 6), b"tokenizer.ggml.tokens" + struct.pack("<IIQ", 9, 8, 2**60)),
+        r"damaged at",
+    ),
+    "endless numbers": (
+        replaced(b"token_type" + struct.pack("<IIQ", 9, 5, 6), b"token_type" + struct.pack("<IIQ", 9, 5, 2**60)),
+        r"damaged at metadata field 'tokenizer\.ggml\.token_type'",
+    ),
+    "not text": (replaced(b"</s>", b"\xff\xfe\xfd\xfc"), r"damaged at metadata field 'tokenizer\.ggml\.tokens'"),
+    "unknown tensor type": (
+        replaced(TYPE_OF_NORM, TYPE_OF_NORM[:-4] + struct.pack("<I", 999)),
+        r"'output_norm\.weight' has the unknown GGML type 999",
+    ),
+    "no dimensions": (
+        replaced(TYPE_OF_NORM, b"output_norm.weight" + struct.pack("<IQI", 0, HIDDEN, 0)),
+        r"damaged at tensor 'output_norm\.weight'",
+    ),
+    "row no multiple of the block": (
+        replaced(TYPE_OF_NORM, b"output_norm.weight" + struct.pack("<IQI", 1, 33, 8)),
+        r"'output_norm\.weight' has shape \[33\], but Q8_0 needs rows of a multiple of 32",
+    ),
+    "listed twice": (replaced(b"blk.0.attn_k.weight", b"blk.0.attn_v.weight"), r"'blk\.0\.attn_v\.weight' is listed twice"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_damaged_files_are_named(case: str, tmp_path: Path) -> None:
+    edit, message = DAMAGE[case]
+    path = write_gguf(tmp_path / "model.gguf", MINIMAL, minimal_tensors())
+    path.write_bytes(edit(path.read_bytes()))
+    with pytest.raises(InvalidModel, match=message) as caught:
+        open_checkpoint(path)
+    assert str(path) in str(caught.value)
+
+
+def test_every_cut_of_the_header_is_refused(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", MINIMAL, minimal_tensors())
+    data = path.read_bytes()
+    cut = tmp_path / "cut.gguf"
+    for length in range(0, min(entry.start for entry in read_header(path).tensors.values()), 7):
+        cut.write_bytes(data[:length])
+        with pytest.raises(InvalidModel):
+            read_header(cut)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(InvalidModel, match="cannot be read: No such file"):
+        GGUFCheckpoint(tmp_path / "none.gguf")
+
+
+def test_unknown_tensor_name(tmp_path: Path) -> None:
+    checkpoint = GGUFCheckpoint(write_gguf(tmp_path / "model.gguf", MINIMAL, minimal_tensors()))
+    with pytest.raises(InvalidModel, match="has no tensor 'nothing'"):
+        checkpoint.weight("nothing")
