@@ -8,8 +8,8 @@ PIP_ARGS ?=
 ARGS ?=
 
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --progress-bar off --quiet $(PIP_ARGS)
-BUILD_INPUTS := pyproject.toml $(wildcard setup.py src/foredraft/kernels/*.c src/foredraft/kernels/*.h)
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install $(PIP_ARGS)
+BUILD_INPUTS := pyproject.toml $(wildcard setup.py src/foredraft/kernels/*.c src/foredraft/kernels/*.h src/foredraft/kernels/build.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow lint bench-plain bench-kernels clean
@@ -52,17 +52,17 @@ clean: ## remove the environment and everything built
 # torch comes first and with its own dependencies, because those differ between its builds; the rest is exactly the lock.
 .venv/.locked: .venv/.created requirements.lock
 	@echo "[2/4] torch (the largest download: be patient)"
-	@$(PIP) --constraint requirements.lock $$(grep '^torch==' requirements.lock)
+	@$(PIP) $$(test -t 1 || echo --quiet) --constraint requirements.lock $$(grep '^torch==' requirements.lock)
 	@echo "[3/4] $$(grep -c == requirements.lock) locked packages"
-	@$(PIP) --no-deps --requirement requirements.lock
+	@$(PIP) --quiet --no-deps --requirement requirements.lock
 	@touch $@
 
 .venv/.installed: .venv/.locked $(BUILD_INPUTS)
 	@echo "[4/4] foredraft itself"
-	@$(PIP) --no-deps --no-build-isolation --editable .
+	@$(PIP) --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 .venv/.installed-dev: .venv/.installed requirements-dev.lock
 	@echo "[dev] $$(grep -c == requirements-dev.lock) packages for tests, style and types"
-	@$(PIP) --no-deps --requirement requirements-dev.lock
+	@$(PIP) --quiet --no-deps --requirement requirements-dev.lock
 	@touch $@

@@ -17,3 +17,12 @@ def default_model() -> Path:
         return catalog.resolve(catalog.DEFAULT_MODEL)
     except InvalidModel as error:
         pytest.skip(f"the default model cannot be fetched here: {error}")
+
+
+@pytest.fixture(scope="session")
+def spec_bench() -> Path:
+    """Spec-Bench questions for development. They are no part of this repository, but lie beside it where there are any."""
+    file = Path(__file__).parents[2] / "shared" / "data" / "spec_bench_dev.jsonl"
+    if not file.exists():
+        pytest.skip("needs the development questions ../shared/data/spec_bench_dev.jsonl")
+    return file

@@ -111,11 +111,10 @@ def test_a_converted_model_is_the_model(name: str, tmp_path: Path) -> None:
 def test_rows_left_interleaved_would_show(tmp_path: Path) -> None:
     """The comparison above can fail: a file whose q and k rows are in order is another model."""
     model = random_model("llama")
-    config = model.config
     for layer in model.model.layers:
-        for projection, heads in ((layer.self_attn.q_proj, config.num_attention_heads),):
-            rows = projection.weight.data.view(heads, -1, 2, config.hidden_size)
-            projection.weight.data = rows.transpose(1, 2).reshape(projection.weight.shape).contiguous()
+        weight = layer.self_attn.q_proj.weight
+        rows = weight.data.view(model.config.num_attention_heads, -1, 2, model.config.hidden_size)
+        weight.data = rows.transpose(1, 2).reshape(weight.shape).contiguous()
     path = convert_to_gguf(model, tmp_path / "model.gguf")
     prompt = list(range(20))
     with torch.inference_mode():
@@ -214,7 +213,7 @@ def test_wrong_models_are_named(case: str, tmp_path: Path) -> None:
 
 def test_unknown_architecture(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", MINIMAL, minimal_tensors(), architecture="mamba")
-    with pytest.raises(InvalidModel, match="general.architecture is 'mamba', but Foredraft runs llama, qwen2"):
+    with pytest.raises(InvalidModel, match=r"general\.architecture is 'mamba', but Foredraft runs llama, qwen2"):
         GGUFCheckpoint(path)
 
 
@@ -245,15 +244,24 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "old version": (lambda data: data[:4] + struct.pack("<I", 1) + data[8:], r"has GGUF version 1"),
     "big-endian": (lambda data: data[:4] + struct.pack(">I", 3) + data[8:], r"version 50331648"),
     "cut in a field": (lambda data: data[:400], r"damaged at metadata field"),
-    "cut in a string": (lambda data: data[: data.index(b"gpt-2") + 2], r"damaged at metadata field 'tokenizer\.ggml\.pre'"),
-    "cut in the table": (lambda data: data[: data.index(b"output_norm.weight") + 18], r"damaged at tensor 'output_norm"),
+    "cut in a string": (
+        lambda data: data[: data.index(b"gpt-2") + 2],
+        r"damaged at metadata field 'tokenizer\.ggml\.pre'",
+    ),
+    "cut in the table": (
+        lambda data: data[: data.index(b"output_norm.weight") + 18],
+        r"damaged at tensor 'output_norm",
+    ),
     "cut in the weights": (lambda data: data[:-1000], r"is truncated: tensor 'blk\.0\.ffn_down\.weight' ends at byte"),
     "unknown field type": (
         replaced(b"tokenizer.ggml.pre" + struct.pack("<I", 8), b"tokenizer.ggml.pre" + struct.pack("<I", 77)),
         r"damaged at metadata field 'tokenizer\.ggml\.pre'",
     ),
     "endless array": (
-        replaced(b"tokenizer.ggml.tokens" + struct.pack("<IIQ", 9, 8, 6), b"tokenizer.ggml.tokens" + struct.pack("<IIQ", 9, 8, 2**60)),
+        replaced(
+            b"tokenizer.ggml.tokens" + struct.pack("<IIQ", 9, 8, 6),
+            b"tokenizer.ggml.tokens" + struct.pack("<IIQ", 9, 8, 2**60),
+        ),
         r"damaged at",
     ),
     "endless numbers": (
@@ -273,7 +281,10 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         replaced(TYPE_OF_NORM, b"output_norm.weight" + struct.pack("<IQI", 1, 33, 8)),
         r"'output_norm\.weight' has shape \[33\], but Q8_0 needs rows of a multiple of 32",
     ),
-    "listed twice": (replaced(b"blk.0.attn_k.weight", b"blk.0.attn_v.weight"), r"'blk\.0\.attn_v\.weight' is listed twice"),
+    "listed twice": (
+        replaced(b"blk.0.attn_k.weight", b"blk.0.attn_v.weight"),
+        r"'blk\.0\.attn_v\.weight' is listed twice",
+    ),
 }
 
 

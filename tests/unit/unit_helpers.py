@@ -12,7 +12,13 @@ from foredraft.types import Draft, Sequence
 
 
 def make_sequence(
-    prompt: Iterable[int], output: Iterable[int] = (), *, id: int = 0, seed: int = 1, max_tokens: int = 64, **params: Any
+    prompt: Iterable[int],
+    output: Iterable[int] = (),
+    *,
+    id: int = 0,
+    seed: int = 1,
+    max_tokens: int = 64,
+    **params: Any,
 ) -> Sequence:
     """A sequence as the engine makes it; further keywords are sampling parameters."""
     prompt, resolved = list(prompt), SamplingParams(max_tokens=max_tokens, **params).resolved({})
@@ -38,7 +44,7 @@ def path_to(draft: Draft, node: int) -> tuple[int, ...]:
 
 
 def chi_square_p(observed: Mapping[int, int], expected: Mapping[int, float]) -> float:
-    """The probability of a worse fit by chance. Every expected count must be at least 5; a stray observation is fatal."""
+    """The probability of a worse fit by chance. Every expected count must be at least 5; a stray one is fatal."""
     assert min(expected.values()) >= 5, "too few draws for a chi-square test"
     if not observed.keys() <= expected.keys():
         return 0.0

@@ -1,51 +1,74 @@
 /* Exact integer dot products of 16-bit activations with 8-bit or 4-bit weight codes, for one group of 32 inputs.
  *
- * An activation group is 64 bytes. Machines with a dot product of bytes (sdot) keep it as two planes of int8, x = 256 *
- * high + low, and take one dot product with each; others keep 16-bit numbers and multiply pairs of them (pmaddwd,
- * vpdpwssd), where a weight lane's 4 bytes meet x in the order 0 2 1 3. All sums fit 32 bits, so the result is the same
- * integer everywhere, for any number of rows. */
+ * Machines with a dot product of bytes (sdot) keep an activation as two planes of int8, x = 256 * high + low, and take one
+ * dot product with each; others keep 16-bit numbers and multiply pairs of them (pmaddwd, vpdpwssd), where a weight lane's 4
+ * bytes meet x in the order 0 2 1 3. All sums fit 32 bits, so the result is the same integer everywhere, for any number of
+ * rows. */
 #ifndef FD_DOT_H
 #define FD_DOT_H
 
 #include "layout.h"
 
-#define X_GROUP 64 /* bytes of one quantised activation group */
+/* One group of 32 quantised activations: x = scale * code. */
+typedef struct {
+    int8_t codes[2 * GROUP]; /* the planes, or the pairs */
+    float scale;             /* a power of two */
+    float sum;               /* of the x */
+    float unused[2];         /* keeps the codes of the next group aligned */
+} x_group;
 
 #if defined(__ARM_FEATURE_DOTPROD)
 
-INLINE void store_x_group(const int32_t x[GROUP], int8_t *group) {
+INLINE void store_codes(const int32_t x[GROUP], x_group *group) {
     for (int k = 0; k < GROUP; k++) {
         int32_t high = (x[k] + 128) >> 8; /* -127 .. 127, because |x| <= 32639 */
-        group[k] = (int8_t)high;
-        group[GROUP + k] = (int8_t)(x[k] - 256 * high);
+        group->codes[k] = (int8_t)high;
+        group->codes[GROUP + k] = (int8_t)(x[k] - 256 * high);
     }
+}
+
+/* vdotq_laneq_s32 and zero, in words that keep the sum in its register: GCC 12 would copy a register of zeros (one
+ * instruction), while clearing with movi is free. */
+#define sdot_quad(acc, w, x, j)                                                                    \
+    ({                                                                                             \
+        int32x4_t sum_ = acc;                                                                      \
+        __asm__("sdot %0.4s, %1.16b, %2.4b[" #j "]" : "+w"(sum_) : "w"(w), "w"(x));                \
+        sum_;                                                                                      \
+    })
+
+INLINE int32x4_t cleared(void) {
+    int32x4_t zero;
+    __asm__ volatile("movi %0.4s, #0" : "=w"(zero)); /* volatile: one for each sum */
+    return zero;
 }
 
 /* sums[row][vec] = the dot products of `rows` activation groups with vectors vec .. vec+vecs-1 of the codes.
  *
  * The high plane comes first, its sums are shifted by 8 bits and the low plane is added on top: a single set of sums, and
  * one extra instruction for both planes. 4x2 tile: 128 sdot + 8 shifts, 32 + 16 loads: 68 cycles on a Neoverse N1. */
-INLINE void dot_codes(const int8_t *codes, const int8_t *const x[], int rows, int vec, int vecs, vi sums[][PANEL_VECS]) {
+INLINE void dot_codes(const int8_t *codes, const x_group *const x[], int rows, int vec, int vecs, vi sums[][PANEL_VECS]) {
     codes += vec * 16;
     int32x4_t acc[4][PANEL_VECS];
     UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int v = 0; v < vecs; v++) acc[r][v] = vdupq_n_s32(0);
+        UNROLL for (int v = 0; v < vecs; v++) acc[r][v] = cleared();
     UNROLL for (int plane = 0; plane < 2; plane++) {
         UNROLL for (int half = 0; half < 2; half++) {
             const int8_t *w = codes + half * 4 * PANEL * 4;
             int8x16_t xs[4];
-            UNROLL for (int r = 0; r < rows; r++) xs[r] = vld1q_s8(x[r] + plane * GROUP + half * 16);
+            UNROLL for (int r = 0; r < rows; r++) xs[r] = vld1q_s8(x[r]->codes + plane * GROUP + half * 16);
 #define ONE_QUAD(j)                                                                                             \
     UNROLL for (int v = 0; v < vecs; v++) {                                                                     \
         int8x16_t wv = vld1q_s8(w + j * PANEL * 4 + v * 16);                                                    \
-        UNROLL for (int r = 0; r < rows; r++) acc[r][v] = vdotq_laneq_s32(acc[r][v], wv, xs[r], j);             \
+        UNROLL for (int r = 0; r < rows; r++) acc[r][v] = sdot_quad(acc[r][v], wv, xs[r], j);             \
     }
             ONE_QUAD(0) ONE_QUAD(1) ONE_QUAD(2) ONE_QUAD(3)
 #undef ONE_QUAD
         }
-        if (plane == 0)
+        if (plane == 0) {
             UNROLL for (int r = 0; r < rows; r++)
                 UNROLL for (int v = 0; v < vecs; v++) acc[r][v] = vshlq_n_s32(acc[r][v], 8);
+            __asm__ volatile("" ::: "memory"); /* load the codes again: keeping them would spill the sums */
+        }
     }
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int v = 0; v < vecs; v++) sums[r][v] = (vi)acc[r][v];
@@ -53,31 +76,31 @@ INLINE void dot_codes(const int8_t *codes, const int8_t *const x[], int rows, in
 
 /* The same straight from 4-bit codes, for the one or two rows of plain decoding: each code is unpacked once and meets
  * both planes. One row: 16 loads, 32 instructions to unpack, 64 sdot, 8 to combine: 52 cycles for 512 weights. */
-INLINE void dot_nibbles(const uint8_t *codes, const int8_t *const x[], int rows, int vec, int vecs, vi sums[][PANEL_VECS]) {
+INLINE void dot_nibbles(const uint8_t *codes, const x_group *const x[], int rows, int vec, int vecs, vi sums[][PANEL_VECS]) {
     codes += vec * 16;
     int32x4_t high[2][PANEL_VECS], low[2][PANEL_VECS];
     UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int v = 0; v < vecs; v++) high[r][v] = low[r][v] = vdupq_n_s32(0);
+        UNROLL for (int v = 0; v < vecs; v++) high[r][v] = cleared(), low[r][v] = cleared();
     UNROLL for (int half = 0; half < 2; half++) {
         const uint8_t *w = codes + half * 2 * PANEL * 4;
         int8x16_t xh[2], xl[2];
         UNROLL for (int r = 0; r < rows; r++) {
-            xh[r] = vld1q_s8(x[r] + half * 16);
-            xl[r] = vld1q_s8(x[r] + GROUP + half * 16);
+            xh[r] = vld1q_s8(x[r]->codes + half * 16);
+            xl[r] = vld1q_s8(x[r]->codes + GROUP + half * 16);
         }
-#define TWO_QUADS(j)                                                                                            \
+#define TWO_QUADS(j, next)                                                                                            \
     UNROLL for (int v = 0; v < vecs; v++) {                                                                     \
         uint8x16_t both = vld1q_u8(w + j / 2 * PANEL * 4 + v * 16);                                             \
         int8x16_t first = vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15)));                                  \
         int8x16_t second = vreinterpretq_s8_u8(vshrq_n_u8(both, 4));                                            \
         UNROLL for (int r = 0; r < rows; r++) {                                                                 \
-            high[r][v] = vdotq_laneq_s32(high[r][v], first, xh[r], j);                                          \
-            low[r][v] = vdotq_laneq_s32(low[r][v], first, xl[r], j);                                            \
-            high[r][v] = vdotq_laneq_s32(high[r][v], second, xh[r], j + 1);                                     \
-            low[r][v] = vdotq_laneq_s32(low[r][v], second, xl[r], j + 1);                                       \
+            high[r][v] = sdot_quad(high[r][v], first, xh[r], j);                                          \
+            low[r][v] = sdot_quad(low[r][v], first, xl[r], j);                                            \
+            high[r][v] = sdot_quad(high[r][v], second, xh[r], next);                                     \
+            low[r][v] = sdot_quad(low[r][v], second, xl[r], next);                                       \
         }                                                                                                       \
     }
-        TWO_QUADS(0) TWO_QUADS(2)
+        TWO_QUADS(0, 1) TWO_QUADS(2, 3)
 #undef TWO_QUADS
     }
     UNROLL for (int r = 0; r < rows; r++)
@@ -86,11 +109,11 @@ INLINE void dot_nibbles(const uint8_t *codes, const int8_t *const x[], int rows,
 
 #else
 
-INLINE void store_x_group(const int32_t x[GROUP], int8_t *group) {
+INLINE void store_codes(const int32_t x[GROUP], x_group *group) {
     static const int order[4] = {0, 2, 1, 3};
     for (int k = 0; k < GROUP; k++) {
         int16_t value = (int16_t)x[k / 4 * 4 + order[k % 4]];
-        memcpy(group + 2 * k, &value, 2);
+        memcpy(group->codes + 2 * k, &value, 2);
     }
 }
 
@@ -119,7 +142,7 @@ typedef int16_t vh __attribute__((vector_size(4 * LANES)));
 typedef uint16_t vuh __attribute__((vector_size(4 * LANES)));
 
 /* Per vector of 4 inputs: 3 shifts to spread bytes into pairs, then 2 multiplications and 2 additions a row. */
-INLINE void dot_codes(const int8_t *codes, const int8_t *const x[], int rows, int vec, int vecs, vi sums[][PANEL_VECS]) {
+INLINE void dot_codes(const int8_t *codes, const x_group *const x[], int rows, int vec, int vecs, vi sums[][PANEL_VECS]) {
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int v = 0; v < vecs; v++) sums[r][v] = (vi){0};
     for (int q = 0; q < GROUP / 4; q++)
@@ -127,13 +150,13 @@ INLINE void dot_codes(const int8_t *codes, const int8_t *const x[], int rows, in
             vh four = (vh)load_u32(codes + q * PANEL * 4 + (vec + v) * LANES * 4);
             vi even = (vi)((four << 8) >> 8), odd = (vi)(four >> 8);
             UNROLL for (int r = 0; r < rows; r++) {
-                sums[r][v] = add_pairs(sums[r][v], even, splat_pair(x[r] + q * 8));
-                sums[r][v] = add_pairs(sums[r][v], odd, splat_pair(x[r] + q * 8 + 4));
+                sums[r][v] = add_pairs(sums[r][v], even, splat_pair(x[r]->codes + q * 8));
+                sums[r][v] = add_pairs(sums[r][v], odd, splat_pair(x[r]->codes + q * 8 + 4));
             }
         }
 }
 
-INLINE void dot_nibbles(const uint8_t *codes, const int8_t *const x[], int rows, int vec, int vecs, vi sums[][PANEL_VECS]) {
+INLINE void dot_nibbles(const uint8_t *codes, const x_group *const x[], int rows, int vec, int vecs, vi sums[][PANEL_VECS]) {
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int v = 0; v < vecs; v++) sums[r][v] = (vi){0};
     for (int q = 0; q < GROUP / 8; q++)
@@ -142,10 +165,10 @@ INLINE void dot_nibbles(const uint8_t *codes, const int8_t *const x[], int rows,
             vi even = (vi)(eight & 15), odd = (vi)((eight >> 8) & 15);
             vi next_even = (vi)((eight >> 4) & 15), next_odd = (vi)(eight >> 12);
             UNROLL for (int r = 0; r < rows; r++) {
-                sums[r][v] = add_pairs(sums[r][v], even, splat_pair(x[r] + q * 16));
-                sums[r][v] = add_pairs(sums[r][v], odd, splat_pair(x[r] + q * 16 + 4));
-                sums[r][v] = add_pairs(sums[r][v], next_even, splat_pair(x[r] + q * 16 + 8));
-                sums[r][v] = add_pairs(sums[r][v], next_odd, splat_pair(x[r] + q * 16 + 12));
+                sums[r][v] = add_pairs(sums[r][v], even, splat_pair(x[r]->codes + q * 16));
+                sums[r][v] = add_pairs(sums[r][v], odd, splat_pair(x[r]->codes + q * 16 + 4));
+                sums[r][v] = add_pairs(sums[r][v], next_even, splat_pair(x[r]->codes + q * 16 + 8));
+                sums[r][v] = add_pairs(sums[r][v], next_odd, splat_pair(x[r]->codes + q * 16 + 12));
             }
         }
 }

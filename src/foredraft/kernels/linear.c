@@ -14,7 +14,7 @@ typedef struct {
     const float *bias;
     float *y;
     int64_t y_stride;
-    quant_rows quantised;
+    x_group *quantised; /* [rows, groups] */
     int64_t panels_per_item, row_block;
     int64_t items_per_block;
 } linear_job;
@@ -30,8 +30,8 @@ static void widen_block(const void *panel, int64_t first, int64_t inputs, float 
     for (int64_t p = 0; p < inputs / 2; p++)
         UNROLL for (int v = 0; v < PANEL_VECS; v++) {
             vu pair = load_u32(pairs + p * PANEL + v * LANES);
-            store(out + 2 * p * PANEL + v * LANES, (vf)(pair << 16));
-            store(out + (2 * p + 1) * PANEL + v * LANES, (vf)(pair & 0xffff0000u));
+            store(out + 2 * p * PANEL + v * LANES, even_bf16(pair));
+            store(out + (2 * p + 1) * PANEL + v * LANES, odd_bf16(pair));
         }
 }
 
@@ -56,23 +56,19 @@ static void float_panel(const linear_job *job, const void *panel, int64_t row, i
 }
 
 static void quant_panel_rows(const linear_job *job, const void *data, int64_t row, int64_t rows, float *sums, int8_t *scratch) {
-    quant_rows x = job->quantised;
-    x.codes += row * x.groups * X_GROUP;
-    x.scales += row * x.groups;
-    x.sums += row * x.groups;
+    int64_t groups = job->weight->inputs / GROUP;
+    const x_group *x = job->quantised + row * groups;
     if (job->weight->kind == FD_Q8) {
-        quant_panel panel = {data, ((const q8_group *)data)->codes, sizeof(q8_group), sizeof(q8_group)};
-        quant_rows_over_panel(&panel, 0, &x, rows, sums);
+        quant_panel panel = {data, ((const q8_group *)data)->codes, sizeof(q8_group), sizeof(q8_group), groups};
+        quant_rows(&panel, 0, x, rows, sums);
         return;
     }
-    quant_panel panel = {data, scratch, sizeof(q4_group), Q8_CODES};
-    if (rows == 1) {
-        quant_tile(&panel, 1, 1, &x, 0, sums, 1, 0, PANEL_VECS);
-    } else if (rows == 2) {
-        quant_tile(&panel, 1, 1, &x, 0, sums, 2, 0, PANEL_VECS);
-    } else {
-        unpack_nibbles(data, x.groups, scratch);
-        quant_rows_over_panel(&panel, 1, &x, rows, sums);
+    quant_panel panel = {data, scratch, sizeof(q4_group), Q8_CODES, groups};
+    if (rows == 1) q4_1_packed(&panel, x, sums, 0);
+    else if (rows == 2) q4_2_packed(&panel, x, sums, 0);
+    else {
+        unpack_nibbles(data, groups, scratch);
+        quant_rows(&panel, 1, x, rows, sums);
     }
 }
 
@@ -108,23 +104,22 @@ static void linear_item(void *context, int64_t item, int worker) {
 static void quantise_item(void *context, int64_t row, int worker) {
     (void)worker;
     const linear_job *job = context;
-    quantise_row(job->x + row * job->x_stride, &job->quantised, row);
+    int64_t groups = job->weight->inputs / GROUP;
+    for (int64_t g = 0; g < groups; g++)
+        quantise_group(job->x + row * job->x_stride + g * GROUP, job->quantised + row * groups + g);
 }
 
 /* x as the tiles want it: quantised, or padded to a multiple of 4 inputs where it is not. Lives in the shared scratch. */
 static int64_t prepared_bytes(const fd_weight *weight, int64_t rows) {
     int64_t inputs = weight->inputs;
-    if (weight->kind >= FD_Q8) return rows * (inputs / GROUP) * (X_GROUP + 8);
+    if (weight->kind >= FD_Q8) return rows * (inputs / GROUP) * (int64_t)sizeof(x_group);
     return inputs % 4 ? rows * round_up(inputs, 4) * 4 : 0;
 }
 
 static void prepare(linear_job *job) {
     int64_t inputs = job->weight->inputs, rows = job->rows;
     if (job->weight->kind >= FD_Q8) {
-        int64_t groups = inputs / GROUP;
-        int8_t *codes = pool_shared();
-        float *scales = (float *)(codes + rows * groups * X_GROUP);
-        job->quantised = (quant_rows){codes, scales, scales + rows * groups, groups};
+        job->quantised = pool_shared();
         pool_run(rows, rows * inputs * 2, quantise_item, job);
     } else if (inputs % 4) {
         float *padded = pool_shared();

@@ -15,7 +15,7 @@ typedef struct {
     int first_block;
 } float_span;
 
-/* One tile of `rows` rows by `vecs` vectors of outputs, from vector `vec` of the panel. All three and `bf16` are
+/* One tile of `rows` rows by `vecs` vectors of outputs, from vector `vec` of the panel. `rows`, `vecs` and `bf16` are
  * literals at every call, so that the loops unroll into straight code with the sums in registers.
  *
  * Four inputs of an 8x2 tile on NEON: 64 multiply-adds (32 cycles on a Neoverse N1), 8 loads of x, 8 of f32 weights; or 4
@@ -35,14 +35,19 @@ INLINE void float_tile(const void *panel, int bf16, const float_span *span, int6
         UNROLL for (int r = 0; r < rows; r++) xs[r] = load_quad(x + r * span->x_stride + k);
 #define ONE_INPUT(weights, v, j) \
     { vf wv = weights; UNROLL for (int r = 0; r < rows; r++) acc[r][v] = muladd_quad(acc[r][v], wv, xs[r], j); }
+#define WIDEN_PAIRS(p)                                                                             \
+    UNROLL for (int v = 0; v < vecs; v++) {                                                        \
+        vu pair = load_u32(pairs + p * PANEL + v * LANES);                                         \
+        even[v] = even_bf16(pair), odd[v] = odd_bf16(pair);                                        \
+    }
         if (bf16) {
-            UNROLL for (int v = 0; v < vecs; v++) {
-                vu first = load_u32(pairs + v * LANES), second = load_u32(pairs + PANEL + v * LANES);
-                ONE_INPUT((vf)(first << 16), v, 0)
-                ONE_INPUT((vf)(first & 0xffff0000u), v, 1)
-                ONE_INPUT((vf)(second << 16), v, 2)
-                ONE_INPUT((vf)(second & 0xffff0000u), v, 3)
-            }
+            vf even[PANEL_VECS], odd[PANEL_VECS];
+            WIDEN_PAIRS(0)
+            UNROLL for (int v = 0; v < vecs; v++) ONE_INPUT(even[v], v, 0)
+            UNROLL for (int v = 0; v < vecs; v++) ONE_INPUT(odd[v], v, 1)
+            WIDEN_PAIRS(1)
+            UNROLL for (int v = 0; v < vecs; v++) ONE_INPUT(even[v], v, 2)
+            UNROLL for (int v = 0; v < vecs; v++) ONE_INPUT(odd[v], v, 3)
         } else {
             UNROLL for (int v = 0; v < vecs; v++) ONE_INPUT(load(w + v * LANES), v, 0)
             UNROLL for (int v = 0; v < vecs; v++) ONE_INPUT(load(w + PANEL + v * LANES), v, 1)
@@ -50,6 +55,7 @@ INLINE void float_tile(const void *panel, int bf16, const float_span *span, int6
             UNROLL for (int v = 0; v < vecs; v++) ONE_INPUT(load(w + 3 * PANEL + v * LANES), v, 3)
         }
 #undef ONE_INPUT
+#undef WIDEN_PAIRS
         w += 4 * PANEL;
         pairs += 2 * PANEL;
     }
@@ -57,19 +63,27 @@ INLINE void float_tile(const void *panel, int bf16, const float_span *span, int6
         UNROLL for (int v = 0; v < vecs; v++) store(y + r * PANEL + v * LANES, acc[r][v]);
 }
 
-/* A full tile over the panel's 16 outputs, TILE_VECS vectors at a time. */
-INLINE void full_float_tile(const void *panel, int bf16, const float_span *span, int64_t row) {
-    UNROLL for (int vec = 0; vec < PANEL_VECS; vec += TILE_VECS)
-        float_tile(panel, bf16, span, row, TILE_ROWS, vec, TILE_VECS);
-}
+#define FLOAT_TILE(name, bf16, rows, vecs)                                                          \
+    KERNEL void name(const void *panel, const float_span *span, int64_t row, int vec) {            \
+        float_tile(panel, bf16, span, row, rows, vec, vecs);                                       \
+    }
+FLOAT_TILE(f32_full, 0, TILE_ROWS, TILE_VECS)
+FLOAT_TILE(f32_4, 0, 4, PANEL_VECS)
+FLOAT_TILE(f32_2, 0, 2, PANEL_VECS)
+FLOAT_TILE(f32_1, 0, 1, PANEL_VECS)
+FLOAT_TILE(bf16_full, 1, TILE_ROWS, TILE_VECS)
+FLOAT_TILE(bf16_4, 1, 4, PANEL_VECS)
+FLOAT_TILE(bf16_2, 1, 2, PANEL_VECS)
+FLOAT_TILE(bf16_1, 1, 1, PANEL_VECS)
 
 /* All rows over one panel (or a block of its inputs). Few rows take all 16 outputs at once, to keep the units busy. */
-INLINE void float_rows(const void *panel, int bf16, const float_span *span, int64_t rows) {
+static void float_rows(const void *panel, int bf16, const float_span *span, int64_t rows) {
     int64_t row = 0;
-    for (; row + TILE_ROWS <= rows; row += TILE_ROWS) full_float_tile(panel, bf16, span, row);
-    if (TILE_ROWS == 8 && rows - row >= 4) float_tile(panel, bf16, span, row, 4, 0, PANEL_VECS), row += 4;
-    if (rows - row >= 2) float_tile(panel, bf16, span, row, 2, 0, PANEL_VECS), row += 2;
-    if (rows - row >= 1) float_tile(panel, bf16, span, row, 1, 0, PANEL_VECS);
+    for (; row + TILE_ROWS <= rows; row += TILE_ROWS)
+        for (int vec = 0; vec < PANEL_VECS; vec += TILE_VECS) (bf16 ? bf16_full : f32_full)(panel, span, row, vec);
+    if (rows - row >= 4) (bf16 ? bf16_4 : f32_4)(panel, span, row, 0), row += 4;
+    if (rows - row >= 2) (bf16 ? bf16_2 : f32_2)(panel, span, row, 0), row += 2;
+    if (rows - row >= 1) (bf16 ? bf16_1 : f32_1)(panel, span, row, 0);
 }
 
 #endif

@@ -9,13 +9,6 @@
 
 #include "dot.h"
 
-/* Quantised rows: codes [rows, groups, X_GROUP], scales and sums [rows, groups]. */
-typedef struct {
-    int8_t *codes;
-    float *scales, *sums;
-    int64_t groups;
-} quant_rows;
-
 INLINE float power_of_two(uint32_t biased_exponent) {
     uint32_t bits = biased_exponent << 23;
     float f;
@@ -25,7 +18,7 @@ INLINE float power_of_two(uint32_t biased_exponent) {
 
 /* One group to integers of at most 32639 (so that the high plane fits int8) times a power of two. A group that holds an
  * infinity or NaN becomes NaN as a whole. */
-static void quantise_group(const float *x, int8_t *codes, float *scale, float *sum) {
+static void quantise_group(const float *x, x_group *group) {
     uint32_t bits[GROUP], largest = 0;
     memcpy(bits, x, sizeof bits);
     for (int k = 0; k < GROUP; k++) {
@@ -34,7 +27,7 @@ static void quantise_group(const float *x, int8_t *codes, float *scale, float *s
     }
     int32_t integers[GROUP] = {0}, total = 0;
     if (largest >= 0x7f800000) {
-        *scale = *sum = __builtin_nanf("");
+        group->scale = group->sum = __builtin_nanf("");
     } else {
         uint32_t exponent = largest >> 23 > 15 ? (largest >> 23) - 14 : 1; /* largest / 2**exponent < 32768 */
         exponent += (largest & 0x7fffff) >= 0x7eff00;                      /* ... and rounds to 32639 or less */
@@ -47,80 +40,79 @@ static void quantise_group(const float *x, int8_t *codes, float *scale, float *s
             integers[k] = as_bits - 0x4b400000;
             total += integers[k];
         }
-        *scale = power_of_two(exponent);
-        *sum = *scale * (float)total;
+        group->scale = power_of_two(exponent);
+        group->sum = group->scale * (float)total;
     }
-    store_x_group(integers, codes);
+    store_codes(integers, group);
 }
 
-static void quantise_row(const float *x, const quant_rows *out, int64_t row) {
-    for (int64_t g = 0; g < out->groups; g++) {
-        int64_t at = row * out->groups + g;
-        quantise_group(x + g * GROUP, out->codes + at * X_GROUP, out->scales + at, out->sums + at);
-    }
-}
-
-/* A panel as the tiles see it: codes either inside the packed groups or unpacked, scales always in place. */
+/* A panel as the tiles see it: 8-bit codes either inside the packed groups or unpacked, scales always in place. */
 typedef struct {
-    const char *groups;    /* packed q8_group or q4_group */
-    const int8_t *codes;   /* first group's 8-bit codes */
-    int64_t group_bytes, code_bytes;
+    const char *packed; /* q8_group or q4_group */
+    const int8_t *codes;
+    int64_t packed_bytes, code_bytes; /* from group to group */
+    int64_t groups;
 } quant_panel;
 
 INLINE vf to_float(vi x) { return __builtin_convertvector(x, vf); }
 
-/* One tile of `rows` rows by `vecs` vectors, from vector `vec`; literals at every call. `nibbles`: straight from the
- * packed 4-bit codes. Besides the dot products a result vector and group takes 4 instructions, with minimums 5. */
-INLINE void quant_tile(const quant_panel *panel, int q4, int nibbles, const quant_rows *x, int64_t row, float *y, int rows,
-                       int vec, int vecs) {
+/* One tile of `rows` rows by `vecs` vectors, from vector `vec`. `rows`, `vecs`, `q4` and `nibbles` (straight from the packed
+ * 4-bit codes) are literals at every call. x [rows, groups], y [rows, 16].
+ *
+ * Besides the dot products, a result vector and group takes a conversion (2 cycles of one of the two units of a Neoverse N1),
+ * a multiplication and one multiply-add, with minimums two. */
+INLINE void quant_tile(const quant_panel *panel, int q4, int nibbles, const x_group *x, float *y, int rows, int vec, int vecs) {
     vf acc[4][PANEL_VECS];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int v = 0; v < vecs; v++) acc[r][v] = (vf){0};
-    const char *packed = panel->groups;
+    const char *packed = panel->packed;
     const int8_t *codes = panel->codes;
-    for (int64_t g = 0; g < x->groups; g++) {
-        const int8_t *xs[4];
-        UNROLL for (int r = 0; r < rows; r++) xs[r] = x->codes + ((row + r) * x->groups + g) * X_GROUP;
+    for (const x_group *end = x + panel->groups; x < end; x++) {
+        const x_group *xs[4];
+        UNROLL for (int r = 0; r < rows; r++) xs[r] = x + r * panel->groups;
         vi sums[4][PANEL_VECS];
         if (nibbles) dot_nibbles(((const q4_group *)packed)->codes, xs, rows, vec, vecs, sums);
         else dot_codes(codes, xs, rows, vec, vecs, sums);
-        const float *scales = (const float *)packed + vec * LANES;
-        UNROLL for (int r = 0; r < rows; r++) {
-            vf scale_x = splat(x->scales[(row + r) * x->groups + g]);
-            UNROLL for (int v = 0; v < vecs; v++)
-                acc[r][v] = muladd(acc[r][v], load(scales + v * LANES) * scale_x, to_float(sums[r][v]));
-        }
-        if (q4)
-            UNROLL for (int r = 0; r < rows; r++) {
-                vf sum_x = splat(x->sums[(row + r) * x->groups + g]);
-                UNROLL for (int v = 0; v < vecs; v++)
-                    acc[r][v] = muladd(acc[r][v], load(scales + PANEL + v * LANES), sum_x);
+        const float *scales = (const float *)packed + vec * LANES, *minimums = scales + PANEL;
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int v = 0; v < vecs; v++) {
+                acc[r][v] = muladd(acc[r][v], load(scales + v * LANES) * xs[r]->scale, to_float(sums[r][v]));
+                if (q4) acc[r][v] = muladd(acc[r][v], load(minimums + v * LANES), splat(xs[r]->sum));
             }
-        packed += panel->group_bytes;
+        packed += panel->packed_bytes;
         codes += panel->code_bytes;
     }
     UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int v = 0; v < vecs; v++) store(y + (row + r) * PANEL + (vec + v) * LANES, acc[r][v]);
+        UNROLL for (int v = 0; v < vecs; v++) store(y + r * PANEL + (vec + v) * LANES, acc[r][v]);
 }
 
-/* `rows` rows over all 16 outputs, TILE_VECS vectors at a time. */
-INLINE void quant_tiles(const quant_panel *panel, int q4, const quant_rows *x, int64_t row, float *y, int rows) {
-    UNROLL for (int vec = 0; vec < PANEL_VECS; vec += TILE_VECS)
-        quant_tile(panel, q4, 0, x, row, y, rows, vec, TILE_VECS);
-}
-
-INLINE void quant_rows_over_panel(const quant_panel *panel, int q4, const quant_rows *x, int64_t rows, float *y) {
-    int64_t row = 0;
-    for (; row + 4 <= rows; row += 4) quant_tiles(panel, q4, x, row, y, 4);
-    switch (rows - row) {
-    case 3: quant_tiles(panel, q4, x, row, y, 3); break;
-    case 2: quant_tiles(panel, q4, x, row, y, 2); break;
-    case 1: quant_tile(panel, q4, 0, x, row, y, 1, 0, PANEL_VECS); break;
+#define QUANT_TILE(name, q4, nibbles, rows, vecs)                                                       \
+    KERNEL void name(const quant_panel *panel, const x_group *x, float *y, int vec) {                  \
+        quant_tile(panel, q4, nibbles, x, y, rows, vec, vecs);                                         \
     }
+QUANT_TILE(q8_4, 0, 0, 4, TILE_VECS)
+QUANT_TILE(q8_3, 0, 0, 3, TILE_VECS)
+QUANT_TILE(q8_2, 0, 0, 2, TILE_VECS)
+QUANT_TILE(q8_1, 0, 0, 1, PANEL_VECS)
+QUANT_TILE(q4_4, 1, 0, 4, TILE_VECS)
+QUANT_TILE(q4_3, 1, 0, 3, TILE_VECS)
+QUANT_TILE(q4_2, 1, 0, 2, TILE_VECS)
+QUANT_TILE(q4_1, 1, 0, 1, PANEL_VECS)
+QUANT_TILE(q4_2_packed, 1, 1, 2, PANEL_VECS)
+QUANT_TILE(q4_1_packed, 1, 1, 1, PANEL_VECS)
+
+/* All rows over one panel of 8-bit codes. */
+static void quant_rows(const quant_panel *panel, int q4, const x_group *x, int64_t rows, float *y) {
+    for (; rows >= 4; rows -= 4, x += 4 * panel->groups, y += 4 * PANEL)
+        for (int vec = 0; vec < PANEL_VECS; vec += TILE_VECS) (q4 ? q4_4 : q8_4)(panel, x, y, vec);
+    if (rows == 1) (q4 ? q4_1 : q8_1)(panel, x, y, 0);
+    else if (rows)
+        for (int vec = 0; vec < PANEL_VECS; vec += TILE_VECS)
+            (rows == 3 ? q4 ? q4_3 : q8_3 : q4 ? q4_2 : q8_2)(panel, x, y, vec);
 }
 
 /* 4-bit codes of a whole panel to 8 bits: [groups] x Q8_CODES. */
-INLINE void unpack_nibbles(const q4_group *groups, int64_t count, int8_t *codes) {
+KERNEL void unpack_nibbles(const q4_group *groups, int64_t count, int8_t *codes) {
     for (int64_t g = 0; g < count; g++)
         for (int p = 0; p < 4; p++)
             for (int i = 0; i < PANEL * 4; i++) {

@@ -97,7 +97,7 @@ def resolve(name_or_path: str | os.PathLike[str], progress: Progress | None = No
         if text.lower() in (model.name, *model.aliases):
             return model.path or _fetch(model, progress)
     path = Path(text).expanduser()
-    if path.exists():
+    if text and path.exists():
         return path
     file = _HUB_FILE.fullmatch(text)
     if file and not path.parent.is_dir():

@@ -66,7 +66,7 @@ def build(metadata: dict[str, Any], path: Path) -> tokenizers.Tokenizer:
             "supported; use the safetensors version of this model."
         )
     _add_marked_tokens(tokenizer, tokens, metadata.get("tokenizer.ggml.token_type", ()))
-    _begin_with_bos(tokenizer, metadata, tokens)
+    _begin_with_bos(tokenizer, metadata, tokens, path)
     return tokenizer
 
 
@@ -161,12 +161,14 @@ def _add_marked_tokens(tokenizer: tokenizers.Tokenizer, tokens: list[str], types
     tokenizer.add_tokens(plain)
 
 
-def _begin_with_bos(tokenizer: tokenizers.Tokenizer, metadata: dict[str, Any], tokens: list[str]) -> None:
+def _begin_with_bos(tokenizer: tokenizers.Tokenizer, metadata: dict[str, Any], tokens: list[str], path: Path) -> None:
     by_default = metadata["tokenizer.ggml.model"] == "llama" or metadata.get("tokenizer.ggml.pre") in _WHOLE_WORDS_FIRST
     bos = metadata.get("tokenizer.ggml.bos_token_id")
     if metadata.get("tokenizer.ggml.add_bos_token", by_default) and bos is not None:
         from tokenizers.processors import TemplateProcessing
 
+        if not 0 <= bos < len(tokens):
+            raise InvalidModel(f"{path}: tokenizer.ggml.bos_token_id is {bos}, but there are {len(tokens)} tokens.")
         tokenizer.post_processor = TemplateProcessing(single=f"{tokens[bos]} $A", special_tokens=[(tokens[bos], bos)])
 
 

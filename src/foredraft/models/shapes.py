@@ -37,13 +37,10 @@ def required_shapes(config: ModelConfig) -> Shapes:
 
 def optional_shapes(config: ModelConfig) -> Shapes:
     """Biases, whose presence in the file decides, and an output head that a tied model repeats."""
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    outputs = {"self_attn.q": queries, "self_attn.k": keys, "self_attn.v": keys, "self_attn.o": config.hidden_size}
-    outputs |= {"mlp.gate": config.intermediate_size, "mlp.up": config.intermediate_size, "mlp.down": config.hidden_size}
     shapes: Shapes = {"lm_head.weight": (config.vocab_size, config.hidden_size)}
-    for index in range(config.num_layers):
-        for part, width in outputs.items():
-            shapes[f"model.layers.{index}.{part}_proj.bias"] = (width,)
+    for name, shape in required_shapes(config).items():
+        if name.endswith("_proj.weight"):
+            shapes[name.removesuffix("weight") + "bias"] = shape[:1]
     return shapes
 
 

@@ -67,7 +67,6 @@ class Tokenizer:
             raise InvalidModel(f"{file} cannot be read ({error}); download the model again.") from error
         config = read_json(folder / "tokenizer_config.json")
         special_tokens = _special_tokens({**read_json(folder / "special_tokens_map.json"), **config})
-        _add_declared_ends(backend, config, special_tokens)
         ids = {name: backend.token_to_id(token) for name, token in special_tokens.items()}
         own_eos = ids.get("eos_token")
         if not eos_token_ids and own_eos is not None:
@@ -108,18 +107,6 @@ class Tokenizer:
                 f"{path}: the tokenizer has ids up to {self.vocab_size - 1}, but the model's logits end at "
                 f"{num_logits - 1}, so it does not fit the model; use the tokenizer that belongs to it."
             )
-
-
-def _add_declared_ends(backend: tokenizers.Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]) -> None:
-    """`add_bos_token` and `add_eos_token`, where the config has them, overrule the post-processor of tokenizer.json."""
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return
-    from tokenizers.processors import TemplateProcessing
-
-    bos = [special_tokens["bos_token"]] if config.get("add_bos_token") and "bos_token" in special_tokens else []
-    eos = [special_tokens["eos_token"]] if config.get("add_eos_token") and "eos_token" in special_tokens else []
-    ends = [(token, backend.token_to_id(token)) for token in (*bos, *eos)]
-    backend.post_processor = TemplateProcessing(single=[*bos, "$A", *eos], special_tokens=ends)
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:

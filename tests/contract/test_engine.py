@@ -1,0 +1,235 @@
+"""What a request may rely on: stops, samples, logprobs, streams, aborts, and that one request's failure is its own."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from foredraft.engine.async_engine import AsyncEngine
+from foredraft.engine.batch import ForwardBatch
+from foredraft.engine.runner import ForwardOutput, Runner
+from foredraft.errors import InvalidPrompt
+from foredraft.llm import LLM
+from foredraft.params import SamplingParams
+from foredraft.proposers.registry import Spec
+from foredraft.types import TokenEvent
+from tests.tiny_models import VOCAB, random_model, save_model
+
+PROMPT = [5, 9, 200, 17, 33]
+GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(random_model("llama"), tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def llm(folder: Path) -> LLM:
+    return LLM(str(folder), max_num_seqs=8, kv_cache_tokens=1024)
+
+
+def with_fields(**fields: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 12, "temperature": 0, "ignore_eos": True, **fields})
+
+
+def is_idle(llm: LLM) -> bool:
+    llm.engine.scheduler.check_integrity()
+    pool = llm.engine.scheduler.pool
+    return not llm.engine.has_work and pool.num_free_blocks == pool.num_blocks
+
+
+def test_samples_have_seeds_that_repeat_them(llm: LLM) -> None:
+    output = llm.generate([PROMPT], with_fields(temperature=1.2, n=4))[0]
+    assert [sample.index for sample in output.outputs] == [0, 1, 2, 3]
+    assert len({tuple(sample.token_ids) for sample in output.outputs}) > 1
+    for sample in output.outputs:
+        again = llm.generate([PROMPT], with_fields(temperature=1.2, seed=sample.seed))[0]
+        assert again.token_ids == sample.token_ids
+    same_request = llm.generate([PROMPT], with_fields(temperature=1.2, n=4, seed=output.seed))[0]
+    assert [s.token_ids for s in same_request.outputs] == [s.token_ids for s in output.outputs]
+
+
+def test_outputs_keep_the_order_of_the_inputs_and_match_single_runs(llm: LLM) -> None:
+    prompts = [[i + 1, 2 * i + 3, 7] for i in range(20)]
+    params = [with_fields(max_tokens=1 + i % 7, temperature=0.7 * (i % 2), seed=i) for i in range(20)]
+    together = llm.generate(prompts, params)
+    for prompt, each, output in zip(prompts, params, together, strict=True):
+        assert output.token_ids == llm.generate([prompt], each)[0].token_ids
+        assert output.finish_reason == "length"
+        assert len(output.token_ids) == each.max_tokens
+    assert is_idle(llm)
+
+
+def test_eos_and_stop_tokens_end_a_text(llm: LLM) -> None:
+    plain = llm.generate([PROMPT], GREEDY)[0].token_ids
+    third = plain[2]
+    cut = llm.generate([PROMPT], with_fields(stop_token_ids=[third]))[0]
+    assert cut.token_ids == plain[: plain.index(third) + 1]
+    assert (cut.finish_reason, cut.outputs[0].stop_reason) == ("stop", third)
+    llm.engine.eos_token_ids = frozenset([third])
+    assert llm.generate([PROMPT], with_fields(ignore_eos=False))[0].token_ids == cut.token_ids
+    assert llm.generate([PROMPT], GREEDY)[0].token_ids == plain
+
+
+def test_a_stop_string_across_tokens_is_cut_out_and_never_shown(llm: LLM) -> None:
+    bias = {llm.tokenizer.encode(letter)[0]: 0.0 for letter in "abc"}
+    bias = {token: 100.0 for token in bias}
+    free = llm.generate([PROMPT], with_fields(logit_bias=bias, temperature=5.0, seed=4, max_tokens=30))[0]
+    assert set(free.text) <= set("abc")
+    stop = free.text[10:13]
+    params = with_fields(logit_bias=bias, temperature=5.0, seed=4, max_tokens=30, stop=[stop, "zzz"])
+    expected = free.text[: free.text.index(stop)]
+    events = list(llm.stream(PROMPT, params))
+    assert "".join(event.text for event in events) == expected
+    assert events[-1].output is not None
+    assert events[-1].output.text == expected
+    assert (events[-1].finish_reason, events[-1].output.stop_reason) == ("stop", stop)
+    assert [event.token_id for event in events] == free.token_ids[: len(expected) + len(stop)]
+
+
+def test_logprobs_are_those_of_the_model(llm: LLM) -> None:
+    output = llm.generate([PROMPT], with_fields(logprobs=3, prompt_logprobs=2, temperature=1.0, seed=5))[0]
+    assert output.logprobs is not None
+    assert output.prompt_logprobs is not None
+    assert [entry.token_id for entry in output.logprobs] == output.token_ids
+    assert [entry.token_id for entry in output.prompt_logprobs] == PROMPT[1:]
+    for entry in output.logprobs:
+        assert len(entry.top) == 3
+        assert entry.logprob <= max(entry.top.values()) <= 0
+    # The prompt's logprobs are what the same tokens get as output: row by row the same distribution.
+    replay = llm.generate([PROMPT + output.token_ids], with_fields(prompt_logprobs=3, max_tokens=1))[0]
+    assert replay.prompt_logprobs is not None
+    assert replay.prompt_logprobs[-len(output.token_ids) :] == output.logprobs
+
+
+def test_prompt_logprobs_do_not_depend_on_chunks_or_preemption(folder: Path, llm: LLM) -> None:
+    prompts = [[(3 * i + j) % VOCAB for j in range(50)] for i in range(4)]
+    params = with_fields(prompt_logprobs=1, max_tokens=30)
+    small = LLM(str(folder), max_num_seqs=4, max_num_batched_tokens=7, kv_cache_tokens=192)
+    outputs = small.generate(prompts, params)
+    assert sum(output.metrics.preemptions for output in outputs) > 0
+    for chunked, whole in zip(outputs, llm.generate(prompts, params), strict=True):
+        assert chunked.prompt_logprobs == whole.prompt_logprobs
+        assert len(chunked.prompt_logprobs or ()) == 49
+
+
+def test_a_stream_left_early_frees_everything(llm: LLM) -> None:
+    stream = llm.stream(PROMPT, with_fields(max_tokens=100))
+    assert next(stream).token_id is not None
+    assert not is_idle(llm)
+    stream.close()  # type: ignore[attr-defined]
+    assert is_idle(llm)
+
+
+def test_one_bad_prompt_leaves_nothing_of_the_others_behind(llm: LLM) -> None:
+    with pytest.raises(InvalidPrompt):
+        llm.generate([PROMPT, [VOCAB + 5]], GREEDY)
+    assert is_idle(llm)
+
+
+class Poisoned(Runner):
+    """A runner whose model goes wrong for texts that begin with one token, after a few good steps."""
+
+    poison = 200
+
+    def __init__(self, healthy: Runner) -> None:
+        super().__init__(healthy.decoder, healthy.backend, healthy.kv)
+        self.bad_starts: set[int] = set()  # slots that hold the first token of such a text
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch) -> ForwardOutput:
+        output = super().forward(batch)
+        self.bad_starts.update(batch.slots[(batch.positions == 0) & (batch.token_ids == self.poison)].tolist())
+        for index, row in enumerate(batch.logit_rows.tolist()):
+            if int(batch.key_slots[row, 0]) in self.bad_starts and int(batch.positions[row]) > 8:
+                output.logits[index] = torch.nan
+        return output
+
+
+def test_nan_logits_end_only_their_own_request(llm: LLM) -> None:
+    prompts = [[1, 2, 3], [Poisoned.poison, 2, 3], [4, 5, 6]]
+    healthy = llm.generate(prompts, GREEDY)
+    llm.engine.scheduler.pool.prefix_caching = False  # so that the poisoned text is computed anew, from its first token
+    llm.engine.runner = Poisoned(llm.engine.runner)
+    outputs = llm.generate(prompts, GREEDY)
+    assert [output.finish_reason for output in outputs] == ["length", "error", "length"]
+    assert "not finite" in (outputs[1].error or "")
+    assert outputs[0].token_ids == healthy[0].token_ids
+    assert outputs[2].token_ids == healthy[2].token_ids
+    assert outputs[1].token_ids == healthy[1].token_ids[: len(outputs[1].token_ids)]
+    assert is_idle(llm)
+
+
+def test_text_that_cannot_be_decoded_ends_only_its_own_request(llm: LLM) -> None:
+    class Breaks:
+        def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+            raise RuntimeError("no such piece")
+
+    llm.engine.add("good", PROMPT, GREEDY, Spec())
+    llm.engine.add("bad", PROMPT, GREEDY, Spec())
+    bad = llm.engine._by_request["bad"][0]
+    llm.engine._live[bad.id].detokenizer._tokenizer = Breaks()
+    reasons = {}
+    while llm.engine.has_work:
+        reasons.update({e.request_id: e.finish_reason for e in llm.engine.step() if e.finish_reason})
+    assert reasons == {"bad": "error", "good": "length"}
+    assert is_idle(llm)
+
+
+def test_the_async_engine_serves_many_and_aborts_any(llm: LLM) -> None:
+    expected = {i: llm.generate([[i + 1, 7]], GREEDY)[0].token_ids for i in range(6)}
+
+    async def main() -> None:
+        engine = AsyncEngine(llm.engine)
+
+        async def ask(index: int) -> list[int]:
+            await engine.add(f"r{index}", [index + 1, 7], GREEDY, Spec())
+            return [event.token_id async for event in engine.stream(f"r{index}") if event.token_id is not None]
+
+        answers = await asyncio.gather(*(ask(index) for index in range(6)))
+        assert dict(enumerate(answers)) == expected
+
+        with pytest.raises(InvalidPrompt):
+            await engine.add("bad", [], GREEDY, Spec())
+
+        await engine.add("long", PROMPT, with_fields(max_tokens=400), Spec())
+        events: list[TokenEvent] = []
+        async for event in engine.stream("long"):
+            events.append(event)
+            if len(events) == 3:
+                await engine.abort("long")
+        assert events[-1].finish_reason == "abort"
+        assert 3 <= len(events) < 50
+
+        await engine.add("left", PROMPT, with_fields(max_tokens=400, n=2), Spec())
+        left = engine.stream("left")
+        await anext(left)
+        await left.aclose()  # type: ignore[attr-defined]
+        await engine.close()
+
+    asyncio.run(main())
+    assert is_idle(llm)
+
+
+def test_a_step_that_fails_ends_its_requests_and_not_the_async_engine(llm: LLM) -> None:
+    class Fails(Runner):
+        def forward(self, batch: ForwardBatch) -> ForwardOutput:
+            raise RuntimeError("out of memory")
+
+    async def main() -> None:
+        good = llm.engine.runner
+        llm.engine.runner = Fails(good.decoder, good.backend, good.kv)
+        engine = AsyncEngine(llm.engine)
+        await engine.add("first", PROMPT, GREEDY, Spec())
+        assert [event.finish_reason async for event in engine.stream("first")] == ["abort"]
+        llm.engine.runner = good
+        await engine.add("second", PROMPT, GREEDY, Spec())
+        assert [event.finish_reason async for event in engine.stream("second")][-1] == "length"
+        await engine.close()
+
+    asyncio.run(main())

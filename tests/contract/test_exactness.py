@@ -1,0 +1,89 @@
+"""The self-test behind exact=True proves what it says: kernels whose rows depend on their neighbours are found out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from foredraft.backends.base import AttentionShape, Backend, LayerKV, Linear
+from foredraft.backends.choose import choose_backend
+from foredraft.backends.torch import TorchBackend
+from foredraft.engine.batch import ForwardBatch
+from foredraft.engine.exactness import ROW_COUNTS, agreeing_row_counts, ensure_exact, layers_agree
+from foredraft.errors import InvalidParameter
+from foredraft.models.catalog import open_checkpoint
+from foredraft.models.decoder import Decoder, load_decoder
+from tests.backends import BACKENDS
+from tests.tiny_models import random_model, save_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(random_model("llama"), tmp_path_factory.mktemp("tiny"))
+
+
+def load(folder: Path, backend: Backend) -> Decoder:
+    return load_decoder(open_checkpoint(folder), "float32", 64, backend)
+
+
+class NeighbourSums(TorchBackend):
+    """Adds a trace of the other rows to every row: never exact."""
+
+    def linear(self, x: Tensor, weight: Linear) -> Tensor:
+        y = super().linear(x, weight)
+        return y + y.sum(0) * 1e-6
+
+
+class OddCountsDiffer(TorchBackend):
+    """Runs of fewer than 4 rows take another route, like a matrix-vector kernel."""
+
+    def _tiled(self, x: Tensor, weight: Tensor) -> Tensor:
+        if self.row_tiles is None:
+            y = x.double() @ weight.double().T
+            return y.float() if len(x) >= 4 else y.float() * (1 + 1e-6)
+        return super()._tiled(x, weight)
+
+
+class BatchedAttentionDiffers(TorchBackend):
+    """Attention that depends on how many rows are in the run."""
+
+    def attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch) -> Tensor:
+        return super().attend(q, kv, shape, batch) * (1 + 1e-6 * (len(q) > 1))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_the_backends_are_exact_and_the_proof_is_kept(folder: Path, name: str, tmp_path: Path) -> None:
+    backend = choose_backend(name, "float32", torch.device("cpu"), threads=2)
+    decoder = load(folder, backend)
+    first = ensure_exact(backend, decoder, "float32", tmp_path / "cache" / "exact.json")
+    second = ensure_exact(backend, decoder, "float32", tmp_path / "cache" / "exact.json")
+    assert (first.from_cache, second.from_cache) == (False, True)
+    assert first.row_counts == second.row_counts
+    if name == "native":
+        assert first.row_counts == ROW_COUNTS
+    (tmp_path / "cache" / "exact.json").write_text("not json")
+    assert not ensure_exact(backend, decoder, "float32", tmp_path / "cache" / "exact.json").from_cache
+
+
+def test_rows_that_depend_on_neighbours_are_refused(folder: Path, tmp_path: Path) -> None:
+    backend = NeighbourSums("float32", torch.device("cpu"))
+    with pytest.raises(InvalidParameter, match="exact=True cannot be kept with backend 'torch' on cpu"):
+        ensure_exact(backend, load(folder, backend), "float32", tmp_path / "exact.json")
+    assert not (tmp_path / "exact.json").exists()
+
+
+def test_tiles_leave_out_the_row_counts_that_differ(folder: Path) -> None:
+    backend = OddCountsDiffer("float32", torch.device("cpu"))
+    assert agreeing_row_counts(backend, load(folder, backend)) == (4, 8, 16, 32, 64)
+
+
+def test_attention_that_depends_on_the_run_is_refused(folder: Path, tmp_path: Path) -> None:
+    backend = BatchedAttentionDiffers("float32", torch.device("cpu"))
+    decoder = load(folder, backend)
+    backend.row_tiles = agreeing_row_counts(backend, decoder)
+    assert not layers_agree(backend, decoder)
+    with pytest.raises(InvalidParameter, match="use exact=False"):
+        ensure_exact(backend, decoder, "float32", tmp_path / "exact.json")

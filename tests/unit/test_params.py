@@ -1,0 +1,140 @@
+"""What unset sampling fields mean, and what speculation strings say. What is refused stands in test_bad_input.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from foredraft.params import MAX_SEED, NEUTRAL, SamplingParams
+from foredraft.proposers.registry import ProposerChoice, Spec, parse_spec
+
+MODEL = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "repetition_penalty": 1.1}  # min_p is left open
+
+
+def sampling(params: SamplingParams) -> dict[str, Any]:
+    return {name: getattr(params, name) for name in NEUTRAL}
+
+
+class TestResolved:
+    def test_without_a_temperature_the_model_decides(self) -> None:
+        assert sampling(SamplingParams().resolved(MODEL)) == {**MODEL, "min_p": 0.0}
+
+    def test_without_either_it_is_greedy(self) -> None:
+        assert sampling(SamplingParams().resolved({})) == {
+            "temperature": 0.0,
+            "top_p": 1.0,
+            "top_k": 0,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+        }
+
+    @pytest.mark.parametrize("temperature", [0, 0.0, 0.3, 2.0])
+    def test_a_temperature_makes_everything_unset_neutral(self, temperature: float) -> None:
+        assert sampling(SamplingParams(temperature=temperature).resolved(MODEL)) == {
+            **NEUTRAL,
+            "temperature": temperature,
+        }
+
+    @pytest.mark.parametrize("field", ["top_p", "top_k", "min_p", "repetition_penalty"])
+    def test_what_is_set_stays_and_does_not_unset_the_rest(self, field: str) -> None:
+        params = SamplingParams(**{field: 1}).resolved(MODEL)
+        assert sampling(params) == {"min_p": 0.0, **MODEL, field: 1}
+
+    def test_zero_is_not_unset(self) -> None:
+        params = SamplingParams(top_k=0, min_p=0.0).resolved({**MODEL, "min_p": 0.1})
+        assert (params.top_k, params.min_p) == (0, 0.0)
+
+    def test_everything_else_is_left_alone(self) -> None:
+        params = SamplingParams(
+            max_tokens=7, seed=3, stop="x", stop_token_ids=[1], ignore_eos=True, logprobs=2, n=2, logit_bias={"5": 1}
+        )
+        before = {name: getattr(params, name) for name in SamplingParams.names() if name not in NEUTRAL}
+        after = params.resolved({**MODEL, "max_tokens": 9, "seed": 4, "eos_token_id": 2})
+        assert {name: getattr(after, name) for name in before} == before
+        assert params.temperature is None, "the caller's object was changed"
+
+    def test_resolving_twice_changes_nothing(self) -> None:
+        once = SamplingParams().resolved(MODEL)
+        assert once.resolved({"temperature": 1.9, "top_k": 3}) is once
+
+    def test_model_defaults_are_checked_like_a_request(self) -> None:
+        with pytest.raises(ValueError, match="temperature=-1"):
+            SamplingParams().resolved({"temperature": -1.0})
+
+
+class TestNormalised:
+    @pytest.mark.parametrize(
+        ("stop", "strings"), [(None, ()), ("END", ("END",)), (["a", "b"], ("a", "b")), (("a",), ("a",)), ([], ())]
+    )
+    def test_stop(self, stop: Any, strings: tuple[str, ...]) -> None:
+        assert SamplingParams(stop=stop).stop == strings
+
+    @pytest.mark.parametrize(("ids", "expected"), [(None, ()), ([3, 4], (3, 4)), ((0,), (0,)), ([], ())])
+    def test_stop_token_ids(self, ids: Any, expected: tuple[int, ...]) -> None:
+        assert SamplingParams(stop_token_ids=ids).stop_token_ids == expected
+
+    def test_logit_bias_of_json_clients(self) -> None:
+        assert SamplingParams(logit_bias={"17": -100, 4: 0.5}).logit_bias == {17: -100.0, 4: 0.5}
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"max_tokens": 1},
+            {"temperature": 100},
+            {"top_p": 1},
+            {"top_p": 1e-9},
+            {"top_k": -1},
+            {"min_p": 1.0},
+            {"seed": 0},
+            {"seed": MAX_SEED},
+            {"logprobs": 50, "prompt_logprobs": 0},
+            {"presence_penalty": -2, "frequency_penalty": 2.0},
+            {"repetition_penalty": 100.0},
+            {"n": 256},
+            {"acceptance": "match"},
+        ],
+        ids=str,
+    )
+    def test_borders_are_allowed(self, fields: dict[str, Any]) -> None:
+        params = SamplingParams(**fields)
+        assert {name: getattr(params, name) for name in fields} == fields
+
+    def test_names_are_the_fields(self) -> None:
+        assert set(NEUTRAL) | {"max_tokens", "seed", "stop", "logit_bias", "n"} < set(SamplingParams.names())
+
+
+KNOWN = ("ngram", "suffix", "draft_model", "eagle3")
+
+
+class TestSpec:
+    @pytest.mark.parametrize(
+        ("text", "spec"),
+        [
+            ("off", Spec()),
+            ("auto", Spec(tuple(map(ProposerChoice, KNOWN)), adaptive=True)),
+            ("ngram", Spec((ProposerChoice("ngram"),))),
+            ("draft_model", Spec((ProposerChoice("draft_model"),))),
+            ("eagle3", Spec((ProposerChoice("eagle3"),))),
+            ("ngram:k=4", Spec((ProposerChoice("ngram", {"k": "4"}),))),
+            ("ngram:k=4,max_match=8", Spec((ProposerChoice("ngram", {"k": "4", "max_match": "8"}),))),
+            ("draft_model:path=/a/b=c", Spec((ProposerChoice("draft_model", {"path": "/a/b=c"}),))),
+            ("draft_model:path=hub:name", Spec((ProposerChoice("draft_model", {"path": "hub:name"}),))),
+            ("ngram+suffix", Spec((ProposerChoice("ngram"), ProposerChoice("suffix")))),
+            ("suffix:k=8+ngram:k=2", Spec((ProposerChoice("suffix", {"k": "8"}), ProposerChoice("ngram", {"k": "2"})))),
+            ("auto(ngram)", Spec((ProposerChoice("ngram"),), adaptive=True)),
+            ("auto(ngram+suffix)", Spec((ProposerChoice("ngram"), ProposerChoice("suffix")), adaptive=True)),
+            (
+                "auto(ngram:k=4+suffix)",
+                Spec((ProposerChoice("ngram", {"k": "4"}), ProposerChoice("suffix")), adaptive=True),
+            ),
+        ],
+    )
+    def test_good_strings(self, text: str, spec: Spec) -> None:
+        assert parse_spec(text, known=KNOWN) == spec
+
+    def test_auto_without_proposers_guesses_nothing(self) -> None:
+        assert parse_spec("auto", known=()) == Spec((), adaptive=True)
+
+    def test_off_is_not_adaptive(self) -> None:
+        assert parse_spec("off") == Spec((), adaptive=False)

@@ -1,0 +1,86 @@
+"""Weights in the precision that an engine asks for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from foredraft.backends.base import Weight
+from foredraft.errors import InvalidModel
+from foredraft.models.quantise import convert
+
+
+def random(outputs: int = 6, inputs: int = 96) -> torch.Tensor:
+    return torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(0))
+
+
+DENSE = Weight("f32", random())
+HALF = Weight("bf16", random().bfloat16())
+Q8 = Weight("q8", torch.randint(-127, 128, (6, 96), dtype=torch.int8), random(6, 3).abs())
+Q4 = Weight("q4", torch.randint(0, 16, (6, 96), dtype=torch.uint8), random(6, 3).abs(), random(6, 3))
+
+# weight, dtype, head?, precision of the file -> kind
+KINDS = [
+    (DENSE, "float32", False, "float32", "f32"),
+    (Q4, "float32", False, "int4", "f32"),
+    (DENSE, "bfloat16", False, "float32", "bf16"),
+    (Q8, "bfloat16", True, "int4", "bf16"),
+    (DENSE, "int8", False, "float32", "q8"),
+    (Q4, "int8", False, "int4", "q8"),
+    (HALF, "int4", False, "bfloat16", "q4"),
+    (Q8, "int4", False, "int8", "q4"),
+    (HALF, "int4", True, "bfloat16", "q8"),  # the head of a dense model keeps 8 bits
+    (DENSE, "int4", False, "int4", "q8"),  # a tensor of more bits in a 4-bit file keeps 8
+    (Q4, "int4", True, "int4", "q4"),  # a head that the file has in 4 bits stays so
+]
+
+
+@pytest.mark.parametrize(("weight", "dtype", "is_head", "file_precision", "kind"), KINDS)
+def test_kind(weight: Weight, dtype: str, is_head: bool, file_precision: str, kind: str) -> None:
+    converted = convert(weight, dtype, is_head, file_precision)
+    assert converted.kind == kind
+    assert (converted.outputs, converted.inputs) == (6, 96)
+    assert converted.dense().shape == (6, 96)
+
+
+@pytest.mark.parametrize(("weight", "dtype"), [(HALF, "bfloat16"), (Q8, "int8"), (Q4, "int4")])
+def test_what_is_there_already_is_kept(weight: Weight, dtype: str) -> None:
+    assert convert(weight, dtype, False, dtype) is weight
+
+
+def test_8_bit_head_of_a_4_bit_file_is_kept() -> None:
+    assert convert(Q8, "int4", True, "int4") is Q8
+
+
+def test_8_bits_round_to_the_nearest_code() -> None:
+    converted = convert(DENSE, "int8", False, "float32")
+    assert converted.values.dtype == torch.int8 and converted.scales is not None
+    groups = DENSE.values.view(6, 3, 32)
+    assert torch.equal(converted.scales, groups.abs().amax(2) / 127)
+    error = (converted.dense() - DENSE.values).view(6, 3, 32).abs()
+    assert (error <= converted.scales[:, :, None] * 0.5001).all()
+    assert converted.values.view(6, 3, 32).abs().amax(2).eq(127).all()
+
+
+def test_4_bits_span_minimum_to_maximum() -> None:
+    converted = convert(DENSE, "int4", False, "float32")
+    assert converted.values.dtype == torch.uint8 and converted.scales is not None and converted.minimums is not None
+    groups, codes = DENSE.values.view(6, 3, 32), converted.values.view(6, 3, 32)
+    assert torch.equal(converted.minimums, groups.amin(2))
+    assert codes.amin(2).eq(0).all() and codes.amax(2).eq(15).all()
+    error = (converted.dense() - DENSE.values).view(6, 3, 32).abs()
+    assert (error <= converted.scales[:, :, None] * 0.5001).all()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_groups_without_spread_are_exact(dtype: str) -> None:
+    zeros = Weight("f32", torch.zeros(2, 32))
+    assert torch.equal(convert(zeros, dtype, False, "float32").dense(), zeros.values)
+    constant = Weight("f32", torch.full((2, 32), 0.75))
+    assert torch.allclose(convert(constant, dtype, False, "float32").dense(), constant.values)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_inputs_that_are_no_multiple_of_32(dtype: str) -> None:
+    with pytest.raises(InvalidModel, match=r"48 inputs, which is not a multiple of 32.*use dtype float32 or bfloat16"):
+        convert(Weight("f32", random(4, 48)), dtype, False, "float32")

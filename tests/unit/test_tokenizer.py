@@ -1,0 +1,359 @@
+"""Tokenizers: the same ids and prompts as transformers, and clear words for what cannot be."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors
+
+from foredraft.errors import InvalidModel, InvalidPrompt
+from foredraft.models.chat_template import ChatTemplate
+from foredraft.models.gguf import GGUFCheckpoint
+from foredraft.models.tokenizer import Tokenizer
+from tests.gguf_files import MINIMAL, TOKENIZER, TOKENS, minimal_tensors, write_gguf
+
+SPEC_BENCH = Path(__file__).parents[3] / "shared" / "data" / "spec_bench_dev.jsonl"
+HERE = Path("model.gguf")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(default_model: Path) -> Tokenizer:
+    return GGUFCheckpoint(default_model).tokenizer()
+
+
+@pytest.fixture(scope="module")
+def reference(default_model: Path) -> Any:
+    transformers = pytest.importorskip("transformers", reason="the reference tokenizer")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return transformers.AutoTokenizer.from_pretrained(default_model.parent, gguf_file=default_model.name)
+
+
+@pytest.fixture(scope="module")
+def conversations() -> list[list[str]]:
+    if not SPEC_BENCH.is_file():
+        pytest.skip("the Spec-Bench questions are development data and not here")
+    return [json.loads(line)["turns"] for line in SPEC_BENCH.read_text(encoding="utf-8").splitlines()]
+
+
+AWKWARD = [
+    "",
+    " ",
+    "  two spaces",
+    "\n\n\tindented",
+    "naïve café — “quotes” … 世界 🌍 👩‍👩‍👧",
+    "it's they'll WE'RE",
+    "1234567890 3.14 1e-5",
+    "<|im_start|>user\nhi<|im_end|>",
+    "<|im_start|",
+    "def f(x):\n    return x  # comment\n",
+    "\u0000\u200b\ufeff",
+]
+
+
+def test_ids_are_those_of_transformers(tokenizer: Tokenizer, reference: Any, conversations: list[list[str]]) -> None:
+    texts = [turn for turns in conversations for turn in turns]
+    assert len(texts) == 280
+    for text in texts:
+        assert tokenizer.encode(text) == reference(text)["input_ids"]
+
+
+def test_prompts_are_those_of_transformers(
+    tokenizer: Tokenizer, reference: Any, conversations: list[list[str]]
+) -> None:
+    for turns in conversations:
+        messages = []
+        for turn in turns:
+            messages.append({"role": "user", "content": turn})
+            expected = reference.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            assert tokenizer.render_chat(messages) == expected
+            assert tokenizer.encode_chat(messages) == reference(expected, add_special_tokens=False)["input_ids"]
+            messages.append({"role": "assistant", "content": turn[:40]})
+        finished = reference.apply_chat_template(messages, tokenize=False, add_generation_prompt=False)
+        assert tokenizer.render_chat(messages, add_generation_prompt=False) == finished
+
+
+@pytest.mark.parametrize("text", AWKWARD)
+def test_awkward_texts(tokenizer: Tokenizer, reference: Any, text: str) -> None:
+    ids = tokenizer.encode(text)
+    assert ids == reference(text)["input_ids"]
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    assert tokenizer.decode(ids) == reference.decode(ids, skip_special_tokens=True)
+
+
+def test_properties_of_the_default_tokenizer(tokenizer: Tokenizer) -> None:
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_ids, tokenizer.vocab_size) == (1, (2,), 49152)
+    assert [tokenizer.is_special(index) for index in (0, 2, 16, 17, 28120)] == [True, True, True, False, False]
+    assert tokenizer.render_chat([{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]) == (
+        "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+# What each way of cutting words does to one text, all letters and digits being tokens of their own: a merge that
+# crosses a cut cannot happen.
+CUTS = {
+    "gpt-2": ["12345", "Ġx"],
+    "smollm": ["12345", "Ġx"],
+    "refact": ["1", "2", "3", "4", "5", "Ġx"],
+    "llama-bpe": ["123", "45", "Ġx"],
+    "qwen2": ["1", "2", "3", "4", "5", "Ġx"],
+    "tekken": ["1", "2", "3", "4", "5", "Ġx"],
+    "gpt-4o": ["123", "45", "Ġx"],
+}
+
+
+@pytest.mark.parametrize("pre", CUTS)
+def test_words_are_cut_as_the_file_says(pre: str) -> None:
+    pieces = ["12", "123", "45", "12345", "Ġx"]
+    tokens = ["<s>", *sorted(pre_tokenizers.ByteLevel.alphabet()), *pieces]
+    metadata = {
+        **TOKENIZER,
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3] + [1] * (len(tokens) - 1),
+        "tokenizer.ggml.merges": ["1 2", "12 3", "4 5", "123 45", "Ġ x"],
+        "tokenizer.ggml.add_bos_token": False,
+    }
+    built = Tokenizer.from_gguf(metadata, HERE)
+    assert [tokens[index] for index in built.encode("12345 x")] == CUTS[pre]
+    assert built.decode(built.encode("12345 x")) == "12345 x"
+
+
+@pytest.mark.parametrize(
+    ("changes", "begins"),
+    [
+        ({}, False),
+        ({"tokenizer.ggml.add_bos_token": True}, True),
+        ({"tokenizer.ggml.pre": "llama-bpe"}, True),
+        ({"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.add_bos_token": False}, False),
+    ],
+)
+def test_beginning_of_text(changes: dict[str, Any], begins: bool) -> None:
+    built = Tokenizer.from_gguf({**TOKENIZER, **changes}, HERE)
+    assert built.encode("ab") == ([0] if begins else []) + [4]
+    assert built.encode("ab", add_special_tokens=False) == [4]
+
+
+def test_control_and_user_defined_tokens() -> None:
+    metadata = {
+        **TOKENIZER,
+        "tokenizer.ggml.tokens": [*TOKENS, "<think>", "<｜end▁mark｜>"],
+        "tokenizer.ggml.token_type": [3, 3, 1, 1, 1, 1, 4, 3],
+    }
+    built = Tokenizer.from_gguf(metadata, HERE)
+    ids = built.encode("a<think>b<｜end▁mark｜></s>")
+    assert ids == [2, 6, 3, 7, 1]
+    assert built.decode(ids) == "a<think>b"
+    assert [built.is_special(index) for index in ids] == [False, False, False, True, True]
+    assert built.vocab_size == 8
+
+
+def test_tokens_that_end_an_answer() -> None:
+    metadata = {
+        **TOKENIZER,
+        "tokenizer.ggml.tokens": [*TOKENS, "<|end|>", "<|im_end|>"],
+        "tokenizer.ggml.token_type": [3, 3, 1, 1, 1, 1, 3, 1],
+        "tokenizer.ggml.eot_token_id": 5,
+    }
+    assert Tokenizer.from_gguf(metadata, HERE).eos_token_ids == (1, 5, 6), "<|im_end|> is no control token here"
+
+
+@pytest.mark.parametrize("architecture", ["llama", "phi3"])
+def test_sentencepiece_is_that_of_transformers(architecture: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="the reference tokenizer")
+    pieces = ["▁", "h", "e", "l", "o", "he", "ll", "hell", "hello", "▁hello", "▁h", "▁▁", "."]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    metadata = {
+        **MINIMAL,
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * 259 + [-float(index) for index in range(len(pieces))],
+        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(pieces),
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+    del metadata["tokenizer.ggml.pre"], metadata["tokenizer.ggml.merges"]
+    metadata = {
+        key.replace("llama.", f"{architecture}.", 1) if key.startswith("llama.") else key: value
+        for key, value in metadata.items()
+    }
+    file = write_gguf(tmp_path / "model.gguf", metadata, minimal_tensors(), architecture=architecture)
+    built = Tokenizer.from_gguf({"general.architecture": architecture, **metadata}, file)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file=file.name)
+    for text in ("hello", "  hello hello.", "é hello", "hello</s>hello", ""):
+        ids = built.encode(text, add_special_tokens=False)
+        assert ids == expected(text, add_special_tokens=False)["input_ids"], text
+        assert built.decode(ids) == expected.decode(ids, skip_special_tokens=True), text
+    assert built.encode("hello")[0] == 1, "SentencePiece models begin with <s>"
+
+
+WRONG_TOKENIZERS: list[tuple[dict[str, Any], str]] = [
+    ({"tokenizer.ggml.model": "rwkv"}, r"tokenizer\.ggml\.model is 'rwkv', but 'gpt2'"),
+    ({"tokenizer.ggml.pre": "martian"}, r"tokenizer\.ggml\.pre is 'martian', but default, gpt-2"),
+    ({"tokenizer.ggml.tokens": None}, r"tokenizer\.ggml\.tokens is missing or empty"),
+    ({"tokenizer.ggml.merges": None}, r"tokenizer\.ggml\.merges is missing or empty"),
+    ({"tokenizer.ggml.merges": ["ab"]}, r"merges holds 'ab', but each entry must be two tokens"),
+    ({"tokenizer.ggml.merges": ["a z"]}, r"merges do not fit tokenizer\.ggml\.tokens"),
+    ({"tokenizer.ggml.model": "llama"}, r"tokenizer\.ggml\.scores is missing"),
+    ({"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [0.0]}, r"scores has 1 entries for 6 tokens"),
+    ({"tokenizer.ggml.bos_token_id": 99, "tokenizer.ggml.add_bos_token": True}, r"bos_token_id is 99"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG_TOKENIZERS)
+def test_wrong_tokenizers_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidModel, match=message) as caught:
+        Tokenizer.from_gguf({**TOKENIZER, **changes}, HERE)
+    assert "model.gguf" in str(caught.value)
+
+
+def test_tokenizer_of_another_model(tmp_path: Path) -> None:
+    metadata = {**MINIMAL, "tokenizer.ggml.tokens": [*TOKENS, "x", "y", "z"], "tokenizer.ggml.token_type": [1] * 9}
+    checkpoint = GGUFCheckpoint(write_gguf(tmp_path / "model.gguf", metadata, minimal_tensors()))
+    with pytest.raises(
+        InvalidModel, match="ids up to 8, but the model's logits end at 7, so it does not fit the model"
+    ):
+        checkpoint.tokenizer()
+
+
+def write_tokenizer(folder: Path, config: dict[str, Any]) -> Path:
+    vocab = {token: index for index, token in enumerate(TOKENS)}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[("a", "b")]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<s>", "</s>"])
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    backend.enable_truncation(2)
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+NAMED = {"bos_token": "<s>", "eos_token": {"__type": "AddedToken", "content": "</s>"}}
+
+
+def test_folder(tmp_path: Path) -> None:
+    built = Tokenizer.from_folder(write_tokenizer(tmp_path, NAMED))
+    assert built.encode("ab ab ab") == [0, 4, 5, 4, 5, 4], "truncation saved in the file is switched off"
+    assert (built.bos_token_id, built.eos_token_ids, built.vocab_size) == (0, (1,), 6)
+    assert Tokenizer.from_folder(tmp_path, eos_token_ids=(1, 3)).eos_token_ids == (1, 3)
+
+
+@pytest.mark.parametrize("declared", [{}, {"add_bos_token": False}, {"add_bos_token": True, "add_eos_token": True}])
+def test_tokenizer_json_decides_how_a_text_begins(declared: dict[str, Any], tmp_path: Path) -> None:
+    """Flags beside it that say otherwise are ignored, as transformers ignores them."""
+    transformers = pytest.importorskip("transformers", reason="the reference tokenizer")
+    write_tokenizer(tmp_path, {**NAMED, **declared})
+    assert Tokenizer.from_folder(tmp_path).encode("ab") == [0, 4]
+    assert transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)("ab")["input_ids"] == [0, 4]
+
+
+def test_templates_of_a_folder(tmp_path: Path) -> None:
+    named = [{"name": "tools", "template": "T"}, {"name": "default", "template": "D{{ eos_token }}"}]
+    message = [{"role": "user", "content": "x"}]
+    write_tokenizer(tmp_path, {**NAMED, "chat_template": named})
+    assert Tokenizer.from_folder(tmp_path).render_chat(message) == "D</s>"
+    (tmp_path / "chat_template.jinja").write_text("J{{ messages[0]['content'] }}")
+    assert Tokenizer.from_folder(tmp_path).render_chat(message) == "Jx"
+
+
+def test_damaged_files_of_a_folder(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, NAMED)
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(InvalidModel, match=r"tokenizer_config\.json is not valid JSON"):
+        Tokenizer.from_folder(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(InvalidModel, match=r"tokenizer\.json cannot be read"):
+        Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("text", [None, 5, ["a"], b"bytes"])
+def test_prompts_that_are_no_text(text: Any) -> None:
+    with pytest.raises(InvalidPrompt, match="must be a string"):
+        Tokenizer.from_gguf(TOKENIZER, HERE).encode(text)
+
+
+def test_lone_surrogate() -> None:
+    with pytest.raises(InvalidPrompt, match="lone surrogate at character 1"):
+        Tokenizer.from_gguf(TOKENIZER, HERE).encode("a\ud800")
+
+
+def test_no_chat_template() -> None:
+    with pytest.raises(InvalidPrompt, match="no chat template; use generate"):
+        Tokenizer.from_gguf(TOKENIZER, HERE).render_chat([{"role": "user", "content": "x"}])
+
+
+PLAIN = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+
+
+def with_template(template: str) -> Tokenizer:
+    return Tokenizer.from_gguf({**TOKENIZER, "tokenizer.chat_template": template}, HERE)
+
+
+def test_content_parts() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert with_template(PLAIN).render_chat([{"role": "user", "content": parts}]) == "user:a\nb;"
+
+
+WRONG_MESSAGES: list[tuple[Any, str]] = [
+    ([], "list of at least one message"),
+    ("hello", "list of at least one message"),
+    (["hello"], "Message 0 must be a dict with a 'role'"),
+    ([{"content": "x"}], "Message 0 must be a dict with a 'role'"),
+    ([{"role": 3, "content": "x"}], "Message 0 must be a dict with a 'role'"),
+    ([{"role": "user", "content": "x"}, {"role": "user"}], "Message 1 must have a string 'content'"),
+    ([{"role": "user", "content": []}], "Message 0 must have a string 'content'"),
+    ([{"role": "user", "content": [{"type": "image_url"}]}], "Message 0 must have a string 'content'"),
+    ([{"role": "user", "content": [{"type": "text", "text": 3}]}], "Message 0 must have a string 'content'"),
+]
+
+
+@pytest.mark.parametrize(("messages", "message"), WRONG_MESSAGES)
+def test_wrong_messages_are_named(messages: Any, message: str) -> None:
+    with pytest.raises(InvalidPrompt, match=message):
+        with_template(PLAIN).render_chat(messages)
+
+
+TEMPLATES = {
+    "tojson": ("{{ {'a': '<é>'} | tojson }}", '{"a": "<é>"}'),
+    "loop controls": ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
+    "blocks are trimmed": ("{% if true %}\n  x\n  {% endif %}\n", "  x\n"),
+    "special tokens": ("{{ bos_token }}{{ eos_token }}", "<s></s>"),
+    "generation": ("{% generation %}x{{ 1 + 1 }}{% endgeneration %}", "x2"),
+    "undeclared": ("{{ tools is none }}{{ nothing is defined }}", "TrueFalse"),
+}
+
+
+@pytest.mark.parametrize("case", TEMPLATES)
+def test_what_templates_may_use(case: str) -> None:
+    template, expected = TEMPLATES[case]
+    assert with_template(template).render_chat([{"role": "user", "content": "x"}]) == expected
+
+
+def test_strftime_now() -> None:
+    rendered = ChatTemplate("{{ strftime_now('%Y') }}", {}).render([], False)
+    assert rendered.isdigit() and int(rendered) > 2024
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "refused these messages: roles must alternate"),
+        ("{% for %}", "refused these messages"),
+        ("{{ 'a' + 1 }}", "refused these messages"),
+        ("{{ messages[7].content + 'x' }}", "refused these messages"),
+        ("{{ ''.__class__.__mro__ }}", "refused these messages"),
+        ("{{ messages.append(1) }}", "refused these messages"),
+    ],
+)
+def test_templates_that_fail(template: str, message: str) -> None:
+    with pytest.raises(InvalidPrompt, match=message):
+        with_template(template).render_chat([{"role": "user", "content": "x"}])
