@@ -21,7 +21,8 @@ def default_model() -> Path:
 
 @pytest.fixture(scope="session")
 def spec_bench() -> Path:
-    """Spec-Bench questions for development. They are no part of this repository, but lie beside it where there are any."""
+    """Spec-Bench questions for development. They are no part of this repository, but lie beside it where there are
+    any."""
     file = Path(__file__).parents[2] / "shared" / "data" / "spec_bench_dev.jsonl"
     if not file.exists():
         pytest.skip("needs the development questions ../shared/data/spec_bench_dev.jsonl")

@@ -19,33 +19,33 @@ from foredraft.params import SamplingParams
 from foredraft.types import Sequence, Work
 
 VOCAB = 320
-SMALL = dict(
-    vocab_size=VOCAB,
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=512,
-    bos_token_id=0,
-    eos_token_id=1,
-    pad_token_id=1,
-)
-LLAMA3_ROPE = dict(
-    rope_type="llama3",
-    rope_theta=10000.0,
-    factor=8.0,
-    low_freq_factor=1.0,
-    high_freq_factor=4.0,
-    original_max_position_embeddings=64,
-)
-LONGROPE = dict(
-    rope_type="longrope",
-    rope_theta=10000.0,
-    short_factor=[1.0 + 0.1 * i for i in range(8)],
-    long_factor=[1.5 + 0.2 * i for i in range(8)],
-    original_max_position_embeddings=512,
-)
+SMALL = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 1,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + 0.1 * i for i in range(8)],
+    "long_factor": [1.5 + 0.2 * i for i in range(8)],
+    "original_max_position_embeddings": 512,
+}
 
 
 def _transformers() -> Any:
@@ -58,7 +58,7 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {
     "llama-biased": lambda: _transformers().LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True),
     "llama-3.1": lambda: _transformers().LlamaConfig(**SMALL, rope_parameters=LLAMA3_ROPE, rms_norm_eps=1e-5),
     "llama-linear": lambda: _transformers().LlamaConfig(
-        **SMALL, rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=2.0)
+        **SMALL, rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
     ),
     "llama-wide-head": lambda: _transformers().LlamaConfig(**SMALL, head_dim=32),
     "mistral": lambda: _transformers().MistralConfig(**SMALL, sliding_window=None),

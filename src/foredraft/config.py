@@ -14,8 +14,8 @@ QUANT_GROUP = 32  # weights of int8 and int4 share one scale (and minimum) per 3
 class RopeScaling:
     """How rotary frequencies are stretched beyond the trained context.
 
-    `kind` is "linear", "llama3", "longrope", or "factors": each frequency is divided by its `long_factor` at every length.
-    Fields that a kind does not use keep their defaults.
+    `kind` is "linear", "llama3", "longrope", or "factors": each frequency is divided by its `long_factor` at every
+    length. Fields that a kind does not use keep their defaults.
     """
 
     kind: str
@@ -91,7 +91,14 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in ("auto", *DTYPES):
             raise InvalidParameter(f"dtype={self.dtype!r} is not known; use auto, {', '.join(DTYPES)}.")
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_cache_tokens", "block_size", "threads"):
+        for name in (
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "max_model_len",
+            "kv_cache_tokens",
+            "block_size",
+            "threads",
+        ):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise InvalidParameter(f"{name}={value!r} must be a whole number of at least 1.")

@@ -1,4 +1,5 @@
-"""Every error a user can cause. All are ValueErrors whose message says what was wrong, what is allowed and what to do."""
+"""Every error a user can cause. All are ValueErrors whose message says what was wrong, what is allowed and what to
+do."""
 
 from __future__ import annotations
 

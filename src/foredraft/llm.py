@@ -29,7 +29,8 @@ class LLM:
         progress: Progress | None = None,
         **options: Any,
     ) -> None:
-        """`model` is a catalogue name, a GGUF file, a safetensors folder or a hub id; `options` are EngineConfig's fields."""
+        """`model` is a catalogue name, a GGUF file, a safetensors folder or a hub id; `options` are the fields of
+        EngineConfig: dtype, device, exact, max_num_seqs, kv_cache_tokens, max_model_len and so on."""
         known = EngineConfig.__dataclass_fields__
         for name in options:
             if name not in known:
@@ -54,7 +55,8 @@ class LLM:
         progress: DoneProgress | None = None,
     ) -> list[RequestOutput]:
         """Continue one prompt or many, texts or token ids; outputs keep the order of the inputs."""
-        return self._collect([prompts] if _is_one_prompt(prompts) else list(prompts), params, spec, progress)  # type: ignore[arg-type]
+        several: list[Any] = [prompts] if _is_one_prompt(prompts) else list(prompts)
+        return self._collect(several, params, spec, progress)
 
     def chat(
         self,
@@ -66,11 +68,13 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or many, each a list of messages with `role` and `content`."""
         if not isinstance(conversations, list) or not conversations:
-            raise InvalidPrompt("chat needs a list of messages, each with a role and a content, or a list of such lists.")
-        several = [conversations] if isinstance(conversations[0], dict) else conversations
+            raise InvalidPrompt(
+                "chat needs a list of messages, each with a role and a content, or a list of such lists."
+            )
+        several: list[Any] = [conversations] if isinstance(conversations[0], dict) else list(conversations)
         if not all(isinstance(conversation, list) and conversation for conversation in several):
             raise InvalidPrompt("Every conversation must be a non-empty list of messages with a role and a content.")
-        return self._collect(several, params, spec, progress)  # type: ignore[arg-type]
+        return self._collect(several, params, spec, progress)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, spec: str | None = None
@@ -93,17 +97,22 @@ class LLM:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
-            return self.tokenizer.encode_chat(prompt)  # type: ignore[arg-type]
+            return self.tokenizer.encode_chat(prompt)
         if isinstance(prompt, list) and all(isinstance(token, int) and not isinstance(token, bool) for token in prompt):
             return prompt  # type: ignore[return-value]
-        raise InvalidPrompt(f"A prompt must be a text, a list of token ids or a list of messages, not {type(prompt).__name__}.")
+        raise InvalidPrompt(
+            f"A prompt must be a text, a list of token ids or a list of messages, not {type(prompt).__name__}."
+        )
 
     def close(self) -> None:
         """Abort whatever runs."""
         self.engine.abort_all()
 
     def _run(
-        self, prompts: list[list[int]], params: SamplingParams | list[SamplingParams] | None, spec: str | list[str] | None
+        self,
+        prompts: list[list[int]],
+        params: SamplingParams | list[SamplingParams] | None,
+        spec: str | list[str] | None,
     ) -> Iterator[TokenEvent]:
         every_params = _one_each("params", params, SamplingParams(), SamplingParams, len(prompts))
         every_spec = [parse_spec(text) for text in _one_each("spec", spec, self.spec, str, len(prompts))]
@@ -133,7 +142,9 @@ class LLM:
                 if progress is not None:
                     progress(done, len(prompts))
         return [
-            RequestOutput(str(index), prompt if isinstance(prompt, str) else None, ids, sorted(outputs, key=lambda o: o.index))
+            RequestOutput(
+                str(index), prompt if isinstance(prompt, str) else None, ids, sorted(outputs, key=lambda o: o.index)
+            )
             for index, (prompt, ids, outputs) in enumerate(zip(prompts, encoded, finished, strict=True))
         ]
 
@@ -151,7 +162,9 @@ def _one_each(name: str, given: Any, default: Any, kind: type, count: int) -> li
     """One value per prompt, from nothing, one for all, or a list of them."""
     if isinstance(given, list):
         if len(given) != count:
-            raise InvalidParameter(f"{name} has {len(given)} entries for {count} prompts; give one for all, or one each.")
+            raise InvalidParameter(
+                f"{name} has {len(given)} entries for {count} prompts; give one for all, or one each."
+            )
         values = given
     else:
         values = [default if given is None else given] * count

@@ -14,7 +14,13 @@ MAX_LOGPROBS = 50
 MAX_SEED = 2**63 - 1
 
 # What an unset sampling field means once a temperature is set.
-NEUTRAL: dict[str, float | int] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+NEUTRAL: dict[str, float | int] = {
+    "temperature": 0.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class SamplingParams:
     def resolved(self, model_defaults: Mapping[str, Any]) -> SamplingParams:
         """These params with every unset sampling field filled in."""
         defaults = {**NEUTRAL, **model_defaults} if self.temperature is None else NEUTRAL
-        unset = {name: defaults[name] for name in NEUTRAL if getattr(self, name) is None}
+        unset: dict[str, Any] = {name: defaults[name] for name in NEUTRAL if getattr(self, name) is None}
         return replace(self, **unset) if unset else self
 
     @classmethod

@@ -14,13 +14,13 @@ TARGET = "target"  # the origin of a token that no proposer guessed
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A tree of guessed tokens for one sequence. A chain is a tree in which every node has one child; k = 0 is NO_DRAFT."""
+    """A tree of guessed tokens for one sequence. In a chain every node has one child; k = 0 is NO_DRAFT."""
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()  # -1 is the last committed token, and parents[i] < i
     scores: tuple[float, ...] = ()  # estimated probability that the node is reached and accepted
     origin: tuple[str, ...] = ()  # which proposer guessed the node
-    q: Any = None  # [nodes, vocab], the distribution that each sampled token was drawn from; None: deterministic guesses
+    q: Any = None  # [nodes, vocab]: what each sampled token was drawn from; None for deterministic guesses
 
     def __post_init__(self) -> None:
         if not len(self.tokens) == len(self.parents) == len(self.scores) == len(self.origin):
@@ -292,7 +292,7 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class TokenEvent:
-    """One token of a stream. `text` is what can be shown so far: it lags while a character or a stop string is incomplete."""
+    """One token of a stream, with the text that can now be shown: it lags while a character or stop string is open."""
 
     request_id: str
     index: int

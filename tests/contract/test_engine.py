@@ -78,7 +78,7 @@ def test_eos_and_stop_tokens_end_a_text(llm: LLM) -> None:
 
 def test_a_stop_string_across_tokens_is_cut_out_and_never_shown(llm: LLM) -> None:
     bias = {llm.tokenizer.encode(letter)[0]: 0.0 for letter in "abc"}
-    bias = {token: 100.0 for token in bias}
+    bias = dict.fromkeys(bias, 100.0)
     free = llm.generate([PROMPT], with_fields(logit_bias=bias, temperature=5.0, seed=4, max_tokens=30))[0]
     assert set(free.text) <= set("abc")
     stop = free.text[10:13]

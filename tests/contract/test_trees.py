@@ -1,4 +1,5 @@
-"""Drafts never change a text: random trees, partly right, go through the engine and leave ids and logprob bits as they were."""
+"""Drafts never change a text: random trees, partly right, go through the engine and leave ids and logprob bits as
+they were."""
 
 from __future__ import annotations
 
@@ -80,7 +81,9 @@ def test_drafts_do_not_change_the_text(folder: Path, backend: str, temperature: 
     )
     plain = run(LLM(str(folder), backend=backend, dtype="float32"), params, Spec())
     texts = {tuple(prompt): output.token_ids for prompt, output in zip(PROMPTS, plain, strict=True)}
-    for seed, options in enumerate([{}, {"kv_cache_tokens": 256, "max_num_seqs": 5}, {"max_num_batched_tokens": 8, "max_num_seqs": 4}]):
+    for seed, options in enumerate(
+        [{}, {"kv_cache_tokens": 256, "max_num_seqs": 5}, {"max_num_batched_tokens": 8, "max_num_seqs": 4}]
+    ):
         llm = LLM(str(folder), backend=backend, dtype="float32", **options)
         proposer = RandomTrees(texts, seed)
         llm.engine.proposers = {proposer.name: proposer}

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -136,13 +133,18 @@ def test_bad_prompts(llm: LLM, call: Callable[[LLM], Any], sentence: str) -> Non
         call(llm)
     assert str(caught.value) == sentence
     assert not llm.engine.has_work, "nothing was left behind"
-    assert llm.generate([3, 4, 5], SamplingParams(max_tokens=2, temperature=0, ignore_eos=True))[0].finish_reason == "length"
+    assert (
+        llm.generate([3, 4, 5], SamplingParams(max_tokens=2, temperature=0, ignore_eos=True))[0].finish_reason
+        == "length"
+    )
 
 
 def test_a_request_that_can_never_fit_is_refused(folder: Path) -> None:
     llm = LLM(str(folder), kv_cache_tokens=32, max_model_len=32)
     llm.engine.max_model_len = 64  # as if the context were longer than the cache
-    with pytest.raises(ForedraftError, match="needs 50 tokens of KV cache, but there are only 32; raise kv_cache_tokens"):
+    with pytest.raises(
+        ForedraftError, match="needs 50 tokens of KV cache, but there are only 32; raise kv_cache_tokens"
+    ):
         llm.generate([[1] * 30], SamplingParams(max_tokens=20))
 
 
@@ -152,7 +154,10 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"backend": "jax"}, "backend='jax' is not known; use auto, native, torch."),
     ({"max_num_seqs": 0}, "max_num_seqs=0 must be a whole number of at least 1."),
     ({"max_model_len": 100000}, "max_model_len=100000 is beyond the 512 positions that the model knows."),
-    ({"spec": 3}, "spec=3 must be a string such as off, auto, NAME, NAME:option=value,…, NAME+NAME, or auto(NAME+NAME)."),
+    (
+        {"spec": 3},
+        "spec=3 must be a string such as off, auto, NAME, NAME:option=value,…, NAME+NAME, or auto(NAME+NAME).",
+    ),
     (
         {"max_num_batched_tokens": 4},
         "max_num_batched_tokens=4 is below max_num_seqs=64: every running sequence needs one row per step; "

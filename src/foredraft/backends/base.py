@@ -83,7 +83,8 @@ class AttentionShape:
 
 
 class Backend(Protocol):
-    """See the module docstring for the contract. Activations are [rows, width] in `activation_dtype`; logits are float32."""
+    """See the module docstring for the contract. Activations are [rows, width] in `activation_dtype`; logits are
+    float32."""
 
     name: str
     device: torch.device
@@ -102,7 +103,9 @@ class Backend(Protocol):
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x / rms(x) * weight over the last dimension, reduced in float32."""
 
-    def add_rms_norm(self, x: Tensor, update: Tensor, multiplier: float, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(
+        self, x: Tensor, update: Tensor, multiplier: float, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
         """y = x + multiplier * update; returns (y, rms_norm(y)). May overwrite x."""
 
     def rope_and_store(
@@ -115,9 +118,9 @@ class Backend(Protocol):
         shape: AttentionShape,
         batch: ForwardBatch,
     ) -> Tensor:
-        """Split qkv [rows, (heads + 2 * kv_heads) * head_dim]; norm q and k per head where weights are given; rotate the
-        first rotary_dim of each head by `rope` [positions, 2, rotary_dim / 2] (cos, sin; half-split pairs) at
-        batch.positions; write k and v at batch.slots. Returns q [rows, heads * head_dim]."""
+        """Split qkv [rows, (heads + 2 * kv_heads) * head_dim]; norm q and k per head where weights are given;
+        rotate the first rotary_dim of each head by `rope` [positions, 2, rotary_dim / 2] (cos, sin; half-split
+        pairs) at batch.positions; write k and v at batch.slots. Returns q [rows, heads * head_dim]."""
 
     def attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch) -> Tensor:
         """Each row over the keys that `batch` lets it see, in text order: [rows, heads * head_dim]. The softmax and all

@@ -48,7 +48,9 @@ class TorchBackend:
         scale = torch.rsqrt((wide * wide).mean(-1, keepdim=True) + eps)
         return (wide * scale * weight).to(x.dtype)
 
-    def add_rms_norm(self, x: Tensor, update: Tensor, multiplier: float, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(
+        self, x: Tensor, update: Tensor, multiplier: float, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
         y = x + (update if multiplier == 1 else update * multiplier)
         return y, self.rms_norm(y, weight, eps)
 
@@ -73,7 +75,8 @@ class TorchBackend:
             q, k = (_rotate(part, cos, sin, shape.rotary_dim) for part in (q, k))
         kv.k[batch.slots] = k.to(kv.k.dtype)
         kv.v[batch.slots] = v.to(kv.v.dtype)
-        return q.reshape(len(qkv), heads * head_dim)
+        rotated: Tensor = q.reshape(len(qkv), heads * head_dim)
+        return rotated
 
     def attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch) -> Tensor:
         starts = range(0, len(q), _ATTEND_ROWS)
@@ -112,7 +115,9 @@ def _attend_rows(q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBa
     count, kv_heads, head_dim = len(positions), shape.num_kv_heads, shape.head_dim
     queries = q[rows].float().view(count, kv_heads, -1, head_dim)  # [rows, kv_heads, group, head_dim]
     blocks = -(-(int(positions.max()) + 1) // KEY_BLOCK)
-    slots = functional.pad(batch.key_slots[rows], (0, max(0, blocks * KEY_BLOCK - batch.max_keys)))[:, : blocks * KEY_BLOCK]
+    slots = functional.pad(batch.key_slots[rows], (0, max(0, blocks * KEY_BLOCK - batch.max_keys)))[
+        :, : blocks * KEY_BLOCK
+    ]
     order = torch.arange(blocks * KEY_BLOCK, device=q.device)[None, :]
     slots = torch.where(order <= positions[:, None], slots, slots[:, :1])  # padding reads the row's own first key
     hidden = order > positions[:, None]

@@ -91,7 +91,7 @@ class AsyncEngine:
         await asyncio.wrap_future(future)
 
     def _loop(self) -> None:
-        while not self._closed:
+        while True:
             while not self._engine.has_work or not self._commands.empty():
                 self._commands.get()()
                 if self._closed:
@@ -99,7 +99,7 @@ class AsyncEngine:
             try:
                 events = self._engine.step()
             except Exception:
-                # No request can be blamed for a step that failed as a whole, and none may hang: all end, the engine lives on.
+                # Nobody can be blamed for a step that failed as a whole, and nobody may hang: all end, the engine stays.
                 log.exception("a step failed; all running requests are ended")
                 events = self._engine.abort_all()
             self._deliver(events)

@@ -17,7 +17,8 @@ from foredraft.types import Work
 class ForwardBatch:
     """Every row is one token. A row sees, in text order, the first `prefix_lens` keys of its sequence and then the
     keys at its `paths` offsets (its draft ancestors and itself), so `prefix_lens + path_lens == positions + 1`.
-    That is the tree mask, written so that a drafted token reads its keys in the very order in which plain decoding would.
+    That is the tree mask, written so that a drafted token reads its keys in the very order in which plain decoding
+    would.
     """
 
     token_ids: Tensor  # [rows] int64

@@ -113,7 +113,9 @@ class BlockPool:
                 full = (index + 1) * self.block_size <= sequence.num_computed_tokens
                 assert full or block not in self._name_of_block, f"block {block} is named before it is full"
         assert holders == self._holders, "holders are miscounted"
-        assert set(self._free) == {b for b in range(self.num_blocks) if not holders[b]}, "a block is leaked or given twice"
+        assert set(self._free) == {b for b in range(self.num_blocks) if not holders[b]}, (
+            "a block is leaked or given twice"
+        )
         assert {b: n for n, b in self._block_of_name.items()} == self._name_of_block, "names do not match blocks"
         shared = {b for b in range(self.num_blocks) if holders[b] > 1}
         assert shared <= set(self._name_of_block), "a block is shared without a name"

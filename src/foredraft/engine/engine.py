@@ -145,18 +145,21 @@ class Engine:
             raise InvalidPrompt(f"The prompt has token ids that the model does not have; allowed are 0 to {vocab - 1}.")
         for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids or ())):
             if any(token >= vocab for token in ids):
-                raise InvalidParameter(f"{name} has token ids that the model does not have; allowed are 0 to {vocab - 1}.")
+                raise InvalidParameter(
+                    f"{name} has token ids that the model does not have; allowed are 0 to {vocab - 1}."
+                )
         room = self.max_model_len - len(prompt)
         if room < 1:
             raise InvalidPrompt(
-                f"The prompt has {len(prompt)} tokens, but the context holds {self.max_model_len} including the answer; "
-                "shorten it or raise max_model_len."
+                f"The prompt has {len(prompt)} tokens, but the context holds {self.max_model_len} including the "
+                "answer; shorten it or raise max_model_len."
             )
         max_tokens = min(params.max_tokens, room)
         if not self.scheduler.can_ever_fit(len(prompt) + max_tokens):
             raise InvalidPrompt(
                 f"The request needs {len(prompt) + max_tokens} tokens of KV cache, but there are only "
-                f"{self.kv.num_blocks * self.kv.block_size}; raise kv_cache_tokens, lower max_tokens or shorten the prompt."
+                f"{self.kv.num_blocks * self.kv.block_size}; raise kv_cache_tokens, lower max_tokens or shorten the "
+                "prompt."
             )
         return max_tokens
 
@@ -207,7 +210,9 @@ class Engine:
         live.logprobs += [logprob for logprob in commit.logprobs if logprob is not None]
         events = [
             TokenEvent(sequence.request_id, sequence.sample, token, live.detokenizer.take(upto), origin, logprob)
-            for token, origin, logprob, upto in zip(commit.tokens, commit.origins, commit.logprobs, settled, strict=True)
+            for token, origin, logprob, upto in zip(
+                commit.tokens, commit.origins, commit.logprobs, settled, strict=True
+            )
         ]
         if commit.finish_reason is None:
             return events

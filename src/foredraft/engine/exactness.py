@@ -1,8 +1,9 @@
 """The start-up self-test behind `exact=True`: proves on this device that a row's bits do not depend on its neighbours.
 
-First every shape of linear layer is run with different numbers of rows; the largest set of row counts that agree bit for
-bit becomes the backend's tiles, if it needs any. Then one layer of the model is run token by token, all at once, and
-among other sequences, and must give the same bits. Results are kept on disk per device, dtype and model shape.
+First every shape of linear layer is run with different numbers of rows; the largest set of row counts that agree
+bit for bit becomes the backend's tiles, if it needs any. Then one layer of the model is run token by token, all at
+once, and among other sequences, and must give the same bits. Results are kept on disk per device, dtype and model
+shape.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class ExactReport:
 
 
 def ensure_exact(backend: Backend, decoder: Decoder, dtype: str, cache_file: Path) -> ExactReport:
-    """Prove row invariance, or read the proof, and set the tiles that it needs. Raises InvalidParameter if there is none."""
+    """Prove row invariance, or read the proof, and set the tiles that it needs. Raises InvalidParameter if there is
+    none."""
     key = _key(backend, decoder, dtype)
     known = _read(cache_file).get(key)
     if known is not None:
@@ -61,7 +63,9 @@ def agreeing_row_counts(backend: Backend, decoder: Decoder) -> tuple[int, ...]:
     agreeing: list[set[int]] = []
     generator = torch.Generator().manual_seed(1)
     for linear in _distinct_linears(decoder):
-        rows = torch.randn(2 * ROW_COUNTS[-1], linear.inputs, generator=generator).to(backend.device, backend.activation_dtype)
+        rows = torch.randn(2 * ROW_COUNTS[-1], linear.inputs, generator=generator).to(
+            backend.device, backend.activation_dtype
+        )
         results = {count: _in_runs(backend, rows, linear, count, shift=0) for count in ROW_COUNTS}
         steady = [c for c in ROW_COUNTS if torch.equal(results[c], _in_runs(backend, rows, linear, c, shift=1))]
         classes = [{c for c in steady if torch.equal(results[c], results[d])} for d in steady]
@@ -93,11 +97,14 @@ def layers_agree(backend: Backend, decoder: Decoder) -> bool:
         return torch.cat(rows)
 
     reference = run([1] * 20, with_other=False)
-    return all(torch.equal(reference, run(pieces, other)) for pieces, other in (([20], False), ([13, 7], True), ([20], True)))
+    return all(
+        torch.equal(reference, run(pieces, other)) for pieces, other in (([20], False), ([13, 7], True), ([20], True))
+    )
 
 
 def _in_runs(backend: Backend, rows: Tensor, linear: Linear, count: int, shift: int) -> Tensor:
-    """The first ROW_COUNTS[-1] rows through a layer, `count` at a time, each at another place of its run per `shift`."""
+    """The first ROW_COUNTS[-1] rows through a layer, `count` at a time, each at another place of its run per
+    `shift`."""
     saved, total = _tiles(backend), ROW_COUNTS[-1]
     _set_tiles(backend, None)
     moved = rows.roll(shift, 0)[: total + count]
@@ -136,7 +143,11 @@ def _refusal(backend: Backend) -> str:
 
 def _key(backend: Backend, decoder: Decoder, dtype: str) -> str:
     shapes = [(linear.outputs, linear.inputs) for linear in _distinct_linears(decoder)]
-    device = torch.cuda.get_device_name(backend.device) if backend.device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
+    device = (
+        torch.cuda.get_device_name(backend.device)
+        if backend.device.type == "cuda"
+        else torch.backends.cpu.get_cpu_capability()
+    )
     parts = (backend.name, device, dtype, torch.__version__, torch.get_num_threads(), shapes, decoder.layers[0].shape)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 

@@ -14,7 +14,8 @@ TARGET_GROUP = "target"
 
 
 class KVCache:
-    """K and V of every layer group, one slot per token of every block. Memory is touched only where tokens are written."""
+    """K and V of every layer group, one slot per token of every block. Memory is touched only where tokens are
+    written."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks

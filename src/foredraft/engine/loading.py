@@ -74,7 +74,8 @@ def load_model(model: str, options: EngineConfig, progress: Progress | None = No
 
 
 def _capacity(options: EngineConfig, config: ModelConfig, backend: Backend) -> tuple[int, int]:
-    """How long a text may become, and how many tokens the KV cache holds: what was asked for, else what memory allows."""
+    """How long a text may become, and how many tokens the KV cache holds: what was asked for, else what memory
+    allows."""
     trained = config.max_position_embeddings
     if options.max_model_len is not None and options.max_model_len > trained:
         raise InvalidParameter(

@@ -1,4 +1,5 @@
-"""A model with its KV layers: `forward` turns a packed batch into logits and taps. Target and draft model are two of these."""
+"""A model with its KV layers: `forward` turns a packed batch into logits and taps. Target and draft model are two
+of these."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ class ForwardOutput:
 class Runner:
     """Weights, their place in the KV cache, and the layers that somebody wants to see."""
 
-    def __init__(self, decoder: Decoder, backend: Backend, kv: list[LayerKV], taps: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, decoder: Decoder, backend: Backend, kv: list[LayerKV], taps: frozenset[int] = frozenset()
+    ) -> None:
         self.decoder = decoder
         self.backend = backend
         self.kv = kv

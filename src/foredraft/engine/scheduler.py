@@ -128,5 +128,11 @@ class Scheduler:
             self.running.remove(sequence)
             self.pool.free(sequence, forget=failed)
         return Commit(
-            sequence, tokens, origins, verdict.logprobs[: len(tokens)], sequence.finish_reason, stop.stop_reason, verdict.error
+            sequence,
+            tokens,
+            origins,
+            verdict.logprobs[: len(tokens)],
+            sequence.finish_reason,
+            stop.stop_reason,
+            verdict.error,
         )

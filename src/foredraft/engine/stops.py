@@ -1,5 +1,5 @@
-"""Where a text ends: end-of-text tokens, stop tokens, stop strings, the length limit. Checked token by token, so that an
-accepted path is cut exactly where plain decoding would have stopped."""
+"""Where a text ends: end-of-text tokens, stop tokens, stop strings, the length limit. Checked token by token, so
+that an accepted path is cut exactly where plain decoding would have stopped."""
 
 from __future__ import annotations
 

@@ -19,11 +19,12 @@ typedef struct {
 
 #if defined(__ARM_FEATURE_DOTPROD)
 
-INLINE void store_codes(const int32_t x[GROUP], x_group *group) {
-    for (int k = 0; k < GROUP; k++) {
-        int32_t high = (x[k] + 128) >> 8; /* -127 .. 127, because |x| <= 32639 */
-        group->codes[k] = (int8_t)high;
-        group->codes[GROUP + k] = (int8_t)(x[k] - 256 * high);
+/* The low plane is the low byte as a signed number, the high plane what remains: -127 .. 127, because |x| <= 32639. */
+INLINE void store_codes(const vi x[GROUP / LANES], x_group *group) {
+    UNROLL for (int k = 0; k < GROUP; k += 8) {
+        int16x8_t eight = vcombine_s16(vmovn_s32((int32x4_t)x[k / 4]), vmovn_s32((int32x4_t)x[k / 4 + 1]));
+        vst1_s8(group->codes + k, vrshrn_n_s16(eight, 8));
+        vst1_s8(group->codes + GROUP + k, vmovn_s16(eight));
     }
 }
 
@@ -109,10 +110,12 @@ INLINE void dot_nibbles(const uint8_t *codes, const x_group *const x[], int rows
 
 #else
 
-INLINE void store_codes(const int32_t x[GROUP], x_group *group) {
+INLINE void store_codes(const vi x[GROUP / LANES], x_group *group) {
     static const int order[4] = {0, 2, 1, 3};
+    int32_t all[GROUP];
+    memcpy(all, x, sizeof all);
     for (int k = 0; k < GROUP; k++) {
-        int16_t value = (int16_t)x[k / 4 * 4 + order[k % 4]];
+        int16_t value = (int16_t)all[k / 4 * 4 + order[k % 4]];
         memcpy(group->codes + 2 * k, &value, 2);
     }
 }

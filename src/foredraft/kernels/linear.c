@@ -105,8 +105,7 @@ static void quantise_item(void *context, int64_t row, int worker) {
     (void)worker;
     const linear_job *job = context;
     int64_t groups = job->weight->inputs / GROUP;
-    for (int64_t g = 0; g < groups; g++)
-        quantise_group(job->x + row * job->x_stride + g * GROUP, job->quantised + row * groups + g);
+    quantise_row(job->x + row * job->x_stride, groups, job->quantised + row * groups);
 }
 
 /* x as the tiles want it: quantised, or padded to a multiple of 4 inputs where it is not. Lives in the shared scratch. */

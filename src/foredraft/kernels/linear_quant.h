@@ -16,34 +16,42 @@ INLINE float power_of_two(uint32_t biased_exponent) {
     return f;
 }
 
-/* One group to integers of at most 32639 (so that the high plane fits int8) times a power of two. A group that holds an
- * infinity or NaN becomes NaN as a whole. */
-static void quantise_group(const float *x, x_group *group) {
-    uint32_t bits[GROUP], largest = 0;
-    memcpy(bits, x, sizeof bits);
-    for (int k = 0; k < GROUP; k++) {
-        uint32_t magnitude = bits[k] & 0x7fffffff; /* orders like the absolute value, infinity and NaN on top */
-        largest = magnitude > largest ? magnitude : largest;
+/* The exponent of the smallest power of two that makes a group integers of at most 32639 (so that the high plane fits
+ * int8), or 0 where the group holds an infinity or NaN. */
+INLINE uint32_t group_exponent(const float *x) {
+    vu largest = {0}; /* bits that order like absolute values, infinity and NaN on top */
+    UNROLL for (int k = 0; k < GROUP; k += LANES) {
+        vu bits = load_u32(x + k) & 0x7fffffff;
+        largest = (vu)pick(bits > largest, (vf)bits, (vf)largest);
     }
-    int32_t integers[GROUP] = {0}, total = 0;
-    if (largest >= 0x7f800000) {
-        group->scale = group->sum = __builtin_nanf("");
-    } else {
-        uint32_t exponent = largest >> 23 > 15 ? (largest >> 23) - 14 : 1; /* largest / 2**exponent < 32768 */
-        exponent += (largest & 0x7fffff) >= 0x7eff00;                      /* ... and rounds to 32639 or less */
-        float inverse = power_of_two(254 - exponent);
-        const float magic = 12582912.0f; /* adding it rounds to the nearest integer */
-        for (int k = 0; k < GROUP; k++) {
-            float rounded = x[k] * inverse + magic;
-            int32_t as_bits;
-            memcpy(&as_bits, &rounded, 4);
-            integers[k] = as_bits - 0x4b400000;
-            total += integers[k];
-        }
-        group->scale = power_of_two(exponent);
-        group->sum = group->scale * (float)total;
+    uint32_t bits = max_lanes_u32(largest), exponent = bits >> 23;
+    if (exponent == 255) return 0;
+    exponent = exponent > 15 ? exponent - 14 : 1;      /* largest / 2**exponent < 32768 */
+    return exponent + ((bits & 0x7fffff) >= 0x7eff00); /* ... and rounds to 32639 or less */
+}
+
+INLINE void quantise_group(const float *x, uint32_t exponent, x_group *group) {
+    const float magic = 12582912.0f; /* 1.5 * 2**23: adding it leaves the nearest integer in the low bits */
+    float inverse = power_of_two(254 - exponent);
+    vi integers[GROUP / LANES], total = {0};
+    UNROLL for (int k = 0; k < GROUP; k += LANES) {
+        vi rounded = (vi)(load(x + k) * inverse + magic) - (vi)splat(magic);
+        integers[k / LANES] = rounded;
+        total += rounded;
     }
     store_codes(integers, group);
+    group->scale = exponent ? power_of_two(exponent) : __builtin_nanf(""); /* a broken group is NaN as a whole */
+    group->sum = group->scale * (float)sum_lanes_i32(total);
+}
+
+/* One row. The exponents come first: each takes long to arrive, and so they overlap. */
+static void quantise_row(const float *x, int64_t groups, x_group *out) {
+    for (int64_t first = 0; first < groups; first += 16) {
+        uint32_t exponents[16];
+        int count = groups - first < 16 ? (int)(groups - first) : 16;
+        for (int g = 0; g < count; g++) exponents[g] = group_exponent(x + (first + g) * GROUP);
+        for (int g = 0; g < count; g++) quantise_group(x + (first + g) * GROUP, exponents[g], out + first + g);
+    }
 }
 
 /* A panel as the tiles see it: 8-bit codes either inside the packed groups or unpacked, scales always in place. */
@@ -111,15 +119,19 @@ static void quant_rows(const quant_panel *panel, int q4, const x_group *x, int64
             (rows == 3 ? q4 ? q4_3 : q8_3 : q4 ? q4_2 : q8_2)(panel, x, y, vec);
 }
 
-/* 4-bit codes of a whole panel to 8 bits: [groups] x Q8_CODES. */
-KERNEL void unpack_nibbles(const q4_group *groups, int64_t count, int8_t *codes) {
-    for (int64_t g = 0; g < count; g++)
+/* 4-bit codes of a whole panel to 8 bits: [groups] x Q8_CODES. The next panel, which follows in memory, is asked for on the
+ * way: it arrives while this one is computed with. 32 stores, one a cycle. */
+KERNEL void unpack_nibbles(const q4_group *restrict groups, int64_t count, int8_t *restrict codes) {
+    for (int64_t g = 0; g < count; g++) {
+        UNROLL for (int line = 0; line < (int)sizeof(q4_group); line += 64)
+            __builtin_prefetch((const char *)(groups + count + g) + line, 0, 2);
         for (int p = 0; p < 4; p++)
             for (int i = 0; i < PANEL * 4; i++) {
                 uint8_t two = groups[g].codes[p * PANEL * 4 + i];
                 codes[g * Q8_CODES + 2 * p * PANEL * 4 + i] = (int8_t)(two & 15);
                 codes[g * Q8_CODES + (2 * p + 1) * PANEL * 4 + i] = (int8_t)(two >> 4);
             }
+    }
 }
 
 #endif

@@ -120,6 +120,27 @@ INLINE float max_lanes(vf v) {
     return best;
 }
 
+/* The largest lane of numbers below 2**31. */
+INLINE uint32_t max_lanes_u32(vu v) {
+#if defined(__aarch64__)
+    return vmaxvq_u32((uint32x4_t)v);
+#else
+    uint32_t best = v[0];
+    for (int i = 1; i < LANES; i++) best = v[i] > best ? v[i] : best;
+    return best;
+#endif
+}
+
+INLINE int32_t sum_lanes_i32(vi v) {
+#if defined(__aarch64__)
+    return vaddvq_s32((int32x4_t)v);
+#else
+    int32_t sum = 0;
+    for (int i = 0; i < LANES; i++) sum += v[i];
+    return sum;
+#endif
+}
+
 /* e**x to 2 units in the last place; 0 below -87.3, infinity above 88.3. Polynomial of Cephes' expf. */
 INLINE vf vexp(vf x) {
     const float magic = 12582912.0f; /* 1.5 * 2**23: adding it rounds to an integer, kept in the low mantissa bits */

@@ -13,8 +13,8 @@ from foredraft.models.tokenizer import Tokenizer
 
 
 class Checkpoint(Protocol):
-    """Tensor names are those of the Hugging Face Llama layout (`model.layers.0.self_attn.q_proj.weight`), whatever the file
-    calls them; fused tensors (Phi-3) come out split. Tensors are read when asked for, one at a time."""
+    """Tensor names are those of the Hugging Face Llama layout (`model.layers.0.self_attn.q_proj.weight`), whatever
+    the file calls them; fused tensors (Phi-3) come out split. Tensors are read when asked for, one at a time."""
 
     path: Path
     config: ModelConfig

@@ -47,7 +47,9 @@ class Decoder:
     head: Linear
     rope: Tensor  # [positions, 2, rotary_dim / 2]: cos, sin
 
-    def run(self, batch: ForwardBatch, kv: list[LayerKV], backend: Backend, taps: frozenset[int] = frozenset()) -> Hidden:
+    def run(
+        self, batch: ForwardBatch, kv: list[LayerKV], backend: Backend, taps: frozenset[int] = frozenset()
+    ) -> Hidden:
         """All rows through all layers. `taps` asks for the residual stream after those layers."""
         config, multiplier = self.config, self.config.residual_multiplier
         x = backend.embed(batch.token_ids, self.embedding)
@@ -131,7 +133,9 @@ def load_decoder(
         )
 
     embedding = pack_linear([read("model.embed_tokens.weight", is_head=True)], None, backend)
-    head = embedding if config.tie_word_embeddings else pack_linear([read("lm_head.weight", is_head=True)], None, backend)
+    head = (
+        embedding if config.tie_word_embeddings else pack_linear([read("lm_head.weight", is_head=True)], None, backend)
+    )
     return Decoder(
         config=config,
         embedding=embedding,

@@ -12,7 +12,8 @@ from foredraft.errors import InvalidModel
 
 
 def rope_table(config: ModelConfig, max_positions: int) -> Tensor:
-    """cos and sin of every position: float32 [positions, 2, rotary_dim / 2]. Angles are float32, as the models were trained."""
+    """cos and sin of every position: float32 [positions, 2, rotary_dim / 2]. Angles are float32, as the models were
+    trained."""
     exponents = torch.arange(0, config.rotary_dim, 2, dtype=torch.int64).float() / config.rotary_dim
     frequencies = 1.0 / (config.rope_theta**exponents)
     magnitude = 1.0
@@ -48,7 +49,8 @@ def _longrope(
 ) -> tuple[Tensor, float]:
     """One factor per frequency: the short list while the context in use fits the trained one, the long list beyond.
 
-    The list is chosen once, by the longest text that this engine admits, so that a text's bits never depend on its length.
+    The list is chosen once, by the longest text that this engine admits, so that a text's bits never depend on its
+    length.
     """
     original = scaling.original_max_position_embeddings or config.max_position_embeddings
     factors = scaling.long_factor if max_positions > original else scaling.short_factor

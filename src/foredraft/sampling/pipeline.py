@@ -36,7 +36,9 @@ def adjust(logits: Tensor, params: SamplingParams, prompt: Items[int], output: I
         amounts = [params.presence_penalty + params.frequency_penalty * count for count in counts.values()]
         logits[_ids(list(counts), logits)] -= torch.tensor(amounts, device=logits.device)
     if params.logit_bias:
-        logits[_ids(list(params.logit_bias), logits)] += torch.tensor(list(params.logit_bias.values()), device=logits.device)
+        logits[_ids(list(params.logit_bias), logits)] += torch.tensor(
+            list(params.logit_bias.values()), device=logits.device
+        )
     return logits
 
 

@@ -1,4 +1,5 @@
-"""The match rule: the target's token at a node is argmax(logits + temperature * noise), and a guess is right if it is that token.
+"""The match rule: the target's token at a node is argmax(logits + temperature * noise), and a guess is right if it
+is that token.
 
 Stateless, and blind to who guessed. At temperature 0 the noise has no weight, so greedy is no special case; an empty
 draft leaves one token, so plain decoding is none either.
@@ -59,7 +60,8 @@ def _judge(rows: Tensor, work: Work) -> Verdict:
 
 
 def pick(logits: Tensor, params: SamplingParams, seed: int, position: int) -> int:
-    """The token that this seed draws at this position: argmax of logits + temperature * gumbel among those above the floor.
+    """The token that this seed draws at this position: argmax of logits + temperature * gumbel among those above
+    the floor.
 
     Equal scores go to the lowest id. Noise is computed only for tokens that can still win: first for the best few,
     then for those whose uniform is high enough to beat them from below.
