@@ -108,14 +108,14 @@ def save_model(model: Any, folder: Path) -> Path:
     return folder
 
 
-def all_logits(folder: Path, prompt: list[int], backend_name: str, dtype: str = "float32") -> torch.Tensor:
-    """Logits of every position of a prompt that goes through the decoder in one run."""
+def all_logits(folder: Path, prompt: list[int], backend_name: str, device: str = "cpu") -> torch.Tensor:
+    """Float32 logits of every position of a prompt that goes through the decoder in one run."""
     checkpoint = open_checkpoint(folder)
-    backend = choose_backend(backend_name, dtype, torch.device("cpu"), threads=2)
-    decoder = load_decoder(checkpoint, dtype, checkpoint.config.max_position_embeddings, backend)
+    backend = choose_backend(backend_name, "float32", torch.device(device), threads=2)
+    decoder = load_decoder(checkpoint, "float32", checkpoint.config.max_position_embeddings, backend)
     kv = KVCache(num_blocks=32, block_size=16)
     runner = Runner(decoder, backend, kv.add_group("target", checkpoint.config, backend))
     params = SamplingParams(prompt_logprobs=0)  # asks for the logits of every prompt position
     blocks = list(range(31, -1, -1))
     sequence = Sequence(0, "", 0, prompt, len(prompt), params, seed=0, max_tokens=1, block_table=blocks)
-    return runner.forward(pack([Work(sequence, len(prompt))], kv.block_size, backend.device)).logits
+    return runner.forward(pack([Work(sequence, len(prompt))], kv.block_size, backend.device)).logits.cpu()

@@ -99,7 +99,7 @@ class AsyncEngine:
             try:
                 events = self._engine.step()
             except Exception:
-                # Nobody can be blamed for a step that failed as a whole, and nobody may hang: all end, the engine stays.
+                # Nobody can be blamed for a step that failed as a whole, and nobody may hang: all of them end.
                 log.exception("a step failed; all running requests are ended")
                 events = self._engine.abort_all()
             self._deliver(events)

@@ -1,0 +1,58 @@
+"""The torch backend on a CUDA device: the same logits, the same exactness, the same text under random trees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from foredraft.llm import LLM
+from foredraft.params import SamplingParams
+from foredraft.proposers.registry import ProposerChoice, Spec
+from tests.contract.test_trees import PROMPTS, RandomTrees, run
+from tests.tiny_models import ARCHITECTURES, VOCAB, all_logits, random_model, save_model
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    model = random_model(name)
+    folder = save_model(model, tmp_path)
+    for length in (1, 17, 300):
+        prompt = torch.randint(VOCAB, (length,), generator=torch.Generator().manual_seed(length))
+        with torch.inference_mode():
+            expected = model(prompt[None]).logits[0]
+        assert (all_logits(folder, prompt.tolist(), "torch", "cuda") - expected).abs().max().item() < 1e-4
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4"])
+def test_drafts_and_batches_do_not_change_the_text(dtype: str, temperature: float, tmp_path: Path) -> None:
+    folder = save_model(random_model("qwen3"), tmp_path)
+    params = SamplingParams(max_tokens=60, temperature=temperature, seed=11, logprobs=2, ignore_eos=True, top_k=40)
+
+    def llm(**options: int) -> LLM:
+        return LLM(str(folder), dtype=dtype, device="cuda", **options)
+
+    plain = run(llm(), params, Spec())
+    alone = [llm().generate([prompt], params)[0] for prompt in PROMPTS[:2]]
+    texts = {tuple(prompt): output.token_ids for prompt, output in zip(PROMPTS, plain, strict=True)}
+    proposer = RandomTrees(texts, seed=1)
+    guessing = llm(kv_cache_tokens=256, max_num_seqs=5)
+    guessing.engine.proposers = {proposer.name: proposer}
+    guessed = run(guessing, params, Spec((ProposerChoice(proposer.name),)))
+    for one, off in zip(alone, plain, strict=False):
+        assert (one.token_ids, one.logprobs) == (off.token_ids, off.logprobs)
+    for on, off in zip(guessed, plain, strict=True):
+        assert (on.token_ids, on.logprobs) == (off.token_ids, off.logprobs)
+    assert sum(output.metrics.accepted_tokens for output in guessed) > 60
+
+
+def test_noise_is_that_of_the_cpu() -> None:
+    from foredraft.sampling.noise import gumbel, stream_key, uniform
+
+    ids = torch.arange(50_000)
+    key = stream_key(7, 3)
+    assert torch.equal(gumbel(uniform(key, ids)), gumbel(uniform(key, ids.cuda())).cpu())
