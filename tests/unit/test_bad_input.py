@@ -107,7 +107,22 @@ PROMPTS: list[tuple[str, Callable[[LLM], Any], str]] = [
     (
         "unknown proposer",
         lambda llm: llm.generate("a", spec="oracle"),
-        "spec='oracle' names the proposer 'oracle'; this release has none: use off or auto.",
+        "spec='oracle' names the proposer 'oracle'; there are ngram, suffix.",
+    ),
+    (
+        "unknown proposer option",
+        lambda llm: llm.generate("a", spec="ngram:depth=3"),
+        "ngram has no option 'depth'; it has k, min_n, max_n, which.",
+    ),
+    (
+        "proposer option of another type",
+        lambda llm: llm.generate("a", spec="ngram:k=many"),
+        "ngram: k='many' must be of type int.",
+    ),
+    (
+        "proposer option out of range",
+        lambda llm: llm.generate("a", spec="ngram:k=0"),
+        "ngram: k=0 must be from 1 to 64.",
     ),
     (
         "unreadable spec",

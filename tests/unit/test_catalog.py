@@ -56,7 +56,6 @@ def model(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> catal
         download_bytes=file.stat().st_size,
         member=MEMBER,
         sha256=hashlib.sha256(DATA).hexdigest(),
-        proposers=("ngram",),
     )
     monkeypatch.setattr(catalog, "_MODELS", (entry,))
     return entry
@@ -132,7 +131,6 @@ def test_entries() -> None:
     assert entry.licence == "Apache-2.0"
     assert entry.size_bytes == 98_362_432
     assert entry.sha256.startswith("b179c952")
-    assert "ngram" in entry.proposers
 
 
 def test_the_default_model_is_the_pinned_file(default_model: Path) -> None:

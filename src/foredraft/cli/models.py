@@ -14,7 +14,7 @@ from foredraft.cli.output import print_json
 from foredraft.cli.progress import loading_progress
 from foredraft.errors import InvalidModel
 from foredraft.models import catalog
-from foredraft.proposers.registry import PROPOSERS
+from foredraft.proposers.registry import proposer_names
 
 
 class Action(StrEnum):
@@ -67,7 +67,7 @@ def _summary(name: str) -> dict[str, Any]:
                 "size_bytes": entry.size_bytes,
                 "licence": entry.licence,
                 "path": str(entry.path) if entry.path else None,
-                "proposers": [proposer for proposer in entry.proposers if proposer in PROPOSERS],
+                "proposers": list(proposer_names()),
             }
     path = catalog.resolve(name)
     return {
@@ -75,7 +75,7 @@ def _summary(name: str) -> dict[str, Any]:
         "size_bytes": _size(path),
         "licence": None,
         "path": str(path),
-        "proposers": list(PROPOSERS),
+        "proposers": list(proposer_names()),
     }
 
 

@@ -20,13 +20,15 @@ from foredraft.engine.stops import find_stop
 from foredraft.errors import InvalidParameter, InvalidPrompt
 from foredraft.params import SamplingParams
 from foredraft.proposers.base import Proposer
-from foredraft.proposers.registry import Spec
+from foredraft.proposers.merge import merge
+from foredraft.proposers.registry import ProposerChoice, Spec, build_proposer
 from foredraft.sampling.noise import derived_seed
 from foredraft.sampling.verify import verify
 from foredraft.types import (
     TARGET,
     Commit,
     CompletionOutput,
+    Draft,
     Sequence,
     SpecMetrics,
     Stop,
@@ -42,7 +44,7 @@ class _Live:
     """What the engine remembers of a sequence beside the sequence itself."""
 
     detokenizer: Detokenizer
-    proposer: Proposer | None
+    proposers: tuple[Proposer, ...]
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
@@ -59,7 +61,6 @@ class Engine:
         tokenizer: Decodes,
         eos_token_ids: frozenset[int],
         generation_defaults: Mapping[str, float],
-        proposers: Mapping[str, Proposer],
     ) -> None:
         self.config = config
         self.max_model_len = max_model_len
@@ -69,7 +70,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.eos_token_ids = eos_token_ids
         self.generation_defaults = generation_defaults
-        self.proposers = proposers
+        self.proposers: dict[str, Proposer] = {}  # by the text of the choice; made when first asked for
         self._live: dict[int, _Live] = {}
         self._by_request: dict[str, list[Sequence]] = {}
         self._next_id = 0
@@ -85,7 +86,7 @@ class Engine:
         params = params.resolved(self.generation_defaults)
         max_tokens = self._admit(prompt, params)
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        proposer = self.proposers[spec.choices[0].name] if spec.choices else None
+        proposers = tuple(self._proposer(choice) for choice in spec.choices if not spec.adaptive)
         now = time.perf_counter()
         for sample in range(params.n):
             sequence = Sequence(
@@ -97,11 +98,11 @@ class Engine:
                 params=params,
                 seed=derived_seed(seed, sample),
                 max_tokens=max_tokens,
-                num_lookahead_tokens=proposer.num_lookahead_tokens if proposer else 0,
+                num_lookahead_tokens=max((proposer.num_lookahead_tokens for proposer in proposers), default=0),
             )
             sequence.counters.arrival_time = now
             self._next_id += 1
-            self._live[sequence.id] = _Live(Detokenizer(self.tokenizer, prompt, tuple(params.stop or ())), proposer)
+            self._live[sequence.id] = _Live(Detokenizer(self.tokenizer, prompt, tuple(params.stop or ())), proposers)
             self._by_request.setdefault(request_id, []).append(sequence)
             self.scheduler.add(sequence)
 
@@ -163,20 +164,30 @@ class Engine:
             )
         return max_tokens
 
+    def _proposer(self, choice: ProposerChoice) -> Proposer:
+        key = str(choice)
+        if key not in self.proposers:
+            self.proposers[key] = build_proposer(choice)
+        return self.proposers[key]
+
     def _propose(self, works: list[Work]) -> list[Work]:
-        """Give every work whose proposer is awake a draft that fits its reserved slots."""
+        """Give every work that has slots for one a draft, merged from the guesses of its proposers."""
+        guesses: list[list[Draft]] = [[] for _ in works]
         for proposer in self.proposers.values():
-            mine = [
+            asked = [
                 index
                 for index, work in enumerate(works)
-                if work.num_lookahead_tokens and self._live[work.sequence.id].proposer is proposer
+                if work.num_lookahead_tokens and proposer in self._live[work.sequence.id].proposers
             ]
-            if mine:
-                sequences = [works[index].sequence for index in mine]
-                drafts = proposer.propose(sequences, [works[index].num_lookahead_tokens for index in mine])
-                for index, draft in zip(mine, drafts, strict=True):
-                    works[index] = replace(works[index], draft=draft)
-        return works
+            if asked:
+                sequences = [works[index].sequence for index in asked]
+                drafts = proposer.propose(sequences, [works[index].num_lookahead_tokens for index in asked])
+                for index, draft in zip(asked, drafts, strict=True):
+                    guesses[index].append(draft)
+        return [
+            replace(work, draft=merge(drafts, work.num_lookahead_tokens)) if drafts else work
+            for work, drafts in zip(works, guesses, strict=True)
+        ]
 
     def _cut(self, works: Items[Work], verdicts: list[Verdict]) -> tuple[list[Verdict], list[Stop], list[list[int]]]:
         """Cut every verdict at the first stop. A request whose text cannot be decoded ends alone, with an error."""

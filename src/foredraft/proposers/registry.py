@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
 
 from foredraft.errors import InvalidSpec
+from foredraft.proposers.base import Proposer
 
-PROPOSERS: tuple[str, ...] = ()  # none needs to be known yet: this release decodes plainly, as `k = 0` of the one step
+_BUILT_IN = {
+    "ngram": "foredraft.proposers.ngram:Ngram",
+    "suffix": "foredraft.proposers.suffix:Suffix",
+}
 
 _GRAMMAR = "off, auto, NAME, NAME:option=value,…, NAME+NAME, or auto(NAME+NAME)"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -21,6 +28,10 @@ class ProposerChoice:
     name: str
     options: dict[str, str] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        settings = ",".join(f"{name}={value}" for name, value in sorted(self.options.items()))
+        return f"{self.name}:{settings}" if settings else self.name
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -30,8 +41,40 @@ class Spec:
     adaptive: bool = False
 
 
-def parse_spec(text: object, known: Collection[str] = PROPOSERS) -> Spec:
-    """Parse a speculation string against the proposers that this model has."""
+def proposer_names() -> tuple[str, ...]:
+    """All proposers: those of this package, and those that other packages offer as entry points."""
+    return (*_BUILT_IN, *(point.name for point in entry_points(group="foredraft.proposers")))
+
+
+def build_proposer(choice: ProposerChoice) -> Proposer:
+    """The proposer that a choice asks for. Its class names its options with a dataclass as its only parameter."""
+    target = _BUILT_IN.get(choice.name)
+    if target is None:
+        (point,) = entry_points(group="foredraft.proposers", name=choice.name)
+        target = point.value
+    module, _, class_name = target.partition(":")
+    proposer_class = getattr(import_module(module), class_name)
+    proposer: Proposer = proposer_class(_options(choice, proposer_class.Options))
+    return proposer
+
+
+def _options(choice: ProposerChoice, options_class: type[Any]) -> Any:
+    """The options of a choice in the types of their defaults."""
+    kinds: dict[str, type[Any]] = {option.name: type(option.default) for option in fields(options_class)}
+    values: dict[str, Any] = {}
+    for name, text in choice.options.items():
+        if name not in kinds:
+            raise InvalidSpec(f"{choice.name} has no option {name!r}; it has {', '.join(kinds)}.")
+        try:
+            values[name] = kinds[name](text)
+        except ValueError:
+            raise InvalidSpec(f"{choice.name}: {name}={text!r} must be of type {kinds[name].__name__}.") from None
+    return options_class(**values)
+
+
+def parse_spec(text: object, known: Collection[str] | None = None) -> Spec:
+    """Parse a speculation string against the proposers that there are."""
+    known = proposer_names() if known is None else known
     if not isinstance(text, str):
         raise InvalidSpec(f"spec={text!r} must be a string such as {_GRAMMAR}.")
     if text == "off":
@@ -48,8 +91,7 @@ def _choice(part: str, text: str, known: Collection[str]) -> ProposerChoice:
     if not _NAME.fullmatch(name):
         raise InvalidSpec(f"spec={text!r} cannot be read; it must be {_GRAMMAR}.")
     if name not in known:
-        available = f"this model has {', '.join(sorted(known))}" if known else "this release has none: use off or auto"
-        raise InvalidSpec(f"spec={text!r} names the proposer {name!r}; {available}.")
+        raise InvalidSpec(f"spec={text!r} names the proposer {name!r}; there are {', '.join(sorted(known)) or 'none'}.")
     options: dict[str, str] = {}
     for setting in filter(None, settings.split(",")):
         option, equals, value = setting.partition("=")

@@ -1,0 +1,46 @@
+"""Several drafts as one: a trie in which every guess keeps the name of who made it first."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence as Items
+
+from foredraft.types import Draft
+
+
+def merge(drafts: Items[Draft], budget: int) -> Draft:
+    """The best `budget` nodes of all drafts together.
+
+    A node's score is the highest that anybody gives it and no more than its parent's, so the best nodes are closed
+    under ancestors: a child is never kept without the guess it hangs on.
+    """
+    tokens: list[int] = []
+    parents: list[int] = []
+    scores: list[float] = []
+    origins: list[str] = []
+    node_of: dict[tuple[int, int], int] = {}  # (parent, token) -> node
+    for draft in drafts:
+        place: list[int] = []  # where each of the draft's nodes is in the trie
+        for token, parent, score, origin in zip(draft.tokens, draft.parents, draft.scores, draft.origin, strict=True):
+            above = place[parent] if parent >= 0 else -1
+            node = node_of.get((above, token))
+            if node is None:
+                node = node_of[above, token] = len(tokens)
+                tokens.append(token)
+                parents.append(above)
+                scores.append(score)
+                origins.append(origin)
+            else:
+                scores[node] = max(scores[node], score)
+            place.append(node)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            scores[node] = min(scores[node], scores[parent])
+    kept = sorted(heapq.nsmallest(budget, range(len(tokens)), key=lambda node: (-scores[node], node)))
+    renumbered = {-1: -1, **{node: index for index, node in enumerate(kept)}}
+    return Draft(
+        tuple(tokens[node] for node in kept),
+        tuple(renumbered[parents[node]] for node in kept),
+        tuple(scores[node] for node in kept),
+        tuple(origins[node] for node in kept),
+    )

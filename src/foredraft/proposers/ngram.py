@@ -1,0 +1,95 @@
+"""Guesses by the longest suffix of the text that was seen earlier in the same text: what followed it then comes again.
+Costs a few dictionary look-ups per step, whatever the length of the text.
+Shines where the answer copies: editing code, quoting, summarising, repeating itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+
+from foredraft.errors import InvalidSpec
+from foredraft.types import NO_DRAFT, Commit, Draft, Sequence
+
+
+@dataclass(frozen=True)
+class NgramOptions:
+    k: int = 10  # tokens guessed
+    min_n: int = 2  # shortest and longest suffix that is looked up
+    max_n: int = 4
+    which: str = "latest"  # occurrence that is copied from: latest or earliest
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.k <= 64:
+            raise InvalidSpec(f"ngram: k={self.k} must be from 1 to 64.")
+        if not 1 <= self.min_n <= self.max_n <= 16:
+            raise InvalidSpec(f"ngram: min_n={self.min_n}, max_n={self.max_n} must keep 1 ≤ min_n ≤ max_n ≤ 16.")
+        if self.which not in ("latest", "earliest"):
+            raise InvalidSpec(f"ngram: which={self.which!r} must be latest or earliest.")
+
+
+@dataclass
+class _Index:
+    """Where each n-gram of a text was last (or first) followed by something: n-gram -> place of what followed."""
+
+    places: dict[tuple[int, ...], int] = field(default_factory=dict)
+    num_indexed: int = 0  # n-grams that end before this place are in
+
+
+class Ngram:
+    """One index per text, grown by the tokens that were added since the last look."""
+
+    name = "ngram"
+    taps: frozenset[int] = frozenset()
+    Options = NgramOptions
+
+    def __init__(self, options: NgramOptions) -> None:
+        self.options = options
+        self.num_lookahead_tokens = options.k
+        self._indexes: dict[int, _Index] = {}
+
+    def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
+        return [self._draft(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
+
+    def observe(self, commits: Items[Commit]) -> None:
+        """Nothing to learn: an index is brought up to date when it is asked."""
+
+    def release(self, sequence_ids: Iterable[int]) -> None:
+        for sequence_id in sequence_ids:
+            self._indexes.pop(sequence_id, None)
+
+    def _draft(self, sequence: Sequence, budget: int) -> Draft:
+        tokens = sequence.token_ids
+        index = self._indexes.setdefault(sequence.id, _Index())
+        self._extend(index, tokens)
+        length = min(budget, self.options.k)
+        for n in range(min(self.options.max_n, len(tokens)), self.options.min_n - 1, -1):
+            place = index.places.get(tuple(tokens[-n:]))
+            if place is not None and length > 0:
+                return _chain(_copied(tokens, place, length), n, self.name)
+        return NO_DRAFT
+
+    def _extend(self, index: _Index, tokens: list[int]) -> None:
+        """Enter all n-grams that something follows; the text's own suffix is not among them yet."""
+        keep_first = self.options.which == "earliest"
+        for end in range(index.num_indexed, len(tokens)):
+            for n in range(self.options.min_n, min(self.options.max_n, end) + 1):
+                ngram = tuple(tokens[end - n : end])
+                if keep_first:
+                    index.places.setdefault(ngram, end)
+                else:
+                    index.places[ngram] = end
+        index.num_indexed = len(tokens)
+
+
+def _copied(tokens: list[int], place: int, length: int) -> list[int]:
+    """What followed, and where the text ends, what was just copied: a loop goes on."""
+    period = len(tokens) - place
+    return [tokens[place + offset % period] for offset in range(length)]
+
+
+def _chain(tokens: list[int], matched: int, origin: str) -> Draft:
+    """A chain whose nodes are believed the more, the longer the match was."""
+    belief = 1 - 0.5 ** (matched / 2)
+    scores = tuple(belief**depth for depth in range(1, len(tokens) + 1))
+    return Draft(tuple(tokens), tuple(range(-1, len(tokens) - 1)), scores, (origin,) * len(tokens))
