@@ -38,7 +38,8 @@ class TestResolved:
 
     @pytest.mark.parametrize("field", ["top_p", "top_k", "min_p", "repetition_penalty"])
     def test_what_is_set_stays_and_does_not_unset_the_rest(self, field: str) -> None:
-        params = SamplingParams(**{field: 1}).resolved(MODEL)
+        fields: dict[str, Any] = {field: 1}
+        params = SamplingParams(**fields).resolved(MODEL)
         assert sampling(params) == {"min_p": 0.0, **MODEL, field: 1}
 
     def test_zero_is_not_unset(self) -> None:
@@ -47,7 +48,7 @@ class TestResolved:
 
     def test_everything_else_is_left_alone(self) -> None:
         params = SamplingParams(
-            max_tokens=7, seed=3, stop="x", stop_token_ids=[1], ignore_eos=True, logprobs=2, n=2, logit_bias={"5": 1}
+            max_tokens=7, seed=3, stop="x", stop_token_ids=[1], ignore_eos=True, logprobs=2, n=2, logit_bias={5: 1}
         )
         before = {name: getattr(params, name) for name in SamplingParams.names() if name not in NEUTRAL}
         after = params.resolved({**MODEL, "max_tokens": 9, "seed": 4, "eos_token_id": 2})
@@ -75,7 +76,8 @@ class TestNormalised:
         assert SamplingParams(stop_token_ids=ids).stop_token_ids == expected
 
     def test_logit_bias_of_json_clients(self) -> None:
-        assert SamplingParams(logit_bias={"17": -100, 4: 0.5}).logit_bias == {17: -100.0, 4: 0.5}
+        bias: dict[Any, float] = {"17": -100, 4: 0.5}
+        assert SamplingParams(logit_bias=bias).logit_bias == {17: -100.0, 4: 0.5}
 
     @pytest.mark.parametrize(
         "fields",

@@ -161,7 +161,7 @@ class TestLogprobs:
     ROW = torch.tensor([0.5, 0.25, 0.125, 0.0625, 0.03125, 0.03125]).log()
 
     def test_are_those_of_the_model_before_penalties_and_temperature(self) -> None:
-        params = {"temperature": 0.5, "logit_bias": {3: 50.0}, "top_k": 2, "logprobs": 2}
+        params: dict[str, Any] = {"temperature": 0.5, "logit_bias": {3: 50.0}, "top_k": 2, "logprobs": 2}
         verdict = judged(self.ROW[None] + 7, decoding(**params))
         assert verdict.tokens == (3,)
         (logprob,) = verdict.logprobs
