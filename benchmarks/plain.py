@@ -288,9 +288,8 @@ def table(cells: list[Cell]) -> str:
         for measure, full in (("decode", DECODE_TOKENS), ("prefill", PREFILL_TOKENS)):
             cell = find(who, measure)
             star = "" if cell.tokens == full else f" ({cell.tokens} tokens)"
-            row.append(f"{cell.tokens_per_s:.1f}{star}" if measure == "decode" else f"{cell.tokens_per_s:.0f}{star}")
-            row.append(f"{cell.tokens_per_s / best[measure]:.2f}×")
-            row.append(f"{cell.tokens_per_s / bfloat16[measure]:.2f}×")
+            row.append(f"{cell.tokens_per_s:.3g}{star}")
+            row += [_ratio(cell.tokens_per_s / rate[measure]) for rate in (best, bfloat16)]
         lines.append(f"| {' | '.join(row)} |")
     ours = Contender("Foredraft", BATCH_DTYPE, True)
     one, many = find(ours, "decode").tokens_per_s, find(ours, "decode", BATCH).tokens_per_s
@@ -301,14 +300,18 @@ def table(cells: list[Cell]) -> str:
     return "\n".join(lines)
 
 
+def _ratio(value: float) -> str:
+    return f"{value:.2f}×" if value < 10 else f"{value:.0f}×"
+
+
 def report(results: dict[str, Any], cells: list[Cell]) -> str:
     settings, machine = results["settings"], results["machine"]
     return (
         f"{settings['model']}, greedy, batch 1, {DECODE_TOKENS} tokens after a prompt of {PROMPT_TOKENS}; prefill of "
         f"{PREFILL_TOKENS} tokens; median of {settings['rounds']} interleaved rounds; {settings['threads']} threads of "
         f"{machine['cpu']}; torch {results['versions']['torch']}, transformers {results['versions']['transformers']}. "
-        f"A figure with its own number of tokens comes from one small sample, because a full one would take minutes. "
-        f"`make bench-plain` repeats it.\n\n{table(cells)}"
+        "A figure with its own number of tokens comes from one small sample, because a full one would take minutes; "
+        f"ratios to it are rough. `make bench-plain` repeats it.\n\n{table(cells)}"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -86,9 +85,8 @@ def _number(params: SamplingParams, name: str, low: float, high: float, open_low
     if value is None:
         return
     allowed = f"a number {'above' if open_low else 'from'} {low:g} {'up to' if open_low else 'to'} {high:g}"
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidParameter(f"{name}={value!r} must be {allowed}.")
-    if value > high or value < low or (open_low and value == low):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high or (open_low and value == low):
         raise InvalidParameter(f"{name}={value!r} must be {allowed}.")
 
 
@@ -124,7 +122,7 @@ def _logit_bias(bias: Any) -> dict[int, float]:
     for token, value in bias.items():
         try:
             token_id = int(token)  # JSON clients send the ids as strings
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             token_id = -1
         number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 100
         if token_id < 0 or not number:

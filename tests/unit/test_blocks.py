@@ -279,7 +279,6 @@ class TestForgetting:
         assert pool.num_free_blocks == 5
         assert found(pool, [0, 1, 2, 3, 9, 9, 9]) in (0, 4)  # its own block is gone; the head may stay, being shared
 
-    @pytest.mark.xfail(strict=True, reason="free(forget=True) takes the name of a block that two others still share")
     def test_a_failed_sequence_may_share_with_two_others(self) -> None:
         pool = BlockPool(8, 2)
         sequences = [computed(pool, range(5), id=id) for id in range(3)]

@@ -1,15 +1,21 @@
-"""The CPU backend in C: checks tensors, hands their pointers to foredraft/kernels, and turns error codes into sentences.
+"""The CPU backend in C: checks tensors, hands their pointers to the kernels, and turns error codes into sentences.
 
-The kernels give every row its own fixed sequence of operations, so a row's bits depend on that row alone. Activations are
-float32; weights are read as they were packed (float32, bfloat16, 8 or 4 bits) and K and V are float32 or bfloat16.
+The kernels give every row its own fixed sequence of operations, so a row's bits depend on that row alone. Activations
+are float32; weights stay as they were packed (float32, bfloat16, 8 or 4 bits); K and V are float32 or bfloat16.
+
+A small model runs some 300 verbs per token, so a microsecond here is a few percent there: what does not change between
+calls (layers, shapes, caches, the batch of a run) is checked and translated once and then remembered.
 """
 
 from __future__ import annotations
 
 import ctypes
+import weakref
+from collections.abc import Callable
 from ctypes import POINTER, Structure, byref, c_float, c_int, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,13 +44,18 @@ class _Weight(Structure):
 
 class _Batch(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("positions", "slots", "sequences", "block_tables", "prefix_lens", "paths", "path_lens")),
+        *((name, c_void_p) for name in ("positions", "slots", "sequences", "block_tables")),
+        *((name, c_void_p) for name in ("prefix_lens", "paths", "path_lens")),
         *((name, c_int64) for name in ("rows", "num_sequences", "table_width", "depth", "block_size")),
     ]
 
 
 class _KV(Structure):
-    _fields_ = [("k", c_void_p), ("v", c_void_p), ("slots", c_int64), ("is_bf16", c_int32)]
+    _fields_ = [
+        *((name, c_void_p) for name in ("k", "v")),
+        *((name, c_int64) for name in ("slots", "kv_heads", "head_dim")),
+        ("is_bf16", c_int32),
+    ]
 
 
 class _Attention(Structure):
@@ -92,21 +103,19 @@ def load_library() -> ctypes.CDLL | None:
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """A weight laid out by the kernels. `memory` holds the panels, `weight` points into it."""
+    """A weight laid out by the kernels: its panels, and what the kernels need to know of them."""
 
-    weight: _Weight
     memory: Tensor
-
-    @property
-    def outputs(self) -> int:
-        return int(self.weight.outputs)
+    outputs: int
+    inputs: int
+    reference: Any  # a ctypes pointer to the weight's description
 
 
 def _pointer(name: str, tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:
     """The address of a tensor that is exactly what a kernel expects."""
     if not isinstance(tensor, Tensor):
         raise ValueError(f"{name} must be a tensor, not {type(tensor).__name__}.")
-    if tensor.dtype is not dtype or tensor.shape != shape or not tensor.is_contiguous() or tensor.device.type != "cpu":
+    if tensor.dtype is not dtype or tensor.shape != shape or not tensor.is_contiguous() or not tensor.is_cpu:
         raise ValueError(
             f"{name} must be a contiguous {dtype} CPU tensor of shape {list(shape)}, "
             f"not {tensor.dtype} {list(tensor.shape)} on {tensor.device}."
@@ -114,16 +123,15 @@ def _pointer(name: str, tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:
     return tensor.data_ptr()
 
 
-def _matrix(name: str, tensor: Tensor) -> tuple[int, int]:
+def _matrix(name: str, tensor: Tensor) -> torch.Size:
     if not isinstance(tensor, Tensor) or tensor.dim() != 2:
         raise ValueError(f"{name} must be a matrix [rows, width].")
-    return tensor.shape[0], tensor.shape[1]
+    return tensor.shape
 
 
-def _check(code: int, verb: str) -> None:
-    if code:
-        kind = RuntimeError if code == 5 else ValueError
-        raise kind(f"The native kernel {verb} refused its input: {ERRORS.get(code, f'error {code}')}.")
+def _refusal(verb: str, code: int) -> Exception:
+    kind = RuntimeError if code == 5 else ValueError
+    return kind(f"The native kernel {verb} refused its input: {ERRORS.get(code, f'error {code}')}.")
 
 
 class NativeBackend:
@@ -141,8 +149,17 @@ class NativeBackend:
         self.activation_dtype = torch.float32
         self.kv_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
         self._library = found
-        self._batch: tuple[ForwardBatch, _Batch] | None = None  # the last one: all layers of a run share it
-        _check(found.fd_set_threads(threads), "set_threads")
+        self._references: dict[int, Any] = {}  # id of a shape, cache or batch -> what the kernels need to know of it
+        if code := found.fd_set_threads(threads):
+            raise _refusal("set_threads", code)
+
+    def _reference(self, owner: Any, describe: Callable[[Any], Structure]) -> Any:
+        """The ctypes pointer that stands for `owner`, made when it is first seen and forgotten when it is gone."""
+        reference = self._references.get(id(owner))
+        if reference is None:
+            reference = self._references[id(owner)] = byref(describe(owner))
+            weakref.finalize(owner, self._references.pop, id(owner), None).atexit = False
+        return reference
 
     def pack(self, weight: Weight) -> Packed:
         if weight.kind not in KINDS:
@@ -150,13 +167,14 @@ class NativeBackend:
         kind, (outputs, inputs) = KINDS[weight.kind], _matrix("weight", weight.values)
         size = self._library.fd_packed_bytes(kind, outputs, inputs)
         if size < 0:
-            raise ValueError(f"A {weight.kind} weight [{outputs}, {inputs}] cannot be packed: q8 and q4 need inputs in groups of 32.")
+            raise ValueError(f"A {weight.kind} weight [{outputs}, {inputs}] cannot be packed: inputs come in groups of 32.")
         values = _pointer("values", weight.values, VALUE_DTYPES[weight.kind], outputs, inputs)
         scales = self._group_values("scales", weight.scales, weight.kind in ("q8", "q4"), outputs, inputs)
         minimums = self._group_values("minimums", weight.minimums, weight.kind == "q4", outputs, inputs)
         memory = torch.empty(size, dtype=torch.uint8)
-        _check(self._library.fd_pack(kind, outputs, inputs, values, scales, minimums, memory.data_ptr()), "pack")
-        return Packed(_Weight(memory.data_ptr(), outputs, inputs, kind), memory)
+        if code := self._library.fd_pack(kind, outputs, inputs, values, scales, minimums, memory.data_ptr()):
+            raise _refusal("pack", code)
+        return Packed(memory, outputs, inputs, byref(_Weight(memory.data_ptr(), outputs, inputs, kind)))
 
     @staticmethod
     def _group_values(name: str, values: Tensor | None, needed: bool, outputs: int, inputs: int) -> int | None:
@@ -167,52 +185,59 @@ class NativeBackend:
         return _pointer(name, values, torch.float32, outputs, inputs // GROUP)
 
     def linear(self, x: Tensor, weight: Linear) -> Tensor:
-        rows, _ = _matrix("x", x)
+        rows, inputs = _matrix("x", x)
+        outputs = weight.outputs
         source = _pointer("x", x, torch.float32, rows, weight.inputs)
-        bias = None if weight.bias is None else _pointer("bias", weight.bias, torch.float32, weight.outputs)
-        y = torch.empty((rows, weight.outputs), dtype=torch.float32)
-        if not rows:
-            return y
+        bias = None if weight.bias is None else _pointer("bias", weight.bias, torch.float32, outputs)
+        y = torch.empty(rows, outputs, dtype=torch.float32)
         target, column = y.data_ptr(), 0
         for part in weight.parts:
-            packed: _Weight = part.weight
-            if packed.inputs != weight.inputs or column + packed.outputs > weight.outputs:
-                raise ValueError("The parts of a linear layer do not fit its shape.")
+            if part.inputs != inputs or column + part.outputs > outputs:
+                raise ValueError(f"A part [{part.outputs}, {part.inputs}] does not fit the layer [{outputs}, {inputs}].")
             part_bias = None if bias is None else bias + 4 * column
-            code = self._library.fd_linear(byref(packed), source, rows, part_bias, target + 4 * column, weight.outputs)
-            _check(code, "linear")
-            column += packed.outputs
-        if column != weight.outputs:
-            raise ValueError(f"The parts of a linear layer have {column} outputs together, not {weight.outputs}.")
+            if rows and (
+                code := self._library.fd_linear(part.reference, source, rows, part_bias, target + 4 * column, outputs)
+            ):
+                raise _refusal("linear", code)
+            column += part.outputs
+        if column != outputs:
+            raise ValueError(f"The parts of a linear layer have {column} outputs together, not {outputs}.")
         return y
+
+    def logits(self, x: Tensor, weight: Linear) -> Tensor:
+        return self.linear(x, weight)
 
     def embed(self, token_ids: Tensor, weight: Linear) -> Tensor:
         rows = len(token_ids)
         ids = _pointer("token_ids", token_ids, torch.int64, rows)
-        y = torch.empty((rows, weight.inputs), dtype=torch.float32)
+        y = torch.empty(rows, weight.inputs, dtype=torch.float32)
         first = 0
         for part in weight.parts if rows else ():
-            code = self._library.fd_embed(byref(part.weight), first, weight.outputs, ids, rows, y.data_ptr())
-            _check(code, "embed")
+            if code := self._library.fd_embed(part.reference, first, weight.outputs, ids, rows, y.data_ptr()):
+                raise _refusal("embed", code)
             first += part.outputs
         return y
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         rows, width = _matrix("x", x)
-        source, scale = _pointer("x", x, torch.float32, rows, width), _pointer("weight", weight, torch.float32, width)
-        y = torch.empty_like(x)
-        if rows:
-            _check(self._library.fd_rms_norm(source, scale, eps, rows, width, y.data_ptr()), "rms_norm")
-        return y
-
-    def add_rms_norm(self, x: Tensor, update: Tensor, multiplier: float, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        rows, width = _matrix("x", x)
-        target, source = _pointer("x", x, torch.float32, rows, width), _pointer("update", update, torch.float32, rows, width)
+        source = _pointer("x", x, torch.float32, rows, width)
         scale = _pointer("weight", weight, torch.float32, width)
         y = torch.empty_like(x)
-        if rows:
-            code = self._library.fd_add_rms_norm(target, source, multiplier, scale, eps, rows, width, y.data_ptr())
-            _check(code, "add_rms_norm")
+        if rows and (code := self._library.fd_rms_norm(source, scale, eps, rows, width, y.data_ptr())):
+            raise _refusal("rms_norm", code)
+        return y
+
+    def add_rms_norm(
+        self, x: Tensor, update: Tensor, multiplier: float, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        rows, width = _matrix("x", x)
+        target = _pointer("x", x, torch.float32, rows, width)
+        source = _pointer("update", update, torch.float32, rows, width)
+        scale = _pointer("weight", weight, torch.float32, width)
+        y = torch.empty_like(x)
+        arguments = (target, source, multiplier, scale, eps, rows, width, y.data_ptr())
+        if rows and (code := self._library.fd_add_rms_norm(*arguments)):
+            raise _refusal("add_rms_norm", code)
         return x, y
 
     def gated(self, gate_up: Tensor) -> Tensor:
@@ -220,13 +245,10 @@ class NativeBackend:
         if both % 2:
             raise ValueError(f"gate_up must have an even width, not {both}.")
         source = _pointer("gate_up", gate_up, torch.float32, rows, both)
-        y = torch.empty((rows, both // 2), dtype=torch.float32)
-        if rows and both:
-            _check(self._library.fd_gated(source, rows, both // 2, y.data_ptr()), "gated")
+        y = torch.empty(rows, both // 2, dtype=torch.float32)
+        if rows and both and (code := self._library.fd_gated(source, rows, both // 2, y.data_ptr())):
+            raise _refusal("gated", code)
         return y
-
-    def logits(self, x: Tensor, weight: Linear) -> Tensor:
-        return self.linear(x, weight)
 
     def rope_and_store(
         self,
@@ -239,61 +261,61 @@ class NativeBackend:
         batch: ForwardBatch,
     ) -> Tensor:
         rows, width = batch.num_rows, shape.num_heads * shape.head_dim
-        q = torch.empty((rows, width), dtype=torch.float32)
-        if not rows:
-            return q
-        code = self._library.fd_rope_and_store(
-            _pointer("qkv", qkv, torch.float32, rows, width + 2 * shape.num_kv_heads * shape.head_dim),
-            None if q_norm is None else _pointer("q_norm", q_norm, torch.float32, shape.head_dim),
-            None if k_norm is None else _pointer("k_norm", k_norm, torch.float32, shape.head_dim),
-            _pointer("rope", rope, torch.float32, len(rope), 2, shape.rotary_dim // 2) if shape.rotary_dim else None,
-            len(rope) if shape.rotary_dim else 0,
-            byref(self._kv(kv, shape)),
-            byref(_attention(shape)),
-            byref(self._prepared(batch)),
-            q.data_ptr(),
-        )
-        _check(code, "rope_and_store")
+        source = _pointer("qkv", qkv, torch.float32, rows, width + 2 * shape.num_kv_heads * shape.head_dim)
+        q_scale = None if q_norm is None else _pointer("q_norm", q_norm, torch.float32, shape.head_dim)
+        k_scale = None if k_norm is None else _pointer("k_norm", k_norm, torch.float32, shape.head_dim)
+        angles, positions = None, 0
+        if shape.rotary_dim:
+            positions = rope.shape[0]
+            angles = _pointer("rope", rope, torch.float32, positions, 2, shape.rotary_dim // 2)
+        q = torch.empty(rows, width, dtype=torch.float32)
+        if rows and (
+            code := self._library.fd_rope_and_store(
+                *(source, q_scale, k_scale, angles, positions),
+                *(self._reference(kv, self._describe_kv), self._reference(shape, _describe_shape)),
+                *(self._reference(batch, _describe_batch), q.data_ptr()),
+            )
+        ):
+            raise _refusal("rope_and_store", code)
         return q
 
     def attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch) -> Tensor:
         rows, width = batch.num_rows, shape.num_heads * shape.head_dim
-        out = torch.empty((rows, width), dtype=torch.float32)
-        if not rows:
-            return out
         source = _pointer("q", q, torch.float32, rows, width)
-        code = self._library.fd_attend(
-            source, byref(self._kv(kv, shape)), byref(_attention(shape)), byref(self._prepared(batch)), out.data_ptr()
-        )
-        _check(code, "attend")
+        out = torch.empty_like(q)
+        if rows and (
+            code := self._library.fd_attend(
+                *(source, self._reference(kv, self._describe_kv), self._reference(shape, _describe_shape)),
+                *(self._reference(batch, _describe_batch), out.data_ptr()),
+            )
+        ):
+            raise _refusal("attend", code)
         return out
 
-    def _kv(self, kv: LayerKV, shape: AttentionShape) -> _KV:
-        slots, heads, head_dim = len(kv.k), shape.num_kv_heads, shape.head_dim
-        k, v = (_pointer(name, side, self.kv_dtype, slots, heads, head_dim) for name, side in (("k", kv.k), ("v", kv.v)))
-        return _KV(k, v, slots, self.kv_dtype is torch.bfloat16)
-
-    def _prepared(self, batch: ForwardBatch) -> _Batch:
-        """The batch as the kernels read it, checked once per run and not once per layer."""
-        if self._batch is None or self._batch[0] is not batch:
-            rows, (sequences, width) = batch.num_rows, _matrix("block_tables", batch.block_tables)
-            _, depth = _matrix("paths", batch.paths)
-            prepared = _Batch(
-                _pointer("positions", batch.positions, torch.int64, rows),
-                _pointer("slots", batch.slots, torch.int64, rows),
-                _pointer("sequences", batch.sequences, torch.int32, rows),
-                _pointer("block_tables", batch.block_tables, torch.int32, sequences, width),
-                _pointer("prefix_lens", batch.prefix_lens, torch.int32, rows),
-                _pointer("paths", batch.paths, torch.int32, rows, depth),
-                _pointer("path_lens", batch.path_lens, torch.int32, rows),
-                *(rows, sequences, width, depth, batch.block_size),
-            )
-            self._batch = (batch, prepared)
-        return self._batch[1]
+    def _describe_kv(self, kv: LayerKV) -> _KV:
+        if kv.k.dim() != 3:
+            raise ValueError("k must be [slots, kv_heads, head_dim].")
+        k, v = (_pointer(name, side, self.kv_dtype, *kv.k.shape) for name, side in (("k", kv.k), ("v", kv.v)))
+        return _KV(k, v, *kv.k.shape, self.kv_dtype is torch.bfloat16)
 
 
-def _attention(shape: AttentionShape) -> _Attention:
+def _describe_shape(shape: AttentionShape) -> _Attention:
     return _Attention(
         *(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.rotary_dim, shape.window),
         *(shape.scale, shape.norm_eps),
+    )
+
+
+def _describe_batch(batch: ForwardBatch) -> _Batch:
+    rows, (sequences, width) = batch.num_rows, _matrix("block_tables", batch.block_tables)
+    _, depth = _matrix("paths", batch.paths)
+    return _Batch(
+        _pointer("positions", batch.positions, torch.int64, rows),
+        _pointer("slots", batch.slots, torch.int64, rows),
+        _pointer("sequences", batch.sequences, torch.int32, rows),
+        _pointer("block_tables", batch.block_tables, torch.int32, sequences, width),
+        _pointer("prefix_lens", batch.prefix_lens, torch.int32, rows),
+        _pointer("paths", batch.paths, torch.int32, rows, depth),
+        _pointer("path_lens", batch.path_lens, torch.int32, rows),
+        *(rows, sequences, width, depth, batch.block_size),
     )

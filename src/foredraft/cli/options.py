@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Model = Annotated[str, typer.Option("--model", help="A catalogue name, a GGUF file, a safetensors folder or a hub id.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout, everything else on stderr.")]
-Spec = Annotated[str, typer.Option("--spec", help="Speculation: off, or auto.")]
+Spec = Annotated[str, typer.Option("--spec", help="Speculation: off, auto, ngram, ngram:k=6, ngram+suffix, ...")]
 
 Dtype = Annotated[str, typer.Option("--dtype", help="float32, bfloat16, int8, int4, or auto: as the file has it.")]
 Device = Annotated[str, typer.Option("--device", help="Where to run; auto picks the best there is.")]

@@ -243,8 +243,8 @@ class Engine:
             del self._by_request[sequence.request_id]
         for proposer in self.proposers.values():
             proposer.release([sequence.id])
-        if commit.stop_reason is None and commit.error is None:
-            live.detokenizer.finish()
+        if not isinstance(commit.stop_reason, str) and commit.error is None:
+            live.detokenizer.finish()  # a stop string has ended the text already
         return CompletionOutput(
             index=sequence.sample,
             text=live.detokenizer.text,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as Items
+from dataclasses import replace
 
 from foredraft.engine.blocks import BlockPool
 from foredraft.types import TARGET, Commit, Sequence, Stop, Verdict, Work
@@ -53,7 +54,7 @@ class Scheduler:
                 self._preempt(self.running.pop())
             else:
                 works.append(work)
-                budget -= work.num_new_tokens + work.num_lookahead_tokens
+                budget -= work.num_new_tokens
 
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs and not preempted:
             sequence = self.waiting[0]
@@ -65,7 +66,11 @@ class Scheduler:
             sequence.counters.cached_tokens += sequence.num_computed_tokens
             self.running.append(self.waiting.popleft())
             works.append(work)
-            budget -= work.num_new_tokens + work.num_lookahead_tokens
+            budget -= work.num_new_tokens
+
+        for index, work in enumerate(works):  # drafts get what tokens have left over: rows and blocks
+            works[index] = self._look_ahead(work, budget)
+            budget -= works[index].num_lookahead_tokens
         return works
 
     def update_from_output(self, works: Items[Work], verdicts: Items[Verdict], stops: Items[Stop]) -> list[Commit]:
@@ -89,14 +94,23 @@ class Scheduler:
         self.pool.check_integrity(self.running)
 
     def _reserve(self, sequence: Sequence, rows: int) -> Work | None:
-        """Slots for at most `rows` rows of a sequence; the lookahead is dropped where it does not fit."""
+        """Slots for at most `rows` of the tokens that are still to be computed."""
         num_new_tokens = min(sequence.num_tokens - sequence.num_computed_tokens, rows)
-        end = sequence.num_computed_tokens + num_new_tokens
-        wanted = min(sequence.num_lookahead_tokens, rows - num_new_tokens) if end == sequence.num_tokens else 0
-        for lookahead in {wanted: None, 0: None}:
-            if self.pool.reserve(sequence, end + lookahead):
-                return Work(sequence, num_new_tokens, lookahead)
-        return None
+        fits = self.pool.reserve(sequence, sequence.num_computed_tokens + num_new_tokens)
+        return Work(sequence, num_new_tokens) if fits else None
+
+    def _look_ahead(self, work: Work, rows: int) -> Work:
+        """Slots for a draft of at most `rows` nodes, as many as are wanted, useful and free."""
+        sequence = work.sequence
+        if not work.reaches_end or not sequence.num_lookahead_tokens:
+            return work
+        useful = sequence.max_tokens - sequence.num_output_tokens - 1  # the target adds a token of its own
+        free = self.pool.num_free_blocks * self.pool.block_size
+        free += len(sequence.block_table) * self.pool.block_size - sequence.num_tokens
+        lookahead = max(0, min(sequence.num_lookahead_tokens, rows, useful, free))
+        reserved = self.pool.reserve(sequence, sequence.num_tokens + lookahead)
+        assert reserved
+        return replace(work, num_lookahead_tokens=lookahead)
 
     def _preempt(self, sequence: Sequence) -> None:
         self._take_blocks(sequence)

@@ -43,7 +43,7 @@ typedef struct {
 /* K and V of one layer: each [slots, kv_heads, head_dim], float32 or bfloat16. */
 typedef struct {
     void *k, *v;
-    int64_t slots;
+    int64_t slots, kv_heads, head_dim;
     int32_t is_bf16;
 } fd_kv;
 

@@ -68,6 +68,7 @@ int fd_rope_and_store(const float *qkv, const float *q_norm, const float *k_norm
     if (!qkv || !kv || !kv->k || !kv->v || !shape || !batch || !batch->positions || !batch->slots || !q) return FD_NULL;
     if (shape->rotary_dim && !rope) return FD_NULL;
     if (shape->heads < 1 || shape->kv_heads < 1 || shape->head_dim < 1 || batch->rows < 0) return FD_SHAPE;
+    if (kv->kv_heads != shape->kv_heads || kv->head_dim != shape->head_dim) return FD_SHAPE;
     if (shape->rotary_dim < 0 || shape->rotary_dim % 2 || shape->rotary_dim > shape->head_dim) return FD_SHAPE;
     for (int64_t row = 0; row < batch->rows; row++) {
         if (batch->slots[row] < 0 || batch->slots[row] >= kv->slots) return FD_RANGE;

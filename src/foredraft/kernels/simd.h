@@ -177,6 +177,21 @@ INLINE float widen_bf16(uint16_t x) {
     return f;
 }
 
+/* LANES neighbouring bfloat16. */
+INLINE vf load_bf16(const uint16_t *p) {
+#if defined(__aarch64__)
+    return (vf)vshll_n_u16(vld1_u16(p), 16);
+#elif LANES == 16
+    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
+#elif LANES == 8
+    return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
+#else
+    float four[LANES];
+    for (int i = 0; i < LANES; i++) four[i] = widen_bf16(p[i]);
+    return load(four);
+#endif
+}
+
 /* To the nearest bfloat16, ties to even; NaN stays NaN. */
 INLINE uint16_t round_bf16(float f) {
     uint32_t bits;

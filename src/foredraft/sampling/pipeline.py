@@ -6,6 +6,7 @@ floor. Ties at the floor stay in, which makes the kept set a function of the log
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence as Items
 from typing import cast
@@ -48,28 +49,28 @@ def floor(logits: Tensor, params: SamplingParams) -> float:
     temperature = cast(float, params.temperature)
     if temperature == 0:
         return highest
-    floors = [-float("inf")]
+    floors = [-math.inf]
     top_k, top_p, min_p = cast(int, params.top_k), cast(float, params.top_p), cast(float, params.min_p)
     if 0 < top_k < len(logits):
         floors.append(float(logits.topk(top_k).values[-1]))
     if top_p < 1:
         floors.append(_top_p_floor(logits, temperature, top_p, floors[-1]))
     if min_p > 0:
-        floors.append(highest + temperature * float(torch.tensor(min_p, dtype=torch.float64).log()))
+        floors.append(highest + temperature * math.log(min_p))
     return max(floors)
 
 
 def _top_p_floor(logits: Tensor, temperature: float, top_p: float, lowest: float) -> float:
     """The logit of the last token that is needed to reach `top_p` of the mass that lies at or above `lowest`."""
-    weights = torch.where(logits >= lowest, ((logits - logits.max()).double() / temperature).exp(), 0.0)
-    needed = top_p * float(weights.sum())
-    for size in (min(_FIRST_LOOK, len(logits)), len(logits)):
-        best = weights.topk(size).values
-        reached = best.cumsum(0) >= needed
+    kept = logits[logits >= lowest] if lowest > -math.inf else logits
+    highest = kept.max()
+    needed = top_p * float(((kept - highest) / temperature).exp().sum(dtype=torch.float64))
+    for size in (min(_FIRST_LOOK, len(kept)), len(kept)):
+        best = kept.topk(size).values
+        reached = ((best - highest) / temperature).exp().cumsum(0, dtype=torch.float64) >= needed
         if bool(reached[-1]):
             break
-    last = min(int((~reached).sum()), size - 1)
-    return float(logits[weights >= best[last]].min())
+    return float(best[min(int((~reached).sum()), size - 1)])
 
 
 def _ids(token_ids: list[int], like: Tensor) -> Tensor:

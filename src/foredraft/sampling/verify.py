@@ -7,10 +7,10 @@ draft leaves one token, so plain decoding is none either.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Items
 from typing import cast
 
-import torch
 from torch import Tensor
 
 from foredraft.params import SamplingParams
@@ -18,7 +18,11 @@ from foredraft.sampling.noise import gumbel, highest_uniform_without, stream_key
 from foredraft.sampling.pipeline import adjust, floor
 from foredraft.types import TokenLogprob, Verdict, Work
 
-_FIRST_LOOK = 32  # candidates whose noise is computed in full before the rest are ruled out by a bound
+_FEW = (
+    1024  # candidates whose noise is computed at once; of more, first that of the best, to rule others out by a bound
+)
+_BEST = 32
+_NOT_FINITE = "The model gave logits that are not finite numbers; this request was ended, others go on."
 
 
 def verify(logits: Tensor, works: Items[Work]) -> list[Verdict]:
@@ -36,8 +40,6 @@ def verify(logits: Tensor, works: Items[Work]) -> list[Verdict]:
 def _judge(rows: Tensor, work: Work) -> Verdict:
     """Walk the draft from its root while the target's own tokens follow it."""
     sequence, draft, params = work.sequence, work.draft, work.sequence.params
-    if not bool(torch.isfinite(rows.amax(-1)).all()):
-        return Verdict(error="The model gave logits that are not finite numbers; this request was ended, others go on.")
     prompt_logprobs = _prompt_logprobs(rows, work)
     if not work.reaches_end:
         return Verdict(prompt_logprobs=prompt_logprobs)
@@ -49,6 +51,8 @@ def _judge(rows: Tensor, work: Work) -> Verdict:
     node = -1
     while True:
         raw = rows[root + 1 + node]
+        if not math.isfinite(raw.max()):
+            return Verdict(error=_NOT_FINITE)
         token = pick(adjust(raw, params, prompt, output), params, sequence.seed, len(prompt) + len(output))
         output.append(token)
         logprobs.append(None if params.logprobs is None else token_logprob(raw, token, params.logprobs))
@@ -67,18 +71,21 @@ def pick(logits: Tensor, params: SamplingParams, seed: int, position: int) -> in
     then for those whose uniform is high enough to beat them from below.
     """
     temperature = cast(float, params.temperature)
-    lowest = floor(logits, params)
-    best = logits.topk(min(_FIRST_LOOK, len(logits))).values[-1]
-    first = (logits >= max(lowest, float(best))).nonzero().flatten()
     key = stream_key(seed, position)
-    scores = _scores(logits, first, temperature, key)
-    if lowest < float(best):
-        everyone = torch.arange(len(logits), device=logits.device)
-        needed = (float(scores.max()) - float(best)) / temperature
-        rising = (uniform(key, everyone) > highest_uniform_without(needed)) & (logits >= lowest)
-        first = torch.cat([first, rising.nonzero().flatten()]).unique()
-        scores = _scores(logits, first, temperature, key)
-    return int(first[scores.argmax()])
+    candidates = (logits >= floor(logits, params)).nonzero().flatten()
+    if len(candidates) > _FEW:
+        candidates = _contenders(logits, candidates, temperature, key)
+    return int(candidates[_scores(logits, candidates, temperature, key).argmax()])
+
+
+def _contenders(logits: Tensor, candidates: Tensor, temperature: float, key: int) -> Tensor:
+    """The candidates that can still win, in order of id: the best few, and those with noise enough to beat them."""
+    values = logits[candidates]
+    lead = values.topk(_BEST).values[-1]
+    to_beat = _scores(logits, candidates[values >= lead], temperature, key).max()
+    noise_needed = float(to_beat - lead) / max(temperature, 1e-30)  # at temperature 0 all candidates are in the lead
+    loud = uniform(key, candidates) > highest_uniform_without(noise_needed)
+    return candidates[(values >= lead) | loud]
 
 
 def _scores(logits: Tensor, token_ids: Tensor, temperature: float, key: int) -> Tensor:
@@ -88,7 +95,7 @@ def _scores(logits: Tensor, token_ids: Tensor, temperature: float, key: int) -> 
 def token_logprob(logits: Tensor, token: int, top: int) -> TokenLogprob:
     """The model's own log probability of a token and of its `top` best, before temperature, penalties and floors."""
     logprobs = logits.log_softmax(-1)
-    values, ids = logprobs.topk(top)
+    values, ids = logprobs.topk(min(top, len(logprobs)))
     return TokenLogprob(token, float(logprobs[token]), dict(zip(ids.tolist(), values.tolist(), strict=True)))
 
 
