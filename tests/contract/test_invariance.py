@@ -13,7 +13,6 @@ from foredraft.config import DTYPES
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
 from foredraft.types import RequestOutput
-from tests.backends import BACKENDS
 
 PASSAGE = (
     "The lighthouse keeper wrote in the log each evening: the wind, the height of the sea, the ships that passed, and "
@@ -34,17 +33,16 @@ def same(left: RequestOutput, right: RequestOutput) -> None:
     assert left.logprobs == right.logprobs  # floats compared for equality: the bits
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_request_gives_the_same_bits_however_it_is_run(default_model: Path, dtype: str, backend: str) -> None:
-    if backend == "torch" and dtype != "float32":
-        pytest.skip("the torch backend is slow here; float32 stands for it, the others run with -m slow")
-    check(default_model, dtype, backend)
+def test_a_request_gives_the_same_bits_however_it_is_run(default_model: Path, dtype: str) -> None:
+    check(default_model, dtype, "auto")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype != "float32"])
-def test_the_torch_backend_in_the_other_dtypes(default_model: Path, dtype: str) -> None:
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_torch_backend_too(default_model: Path, dtype: str) -> None:
     check(default_model, dtype, "torch")
 
 

@@ -4,9 +4,11 @@
  * sum of weights, weighted values), and the partials are merged in order. A row's bits therefore depend on its keys alone:
  * not on other rows, nor on whether its blocks were computed by one thread or by several.
  *
- *   work item   up to 8 neighbouring rows of one sequence (a tile) x one KV head x a run of blocks
- *   block       its keys and values are gathered once for the tile into plain float32 [64, width]
- *   row         the query heads of the KV head, up to 4 at a time, against that block */
+ *   work item   up to 8 neighbouring rows of one sequence (a tile) x a run of blocks
+ *   KV head     the block's keys and values are gathered once for the tile, as float32 rows
+ *   row         the query heads of the KV head, up to 4 at a time, against that block
+ *
+ * The KV heads are the inner loop because a token's heads lie side by side: so memory is read as one stream. */
 #include "attend_block.h"
 #include "foredraft.h"
 #include "pool.h"
@@ -47,13 +49,14 @@ static int64_t first_key(const attend_job *job, int64_t row) {
 /* What a worker needs at hand; the float arrays lie one after another in its scratch. */
 typedef struct {
     float *k, *v;    /* [64, width]: widened copies */
-    float *q;        /* [tile rows, group, width], scaled and padded */
-    float *states;   /* [tile rows, group, PARTIAL(width)] */
+    float *q;        /* [tile rows, heads, width], scaled and padded */
+    float *states;   /* [tile rows, heads, PARTIAL(width)] */
     float *partials; /* [group, PARTIAL(width)] */
 } workspace;
 
 static int64_t workspace_floats(const attend_job *job) {
-    return 2 * KEYS * job->width + TILE * job->group * (job->width + PARTIAL(job->width)) + job->group * PARTIAL(job->width);
+    int64_t per_head = job->width + PARTIAL(job->width);
+    return 2 * KEYS * job->width + TILE * job->shape->heads * per_head + job->group * PARTIAL(job->width);
 }
 
 static workspace lay_out(const attend_job *job, float *scratch) {
@@ -61,8 +64,8 @@ static workspace lay_out(const attend_job *job, float *scratch) {
     space.k = scratch;
     space.v = space.k + KEYS * job->width;
     space.q = space.v + KEYS * job->width;
-    space.states = space.q + TILE * job->group * job->width;
-    space.partials = space.states + TILE * job->group * PARTIAL(job->width);
+    space.states = space.q + TILE * job->shape->heads * job->width;
+    space.partials = space.states + TILE * job->shape->heads * PARTIAL(job->width);
     return space;
 }
 
@@ -124,47 +127,26 @@ static void gather(attend_job *job, int64_t row, int64_t from, int64_t to, int64
     for (int64_t i = 1; i < 4; i++) block->k[last + i] = block->k[last];
 }
 
-/* Ask for the cache lines of text places [from, to) of a row's prefix, while others are still being computed with: the keys
- * of one KV head lie too far apart for the machine to see it coming. */
-static void prefetch(const attend_job *job, int64_t row, int64_t from, int64_t to, int64_t kv_head) {
-    const fd_batch *batch = job->batch;
-    const int32_t *table = batch->block_tables + batch->sequences[row] * batch->table_width;
-    int64_t size = batch->block_size, item = job->kv->is_bf16 ? 2 : 4;
-    int64_t bytes = job->shape->head_dim * item, stride = job->shape->kv_heads * bytes;
-    to = min64(min64(to, batch->prefix_lens[row]), batch->table_width * size);
-    for (int64_t page = from / size; page * size < to; page++) {
-        int64_t at = table[page] * size * stride + kv_head * bytes;
-        for (int64_t n = max64(from - page * size, 0); n < size && page * size + n < to; n++)
-            for (int64_t line = 0; line < bytes; line += 64) {
-                __builtin_prefetch((const char *)job->kv->k + at + n * stride + line);
-                __builtin_prefetch((const char *)job->kv->v + at + n * stride + line);
-            }
-    }
-}
-
-static void load_queries(const attend_job *job, int64_t row, int64_t kv_head, float *q) {
+static void load_queries(const attend_job *job, int64_t row, float *q) {
     int64_t head_dim = job->shape->head_dim, width = job->width;
-    const float *source = job->q + (row * job->shape->heads + kv_head * job->group) * head_dim;
-    for (int64_t n = 0; n < job->group; n++)
-        for (int64_t i = 0; i < width; i++) q[n * width + i] = i < head_dim ? source[n * head_dim + i] * job->shape->scale : 0.0f;
+    const float *source = job->q + row * job->shape->heads * head_dim;
+    for (int64_t head = 0; head < job->shape->heads; head++, q += width, source += head_dim)
+        for (int64_t i = 0; i < width; i++) q[i] = i < head_dim ? source[i] * job->shape->scale : 0.0f;
 }
 
 static void start_states(const attend_job *job, float *states) {
-    memset(states, 0, 4 * (size_t)(job->group * PARTIAL(job->width)));
-    for (int64_t n = 0; n < job->group; n++) states[n * PARTIAL(job->width) + job->width] = -INFINITY;
+    memset(states, 0, 4 * (size_t)(job->shape->heads * PARTIAL(job->width)));
+    for (int64_t head = 0; head < job->shape->heads; head++) states[head * PARTIAL(job->width) + job->width] = -INFINITY;
 }
 
-static void write_row(const attend_job *job, int64_t row, int64_t kv_head, const float *states) {
+static void write_row(const attend_job *job, int64_t row, const float *states) {
     int64_t head_dim = job->shape->head_dim;
-    float *out = job->out + (row * job->shape->heads + kv_head * job->group) * head_dim;
-    for (int64_t n = 0; n < job->group; n++) {
-        const float *state = states + n * PARTIAL(job->width);
-        for (int64_t i = 0; i < head_dim; i++) out[n * head_dim + i] = state[i] / state[job->width + 1];
-    }
+    float *out = job->out + row * job->shape->heads * head_dim;
+    for (int64_t head = 0; head < job->shape->heads; head++, states += PARTIAL(job->width), out += head_dim)
+        for (int64_t i = 0; i < head_dim; i++) out[i] = states[i] / states[job->width + 1];
 }
 
-/* Where the partials of one block and of the row's first query head of a KV head wait to be merged; those of the next
- * query head lie `blocks` partials further. */
+/* Where the partial of one block waits to be merged. */
 static float *waiting_partial(const attend_job *job, int64_t row, int64_t head, int64_t block) {
     return job->partials + ((row * job->shape->heads + head) * job->blocks + block) * PARTIAL(job->width);
 }
@@ -174,16 +156,15 @@ static void row_block(const attend_job *job, int64_t row, int64_t in_tile, int64
                       const key_block *keys) {
     int64_t from = max64(block * KEYS, first_key(job, row)), to = min64((block + 1) * KEYS, end_key(job, row));
     if (from >= to) return;
-    int64_t group = job->group, partial = PARTIAL(job->width);
-    int64_t first = from % KEYS;
-    group_partials(space->q + in_tile * group * job->width, keys, job->width, (int)first, (int)(first + to - from), group,
-                   space->partials);
+    int64_t group = job->group, partial = PARTIAL(job->width), head = kv_head * group;
+    const float *q = space->q + (in_tile * job->shape->heads + head) * job->width;
+    group_partials(q, keys, job->width, (int)(from % KEYS), (int)(from % KEYS + to - from), group, space->partials);
     for (int64_t n = 0; n < group; n++) {
         const float *result = space->partials + n * partial;
         if (job->runs > 1)
-            memcpy(waiting_partial(job, row, kv_head * group + n, block), result, 4 * (size_t)partial);
+            memcpy(waiting_partial(job, row, head + n, block), result, 4 * (size_t)partial);
         else
-            merge(space->states + (in_tile * group + n) * partial, result, job->width);
+            merge(space->states + (in_tile * job->shape->heads + head + n) * partial, result, job->width);
     }
 }
 
@@ -197,47 +178,48 @@ static int block_is_shared(const attend_job *job, int64_t row, int64_t end, int6
     return 1;
 }
 
+/* One block for all rows of a tile [row, end). */
+static void tile_block(attend_job *job, int64_t row, int64_t end, int64_t first, int64_t block, const workspace *space) {
+    int64_t start = block * KEYS, stop = start + KEYS, furthest;
+    int shared = block_is_shared(job, row, end, block, &furthest);
+    for (int64_t kv_head = 0; kv_head < job->shape->kv_heads; kv_head++) {
+        key_block keys;
+        if (shared) gather(job, furthest, max64(start, first), min64(stop, end_key(job, furthest)), kv_head, space, &keys);
+        for (int64_t r = row; r < end; r++) {
+            if (!shared) gather(job, r, max64(start, first_key(job, r)), min64(stop, end_key(job, r)), kv_head, space, &keys);
+            row_block(job, r, r - row, kv_head, block, space, &keys);
+        }
+    }
+}
+
 static void attend_item(void *context, int64_t item, int worker) {
     attend_job *job = context;
-    int64_t run = item % job->runs, kv_head = item / job->runs % job->shape->kv_heads, tile = item / job->runs / job->shape->kv_heads;
-    int64_t row = job->tiles[tile], end = job->tiles[tile + 1];
+    int64_t run = item % job->runs, tile = item / job->runs;
+    int64_t row = job->tiles[tile], end = job->tiles[tile + 1], heads = job->shape->heads;
     workspace space = lay_out(job, pool_scratch(worker));
     int64_t first = INT64_MAX, last = 0; /* of the tile's keys */
     for (int64_t r = row; r < end; r++) {
-        load_queries(job, r, kv_head, space.q + (r - row) * job->group * job->width);
-        start_states(job, space.states + (r - row) * job->group * PARTIAL(job->width));
+        load_queries(job, r, space.q + (r - row) * heads * job->width);
+        start_states(job, space.states + (r - row) * heads * PARTIAL(job->width));
         first = min64(first, first_key(job, r));
         last = max64(last, end_key(job, r) - 1);
     }
     int64_t from_block = max64(first / KEYS, run * job->blocks_per_run);
     int64_t to_block = min64(last / KEYS + 1, (run + 1) * job->blocks_per_run);
-    if (from_block < to_block) prefetch(job, end - 1, max64(first, from_block * KEYS), (from_block + 1) * KEYS, kv_head);
-    for (int64_t block = from_block; block < to_block; block++) {
-        if (block + 1 < to_block) prefetch(job, end - 1, (block + 1) * KEYS, (block + 2) * KEYS, kv_head);
-        int64_t furthest;
-        key_block keys;
-        int shared = block_is_shared(job, row, end, block, &furthest);
-        int64_t start = block * KEYS;
-        if (shared) gather(job, furthest, max64(start, first), min64((block + 1) * KEYS, end_key(job, furthest)), kv_head, &space, &keys);
-        for (int64_t r = row; r < end; r++) {
-            if (!shared) gather(job, r, max64(start, first_key(job, r)), min64((block + 1) * KEYS, end_key(job, r)), kv_head, &space, &keys);
-            row_block(job, r, r - row, kv_head, block, &space, &keys);
-        }
-    }
+    for (int64_t block = from_block; block < to_block; block++) tile_block(job, row, end, first, block, &space);
     if (job->runs == 1)
-        for (int64_t r = row; r < end; r++) write_row(job, r, kv_head, space.states + (r - row) * job->group * PARTIAL(job->width));
+        for (int64_t r = row; r < end; r++) write_row(job, r, space.states + (r - row) * heads * PARTIAL(job->width));
 }
 
 /* Split runs only: a row's waiting partials, merged in order. */
-static void merge_item(void *context, int64_t item, int worker) {
+static void merge_item(void *context, int64_t row, int worker) {
     const attend_job *job = context;
-    int64_t row = item / job->shape->kv_heads, kv_head = item % job->shape->kv_heads;
     float *states = lay_out(job, pool_scratch(worker)).states;
     start_states(job, states);
-    for (int64_t n = 0; n < job->group; n++)
+    for (int64_t head = 0; head < job->shape->heads; head++)
         for (int64_t block = first_key(job, row) / KEYS; block * KEYS < end_key(job, row); block++)
-            merge(states + n * PARTIAL(job->width), waiting_partial(job, row, kv_head * job->group + n, block), job->width);
-    write_row(job, row, kv_head, states);
+            merge(states + head * PARTIAL(job->width), waiting_partial(job, row, head, block), job->width);
+    write_row(job, row, states);
 }
 
 static int check(const float *q, const fd_kv *kv, const fd_attention *shape, const fd_batch *batch, const float *out) {
@@ -284,9 +266,9 @@ int fd_attend(const float *q, const fd_kv *kv, const fd_attention *shape, const 
     if (!error) {
         int32_t *tiles = pool_shared();
         job.num_tiles = cut_tiles(batch, tiles);
-        int64_t wanted = 4 * pool_threads() / (job.num_tiles * shape->kv_heads); /* too few items for the threads? */
-        if (pool_threads() > 1 && wanted > 1 && job.blocks >= 4) {
-            job.runs = min64(wanted, job.blocks / 2);
+        int64_t wanted = 4 * pool_threads() / job.num_tiles; /* runs for each tile, so that all threads have work */
+        if (pool_threads() > 1 && wanted > 1 && job.blocks > 1) {
+            job.runs = min64(wanted, job.blocks);
             error = pool_reserve(0, tile_bytes + 4 * (size_t)(batch->rows * shape->heads * job.blocks * PARTIAL(job.width)));
             tiles = pool_shared();
             if (!error) cut_tiles(batch, tiles); /* the shared scratch may have moved */
@@ -297,8 +279,8 @@ int fd_attend(const float *q, const fd_kv *kv, const fd_attention *shape, const 
     }
     if (!error) {
         int64_t work = keys * shape->heads * job.width * 2;
-        pool_run(job.num_tiles * shape->kv_heads * job.runs, work, attend_item, &job);
-        if (job.runs > 1 && !atomic_load(&job.error)) pool_run(batch->rows * shape->kv_heads, work / KEYS, merge_item, &job);
+        pool_run(job.num_tiles * job.runs, work, attend_item, &job);
+        if (job.runs > 1 && !atomic_load(&job.error)) pool_run(batch->rows, work / KEYS, merge_item, &job);
         error = atomic_load(&job.error);
     }
     pool_give();

@@ -18,9 +18,7 @@ from foredraft.sampling.noise import gumbel, highest_uniform_without, stream_key
 from foredraft.sampling.pipeline import adjust, floor
 from foredraft.types import TokenLogprob, Verdict, Work
 
-_FEW = (
-    1024  # candidates whose noise is computed at once; of more, first that of the best, to rule others out by a bound
-)
+_FEW = 1024  # so many candidates get their noise at once; of more, the best get theirs first, to rule others out
 _BEST = 32
 _NOT_FINITE = "The model gave logits that are not finite numbers; this request was ended, others go on."
 
