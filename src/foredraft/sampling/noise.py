@@ -18,8 +18,12 @@ _MIX_2 = 0x94D049BB133111EB
 _LOG_TERMS = 12  # of the series 2·artanh(s) = 2(s + s³/3 + …) with |s| < 0.172: the rest is below 1e-19
 
 
-def stream_key(seed: int, position: int, stream: int = 0) -> int:
-    """The 64-bit key of a position's noise. Disjoint `stream`s serve draws that must be independent of each other."""
+# Streams of noise that must be independent of each other.
+MATCH_STREAM, COIN_STREAM, RESIDUAL_STREAM, DRAFT_STREAM = range(4)
+
+
+def stream_key(seed: int, position: int, stream: int = MATCH_STREAM) -> int:
+    """The 64-bit key of a position's noise in one of the streams."""
     return _mix(_mix(_mix(seed) ^ (position * _GOLDEN & _MASK)) + stream * _MIX_1 & _MASK)
 
 

@@ -60,6 +60,17 @@ def floor(logits: Tensor, params: SamplingParams) -> float:
     return max(floors)
 
 
+def distribution(logits: Tensor, params: SamplingParams) -> Tensor:
+    """The probabilities that a token is drawn with: float64 [vocab]. At temperature 0 one is 1."""
+    temperature = cast(float, params.temperature)
+    if temperature == 0:
+        one_hot = torch.zeros(len(logits), dtype=torch.float64, device=logits.device)
+        one_hot[logits.argmax()] = 1.0
+        return one_hot
+    scaled = (logits - logits.max()).double() / temperature
+    return torch.where(logits >= floor(logits, params), scaled, -math.inf).softmax(-1)
+
+
 def _top_p_floor(logits: Tensor, temperature: float, top_p: float, lowest: float) -> float:
     """The logit of the last token that is needed to reach `top_p` of the mass that lies at or above `lowest`."""
     kept = logits[logits >= lowest] if lowest > -math.inf else logits

@@ -1,8 +1,7 @@
-"""The match rule: the target's token at a node is argmax(logits + temperature * noise), and a guess is right if it
-is that token.
+"""What the target says of every sequence's draft, by the acceptance rule that its request asks for.
 
-Stateless, and blind to who guessed. At temperature 0 the noise has no weight, so greedy is no special case; an empty
-draft leaves one token, so plain decoding is none either.
+Stateless, and blind to who guessed. Greedy is no special case (the noise has no weight), plain decoding is none either
+(an empty draft leaves one token).
 """
 
 from __future__ import annotations
@@ -11,16 +10,17 @@ import math
 from collections.abc import Sequence as Items
 from typing import cast
 
+import torch
 from torch import Tensor
 
 from foredraft.params import SamplingParams
-from foredraft.sampling.noise import gumbel, highest_uniform_without, stream_key, uniform
-from foredraft.sampling.pipeline import adjust, floor
-from foredraft.types import TokenLogprob, Verdict, Work
+from foredraft.sampling.noise import COIN_STREAM, RESIDUAL_STREAM, gumbel, highest_uniform_without, stream_key, uniform
+from foredraft.sampling.pipeline import adjust, distribution, floor
+from foredraft.sampling.rules import RULES
+from foredraft.types import Sequence, TokenLogprob, Verdict, Work
 
 _FEW = 1024  # so many candidates get their noise at once; of more, the best get theirs first, to rule others out
 _BEST = 32
-_NOT_FINITE = "The model gave logits that are not finite numbers; this request was ended, others go on."
 
 
 def verify(logits: Tensor, works: Items[Work]) -> list[Verdict]:
@@ -36,29 +36,72 @@ def verify(logits: Tensor, works: Items[Work]) -> list[Verdict]:
 
 
 def _judge(rows: Tensor, work: Work) -> Verdict:
-    """Walk the draft from its root while the target's own tokens follow it."""
+    """One work's verdict; its rows are those of prompt tokens, then the last known token, then the draft's nodes."""
     sequence, draft, params = work.sequence, work.draft, work.sequence.params
     prompt_logprobs = _prompt_logprobs(rows, work)
     if not work.reaches_end:
         return Verdict(prompt_logprobs=prompt_logprobs)
+    target = _Target(rows[len(rows) - 1 - len(draft) :], sequence)
+    try:
+        path, tokens = RULES[params.acceptance](draft, target, _KeyedChance(sequence.seed, sequence.num_tokens))
+    except _NotFiniteError:
+        return Verdict(error="The model gave logits that are not finite numbers; this request was ended, others go on.")
+    top = params.logprobs
+    judged = zip((-1, *path), tokens, strict=True)
+    logprobs = [None if top is None else token_logprob(target.row(node), token, top) for node, token in judged]
+    return Verdict(tuple(path), tuple(tokens), tuple(logprobs), prompt_logprobs)
 
-    root = len(rows) - 1 - len(draft)
-    prompt, output = sequence.token_ids[: sequence.num_prompt_tokens], sequence.output_token_ids
-    path: list[int] = []
-    logprobs: list[TokenLogprob | None] = []
-    node = -1
-    while True:
-        raw = rows[root + 1 + node]
-        if not math.isfinite(raw.max()):
-            return Verdict(error=_NOT_FINITE)
-        token = pick(adjust(raw, params, prompt, output), params, sequence.seed, len(prompt) + len(output))
-        output.append(token)
-        logprobs.append(None if params.logprobs is None else token_logprob(raw, token, params.logprobs))
-        node = next((child for child in draft.children(node) if draft.tokens[child] == token), -1)
-        if node < 0:
-            break
-        path.append(node)
-    return Verdict(tuple(path), tuple(output[sequence.num_output_tokens :]), tuple(logprobs), prompt_logprobs)
+
+class _NotFiniteError(Exception):
+    """A row that a rule asked for has NaN or infinite logits."""
+
+
+class _Target:
+    """The target at the nodes of one sequence's draft. Every node sees the tokens on its own path."""
+
+    def __init__(self, rows: Tensor, sequence: Sequence) -> None:
+        self._rows = rows  # [1 + nodes, vocab]
+        self._sequence = sequence
+        self._prompt = sequence.token_ids[: sequence.num_prompt_tokens]
+        self._output = sequence.output_token_ids
+
+    def row(self, node: int) -> Tensor:
+        return self._rows[1 + node]
+
+    def token(self, node: int, path: list[int]) -> int:
+        return pick(
+            self._adjusted(node, path),
+            self._sequence.params,
+            self._sequence.seed,
+            self._sequence.num_tokens + len(path),
+        )
+
+    def distribution(self, node: int, path: list[int]) -> Tensor:
+        return distribution(self._adjusted(node, path), self._sequence.params)
+
+    def _adjusted(self, node: int, path: list[int]) -> Tensor:
+        row = self.row(node)
+        if not math.isfinite(row.max()):
+            raise _NotFiniteError
+        return adjust(row, self._sequence.params, self._prompt, [*self._output, *path])
+
+
+class _KeyedChance:
+    """Coins and draws keyed by seed and position, in streams of their own: independent of the draft's noise."""
+
+    def __init__(self, seed: int, first_position: int) -> None:
+        self._seed = seed
+        self._first = first_position
+
+    def accepts(self, probability: float, position: int, trial: int) -> bool:
+        key = stream_key(self._seed, self._first + position, COIN_STREAM)
+        return float(uniform(key, torch.tensor([trial]))) < probability
+
+    def draw(self, probabilities: Tensor, position: int) -> int:
+        key = stream_key(self._seed, self._first + position, RESIDUAL_STREAM)
+        candidates = probabilities.nonzero().flatten()
+        scores = probabilities[candidates].log() + gumbel(uniform(key, candidates))
+        return int(candidates[scores.argmax()])
 
 
 def pick(logits: Tensor, params: SamplingParams, seed: int, position: int) -> int:

@@ -1,0 +1,123 @@
+"""The acceptance rules: which of a draft's tokens the target keeps, and the one token that it adds.
+
+Each rule sees the draft as a tree and asks for the target's distribution at the nodes that it reaches; it never knows
+who guessed. Chance comes from outside: keyed noise in the engine, every outcome in turn where a test enumerates the
+law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from foredraft.types import Draft
+
+Outcome = tuple[list[int], list[int]]  # accepted nodes from the root down; their tokens and the target's own
+
+
+class Target(Protocol):
+    """The target at the nodes of a draft; node -1 is the last committed token. `path` is the tokens between."""
+
+    def token(self, node: int, path: list[int]) -> int:
+        """The token that the request's seed draws there (the match rule)."""
+
+    def distribution(self, node: int, path: list[int]) -> Tensor:
+        """What the request's sampling parameters make of the logits there: float64 [vocab], sums to 1."""
+
+
+class Chance(Protocol):
+    """Independent random outcomes. `position` counts from 0 at the first token after the committed ones."""
+
+    def accepts(self, probability: float, position: int, trial: int) -> bool:
+        """A coin for the `trial`-th decision at a position."""
+
+    def draw(self, probabilities: Tensor, position: int) -> int:
+        """A token for a position whose guesses were all refused, or that had none."""
+
+
+def match(draft: Draft, target: Target, chance: Chance) -> Outcome:
+    """Keep a guess if it is the token that the target draws itself. The text does not depend on the draft at all."""
+    path: list[int] = []
+    tokens: list[int] = []
+    node = -1
+    while True:
+        tokens.append(target.token(node, tokens))
+        node = next((child for child in draft.children(node) if draft.tokens[child] == tokens[-1]), -1)
+        if node < 0:
+            return path, tokens
+        path.append(node)
+
+
+def rejection(draft: Draft, target: Target, chance: Chance) -> Outcome:
+    """Keep a guess x with probability min(1, p(x) / q(x)); after a refusal go on with what q left of p.
+
+    Siblings are tried in turn. A guess that was not sampled has a point mass for q: it is kept with probability p(x),
+    and then struck out of p.
+    """
+    path: list[int] = []
+    tokens: list[int] = []
+    node = -1
+    while True:
+        p = target.distribution(node, tokens)
+        for trial, child in enumerate(draft.children(node)):
+            token, q = draft.tokens[child], _guessed_from(draft, child, p)
+            if chance.accepts(min(1.0, float(p[token] / q[token])), len(tokens), trial):
+                node = child
+                break
+            p = _residual(p, q)
+        else:
+            return path, [*tokens, chance.draw(p, len(tokens))]
+        path.append(node)
+        tokens.append(draft.tokens[node])
+
+
+def block(draft: Draft, target: Target, chance: Chance) -> Outcome:
+    """Judge a chain as a whole: keep the longest prefix whose coin falls, with the odds of the whole prefix in view.
+
+    A draft that is not a chain is judged node by node.
+    """
+    if draft.parents != tuple(range(-1, len(draft) - 1)):
+        return rejection(draft, target, chance)
+    guesses = list(draft.tokens)
+    odds = 1.0  # how well the target likes the prefix, against how often it is guessed
+    kept = 0
+    for length in range(len(guesses) + 1):
+        p = target.distribution(length - 1, guesses[:length])
+        if length == len(guesses):
+            chances, rest = odds, p
+        else:
+            rest = torch.clamp(odds * p - _guessed_from(draft, length, p), min=0)
+            mass = float(rest.sum())
+            chances = 1.0 if mass + 1 - odds == 0 else mass / (mass + 1 - odds)
+        if length == 0 or chance.accepts(chances, length, 0):
+            kept, left = length, rest
+        if length < len(guesses):
+            token = guesses[length]
+            odds = min(1.0, odds * float(p[token] / _guessed_from(draft, length, p)[token]))
+    total = left.sum()
+    token = chance.draw(left / total if total > 0 else target.distribution(kept - 1, guesses[:kept]), kept)
+    return list(range(kept)), [*guesses[:kept], token]
+
+
+def _guessed_from(draft: Draft, node: int, like: Tensor) -> Tensor:
+    """The distribution that a node's token was drawn from."""
+    if draft.q is not None:
+        q: Tensor = draft.q[node]
+        return q
+    point = torch.zeros_like(like)
+    point[draft.tokens[node]] = 1.0
+    return point
+
+
+def _residual(p: Tensor, q: Tensor) -> Tensor:
+    """What is left of p once q has had its turn; p itself where nothing is, for then only rounding refused the
+    guess."""
+    rest = torch.clamp(p - q, min=0)
+    mass = rest.sum()
+    return rest / mass if mass > 0 else p
+
+
+RULES: dict[str, Callable[[Draft, Target, Chance], Outcome]] = {"match": match, "rejection": rejection, "block": block}
