@@ -1,10 +1,11 @@
-"""Every native kernel against a float64 reference, and every row against itself in other company: bits must be equal."""
+"""Every native kernel against a float64 reference, and every row against itself in other company: equal bits."""
 
 from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -33,9 +34,9 @@ def seed() -> None:
 
 
 @pytest.fixture(params=[level.name for level in LEVELS])
-def backend(request: pytest.FixtureRequest) -> Iterator[NativeBackend]:
+def backend(request: pytest.FixtureRequest) -> NativeBackend:
     level = next(level for level in LEVELS if level.name == request.param)
-    yield NativeBackend("float32", THREADS, open_library(level.library))
+    return NativeBackend("float32", THREADS, open_library(level.library))
 
 
 def error(result: Tensor, reference: Tensor) -> float:
@@ -66,7 +67,9 @@ def bf16_rounded(*shape: int) -> Tensor:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (17, 96), (40, 64), (100, 576), (333, 1568)])
-def test_linear_is_exact_and_rows_do_not_know_each_other(backend: NativeBackend, kind: str, outputs: int, inputs: int) -> None:
+def test_linear_is_exact_and_rows_do_not_know_each_other(
+    backend: NativeBackend, kind: str, outputs: int, inputs: int
+) -> None:
     weight = random_weight(kind, outputs, inputs)
     layer = linear_of(backend, weight)
     x = bf16_rounded(max(ROW_COUNTS), inputs)
@@ -158,8 +161,9 @@ def test_norms_and_gate(backend: NativeBackend, width: int) -> None:
     result = backend.gated(gate_up)
     assert error(result, torch.nn.functional.silu(gate) * up) < 1e-6
     for row in (0, 13, 32):
-        assert torch.equal(backend.rms_norm(x[row : row + 1], weight, 1e-5), backend.rms_norm(x, weight, 1e-5)[row : row + 1])
-        assert torch.equal(backend.gated(gate_up[row : row + 1]), result[row : row + 1])
+        one = slice(row, row + 1)
+        assert torch.equal(backend.rms_norm(x[one], weight, 1e-5), backend.rms_norm(x, weight, 1e-5)[one])
+        assert torch.equal(backend.gated(gate_up[one]), result[one])
 
 
 def test_gate_survives_extreme_values(backend: NativeBackend) -> None:
@@ -168,7 +172,7 @@ def test_gate_survives_extreme_values(backend: NativeBackend) -> None:
     assert torch.allclose(result, torch.nn.functional.silu(gates), atol=1e-30)
 
 
-# Attention: a text of `keys` tokens per sequence, scattered over shuffled blocks of a cache that is NaN everywhere else.
+# Attention: texts of several lengths, scattered over the shuffled blocks of a cache that is NaN everywhere else.
 
 
 class Scene:
@@ -232,7 +236,9 @@ def attention_shape(group: int, head_dim: int, window: int = 0, rotary_dim: int 
 
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("group", "head_dim", "window"), [(1, 64, 0), (3, 64, 0), (4, 80, 100), (3, 24, 64), (7, 16, 5)])
+@pytest.mark.parametrize(
+    ("group", "head_dim", "window"), [(1, 64, 0), (3, 64, 0), (4, 80, 100), (3, 24, 64), (7, 16, 5)]
+)
 def test_attention(backend: NativeBackend, kv_dtype: str, group: int, head_dim: int, window: int) -> None:
     backend = NativeBackend(kv_dtype, THREADS, backend._library)
     scene = Scene(attention_shape(group, head_dim, window), [1, 63, 64, 65, 500, 4000], backend.kv_dtype)
@@ -246,12 +252,13 @@ def test_attention(backend: NativeBackend, kv_dtype: str, group: int, head_dim: 
     together = backend.attend(q, scene.cache, scene.shape, scene.batch())
     assert error(together, scene.reference(q)) < 1e-5
     shuffled = torch.randperm(len(scene.rows))
-    assert torch.equal(backend.attend(q[shuffled], scene.cache, scene.shape, scene.batch(shuffled.tolist())), together[shuffled])
-    alone = NativeBackend(kv_dtype, 1, backend._library)
-    for row in shuffled[:25].tolist():
-        for one in (backend, alone):
-            one._library.fd_set_threads(THREADS if one is backend else 1)
-            assert torch.equal(one.attend(q[row : row + 1], scene.cache, scene.shape, scene.batch([row])), together[row : row + 1])
+    reordered = backend.attend(q[shuffled], scene.cache, scene.shape, scene.batch(shuffled.tolist()))
+    assert torch.equal(reordered, together[shuffled])
+    for threads in (1, THREADS):
+        alone = NativeBackend(kv_dtype, threads, backend._library)
+        for row in shuffled[:25].tolist():
+            result = alone.attend(q[row : row + 1], scene.cache, scene.shape, scene.batch([row]))
+            assert torch.equal(result, together[row : row + 1])
 
 
 def test_a_drafted_row_equals_the_same_row_decoded_plainly(backend: NativeBackend) -> None:
@@ -267,7 +274,9 @@ def test_a_drafted_row_equals_the_same_row_decoded_plainly(backend: NativeBacken
 
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("head_dim", "rotary_dim", "norms"), [(64, 64, False), (64, 32, True), (80, 80, True), (24, 0, False)])
+@pytest.mark.parametrize(
+    ("head_dim", "rotary_dim", "norms"), [(64, 64, False), (64, 32, True), (80, 80, True), (24, 0, False)]
+)
 def test_rope_and_store(backend: NativeBackend, kv_dtype: str, head_dim: int, rotary_dim: int, norms: bool) -> None:
     backend = NativeBackend(kv_dtype, THREADS, backend._library)
     shape = attention_shape(3, head_dim, rotary_dim=rotary_dim)
@@ -308,7 +317,7 @@ def test_rope_and_store(backend: NativeBackend, kv_dtype: str, head_dim: int, ro
 
 def test_wrong_input_is_an_exception_and_not_a_crash(backend: NativeBackend) -> None:
     layer = linear_of(backend, random_weight("q4", 40, 64))
-    shape = attention_shape(3, 64, rotary_dim=64)
+    shape, other_shape = attention_shape(3, 64, rotary_dim=64), attention_shape(9, 64)
     scene = Scene(shape, [30], torch.float32)
     scene.rows = [(0, 30, [])]
     batch, q, rope = scene.batch(), torch.randn(1, 576), torch.zeros(30, 2, 32)
@@ -330,17 +339,27 @@ def test_wrong_input_is_an_exception_and_not_a_crash(backend: NativeBackend) -> 
         lambda: backend.attend(q, LayerKV(scene.cache.k, scene.cache.v.bfloat16()), shape, batch),
         lambda: backend.attend(q, LayerKV(scene.cache.k[:20], scene.cache.v[:20]), shape, batch),
         lambda: backend.rope_and_store(torch.randn(1, 960), None, None, rope[:29], scene.cache, shape, batch),
+        lambda: backend.attend(torch.randn(1, 27 * 64), scene.cache, replace(other_shape, num_kv_heads=9), batch),
         lambda: NativeBackend("float32", 0),
     ]
     for call in wrong_calls:
         with pytest.raises((ValueError, RuntimeError), match=r"\.$"):
             call()
-    for name, value in (("sequences", 1), ("block_tables", 10**6), ("prefix_lens", 10**6), ("path_lens", 5), ("slots", 10**6)):
+    for name in ("sequences", "block_tables", "prefix_lens", "path_lens", "slots"):
         corrupted = scene.batch()
-        getattr(corrupted, name)[:] = value
+        getattr(corrupted, name)[:] = 10**6
         with pytest.raises(ValueError, match="native kernel"):
             backend.rope_and_store(torch.randn(1, 960), None, None, rope, scene.cache, shape, corrupted)
             backend.attend(q, scene.cache, shape, corrupted)
+
+
+def test_python_threads_may_share_the_kernels(backend: NativeBackend) -> None:
+    layer = linear_of(backend, random_weight("q4", 500, 320))
+    inputs = [torch.randn(rows, 320) for rows in (1, 2, 5, 40) * 10]
+    expected = [backend.linear(x, layer) for x in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda x: backend.linear(x, layer), inputs))
+    assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
 
 
 def test_nothing_in_nothing_out(backend: NativeBackend) -> None:
