@@ -1,7 +1,7 @@
 """The native linear layers beside the machine's limits: milliseconds for all weights of the default model.
 
-Every layer has weights of its own (30 distinct copies), so that caches do not flatter. A run goes through all of them once,
-as a forward run does; the median of several runs is printed, the fastest one after the slash.
+Every layer has weights of its own (30 distinct copies), so that caches do not flatter. A run goes through all of them
+once, as a forward run does; the median of several runs is printed, the fastest one after the slash.
 
     python benchmarks/kernels.py [--threads 2] [--rows 1,8,512] [--kinds bf16,q4]
 """

@@ -167,7 +167,9 @@ class NativeBackend:
         kind, (outputs, inputs) = KINDS[weight.kind], _matrix("weight", weight.values)
         size = self._library.fd_packed_bytes(kind, outputs, inputs)
         if size < 0:
-            raise ValueError(f"A {weight.kind} weight [{outputs}, {inputs}] cannot be packed: inputs come in groups of 32.")
+            raise ValueError(
+                f"A {weight.kind} weight [{outputs}, {inputs}] cannot be packed: inputs come in groups of 32."
+            )
         values = _pointer("values", weight.values, VALUE_DTYPES[weight.kind], outputs, inputs)
         scales = self._group_values("scales", weight.scales, weight.kind in ("q8", "q4"), outputs, inputs)
         minimums = self._group_values("minimums", weight.minimums, weight.kind == "q4", outputs, inputs)
@@ -193,7 +195,9 @@ class NativeBackend:
         target, column = y.data_ptr(), 0
         for part in weight.parts:
             if part.inputs != inputs or column + part.outputs > outputs:
-                raise ValueError(f"A part [{part.outputs}, {part.inputs}] does not fit the layer [{outputs}, {inputs}].")
+                raise ValueError(
+                    f"A part [{part.outputs}, {part.inputs}] does not fit the layer [{outputs}, {inputs}]."
+                )
             part_bias = None if bias is None else bias + 4 * column
             if rows and (
                 code := self._library.fd_linear(part.reference, source, rows, part_bias, target + 4 * column, outputs)

@@ -1,1 +1,1 @@
-"""The native CPU kernels: C sources beside this file, compiled by `foredraft.kernels.build`, called by `backends.native`."""
+"""The native CPU kernels: C sources beside this file; `kernels.build` compiles them, `backends.native` calls them."""

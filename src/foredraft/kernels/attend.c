@@ -1,8 +1,8 @@
 /* attend: paged attention over the keys that a row's prefix and draft path name, in text order.
  *
- * Keys are taken in blocks of 64, counted from the start of the text. Each block of a row gives a partial result (maximum,
- * sum of weights, weighted values), and the partials are merged in order. A row's bits therefore depend on its keys alone:
- * not on other rows, nor on whether its blocks were computed by one thread or by several.
+ * Keys are taken in blocks of 64, counted from the start of the text. Each block of a row gives a partial result
+ * (maximum, sum of weights, weighted values), and the partials are merged in order. A row's bits therefore depend on
+ * its keys alone: not on other rows, nor on whether its blocks were computed by one thread or by several.
  *
  *   work item   up to 8 neighbouring rows of one sequence (a tile) x a run of blocks
  *   KV head     the block's keys and values are gathered once for the tile, as float32 rows
@@ -69,62 +69,77 @@ static workspace lay_out(const attend_job *job, float *scratch) {
     return space;
 }
 
-/* `count` rows of one side of the cache as float32 rows of padded width: in place where they are that already, else widened
- * into `copies`. Of one bf16 row of 64: 8 loads, 32 instructions to widen, 16 stores. */
-INLINE void point_at_rows(const attend_job *job, const void *cache, int64_t at, int64_t stride, int64_t count, float *copies, const float **rows) {
-    int64_t head_dim = job->shape->head_dim, width = job->width;
-    if (!job->kv->is_bf16 && head_dim == width) {
-        for (int64_t n = 0; n < count; n++) rows[n] = (const float *)cache + at + n * stride;
-        return;
-    }
-    for (int64_t n = 0; n < count; n++, at += stride, copies += width) {
-        rows[n] = copies;
+/* Rows of the cache are read in place, unless they need padding, or are bfloat16 and widening them once pays because
+ * several rows of queries look at them. */
+static int needs_copies(const attend_job *job, int64_t tile_rows) {
+    return job->shape->head_dim != job->width || (job->kv->is_bf16 && tile_rows > 2);
+}
+
+/* One row of the cache to float32 of padded width. Of 64 bfloat16: 16 loads, 16 instructions to widen, 16 stores. */
+INLINE void copy_row(const attend_job *job, const void *cache, int64_t at, float *copy) {
+    int64_t head_dim = job->shape->head_dim, i = 0;
+    if (job->kv->is_bf16) {
         const uint16_t *halves = (const uint16_t *)cache + at;
-        int64_t i = 0;
-        if (job->kv->is_bf16) {
-            for (; i + PANEL <= head_dim; i += PANEL)
-                UNROLL for (int j = 0; j < PANEL; j += LANES) store(copies + i + j, load_bf16(halves + i + j));
-            for (; i < head_dim; i++) copies[i] = widen_bf16(halves[i]);
+        for (; i + PANEL <= head_dim; i += PANEL)
+            FOR_STEP(j, PANEL, LANES) store(copy + i + j, load_bf16(halves + i + j));
+        for (; i < head_dim; i++) copy[i] = widen_bf16(halves[i]);
+    } else {
+        memcpy(copy, (const float *)cache + at, 4 * (size_t)head_dim);
+        i = head_dim;
+    }
+    for (; i < job->width; i++) copy[i] = 0.0f;
+}
+
+/* `count` rows of one side of the cache, in place or copied. */
+INLINE void point_at_rows(const attend_job *job, const void *cache, int64_t at, int64_t stride, int64_t count,
+                          int copies, float *scratch, const void **rows) {
+    for (int64_t n = 0; n < count; n++, at += stride, scratch += job->width) {
+        if (copies) {
+            copy_row(job, cache, at, scratch);
+            rows[n] = scratch;
         } else {
-            memcpy(copies, (const float *)cache + at, 4 * (size_t)head_dim);
-            i = head_dim;
+            rows[n] = (const char *)cache + at * (job->kv->is_bf16 ? 2 : 4);
         }
-        for (; i < width; i++) copies[i] = 0.0f;
     }
 }
 
 /* `count` keys and values from a slot on, to the places from `place` on of the block. */
-static int gather_slots(attend_job *job, int64_t slot, int64_t count, int64_t kv_head, int64_t place, const workspace *space, key_block *block) {
+static int gather_slots(attend_job *job, int64_t slot, int64_t count, int64_t kv_head, int64_t place, int copies,
+                        const workspace *space, key_block *block) {
     if (slot < 0 || slot + count > job->kv->slots) return FD_RANGE;
     int64_t stride = job->shape->kv_heads * job->shape->head_dim;
     int64_t at = slot * stride + kv_head * job->shape->head_dim;
-    point_at_rows(job, job->kv->k, at, stride, count, space->k + place * job->width, block->k + place);
-    point_at_rows(job, job->kv->v, at, stride, count, space->v + place * job->width, block->v + place);
+    point_at_rows(job, job->kv->k, at, stride, count, copies, space->k + place * job->width, block->k + place);
+    point_at_rows(job, job->kv->v, at, stride, count, copies, space->v + place * job->width, block->v + place);
     return FD_OK;
 }
 
-/* The keys and values at text places [from, to) of a row, all of one block. Nothing else is ever read: other slots may hold
- * anything. */
-static void gather(attend_job *job, int64_t row, int64_t from, int64_t to, int64_t kv_head, const workspace *space, key_block *block) {
+/* The keys and values at text places [from, to) of a row, all of one block. Nothing else is ever read: other slots may
+ * hold anything. */
+static void gather(attend_job *job, int64_t row, int64_t from, int64_t to, int64_t kv_head, int copies,
+                   const workspace *space, key_block *block) {
     const fd_batch *batch = job->batch;
     const int32_t *table = batch->block_tables + batch->sequences[row] * batch->table_width;
     int64_t prefix = batch->prefix_lens[row], size = batch->block_size, count;
     int error = FD_OK;
+    block->bf16 = job->kv->is_bf16 && !copies;
+    block->ahead = block;
     for (int64_t at = from; at < to && !error; at += count) {
         int64_t offset = at < prefix ? at : batch->paths[row * batch->depth + at - prefix];
         int64_t page = offset / size, in_page = offset - page * size;
         count = at < prefix ? min64(min64(to, prefix) - at, size - in_page) : 1;
         if (offset < 0 || page >= batch->table_width) error = FD_RANGE;
-        else error = gather_slots(job, table[page] * size + in_page, count, kv_head, at % KEYS, space, block);
+        else error = gather_slots(job, table[page] * size + in_page, count, kv_head, at % KEYS, copies, space, block);
     }
     if (error) {
         atomic_store(&job->error, error);
-        for (int i = 0; i < KEYS; i++) block->k[i] = block->v[i] = space->k; /* anything readable: the result is thrown away */
+        for (int i = 0; i < KEYS + 3; i++)
+            block->k[i] = block->v[i] = space->k; /* readable: the result is thrown away */
         return;
     }
-    int64_t first = from % KEYS, last = (to - 1) % KEYS; /* what a step of four keys may touch beside them */
-    for (int64_t i = first & ~(int64_t)3; i < first; i++) block->k[i] = block->k[first];
-    for (int64_t i = 1; i < 4; i++) block->k[last + i] = block->k[last];
+    int64_t first = from % KEYS, last = (to - 1) % KEYS; /* let the other places name something that may be read */
+    for (int64_t i = 0; i < first; i++) block->k[i] = block->k[first], block->v[i] = block->v[first];
+    for (int64_t i = last + 1; i < KEYS + 3; i++) block->k[i] = block->k[last], block->v[i] = block->v[last];
 }
 
 static void load_queries(const attend_job *job, int64_t row, float *q) {
@@ -136,7 +151,8 @@ static void load_queries(const attend_job *job, int64_t row, float *q) {
 
 static void start_states(const attend_job *job, float *states) {
     memset(states, 0, 4 * (size_t)(job->shape->heads * PARTIAL(job->width)));
-    for (int64_t head = 0; head < job->shape->heads; head++) states[head * PARTIAL(job->width) + job->width] = -INFINITY;
+    for (int64_t head = 0; head < job->shape->heads; head++)
+        states[head * PARTIAL(job->width) + job->width] = -INFINITY;
 }
 
 static void write_row(const attend_job *job, int64_t row, const float *states) {
@@ -152,19 +168,16 @@ static float *waiting_partial(const attend_job *job, int64_t row, int64_t head, 
 }
 
 /* One row over the gathered block; the partials are merged at once or, when blocks are split over threads, kept. */
-static void row_block(const attend_job *job, int64_t row, int64_t in_tile, int64_t kv_head, int64_t block, const workspace *space,
-                      const key_block *keys) {
+static void row_block(const attend_job *job, int64_t row, int64_t in_tile, int64_t kv_head, int64_t block,
+                      const workspace *space, const key_block *keys) {
     int64_t from = max64(block * KEYS, first_key(job, row)), to = min64((block + 1) * KEYS, end_key(job, row));
-    if (from >= to) return;
     int64_t group = job->group, partial = PARTIAL(job->width), head = kv_head * group;
     const float *q = space->q + (in_tile * job->shape->heads + head) * job->width;
     group_partials(q, keys, job->width, (int)(from % KEYS), (int)(from % KEYS + to - from), group, space->partials);
     for (int64_t n = 0; n < group; n++) {
         const float *result = space->partials + n * partial;
-        if (job->runs > 1)
-            memcpy(waiting_partial(job, row, head + n, block), result, 4 * (size_t)partial);
-        else
-            merge(space->states + (in_tile * job->shape->heads + head + n) * partial, result, job->width);
+        if (job->runs > 1) memcpy(waiting_partial(job, row, head + n, block), result, 4 * (size_t)partial);
+        else merge(space->states + (in_tile * job->shape->heads + head + n) * partial, result, job->width);
     }
 }
 
@@ -178,37 +191,63 @@ static int block_is_shared(const attend_job *job, int64_t row, int64_t end, int6
     return 1;
 }
 
-/* One block for all rows of a tile [row, end). */
-static void tile_block(attend_job *job, int64_t row, int64_t end, int64_t first, int64_t block, const workspace *space) {
-    int64_t start = block * KEYS, stop = start + KEYS, furthest;
-    int shared = block_is_shared(job, row, end, block, &furthest);
-    for (int64_t kv_head = 0; kv_head < job->shape->kv_heads; kv_head++) {
-        key_block keys;
-        if (shared) gather(job, furthest, max64(start, first), min64(stop, end_key(job, furthest)), kv_head, space, &keys);
-        for (int64_t r = row; r < end; r++) {
-            if (!shared) gather(job, r, max64(start, first_key(job, r)), min64(stop, end_key(job, r)), kv_head, space, &keys);
-            row_block(job, r, r - row, kv_head, block, space, &keys);
-        }
+/* The rows of an item and the keys that any of them sees. */
+typedef struct {
+    int64_t row, end, first_key, from_block, to_block;
+} tile_span;
+
+/* Step `step` of a tile is a block and a KV head. Gathers it where all rows share it; else each row gathers its own. */
+static int gather_step(attend_job *job, const tile_span *tile, int64_t step, const workspace *space, key_block *keys) {
+    int64_t block = tile->from_block + step / job->shape->kv_heads, furthest;
+    if (!block_is_shared(job, tile->row, tile->end, block, &furthest)) return 0;
+    int64_t from = max64(block * KEYS, tile->first_key), to = min64((block + 1) * KEYS, end_key(job, furthest));
+    gather(job, furthest, from, to, step % job->shape->kv_heads, needs_copies(job, tile->end - tile->row), space, keys);
+    return 1;
+}
+
+static void run_step(attend_job *job, const tile_span *tile, int64_t step, int shared, const workspace *space,
+                     key_block *keys) {
+    int64_t block = tile->from_block + step / job->shape->kv_heads, kv_head = step % job->shape->kv_heads;
+    for (int64_t r = tile->row; r < tile->end; r++) {
+        int64_t from = max64(block * KEYS, first_key(job, r)), to = min64((block + 1) * KEYS, end_key(job, r));
+        if (from >= to) continue;
+        if (!shared) gather(job, r, from, to, kv_head, needs_copies(job, 1), space, keys);
+        row_block(job, r, r - tile->row, kv_head, block, space, keys);
+    }
+}
+
+/* All steps of a tile. Where rows are read in place, the next step is looked up early, so that it can be prefetched. */
+static void run_tile(attend_job *job, const tile_span *tile, const workspace *space) {
+    int64_t steps = (tile->to_block - tile->from_block) * job->shape->kv_heads;
+    int in_place = !needs_copies(job, tile->end - tile->row), shared = 0, next_shared = 0;
+    key_block keys[2];
+    for (int64_t step = 0; step < steps; step++) {
+        key_block *now = &keys[step % 2], *next = &keys[(step + 1) % 2];
+        shared = in_place && step ? next_shared : gather_step(job, tile, step, space, now);
+        next_shared = in_place && step + 1 < steps && gather_step(job, tile, step + 1, space, next);
+        if (shared && next_shared) now->ahead = next;
+        run_step(job, tile, step, shared, space, now);
     }
 }
 
 static void attend_item(void *context, int64_t item, int worker) {
     attend_job *job = context;
-    int64_t run = item % job->runs, tile = item / job->runs;
-    int64_t row = job->tiles[tile], end = job->tiles[tile + 1], heads = job->shape->heads;
+    int64_t run = item % job->runs, heads = job->shape->heads, last = 0;
+    const int32_t *rows = job->tiles + item / job->runs;
+    tile_span tile = {.row = rows[0], .end = rows[1], .first_key = INT64_MAX};
     workspace space = lay_out(job, pool_scratch(worker));
-    int64_t first = INT64_MAX, last = 0; /* of the tile's keys */
-    for (int64_t r = row; r < end; r++) {
-        load_queries(job, r, space.q + (r - row) * heads * job->width);
-        start_states(job, space.states + (r - row) * heads * PARTIAL(job->width));
-        first = min64(first, first_key(job, r));
+    for (int64_t r = tile.row; r < tile.end; r++) {
+        load_queries(job, r, space.q + (r - tile.row) * heads * job->width);
+        start_states(job, space.states + (r - tile.row) * heads * PARTIAL(job->width));
+        tile.first_key = min64(tile.first_key, first_key(job, r));
         last = max64(last, end_key(job, r) - 1);
     }
-    int64_t from_block = max64(first / KEYS, run * job->blocks_per_run);
-    int64_t to_block = min64(last / KEYS + 1, (run + 1) * job->blocks_per_run);
-    for (int64_t block = from_block; block < to_block; block++) tile_block(job, row, end, first, block, &space);
+    tile.from_block = max64(tile.first_key / KEYS, run * job->blocks_per_run);
+    tile.to_block = min64(last / KEYS + 1, (run + 1) * job->blocks_per_run);
+    run_tile(job, &tile, &space);
     if (job->runs == 1)
-        for (int64_t r = row; r < end; r++) write_row(job, r, space.states + (r - row) * heads * PARTIAL(job->width));
+        for (int64_t r = tile.row; r < tile.end; r++)
+            write_row(job, r, space.states + (r - tile.row) * heads * PARTIAL(job->width));
 }
 
 /* Split runs only: a row's waiting partials, merged in order. */
@@ -226,12 +265,14 @@ static int check(const float *q, const fd_kv *kv, const fd_attention *shape, con
     if (!q || !kv || !kv->k || !kv->v || !shape || !batch || !out) return FD_NULL;
     if (!batch->sequences || !batch->block_tables || !batch->prefix_lens || !batch->path_lens) return FD_NULL;
     if (batch->depth > 0 && !batch->paths) return FD_NULL;
-    if (shape->heads < 1 || shape->kv_heads < 1 || shape->heads % shape->kv_heads || shape->head_dim < 1) return FD_SHAPE;
+    if (shape->heads < 1 || shape->kv_heads < 1 || shape->heads % shape->kv_heads || shape->head_dim < 1)
+        return FD_SHAPE;
     if (kv->kv_heads != shape->kv_heads || kv->head_dim != shape->head_dim) return FD_SHAPE;
     if (batch->rows < 0 || batch->depth < 0 || batch->table_width < 1 || batch->block_size < 1) return FD_SHAPE;
     for (int64_t row = 0; row < batch->rows; row++) {
         if (batch->sequences[row] < 0 || batch->sequences[row] >= batch->num_sequences) return FD_RANGE;
-        if (batch->prefix_lens[row] < 0 || batch->path_lens[row] < 0 || batch->path_lens[row] > batch->depth) return FD_RANGE;
+        if (batch->prefix_lens[row] < 0 || batch->path_lens[row] < 0 || batch->path_lens[row] > batch->depth)
+            return FD_RANGE;
         if (batch->prefix_lens[row] + batch->path_lens[row] < 1) return FD_RANGE;
     }
     return FD_OK;
@@ -269,7 +310,8 @@ int fd_attend(const float *q, const fd_kv *kv, const fd_attention *shape, const 
         int64_t wanted = 4 * pool_threads() / job.num_tiles; /* runs for each tile, so that all threads have work */
         if (pool_threads() > 1 && wanted > 1 && job.blocks > 1) {
             job.runs = min64(wanted, job.blocks);
-            error = pool_reserve(0, tile_bytes + 4 * (size_t)(batch->rows * shape->heads * job.blocks * PARTIAL(job.width)));
+            error = pool_reserve(0, tile_bytes +
+                                        4 * (size_t)(batch->rows * shape->heads * job.blocks * PARTIAL(job.width)));
             tiles = pool_shared();
             if (!error) cut_tiles(batch, tiles); /* the shared scratch may have moved */
             job.partials = (float *)((char *)tiles + tile_bytes);

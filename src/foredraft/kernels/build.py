@@ -1,7 +1,7 @@
 """Compile the C kernels, once per instruction-set level of this kind of machine: `python -m foredraft.kernels.build`.
 
-Imports nothing but the standard library, so that setup.py can run it before anything is installed. Each level becomes one
-shared library; `backends.native` loads the best one that the processor at hand can run.
+Imports nothing but the standard library, so that setup.py can run it before anything is installed. Each level becomes
+one shared library; `backends.native` loads the best one that the processor at hand can run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 SOURCES = Path(__file__).resolve().parent
 
 # No -ffast-math and no contraction: fused multiply-adds stand where the source says so, and nowhere else.
-FLAGS = ["-std=gnu11", "-O3", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-pthread"]
+FLAGS = "-std=gnu11 -O3 -fPIC -shared -pthread -ffp-contract=off -fno-math-errno -fno-trapping-math".split()
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 # Best first.
 LEVELS: dict[str, tuple[Level, ...]] = {
     "x86_64": (
-        Level("avx512vnni", ("-march=x86-64-v4", "-mavx512vnni", "-mprefer-vector-width=512"), _AVX512 | {"avx512_vnni"}),
-        Level("avx512", ("-march=x86-64-v4", "-mprefer-vector-width=512"), _AVX512),
+        Level("avx512vnni", ("-march=x86-64-v4", "-mavx512vnni"), _AVX512 | {"avx512_vnni"}),
+        Level("avx512", ("-march=x86-64-v4",), _AVX512),
         Level("avx2", ("-march=x86-64-v3",), _AVX2),
         Level("sse4", ("-march=x86-64-v2",), frozenset({"sse4_2", "ssse3", "popcnt"})),
     ),
@@ -90,16 +90,21 @@ def compile_level(level: Level) -> None:
 
 
 def compile_all() -> list[Path]:
-    """Compile every level; a level that fails is left out with one line of warning, and the portable backend remains."""
-    libraries = []
+    """Compile every level. What fails is left out with one line of warning, and the portable backend remains."""
+    libraries: list[Path] = []
+    failures: dict[str, str] = {}  # level -> why
     for level in levels():
         try:
             compile_level(level)
             libraries.append(level.library)
-        except (OSError, subprocess.CalledProcessError) as error:
-            lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-            reason = next((line for line in lines if "error" in line), lines[0] if lines else "no reason given")
-            print(f"warning: native kernels ({level.name}) were not built: {reason}", file=sys.stderr)
+        except OSError as error:
+            failures[level.name] = f"the C compiler does not run ({error})"
+        except subprocess.CalledProcessError as error:
+            lines = str(error.stderr).strip().splitlines() or ["the C compiler gave no reason"]
+            failures[level.name] = next((line for line in lines if "error" in line), lines[0])
+    if failures:
+        reason = next(iter(failures.values()))
+        print(f"warning: native kernels were not built for {', '.join(failures)}: {reason}", file=sys.stderr)
     return libraries
 
 

@@ -1,9 +1,9 @@
 /* Exact integer dot products of 16-bit activations with 8-bit or 4-bit weight codes, for one group of 32 inputs.
  *
- * Machines with a dot product of bytes (sdot) keep an activation as two planes of int8, x = 256 * high + low, and take one
- * dot product with each; others keep 16-bit numbers and multiply pairs of them (pmaddwd, vpdpwssd), where a weight lane's 4
- * bytes meet x in the order 0 2 1 3. All sums fit 32 bits, so the result is the same integer everywhere, for any number of
- * rows. */
+ * Machines with a dot product of bytes (sdot) keep an activation as two planes of int8, x = 256 * high + low, and take
+ * one dot product with each; others keep 16-bit numbers and multiply pairs of them (pmaddwd, vpdpwssd), where a weight
+ * lane's 4 bytes meet x in the order 0 2 1 3. All sums fit 32 bits, so the result is the same integer everywhere, for
+ * any number of rows. */
 #ifndef FD_DOT_H
 #define FD_DOT_H
 
@@ -21,7 +21,7 @@ typedef struct {
 
 /* The low plane is the low byte as a signed number, the high plane what remains: -127 .. 127, because |x| <= 32639. */
 INLINE void store_codes(const vi x[GROUP / LANES], x_group *group) {
-    UNROLL for (int k = 0; k < GROUP; k += 8) {
+    FOR_STEP(k, GROUP, 8) {
         int16x8_t eight = vcombine_s16(vmovn_s32((int32x4_t)x[k / 4]), vmovn_s32((int32x4_t)x[k / 4 + 1]));
         vst1_s8(group->codes + k, vrshrn_n_s16(eight, 8));
         vst1_s8(group->codes + GROUP + k, vmovn_s16(eight));
@@ -30,11 +30,11 @@ INLINE void store_codes(const vi x[GROUP / LANES], x_group *group) {
 
 /* vdotq_laneq_s32 and zero, in words that keep the sum in its register: GCC 12 would copy a register of zeros (one
  * instruction), while clearing with movi is free. */
-#define sdot_quad(acc, w, x, j)                                                                    \
-    ({                                                                                             \
-        int32x4_t sum_ = acc;                                                                      \
-        __asm__("sdot %0.4s, %1.16b, %2.4b[" #j "]" : "+w"(sum_) : "w"(w), "w"(x));                \
-        sum_;                                                                                      \
+#define sdot_quad(acc, w, x, j)                                                     \
+    ({                                                                              \
+        int32x4_t sum_ = acc;                                                       \
+        __asm__("sdot %0.4s, %1.16b, %2.4b[" #j "]" : "+w"(sum_) : "w"(w), "w"(x)); \
+        sum_;                                                                       \
     })
 
 INLINE int32x4_t cleared(void) {
@@ -45,67 +45,71 @@ INLINE int32x4_t cleared(void) {
 
 /* sums[row][vec] = the dot products of `rows` activation groups with vectors vec .. vec+vecs-1 of the codes.
  *
- * The high plane comes first, its sums are shifted by 8 bits and the low plane is added on top: a single set of sums, and
- * one extra instruction for both planes. 4x2 tile: 128 sdot + 8 shifts, 32 + 16 loads: 68 cycles on a Neoverse N1. */
-INLINE void dot_codes(const int8_t *codes, const x_group *const x[], int rows, int vec, int vecs, vi sums[][PANEL_VECS]) {
+ * The high plane comes first, its sums are shifted by 8 bits and the low plane is added on top: a single set of sums,
+ * and one extra instruction for both planes. A 4x2 tile takes 128 sdot, 2 a cycle, 8 shifts, and 48 loads that hide
+ * behind them: 68 cycles on a Neoverse N1 at the least. */
+INLINE void dot_codes(const int8_t *codes, const x_group *const x[], int rows, int vec, int vecs,
+                      vi sums[][PANEL_VECS]) {
     codes += vec * 16;
     int32x4_t acc[4][PANEL_VECS];
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int v = 0; v < vecs; v++) acc[r][v] = cleared();
-    UNROLL for (int plane = 0; plane < 2; plane++) {
-        UNROLL for (int half = 0; half < 2; half++) {
+    FOR(r, rows)
+        FOR(v, vecs) acc[r][v] = cleared();
+    FOR(plane, 2) {
+        FOR(half, 2) {
             const int8_t *w = codes + half * 4 * PANEL * 4;
             int8x16_t xs[4];
-            UNROLL for (int r = 0; r < rows; r++) xs[r] = vld1q_s8(x[r]->codes + plane * GROUP + half * 16);
-#define ONE_QUAD(j)                                                                                             \
-    UNROLL for (int v = 0; v < vecs; v++) {                                                                     \
-        int8x16_t wv = vld1q_s8(w + j * PANEL * 4 + v * 16);                                                    \
-        UNROLL for (int r = 0; r < rows; r++) acc[r][v] = sdot_quad(acc[r][v], wv, xs[r], j);             \
+            FOR(r, rows) xs[r] = vld1q_s8(x[r]->codes + plane * GROUP + half * 16);
+#define ONE_QUAD(j)                                                  \
+    FOR(v, vecs) {                                                   \
+        int8x16_t wv = vld1q_s8(w + j * PANEL * 4 + v * 16);         \
+        FOR(r, rows) acc[r][v] = sdot_quad(acc[r][v], wv, xs[r], j); \
     }
             ONE_QUAD(0) ONE_QUAD(1) ONE_QUAD(2) ONE_QUAD(3)
 #undef ONE_QUAD
         }
         if (plane == 0) {
-            UNROLL for (int r = 0; r < rows; r++)
-                UNROLL for (int v = 0; v < vecs; v++) acc[r][v] = vshlq_n_s32(acc[r][v], 8);
+            FOR(r, rows)
+                FOR(v, vecs) acc[r][v] = vshlq_n_s32(acc[r][v], 8);
             __asm__ volatile("" ::: "memory"); /* load the codes again: keeping them would spill the sums */
         }
     }
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int v = 0; v < vecs; v++) sums[r][v] = (vi)acc[r][v];
+    FOR(r, rows)
+        FOR(v, vecs) sums[r][v] = (vi)acc[r][v];
 }
 
 /* The same straight from 4-bit codes, for the one or two rows of plain decoding: each code is unpacked once and meets
- * both planes. One row: 16 loads, 32 instructions to unpack, 64 sdot, 8 to combine: 52 cycles for 512 weights. */
-INLINE void dot_nibbles(const uint8_t *codes, const x_group *const x[], int rows, int vec, int vecs, vi sums[][PANEL_VECS]) {
+ * both planes. One row and 16 outputs: 16 loads, 32 instructions to unpack, 64 sdot, 8 to combine: 52 cycles at the
+ * least for 512 weights; the 384 bytes they lie in take 52 cycles from memory when two cores read. */
+INLINE void dot_nibbles(const uint8_t *codes, const x_group *const x[], int rows, int vec, int vecs,
+                        vi sums[][PANEL_VECS]) {
     codes += vec * 16;
     int32x4_t high[2][PANEL_VECS], low[2][PANEL_VECS];
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int v = 0; v < vecs; v++) high[r][v] = cleared(), low[r][v] = cleared();
-    UNROLL for (int half = 0; half < 2; half++) {
+    FOR(r, rows)
+        FOR(v, vecs) high[r][v] = cleared(), low[r][v] = cleared();
+    FOR(half, 2) {
         const uint8_t *w = codes + half * 2 * PANEL * 4;
         int8x16_t xh[2], xl[2];
-        UNROLL for (int r = 0; r < rows; r++) {
+        FOR(r, rows) {
             xh[r] = vld1q_s8(x[r]->codes + half * 16);
             xl[r] = vld1q_s8(x[r]->codes + GROUP + half * 16);
         }
-#define TWO_QUADS(j, next)                                                                                            \
-    UNROLL for (int v = 0; v < vecs; v++) {                                                                     \
-        uint8x16_t both = vld1q_u8(w + j / 2 * PANEL * 4 + v * 16);                                             \
-        int8x16_t first = vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15)));                                  \
-        int8x16_t second = vreinterpretq_s8_u8(vshrq_n_u8(both, 4));                                            \
-        UNROLL for (int r = 0; r < rows; r++) {                                                                 \
-            high[r][v] = sdot_quad(high[r][v], first, xh[r], j);                                          \
-            low[r][v] = sdot_quad(low[r][v], first, xl[r], j);                                            \
-            high[r][v] = sdot_quad(high[r][v], second, xh[r], next);                                     \
-            low[r][v] = sdot_quad(low[r][v], second, xl[r], next);                                       \
-        }                                                                                                       \
+#define TWO_QUADS(j, next)                                                     \
+    FOR(v, vecs) {                                                             \
+        uint8x16_t both = vld1q_u8(w + j / 2 * PANEL * 4 + v * 16);            \
+        int8x16_t first = vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15))); \
+        int8x16_t second = vreinterpretq_s8_u8(vshrq_n_u8(both, 4));           \
+        FOR(r, rows) {                                                         \
+            high[r][v] = sdot_quad(high[r][v], first, xh[r], j);               \
+            low[r][v] = sdot_quad(low[r][v], first, xl[r], j);                 \
+            high[r][v] = sdot_quad(high[r][v], second, xh[r], next);           \
+            low[r][v] = sdot_quad(low[r][v], second, xl[r], next);             \
+        }                                                                      \
     }
         TWO_QUADS(0, 1) TWO_QUADS(2, 3)
 #undef TWO_QUADS
     }
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int v = 0; v < vecs; v++) sums[r][v] = (vi)vaddq_s32(vshlq_n_s32(high[r][v], 8), low[r][v]);
+    FOR(r, rows)
+        FOR(v, vecs) sums[r][v] = (vi)vaddq_s32(vshlq_n_s32(high[r][v], 8), low[r][v]);
 }
 
 #else
@@ -145,29 +149,31 @@ typedef int16_t vh __attribute__((vector_size(4 * LANES)));
 typedef uint16_t vuh __attribute__((vector_size(4 * LANES)));
 
 /* Per vector of 4 inputs: 3 shifts to spread bytes into pairs, then 2 multiplications and 2 additions a row. */
-INLINE void dot_codes(const int8_t *codes, const x_group *const x[], int rows, int vec, int vecs, vi sums[][PANEL_VECS]) {
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int v = 0; v < vecs; v++) sums[r][v] = (vi){0};
+INLINE void dot_codes(const int8_t *codes, const x_group *const x[], int rows, int vec, int vecs,
+                      vi sums[][PANEL_VECS]) {
+    FOR(r, rows)
+        FOR(v, vecs) sums[r][v] = (vi){0};
     for (int q = 0; q < GROUP / 4; q++)
-        UNROLL for (int v = 0; v < vecs; v++) {
+        FOR(v, vecs) {
             vh four = (vh)load_u32(codes + q * PANEL * 4 + (vec + v) * LANES * 4);
             vi even = (vi)((four << 8) >> 8), odd = (vi)(four >> 8);
-            UNROLL for (int r = 0; r < rows; r++) {
+            FOR(r, rows) {
                 sums[r][v] = add_pairs(sums[r][v], even, splat_pair(x[r]->codes + q * 8));
                 sums[r][v] = add_pairs(sums[r][v], odd, splat_pair(x[r]->codes + q * 8 + 4));
             }
         }
 }
 
-INLINE void dot_nibbles(const uint8_t *codes, const x_group *const x[], int rows, int vec, int vecs, vi sums[][PANEL_VECS]) {
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int v = 0; v < vecs; v++) sums[r][v] = (vi){0};
+INLINE void dot_nibbles(const uint8_t *codes, const x_group *const x[], int rows, int vec, int vecs,
+                        vi sums[][PANEL_VECS]) {
+    FOR(r, rows)
+        FOR(v, vecs) sums[r][v] = (vi){0};
     for (int q = 0; q < GROUP / 8; q++)
-        UNROLL for (int v = 0; v < vecs; v++) {
+        FOR(v, vecs) {
             vuh eight = (vuh)load_u32(codes + q * PANEL * 4 + (vec + v) * LANES * 4);
             vi even = (vi)(eight & 15), odd = (vi)((eight >> 8) & 15);
             vi next_even = (vi)((eight >> 4) & 15), next_odd = (vi)(eight >> 12);
-            UNROLL for (int r = 0; r < rows; r++) {
+            FOR(r, rows) {
                 sums[r][v] = add_pairs(sums[r][v], even, splat_pair(x[r]->codes + q * 16));
                 sums[r][v] = add_pairs(sums[r][v], odd, splat_pair(x[r]->codes + q * 16 + 4));
                 sums[r][v] = add_pairs(sums[r][v], next_even, splat_pair(x[r]->codes + q * 16 + 8));

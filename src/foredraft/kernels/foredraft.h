@@ -73,7 +73,8 @@ int fd_gated(const float *gate_up, int64_t rows, int64_t width, float *y);
 
 /* rope [rope_positions, 2, rotary_dim / 2]: cosines, then sines. q_norm and k_norm [head_dim] may be NULL. */
 int fd_rope_and_store(const float *qkv, const float *q_norm, const float *k_norm, const float *rope,
-                      int64_t rope_positions, const fd_kv *kv, const fd_attention *shape, const fd_batch *batch, float *q);
+                      int64_t rope_positions, const fd_kv *kv, const fd_attention *shape, const fd_batch *batch,
+                      float *q);
 int fd_attend(const float *q, const fd_kv *kv, const fd_attention *shape, const fd_batch *batch, float *out);
 
 #endif

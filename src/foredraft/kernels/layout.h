@@ -16,7 +16,7 @@
 #include "simd.h"
 
 #define GROUP 32
-#define Q8_CODES (PANEL * GROUP)     /* bytes of a group's codes, also of an unpacked q4 group */
+#define Q8_CODES (PANEL * GROUP) /* bytes of a group's codes, also of an unpacked q4 group */
 #define Q4_CODES (PANEL * GROUP / 2)
 
 typedef struct {

@@ -4,8 +4,8 @@
 #include "pool.h"
 
 #define X_BLOCK_BYTES (384 * 1024) /* activations of one row block: they stay in a core's second-level cache */
-#define INPUT_BLOCK 768            /* inputs of a widened panel block: 48 KiB, in the first-level cache */
-#define ITEMS_PER_THREAD 8         /* more: better balance beside other programs; fewer: longer streams of weights */
+#define INPUT_BLOCK 768 /* inputs of a widened panel block: 48 KiB, in the first-level cache */
+#define ITEMS_PER_THREAD 8 /* more: better balance beside other programs; fewer: longer streams of weights */
 
 typedef struct {
     const fd_weight *weight;
@@ -28,14 +28,15 @@ static void *scratch_panel(const linear_job *job, int worker) {
 static void widen_block(const void *panel, int64_t first, int64_t inputs, float *out) {
     const uint32_t *pairs = (const uint32_t *)panel + first / 2 * PANEL;
     for (int64_t p = 0; p < inputs / 2; p++)
-        UNROLL for (int v = 0; v < PANEL_VECS; v++) {
+        FOR(v, PANEL_VECS) {
             vu pair = load_u32(pairs + p * PANEL + v * LANES);
             store(out + 2 * p * PANEL + v * LANES, even_bf16(pair));
             store(out + (2 * p + 1) * PANEL + v * LANES, odd_bf16(pair));
         }
 }
 
-static void float_panel(const linear_job *job, const void *panel, int64_t row, int64_t rows, float *sums, float *scratch) {
+static void float_panel(const linear_job *job, const void *panel, int64_t row, int64_t rows, float *sums,
+                        float *scratch) {
     int64_t inputs = round_up(job->weight->inputs, 4);
     float_span span = {job->x + row * job->x_stride, job->x_stride, inputs, sums, 1};
     if (job->weight->kind == FD_BF16 && rows <= 2 * TILE_ROWS) {
@@ -55,7 +56,8 @@ static void float_panel(const linear_job *job, const void *panel, int64_t row, i
     }
 }
 
-static void quant_panel_rows(const linear_job *job, const void *data, int64_t row, int64_t rows, float *sums, int8_t *scratch) {
+static void quant_panel_rows(const linear_job *job, const void *data, int64_t row, int64_t rows, float *sums,
+                             int8_t *scratch) {
     int64_t groups = job->weight->inputs / GROUP;
     const x_group *x = job->quantised + row * groups;
     if (job->weight->kind == FD_Q8) {
@@ -78,8 +80,7 @@ static void write_results(const linear_job *job, const float *sums, int64_t row,
         float *y = job->y + (row + r) * job->y_stride + output;
         if (job->bias)
             for (int64_t o = 0; o < lanes; o++) y[o] = sums[r * PANEL + o] + job->bias[output + o];
-        else
-            memcpy(y, sums + r * PANEL, 4 * (size_t)lanes);
+        else memcpy(y, sums + r * PANEL, 4 * (size_t)lanes);
     }
 }
 
@@ -108,7 +109,8 @@ static void quantise_item(void *context, int64_t row, int worker) {
     quantise_row(job->x + row * job->x_stride, groups, job->quantised + row * groups);
 }
 
-/* x as the tiles want it: quantised, or padded to a multiple of 4 inputs where it is not. Lives in the shared scratch. */
+/* x as the tiles want it: quantised, or padded to a multiple of 4 inputs where it is not. Lives in the shared scratch.
+ */
 static int64_t prepared_bytes(const fd_weight *weight, int64_t rows) {
     int64_t inputs = weight->inputs;
     if (weight->kind >= FD_Q8) return rows * (inputs / GROUP) * (int64_t)sizeof(x_group);
@@ -139,7 +141,8 @@ int fd_linear(const fd_weight *weight, const float *x, int64_t rows, const float
     if (rows < 0 || y_stride < weight->outputs) return FD_SHAPE;
     if (rows == 0) return FD_OK;
 
-    linear_job job = {.weight = weight, .x = x, .x_stride = weight->inputs, .rows = rows, .bias = bias, .y = y, .y_stride = y_stride};
+    linear_job job = {
+        .weight = weight, .x = x, .x_stride = weight->inputs, .rows = rows, .bias = bias, .y = y, .y_stride = y_stride};
     int64_t panels = num_panels(weight->outputs);
     int64_t x_row_bytes = weight->kind >= FD_Q8 ? weight->inputs * 2 : weight->inputs * 4;
     int64_t fitting = X_BLOCK_BYTES / x_row_bytes / TILE_ROWS * TILE_ROWS;

@@ -10,7 +10,7 @@ static float sum_of_squares(const float *x, int64_t width) {
     vf sums[4] = {{0}, {0}, {0}, {0}};
     int64_t i = 0;
     for (; i + 4 * LANES <= width; i += 4 * LANES)
-        UNROLL for (int u = 0; u < 4; u++) {
+        FOR(u, 4) {
             vf v = load(x + i + u * LANES);
             sums[u] = muladd(sums[u], v, v);
         }

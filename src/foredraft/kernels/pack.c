@@ -29,8 +29,7 @@ static void pack_q8(const pack_job *job, q8_group *panel, int64_t first, int lan
     for (int o = 0; o < lanes; o++)
         for (int64_t g = 0; g < groups; g++) {
             panel[g].scales[o] = job->scales[(first + o) * groups + g];
-            for (int k = 0; k < GROUP; k++)
-                panel[g].codes[code_index(k, o)] = codes[o * job->inputs + g * GROUP + k];
+            for (int k = 0; k < GROUP; k++) panel[g].codes[code_index(k, o)] = codes[o * job->inputs + g * GROUP + k];
         }
 }
 

@@ -2,7 +2,8 @@
  * sleep, so that an idle engine costs nothing and a busy neighbour gets the core.
  *
  * A job is one 64-bit word: its number, how many items it has, and the next item to hand out. Claiming an item is a
- * compare-and-swap on that word, so a worker that wakes late finds nothing left and can do no harm: nobody waits for it. */
+ * compare-and-swap on that word, so a worker that wakes late finds nothing left and can do no harm: nobody waits for
+ * it. */
 #include "pool.h"
 
 #include <pthread.h>
@@ -36,7 +37,10 @@ static struct {
 } pool = {.wanted = 1, .started = 1, .sleep_lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
 
 static pthread_mutex_t verb_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct { void *memory; size_t bytes; } scratch[MAX_THREADS + 1]; /* the last one is shared */
+static struct {
+    void *memory;
+    size_t bytes;
+} scratch[MAX_THREADS + 1]; /* the last one is shared */
 
 void pool_take(void) { pthread_mutex_lock(&verb_lock); }
 void pool_give(void) { pthread_mutex_unlock(&verb_lock); }
@@ -62,7 +66,8 @@ static int64_t nanoseconds(void) {
 static void work(int worker) {
     uint64_t word = atomic_load_explicit(&pool.word, memory_order_acquire);
     while (NEXT_OF(word) < ITEMS_OF(word)) {
-        if (!atomic_compare_exchange_weak_explicit(&pool.word, &word, word + 1, memory_order_acq_rel, memory_order_acquire))
+        if (!atomic_compare_exchange_weak_explicit(&pool.word, &word, word + 1, memory_order_acq_rel,
+                                                   memory_order_acquire))
             continue;
         /* The job cannot end before this item does, so body and context are the ones of `word`. */
         pool.body(pool.context, (int64_t)NEXT_OF(word), worker);

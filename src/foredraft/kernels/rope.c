@@ -1,4 +1,5 @@
-/* rope_and_store: splits a fused q k v row, norms and rotates q and k, and writes k and v to their slot of the cache. */
+/* rope_and_store: splits a fused q k v row, norms and rotates q and k, and writes k and v to their slot of the cache.
+ */
 #include "foredraft.h"
 #include "pool.h"
 #include "simd.h"
@@ -41,8 +42,7 @@ static void rotate_head(const float *x, const float *norm, const float *cosines,
 static void write_head(const float *x, const fd_kv *kv, void *cache, int64_t at, int64_t width) {
     if (kv->is_bf16)
         for (int64_t i = 0; i < width; i++) ((uint16_t *)cache)[at + i] = round_bf16(x[i]);
-    else
-        memcpy((float *)cache + at, x, 4 * (size_t)width);
+    else memcpy((float *)cache + at, x, 4 * (size_t)width);
 }
 
 static void rope_row(void *context, int64_t row, int worker) {
@@ -64,7 +64,8 @@ static void rope_row(void *context, int64_t row, int worker) {
 }
 
 int fd_rope_and_store(const float *qkv, const float *q_norm, const float *k_norm, const float *rope,
-                      int64_t rope_positions, const fd_kv *kv, const fd_attention *shape, const fd_batch *batch, float *q) {
+                      int64_t rope_positions, const fd_kv *kv, const fd_attention *shape, const fd_batch *batch,
+                      float *q) {
     if (!qkv || !kv || !kv->k || !kv->v || !shape || !batch || !batch->positions || !batch->slots || !q) return FD_NULL;
     if (shape->rotary_dim && !rope) return FD_NULL;
     if (shape->heads < 1 || shape->kv_heads < 1 || shape->head_dim < 1 || batch->rows < 0) return FD_SHAPE;
@@ -72,7 +73,8 @@ int fd_rope_and_store(const float *qkv, const float *q_norm, const float *k_norm
     if (shape->rotary_dim < 0 || shape->rotary_dim % 2 || shape->rotary_dim > shape->head_dim) return FD_SHAPE;
     for (int64_t row = 0; row < batch->rows; row++) {
         if (batch->slots[row] < 0 || batch->slots[row] >= kv->slots) return FD_RANGE;
-        if (shape->rotary_dim && (batch->positions[row] < 0 || batch->positions[row] >= rope_positions)) return FD_RANGE;
+        if (shape->rotary_dim && (batch->positions[row] < 0 || batch->positions[row] >= rope_positions))
+            return FD_RANGE;
     }
     rope_job job = {qkv, q_norm, k_norm, rope, kv, shape, batch, q};
     pool_take();

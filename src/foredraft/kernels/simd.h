@@ -39,11 +39,13 @@ typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));
 typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
 
-/* INLINE functions take literal sizes, unroll and vanish; a KERNEL is one such size compiled by itself, which leaves the
- * compiler a simple enough task to keep everything in registers. */
+/* INLINE functions take literal sizes, unroll and vanish; a KERNEL is one such size compiled by itself, which leaves
+ * the compiler a simple enough task to keep everything in registers. */
 #define INLINE static inline __attribute__((always_inline))
 #define KERNEL static __attribute__((noinline))
-#define UNROLL _Pragma("GCC unroll 16")
+/* Loops over literal sizes, unrolled. */
+#define FOR(i, count) _Pragma("GCC unroll 16") for (int i = 0; i < (count); i++)
+#define FOR_STEP(i, end, step) _Pragma("GCC unroll 16") for (int i = 0; i < (end); i += (step))
 
 INLINE vf load(const void *p) {
     vf v;
@@ -74,17 +76,17 @@ INLINE vf muladd(vf acc, vf a, vf b) {
 #endif
 }
 
-/* Four neighbouring floats of x, of which muladd_quad multiplies a vector by the j-th (j a literal). NEON multiplies by a
- * lane of a register; the others broadcast from memory for free. The assembly is what vfmaq_laneq_f32 stands for, but it
- * keeps the sum in its register: GCC 12 moves sums about, which costs 20 % of the multiply-adds. */
+/* Four neighbouring floats of x, of which muladd_quad multiplies a vector by the j-th (j a literal). NEON multiplies by
+ * a lane of a register; the others broadcast from memory for free. The assembly is what vfmaq_laneq_f32 stands for, but
+ * it keeps the sum in its register: GCC 12 moves sums about, which costs 20 % of the multiply-adds. */
 #if defined(__aarch64__)
 typedef float32x4_t quad;
 INLINE quad load_quad(const float *p) { return vld1q_f32(p); }
-#define muladd_quad(acc, w, x, j)                                                                  \
-    ({                                                                                             \
-        vf sum_ = acc;                                                                             \
-        __asm__("fmla %0.4s, %1.4s, %2.s[" #j "]" : "+w"(sum_) : "w"(w), "w"(x));                  \
-        sum_;                                                                                      \
+#define muladd_quad(acc, w, x, j)                                                 \
+    ({                                                                            \
+        vf sum_ = acc;                                                            \
+        __asm__("fmla %0.4s, %1.4s, %2.s[" #j "]" : "+w"(sum_) : "w"(w), "w"(x)); \
+        sum_;                                                                     \
     })
 #else
 typedef const float *quad;
@@ -159,7 +161,8 @@ INLINE vf vexp(vf x) {
     return pick(x < -87.3f, splat(0.0f), p * (vf)power);
 }
 
-/* A lane of two bfloat16 (an even and an odd input) to floats. NEON's trn1 does what a shift by 16 does, on either unit. */
+/* A lane of two bfloat16 (an even and an odd input) to floats. NEON's trn1 does what a shift by 16 does, on either
+ * unit. */
 INLINE vf even_bf16(vu pair) {
 #if defined(__aarch64__)
     return (vf)vtrn1q_u16(vdupq_n_u16(0), (uint16x8_t)pair);
@@ -180,7 +183,7 @@ INLINE float widen_bf16(uint16_t x) {
 /* LANES neighbouring bfloat16. */
 INLINE vf load_bf16(const uint16_t *p) {
 #if defined(__aarch64__)
-    return (vf)vshll_n_u16(vld1_u16(p), 16);
+    return (vf)vzip1q_u16(vdupq_n_u16(0), vcombine_u16(vld1_u16(p), vdup_n_u16(0)));
 #elif LANES == 16
     return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
 #elif LANES == 8
