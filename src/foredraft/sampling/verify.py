@@ -114,6 +114,8 @@ def pick(logits: Tensor, params: SamplingParams, seed: int, position: int) -> in
     temperature = cast(float, params.temperature)
     key = stream_key(seed, position)
     candidates = (logits >= floor(logits, params)).nonzero().flatten()
+    if len(candidates) == 1:
+        return int(candidates)  # no noise can change that; the usual case at temperature 0
     if len(candidates) > _FEW:
         candidates = _contenders(logits, candidates, temperature, key)
     return int(candidates[_scores(logits, candidates, temperature, key).argmax()])
