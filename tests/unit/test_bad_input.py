@@ -107,7 +107,7 @@ PROMPTS: list[tuple[str, Callable[[LLM], Any], str]] = [
     (
         "unknown proposer",
         lambda llm: llm.generate("a", spec="oracle"),
-        "spec='oracle' names the proposer 'oracle'; there are ngram, suffix.",
+        "spec='oracle' names the proposer 'oracle'; there are draft_model, early_exit, ngram, quantised, suffix.",
     ),
     (
         "unknown proposer option",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 
@@ -21,7 +21,7 @@ from foredraft.errors import InvalidParameter, InvalidPrompt
 from foredraft.params import SamplingParams
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.merge import merge
-from foredraft.proposers.registry import ProposerChoice, Spec, build_proposer
+from foredraft.proposers.registry import ProposerChoice, Spec
 from foredraft.sampling.noise import derived_seed
 from foredraft.sampling.verify import verify
 from foredraft.types import (
@@ -61,6 +61,7 @@ class Engine:
         tokenizer: Decodes,
         eos_token_ids: frozenset[int],
         generation_defaults: Mapping[str, float],
+        make_proposer: Callable[[ProposerChoice], Proposer],
     ) -> None:
         self.config = config
         self.max_model_len = max_model_len
@@ -70,6 +71,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.eos_token_ids = eos_token_ids
         self.generation_defaults = generation_defaults
+        self._make_proposer = make_proposer
         self.proposers: dict[str, Proposer] = {}  # by the text of the choice; made when first asked for
         self._live: dict[int, _Live] = {}
         self._by_request: dict[str, list[Sequence]] = {}
@@ -167,7 +169,7 @@ class Engine:
     def _proposer(self, choice: ProposerChoice) -> Proposer:
         key = str(choice)
         if key not in self.proposers:
-            self.proposers[key] = build_proposer(choice)
+            self.proposers[key] = self._make_proposer(choice)
         return self.proposers[key]
 
     def _propose(self, works: list[Work]) -> list[Work]:

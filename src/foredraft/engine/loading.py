@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -21,6 +22,8 @@ from foredraft.errors import InvalidParameter
 from foredraft.models.catalog import cache_folder, open_checkpoint, resolve
 from foredraft.models.decoder import load_decoder
 from foredraft.models.tokenizer import Tokenizer
+from foredraft.proposers.base import TargetModel
+from foredraft.proposers.registry import build_proposer
 
 Progress = Callable[[str, int, int], None]  # stage ("fetch" bytes, "load" tensors), done, total
 _DEFAULT_KV_TOKENS = 65536  # a pool is no larger than this unless one context needs it or the user asks
@@ -59,15 +62,18 @@ def load_model(model: str, options: EngineConfig, progress: Progress | None = No
 
     kv = KVCache(-(-kv_tokens // options.block_size), options.block_size)
     pool = BlockPool(kv.num_blocks, options.block_size, options.prefix_salt, options.prefix_caching)
+    runner = Runner(decoder, backend, kv.add_group(TARGET_GROUP, config, backend))
+    target = TargetModel(checkpoint, tokenizer, runner, kv, max_model_len, options.threads)
     engine = Engine(
         config=config,
         max_model_len=max_model_len,
-        runner=Runner(decoder, backend, kv.add_group(TARGET_GROUP, config, backend)),
+        runner=runner,
         scheduler=Scheduler(pool, options.max_num_seqs, options.max_num_batched_tokens),
         kv=kv,
         tokenizer=tokenizer,
         eos_token_ids=frozenset((*config.eos_token_ids, *tokenizer.eos_token_ids)),
         generation_defaults=checkpoint.generation,
+        make_proposer=partial(build_proposer, target=target),
     )
     return LoadedModel(engine, tokenizer, config, backend, dtype, max_model_len, exact_report)
 

@@ -97,6 +97,10 @@ class Tokenizer:
         """Token ids of a conversation, ready for the answer; the template writes the special tokens itself."""
         return self.encode(self.render_chat(messages), add_special_tokens=False)
 
+    def vocabulary(self) -> dict[str, int]:
+        """All tokens with their ids, special ones too."""
+        return self._backend.get_vocab(with_added_tokens=True)
+
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special_ids
 

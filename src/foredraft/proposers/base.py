@@ -4,9 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from typing import Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from foredraft.types import Commit, Draft, Sequence
+
+if TYPE_CHECKING:  # what only drafting models need, and what would bring torch along
+    from foredraft.engine.kv import KVCache
+    from foredraft.engine.runner import Runner
+    from foredraft.models.checkpoint import Checkpoint
+    from foredraft.models.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class TargetModel:
+    """The model that is guessed for, as far as a proposer may use it."""
+
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    runner: Runner
+    kv: KVCache
+    max_model_len: int
+    threads: int | None
 
 
 class Proposer(Protocol):

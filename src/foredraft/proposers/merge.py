@@ -13,7 +13,13 @@ def merge(drafts: Items[Draft], budget: int) -> Draft:
 
     A node's score is the highest that anybody gives it and no more than its parent's, so the best nodes are closed
     under ancestors: a child is never kept without the guess it hangs on.
+
+    A draft that was sampled stands alone and whole: to drop some of its tokens after looking at them would bias the
+    text.
     """
+    sampled = next((draft for draft in drafts if draft.q is not None), None)
+    if sampled is not None:
+        return sampled
     tokens: list[int] = []
     parents: list[int] = []
     scores: list[float] = []

@@ -9,6 +9,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from foredraft.errors import InvalidSpec
+from foredraft.proposers.base import TargetModel
 from foredraft.types import NO_DRAFT, Commit, Draft, Sequence
 
 
@@ -43,7 +44,7 @@ class Ngram:
     taps: frozenset[int] = frozenset()
     Options = NgramOptions
 
-    def __init__(self, options: NgramOptions) -> None:
+    def __init__(self, options: NgramOptions, target: TargetModel | None = None) -> None:
         self.options = options
         self.num_lookahead_tokens = options.k
         self._indexes: dict[int, _Index] = {}

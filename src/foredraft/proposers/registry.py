@@ -10,11 +10,14 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from foredraft.errors import InvalidSpec
-from foredraft.proposers.base import Proposer
+from foredraft.proposers.base import Proposer, TargetModel
 
 _BUILT_IN = {
     "ngram": "foredraft.proposers.ngram:Ngram",
     "suffix": "foredraft.proposers.suffix:Suffix",
+    "draft_model": "foredraft.proposers.draft_model:DraftModel",
+    "quantised": "foredraft.proposers.quantised:Quantised",
+    "early_exit": "foredraft.proposers.early_exit:EarlyExit",
 }
 
 _GRAMMAR = "off, auto, NAME, NAME:option=value,…, NAME+NAME, or auto(NAME+NAME)"
@@ -46,15 +49,16 @@ def proposer_names() -> tuple[str, ...]:
     return (*_BUILT_IN, *(point.name for point in entry_points(group="foredraft.proposers")))
 
 
-def build_proposer(choice: ProposerChoice) -> Proposer:
-    """The proposer that a choice asks for. Its class names its options with a dataclass as its only parameter."""
-    target = _BUILT_IN.get(choice.name)
-    if target is None:
+def build_proposer(choice: ProposerChoice, target: TargetModel) -> Proposer:
+    """The proposer that a choice asks for. Its class has its options as a dataclass `Options`, and is made from those
+    and the target."""
+    place = _BUILT_IN.get(choice.name)
+    if place is None:
         (point,) = entry_points(group="foredraft.proposers", name=choice.name)
-        target = point.value
-    module, _, class_name = target.partition(":")
+        place = point.value
+    module, _, class_name = place.partition(":")
     proposer_class = getattr(import_module(module), class_name)
-    proposer: Proposer = proposer_class(_options(choice, proposer_class.Options))
+    proposer: Proposer = proposer_class(_options(choice, proposer_class.Options), target)
     return proposer
 
 

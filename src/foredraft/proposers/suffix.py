@@ -11,6 +11,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from foredraft.errors import InvalidSpec
+from foredraft.proposers.base import TargetModel
 from foredraft.types import NO_DRAFT, Commit, Draft, Sequence
 
 _MULTIPLIER = 0x9E3779B97F4A7C15
@@ -100,7 +101,7 @@ class Suffix:
     taps: frozenset[int] = frozenset()
     Options = SuffixOptions
 
-    def __init__(self, options: SuffixOptions) -> None:
+    def __init__(self, options: SuffixOptions, target: TargetModel | None = None) -> None:
         self.options = options
         self.num_lookahead_tokens = options.k
         self._texts: dict[int, _Text] = {}
