@@ -17,7 +17,7 @@ BUILD_INPUTS := pyproject.toml $(wildcard setup.py src/foredraft/kernels/*.c src
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-demo: .venv/.installed ## fetch the default model and decode a few prompts, live
+demo: .venv/.installed ## fetch the default model and decode a few prompts, plain and speculative
 	@$(BIN)/foredraft demo $(ARGS)
 
 test: .venv/.installed-dev ## the tests (a few minutes)

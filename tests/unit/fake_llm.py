@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 from foredraft.errors import InvalidModel, InvalidPrompt
 from foredraft.params import SamplingParams
-from foredraft.types import CompletionOutput, SpecMetrics, TokenEvent, TokenLogprob
+from foredraft.types import TARGET, CompletionOutput, SpecMetrics, TokenEvent, TokenLogprob
 
 WORDS = ["Hello", " there", "."]
 METRICS = SpecMetrics(
@@ -29,7 +30,10 @@ METRICS = SpecMetrics(
 
 
 class FakeLLM:
-    """Answers every prompt with WORDS; the last prompt finishes first. `log` records what it was asked."""
+    """Answers every prompt with WORDS; the last prompt finishes first. `log` records what it was asked.
+
+    The proposers that `spec` names guess the words before the last one, and the model "unfaithful" then writes others.
+    """
 
     backend_name = "fake"
     dtype = "float32"
@@ -38,13 +42,16 @@ class FakeLLM:
         if model == "missing":
             raise InvalidModel("missing is not a model;\nuse foredraft models.")
         self.log = log
+        self.faithful = model != "unfaithful"
+        self.spec = options["spec"]
         self.error = error
         log.append(("open", model, options))
 
     def stream_many(
         self, prompts: list[Any], params: SamplingParams, *, spec: str | None = None
     ) -> Iterator[TokenEvent]:
-        self.log.append(("ask", prompts, params))
+        self.log.append(("ask", prompts, params, spec))
+        origins = _origins(spec or self.spec)
         if any(prompt == "too long" for prompt in prompts):
             raise InvalidPrompt("The prompt is too long.")
         for request in reversed(range(len(prompts))):
@@ -54,24 +61,45 @@ class FakeLLM:
                     if "interrupt" in str(prompts[request]) and position == 1:
                         raise KeyboardInterrupt
                     last = position == len(WORDS) - 1
-                    output = self._output(sample, params) if last else None
-                    yield TokenEvent(str(request), sample, position, word, "target", output=output)
+                    output = self._output(sample, params, origins) if last else None
+                    yield TokenEvent(str(request), sample, position, word, origins[position], output=output)
 
     def stream(self, prompt: Any, params: SamplingParams, *, spec: str | None = None) -> Iterator[TokenEvent]:
-        return self.stream_many([prompt], params)
+        return self.stream_many([prompt], params, spec=spec)
 
     def pause(self) -> None:
         """Before each token; replaced where a test needs time to interrupt."""
 
-    def _output(self, sample: int, params: SamplingParams) -> CompletionOutput:
+    def _output(self, sample: int, params: SamplingParams, origins: list[str]) -> CompletionOutput:
         logprobs = [TokenLogprob(0, -0.5, {0: -0.5})] * 3 if params.logprobs is not None else None
         reason = "error" if self.error else "length"
+        metrics = _metrics(origins)
+        token_ids = [0, 1, 2] if self.faithful or not metrics.accepted_tokens else [0, 1, 3]
         return CompletionOutput(
-            sample, "".join(WORDS), [0, 1, 2], reason, None, 7 + sample, logprobs, None, METRICS, error=self.error
+            sample, "".join(WORDS), token_ids, reason, None, 7 + sample, logprobs, None, metrics, error=self.error
         )
 
     def close(self) -> None:
         self.log.append(("close",))
+
+
+def _origins(spec: str) -> list[str]:
+    """Who guessed each of WORDS."""
+    guessers = [] if spec in ("off", "auto") else spec.split("+")[:2]
+    return [*[TARGET] * (len(WORDS) - 1 - len(guessers)), *guessers, TARGET]
+
+
+def _metrics(origins: list[str]) -> SpecMetrics:
+    """Those of METRICS, and the time in the proportion of the runs that it took."""
+    runs = origins.count(TARGET)
+    return replace(
+        METRICS,
+        target_runs=runs,
+        accepted_tokens=len(origins) - runs,
+        tokens_per_run=len(origins) / runs,
+        by_origin={origin: origins.count(origin) for origin in (TARGET, *sorted({*origins} - {TARGET}))},
+        total_time_s=METRICS.total_time_s * (runs / len(origins)),
+    )
 
 
 def fake_module(log: list[Any], error: str | None = None) -> ModuleType:

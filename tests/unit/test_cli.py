@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from foredraft.cli.demo import PROMPTS
 from foredraft.cli.main import run
 from foredraft.params import SamplingParams
 from tests.unit.fake_llm import METRICS, fake_module
@@ -120,8 +121,8 @@ class TestGenerate:
             *"--stop a --stop b --n 2 --logprobs 1".split(),
         )
         opened, asked, _ = result.log
-        expected = {"spec": "off", "dtype": "int4", "device": "cpu", "threads": 2, "exact": False, "progress": None}
-        assert opened == ("open", "m", expected)
+        expected = {"spec": "off", "dtype": "int4", "device": "cpu", "threads": 2, "exact": False}
+        assert opened == ("open", "m", {**expected, "prefix_caching": True, "progress": None})
         assert asked[2] == SamplingParams(
             max_tokens=5, temperature=0.5, top_p=0.9, top_k=40, min_p=0.1, seed=3, stop=["a", "b"], n=2, logprobs=1
         )
@@ -209,6 +210,11 @@ class TestChat:
     def test_figures_follow_each_answer(self, command: Command) -> None:
         assert command("chat", stdin="hi\n").err == "3 tokens, 10.0 tok/s, 1.00 tokens per run, seed 7\n"
 
+    def test_figures_tell_whose_guesses_were_accepted(self, command: Command) -> None:
+        result = command("chat", "--spec", "ngram+suffix", "--show-guesses", stdin="hi\n")
+        assert result.err == "3 tokens, 10.0 tok/s, 3.00 tokens per run, guessed by ngram 1, suffix 1, seed 7\n"
+        assert result.out == "Hello there.\n"  # no colours without a terminal
+
     def test_json_has_one_object_per_answer(self, command: Command) -> None:
         records = command("chat", "--json", stdin="hi\nagain\n").records
         assert [(record["index"], record["text"]) for record in records] == [(0, "Hello there."), (1, "Hello there.")]
@@ -230,17 +236,41 @@ class TestDemo:
     def test_without_a_terminal_it_prints_plain_lines(self, command: Command) -> None:
         result = command("demo")
         assert result.code == 0
-        assert result.out.count("Hello there.") == 5
+        assert result.out.count("Hello there.") == len(PROMPTS)
         assert "\x1b" not in result.out + result.err
         last_row = [line for line in result.out.splitlines() if line.strip()][-1]
-        assert last_row.split()[:3] == ["all", "at", "once,"]
-        assert "15" in last_row.split()
+        assert last_row.split() == ["all", "yes", "3.00", "7.5", "22.5", "3.00x"]
 
     def test_json(self, command: Command) -> None:
-        *answers, total = command("demo", "--json").records
-        assert [answer["index"] for answer in answers] == list(range(5))
-        assert {"spec", "prompt", "text", "token_ids", "finish_reason", "seed", "metrics"} <= set(answers[0])
-        assert total["total"]["tokens"] == 15
+        *prompts, total = command("demo", "--json").records
+        assert [record["prompt"] for record in prompts] == list(PROMPTS.values())
+        for record in prompts:
+            assert set(record) == {"prompt", "same_text", "plain", "speculative", "speedup"}
+            assert record["same_text"] is True
+            assert record["plain"] == METRICS.__dict__
+            assert record["speculative"]["by_origin"] == {"target": 1, "ngram": 1, "suffix": 1}
+            assert record["speedup"] == pytest.approx(3)
+        assert total["total"]["same_text"] is True
+        assert total["total"]["speedup"] == pytest.approx(3)
+
+    def test_speculation_comes_first_and_neither_cache_nor_proposers_know_the_prompt(self, command: Command) -> None:
+        opened, warm_up, *asked, _ = command("demo", "--spec", "suffix", "--json").log
+        assert opened[2]["prefix_caching"] is False
+        assert warm_up[3] == "off"
+        assert [spec for *_, spec in asked] == ["suffix", "off"] * len(PROMPTS)
+        assert [prompts[0][0]["content"] for _, prompts, *_ in asked[::2]] == list(PROMPTS.values())
+
+    @pytest.mark.parametrize("arguments", [[], ["--json"]])
+    def test_a_text_that_differs_exits_1(self, command: Command, arguments: list[str]) -> None:
+        result = command("demo", "--model", "unfaithful", *arguments)
+        assert result.code == 1
+        assert result.err.count(": the texts differ.\n") == len(PROMPTS)
+        assert "NO" in result.out or all(record["same_text"] is False for record in result.records[:-1])
+
+    def test_a_failed_request_is_told_and_exits_1(self, command: Command) -> None:
+        result = command("demo", error="The logits are not numbers.")
+        assert result.code == 1
+        assert "cook a soup, plain: The logits are not numbers.\n" in result.err
 
 
 class TestModels:

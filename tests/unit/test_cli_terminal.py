@@ -13,6 +13,7 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+GREEN, MAGENTA = "\x1b[32m", "\x1b[35m"
 
 
 def start(*arguments: str, pause: float = 0.0, stdout: int | None = None) -> tuple[subprocess.Popen[bytes], int]:
@@ -45,8 +46,9 @@ def test_demo_is_live_and_ends_with_a_table() -> None:
     process, terminal = start("demo")
     seen = read_until(terminal, "")
     assert process.wait() == 0
-    assert "tokens/s" in seen
-    assert "first token" in seen
+    assert f"{GREEN}Hello" in seen  # guessed by ngram
+    assert f"{MAGENTA} there" in seen  # guessed by suffix
+    assert seen.index("speculative") < seen.index("speed-up")
     assert seen.rindex(SHOW_CURSOR) > seen.rindex(HIDE_CURSOR)
 
 
@@ -73,6 +75,18 @@ def test_chat_prompts_and_answers() -> None:
     assert process.wait() == 0
     assert "Hello there." in seen
     assert "10.0 tok/s" in seen
+
+
+def test_chat_colours_guesses_on_request() -> None:
+    process, terminal = start("chat", "--show-guesses", "--spec", "suffix")
+    seen = read_until(terminal, "> ")
+    os.write(terminal, b"hi\n")
+    seen += read_until(terminal, "seed 7")
+    os.write(terminal, b"/exit\n")
+    seen += read_until(terminal, "")
+    assert process.wait() == 0
+    assert f"Hello{MAGENTA} there\x1b[39m." in seen
+    assert f"{MAGENTA}suffix 1" in seen
 
 
 def test_bars_on_the_terminal_do_not_touch_results_elsewhere() -> None:

@@ -31,6 +31,9 @@ def chat(
     model: options.Model = DEFAULT_MODEL,
     spec: options.Spec = "auto",
     system: Annotated[str | None, typer.Option("--system", help="The system prompt.")] = None,
+    show_guesses: Annotated[
+        bool, typer.Option("--show-guesses", help="Colour guessed tokens by proposer, on a terminal.")
+    ] = False,
     max_tokens: options.MaxTokens = 512,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
@@ -59,7 +62,8 @@ def chat(
                     break
                 continue
             try:
-                output = _answer(llm, conversation, line, params, show=not as_json)
+                colour_guesses = show_guesses and sys.stdout.isatty()
+                output = _answer(llm, conversation, line, params, show=not as_json, colour_guesses=colour_guesses)
             except ForedraftError as error:
                 if not on_terminal:
                     raise
@@ -67,7 +71,7 @@ def chat(
                 continue
             if as_json:
                 print_json(answer_record(conversation.answers - 1, [output]))
-            say(dim(figures(output), sys.stderr))
+            say(dim(figures(output, colour_guesses=show_guesses and sys.stderr.isatty()), sys.stderr))
 
 
 @dataclass
@@ -128,9 +132,11 @@ def _obey(line: str, conversation: Conversation) -> bool:
     return True
 
 
-def _answer(llm: LLM, conversation: Conversation, line: str, params: SamplingParams, show: bool) -> CompletionOutput:
+def _answer(
+    llm: LLM, conversation: Conversation, line: str, params: SamplingParams, *, show: bool, colour_guesses: bool
+) -> CompletionOutput:
     """Streams the answer to `line` and adds both to the conversation, unless it failed half-way."""
-    output = follow(llm.stream(conversation.asking(line), params), show)
+    output = follow(llm.stream(conversation.asking(line), params), show, colour_guesses)
     if output.error is not None:
         raise ForedraftError(output.error)
     conversation.add(line, output.text)

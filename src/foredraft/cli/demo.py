@@ -1,43 +1,58 @@
-"""`foredraft demo`: the first run. Fetches the default model, decodes a few prompts at once, live, and prints a table.
+"""`foredraft demo`: the first run. Fetches the default model and decodes a few prompts plain and speculatively, live.
 
-A lane is one way to decode all prompts, and the display has one column per lane: another way beside it is another lane.
+Nothing flatters speculation: a prompt is decoded speculatively before it is decoded plain, so that no proposer has seen
+its answer; the prefix cache is off; and rates are over the whole request, its prompt included.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from foredraft.cli import options
-from foredraft.cli.output import answer_record, print_json, say, tokens_per_second
+from foredraft.cli.output import colour_of, print_json, say
 from foredraft.models.catalog import DEFAULT_MODEL
 from foredraft.params import SamplingParams
+from foredraft.proposers.registry import parse_spec
 from foredraft.types import CompletionOutput
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
-    from rich.table import Table
+    from rich.panel import Panel
+    from rich.text import Text
 
     from foredraft.llm import LLM
 
-PROMPTS = (
-    "Explain in three sentences why the sky is blue.",
-    "Write a Python function that reverses a linked list.",
-    "List five animals that live in the Arctic.",
-    "Write a short poem about the sea at night.",
-    "How do I make a simple tomato soup?",
-)
+# By a short title. The first two ask for what can be copied from the prompt, the others for something new.
+PROMPTS = {
+    "rename in code": '''\
+```python
+def f(width, height):
+    """The area of a rectangle, which has a width and a height."""
+    if width < 0 or height < 0:
+        raise ValueError("The width and the height of a rectangle cannot be negative.")
+    return width * height
+```
+
+Rename the function `f` to `rectangle_area`. Print the whole code.''',
+    "correct a passage": """\
+Repeat this text and correct the spelling of one word:
+
+The lighthouse stands on a small island in the north. Every evening the keeper climbs the stairs and lights the lamp. \
+The ships can see the ligth from far away, and the sailors know that they are close to home.""",
+    "explain the sky": "Explain in three sentences why the sky is blue.",
+    "cook a soup": "How do I make a simple tomato soup?",
+}
 
 
 def demo(
     model: options.Model = DEFAULT_MODEL,
-    spec: options.Spec = "auto",
+    spec: options.Spec = "ngram+suffix",
     max_tokens: options.MaxTokens = 96,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
@@ -45,35 +60,39 @@ def demo(
     exact: options.Exact = True,
     as_json: options.Json = False,
 ) -> None:
-    """Fetch the default model and decode a few prompts at once, live."""
+    """Fetch the default model and decode a few prompts plain and speculatively, side by side."""
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
     live = sys.stdout.isatty() and not as_json
     if not sys.stderr.isatty():
         say(f"Fetching and loading {model}; the first time takes a while.")
-    with options.ModelOptions(model, spec, dtype, device, threads, exact).open() as llm:
-        title = f"{model} ({llm.dtype}, {llm.backend_name})"
-        lanes = [Lane(title, spec, [Answer(prompt) for prompt in PROMPTS])]
-        with _live_display(lanes) if live else nullcontext():
-            for lane in lanes:
-                for index in lane.decode(llm, params):
-                    if not live and not as_json:
-                        _print_answer(index, lane.answers[index])
-    for lane in lanes:
-        if as_json:
-            _print_json(lane)
-        else:
-            _print_table(lane)
-    if any(answer.finished.error for lane in lanes for answer in lane.answers):
+    comparisons = [Comparison(title, prompt, spec) for title, prompt in PROMPTS.items()]
+    with options.ModelOptions(model, spec, dtype, device, threads, exact, prefix_caching=False).open() as llm:
+        _warm_up(llm)
+        for comparison in comparisons:
+            with _live_picture(comparison) if live else nullcontext():
+                comparison.decode(llm, params)
+            if as_json:
+                print_json(_record(comparison))
+            elif not live:
+                _print_texts(comparison)
+    if as_json:
+        print_json({"total": asdict(Summary.of(*comparisons))})
+    else:
+        _print_table(comparisons)
+    failures = [failure for comparison in comparisons for failure in comparison.failures()]
+    for failure in failures:
+        say(failure)
+    if failures:
         raise typer.Exit(1)
 
 
 @dataclass
-class Answer:
-    """One prompt of a lane, and its text as far as it has come."""
+class Decoding:
+    """One text as far as it has come, in pieces with the name of who guessed each."""
 
-    prompt: str
-    text: str = ""
-    tokens: int = 0
+    spec: str
+    pieces: list[tuple[str, str]] = field(default_factory=list)
+    seconds: float = 0.0  # from the start to the latest token
     output: CompletionOutput | None = None
 
     @property
@@ -81,101 +100,170 @@ class Answer:
         assert self.output is not None, "asked for before its stream had ended"
         return self.output
 
+    def run(self, llm: LLM, prompt: str, params: SamplingParams) -> None:
+        started = time.perf_counter()
+        for event in llm.stream([{"role": "user", "content": prompt}], params, spec=self.spec):
+            self.seconds = time.perf_counter() - started
+            self.pieces.append((event.text, event.origin))
+            self.output = event.output or self.output
 
-@dataclass
-class Lane:
-    """One way to decode all prompts: the speculation string is what makes it differ from another lane."""
 
-    title: str
-    spec: str
-    answers: list[Answer]
-    started: float = 0.0
-    seconds: float = 0.0  # from the start to the latest token
+class Comparison:
+    """One prompt, decoded plain and speculatively."""
+
+    def __init__(self, title: str, prompt: str, spec: str) -> None:
+        self.title = title
+        self.prompt = prompt
+        self.plain = Decoding("off")
+        self.speculative = Decoding(spec)
+
+    def decode(self, llm: LLM, params: SamplingParams) -> None:
+        """Speculatively first: proposers learn from every finished text, and would then know this one by heart."""
+        self.speculative.run(llm, self.prompt, params)
+        self.plain.run(llm, self.prompt, params)
 
     @property
-    def tokens(self) -> int:
-        return sum(answer.tokens for answer in self.answers)
+    def same_text(self) -> bool:
+        return self.plain.finished.token_ids == self.speculative.finished.token_ids
 
-    @property
-    def tokens_per_s(self) -> float:
-        return self.tokens / self.seconds if self.seconds else 0.0
-
-    def decode(self, llm: LLM, params: SamplingParams) -> Iterator[int]:
-        """Decodes all prompts at once, keeping the answers up to date; yields the index of each that is finished."""
-        conversations = [[{"role": "user", "content": answer.prompt}] for answer in self.answers]
-        self.started = time.perf_counter()
-        for event in llm.stream_many(conversations, params, spec=self.spec):
-            self.seconds = time.perf_counter() - self.started
-            answer = self.answers[int(event.request_id)]
-            answer.text += event.text
-            answer.tokens += event.token_id is not None
-            if event.output is not None:
-                answer.output = event.output
-                yield int(event.request_id)
+    def failures(self) -> list[str]:
+        """What went wrong, in sentences."""
+        sides = {"plain": self.plain.finished, "speculative": self.speculative.finished}
+        errors = [f"{self.title}, {side}: {output.error}" for side, output in sides.items() if output.error]
+        return errors if self.same_text else [*errors, f"{self.title}: the texts differ."]
 
 
-def _live_display(lanes: list[Lane]) -> AbstractContextManager[Any]:
+def _warm_up(llm: LLM) -> None:
+    """The first run of a model is the slowest and must not count. No proposer exists yet to learn from it."""
+    for _ in llm.stream("Hello", SamplingParams(max_tokens=2, temperature=0.0), spec="off"):
+        pass
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What one prompt, or several taken as one, gained. Rates are over whole requests."""
+
+    same_text: bool
+    tokens_per_run: float
+    plain_tokens_per_s: float
+    speculative_tokens_per_s: float
+    speedup: float  # how many times as long the plain decoding took
+
+    @classmethod
+    def of(cls, *comparisons: Comparison) -> Summary:
+        plain = [comparison.plain.finished.metrics for comparison in comparisons]
+        speculative = [comparison.speculative.finished.metrics for comparison in comparisons]
+        plain_s, speculative_s = (sum(each.total_time_s for each in side) for side in (plain, speculative))
+        plain_tokens, tokens = (sum(each.emitted_tokens for each in side) for side in (plain, speculative))
+        return cls(
+            same_text=all(comparison.same_text for comparison in comparisons),
+            tokens_per_run=_ratio(tokens, sum(each.target_runs for each in speculative)),
+            plain_tokens_per_s=_ratio(plain_tokens, plain_s),
+            speculative_tokens_per_s=_ratio(tokens, speculative_s),
+            speedup=_ratio(plain_s, speculative_s),
+        )
+
+
+def _ratio(above: float, below: float) -> float:
+    """0 where nothing was measured."""
+    return above / below if below else 0.0
+
+
+def _record(comparison: Comparison) -> dict[str, Any]:
+    """One prompt for `--json`."""
+    return {
+        "prompt": comparison.prompt,
+        "same_text": comparison.same_text,
+        "plain": asdict(comparison.plain.finished.metrics),
+        "speculative": asdict(comparison.speculative.finished.metrics),
+        "speedup": Summary.of(comparison).speedup,
+    }
+
+
+def _print_texts(comparison: Comparison) -> None:
+    """The prompt's text, or both where they differ."""
+    print(f"[{comparison.title}]\n{comparison.plain.finished.text.strip()}\n", flush=True)
+    if not comparison.same_text:
+        print(f"[{comparison.title}, speculative]\n{comparison.speculative.finished.text.strip()}\n", flush=True)
+
+
+def _print_table(comparisons: list[Comparison]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    headers = ("prompt", "same\ntext?", "tokens\nper run", "plain\ntok/s", "speculative\ntok/s", "speed-up")
+    totals = _cells("all", Summary.of(*comparisons))
+    table = Table(box=SIMPLE_HEAD, show_footer=True)
+    for header, total in zip(headers, totals, strict=True):
+        table.add_column(header, total, justify="left" if header == "prompt" else "right")
+    for comparison in comparisons:
+        table.add_row(*_cells(comparison.title, Summary.of(comparison)))
+    Console().print(table)
+
+
+def _cells(title: str, summary: Summary) -> tuple[str, ...]:
+    return (
+        title,
+        "yes" if summary.same_text else "NO",
+        f"{summary.tokens_per_run:.2f}",
+        f"{summary.plain_tokens_per_s:.1f}",
+        f"{summary.speculative_tokens_per_s:.1f}",
+        f"{summary.speedup:.2f}x",
+    )
+
+
+def _live_picture(comparison: Comparison) -> AbstractContextManager[Any]:
     from rich.live import Live
 
-    return Live(get_renderable=lambda: _Screen(lanes), refresh_per_second=8)
+    return Live(get_renderable=lambda: _Picture(comparison), refresh_per_second=8)
 
 
 @dataclass
-class _Screen:
-    """The live picture: a row of panels per prompt, a column per lane, and the rate of each lane below."""
+class _Picture:
+    """Both texts of a prompt side by side, as far as they have come, over a legend of who guessed what."""
 
-    lanes: list[Lane]
+    comparison: Comparison
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.table import Table
         from rich.text import Text
 
-        rows = len(self.lanes[0].answers)
-        width = options.max_width // len(self.lanes)
-        height = max(3, (console.height - 2) // rows)
         grid = Table.grid(expand=True)
-        for _ in self.lanes:
+        for _ in range(2):
             grid.add_column(ratio=1)
-        for row in range(rows):
-            grid.add_row(*(_panel(console, lane.answers[row], width, height) for lane in self.lanes))
-        grid.add_row(*(Text(f" {lane.tokens_per_s:.1f} tokens/s  {lane.title}", style="bold") for lane in self.lanes))
+        width, height = options.max_width // 2, max(3, console.height - 3)
+        grid.add_row(
+            _panel(console, "plain", self.comparison.plain, width, height),
+            _panel(console, "speculative", self.comparison.speculative, width, height),
+        )
+        yield Text(self.comparison.title, style="bold")
         yield grid
+        yield _legend(self.comparison.speculative.spec)
 
 
-def _panel(console: Console, answer: Answer, width: int, height: int) -> Any:
-    """The prompt as the title, and as much of the end of its text as fits."""
+def _panel(console: Console, title: str, decoding: Decoding, width: int, height: int) -> Panel:
+    """As much of the end of a text as fits, in the colours of who guessed it, and its rate."""
     from rich.panel import Panel
     from rich.text import Text
 
-    lines = Text(answer.text.strip()).wrap(console, max(1, width - 4))
-    border = "green" if answer.output else "dim"
+    text = Text.assemble(*((piece, _style(origin)) for piece, origin in decoding.pieces))
+    lines = text.wrap(console, max(1, width - 4))
+    rate = f"{len(decoding.pieces)} tokens, {_ratio(len(decoding.pieces), decoding.seconds):.1f} tok/s"
+    border = "bold" if decoding.output else "dim"
     tail = Text("\n").join(lines[-(height - 2) :])
-    return Panel(tail, title=Text(answer.prompt), title_align="left", border_style=border, height=height)
+    return Panel(tail, title=title, subtitle=rate, title_align="left", subtitle_align="left", border_style=border)
 
 
-def _print_answer(index: int, answer: Answer) -> None:
-    print(f"[{index + 1}] {answer.prompt}\n{answer.text.strip()}\n", flush=True)
+def _legend(spec: str) -> Text:
+    """The proposers of a speculation string in their colours."""
+    from rich.text import Text
+
+    names = [choice.name for choice in parse_spec(spec).choices]
+    guessers = Text(", ").join(Text(name, style=_style(name)) for name in names)
+    return Text.assemble("guessed by ", guessers) if names else Text("nothing is guessed")
 
 
-def _print_table(lane: Lane) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    table: Table = Table(box=SIMPLE_HEAD, show_footer=True)
-    table.add_column("prompt", f"all at once, {lane.seconds:.1f} s")
-    table.add_column("tokens", str(lane.tokens), justify="right")
-    table.add_column("tok/s", f"{lane.tokens_per_s:.1f}", justify="right")
-    table.add_column("first token", justify="right")
-    for answer in lane.answers:
-        metrics = answer.finished.metrics
-        first = f"{metrics.time_to_first_token_s * 1000:.0f} ms"
-        table.add_row(answer.prompt, str(metrics.emitted_tokens), f"{tokens_per_second(metrics):.1f}", first)
-    Console().print(table)
-
-
-def _print_json(lane: Lane) -> None:
-    for index, answer in enumerate(lane.answers):
-        print_json({"spec": lane.spec, "prompt": answer.prompt, **answer_record(index, [answer.finished])})
-    total = {"tokens": lane.tokens, "seconds": lane.seconds, "tokens_per_s": lane.tokens_per_s}
-    print_json({"spec": lane.spec, "total": total})
+def _style(origin: str) -> str:
+    colour = colour_of(origin)
+    return "" if colour is None else f"color({colour})"

@@ -47,6 +47,7 @@ class ModelOptions:
     device: str = "auto"
     threads: int | None = None
     exact: bool = True
+    prefix_caching: bool = True
 
     @contextmanager
     def open(self) -> Iterator[LLM]:
@@ -61,6 +62,7 @@ class ModelOptions:
                 device=self.device,
                 threads=self.threads,
                 exact=self.exact,
+                prefix_caching=self.prefix_caching,
                 progress=progress,
             )
         try:

@@ -6,9 +6,13 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import cache
 from typing import Any
 
-from foredraft.types import CompletionOutput, SpecMetrics, TokenEvent
+from foredraft.proposers.registry import proposer_names
+from foredraft.types import TARGET, CompletionOutput, SpecMetrics, TokenEvent
+
+PROPOSER_COLOURS = (2, 5, 6, 3, 4)  # of a terminal's palette: green, magenta, cyan, yellow, blue
 
 
 def say(sentence: str) -> None:
@@ -20,14 +24,15 @@ def print_json(record: dict[str, Any]) -> None:
     print(json.dumps(record, ensure_ascii=False), flush=True)
 
 
-def follow(events: Iterator[TokenEvent], show: bool) -> CompletionOutput:
+def follow(events: Iterator[TokenEvent], show: bool, colour_guesses: bool = False) -> CompletionOutput:
     """Runs the stream of one text to its end, showing it as it comes; a line once begun is ended whatever happens."""
     output: CompletionOutput | None = None
     begun = False
     try:
         for event in events:
             if show:
-                print(event.text, end="", flush=True)
+                text = in_colour_of(event.origin, event.text) if colour_guesses else event.text
+                print(text, end="", flush=True)
                 begun = True
             output = event.output or output
     finally:
@@ -65,13 +70,36 @@ def tokens_per_second(metrics: SpecMetrics) -> float:
     return 1 / metrics.inter_token_latency_s if metrics.inter_token_latency_s > 0 else 0.0
 
 
-def figures(sample: CompletionOutput) -> str:
-    """The line under an answer."""
+def figures(sample: CompletionOutput, colour_guesses: bool = False) -> str:
+    """The line under an answer; it names the proposers whose guesses were accepted, and how many of each."""
     metrics = sample.metrics
+    accepted = {name: count for name, count in metrics.by_origin.items() if name != TARGET and count}
+    guesses = ", ".join(
+        in_colour_of(name, f"{name} {count}") if colour_guesses else f"{name} {count}"
+        for name, count in accepted.items()
+    )
     return (
         f"{metrics.emitted_tokens} tokens, {tokens_per_second(metrics):.1f} tok/s, "
-        f"{metrics.tokens_per_run:.2f} tokens per run, seed {sample.seed}"
+        f"{metrics.tokens_per_run:.2f} tokens per run, "
+        + (f"guessed by {guesses}, " if guesses else "")
+        + f"seed {sample.seed}"
     )
+
+
+@cache
+def colour_of(origin: str) -> int | None:
+    """The number of a proposer's colour in a terminal's palette; None for what the target wrote by itself."""
+    if origin == TARGET:
+        return None
+    names = proposer_names()
+    place = names.index(origin) if origin in names else len(names)
+    return PROPOSER_COLOURS[place % len(PROPOSER_COLOURS)]
+
+
+def in_colour_of(origin: str, text: str) -> str:
+    """The text for a terminal, in the colour of who guessed it."""
+    colour = colour_of(origin)
+    return text if colour is None else f"\x1b[3{colour}m{text}\x1b[39m"
 
 
 def show_cursor() -> None:

@@ -1,0 +1,41 @@
+"""What the documentation shows, works."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from foredraft.llm import LLM
+from foredraft.params import SamplingParams
+from foredraft.proposers import registry
+from tests.tiny_models import random_model, save_model
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_example_proposer_guesses_and_changes_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (DOCS / "adding-a-proposer.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "echo_of_the_docs.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(registry._BUILT_IN, "echo", "echo_of_the_docs:Echo")
+
+    llm = LLM(str(save_model(random_model("llama"), tmp_path / "model")))
+    params = SamplingParams(max_tokens=30, temperature=0, ignore_eos=True, logit_bias={7: 8.0})
+    off, on = (llm.generate([[5, 6, 7]], params, spec=spec)[0] for spec in ("off", "ngram+echo:k=5"))
+    assert on.token_ids == off.token_ids
+    assert on.metrics.drafted_tokens > 0
+
+
+def test_every_proposer_and_option_is_on_its_page() -> None:
+    from dataclasses import fields
+    from importlib import import_module
+
+    page = (DOCS / "proposers.md").read_text()
+    for name, place in registry._BUILT_IN.items():
+        module, class_name = place.split(":")
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
+        for option in fields(getattr(import_module(module), class_name).Options):
+            assert f"`{option.name}=" in row, f"{name}: {option.name}"
