@@ -123,7 +123,7 @@ static void gather(attend_job *job, int64_t row, int64_t from, int64_t to, int64
     int64_t prefix = batch->prefix_lens[row], size = batch->block_size, count;
     int error = FD_OK;
     block->bf16 = job->kv->is_bf16 && !copies;
-    block->ahead = block;
+    block->ahead = NULL;
     for (int64_t at = from; at < to && !error; at += count) {
         int64_t offset = at < prefix ? at : batch->paths[row * batch->depth + at - prefix];
         int64_t page = offset / size, in_page = offset - page * size;
@@ -213,6 +213,7 @@ static void run_step(attend_job *job, const tile_span *tile, int64_t step, int s
         if (from >= to) continue;
         if (!shared) gather(job, r, from, to, kv_head, needs_copies(job, 1), space, keys);
         row_block(job, r, r - tile->row, kv_head, block, space, keys);
+        keys->ahead = NULL; /* asked for once */
     }
 }
 

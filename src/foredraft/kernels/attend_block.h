@@ -1,7 +1,7 @@
 /* One block of up to 64 keys against the queries of one row and KV head: scores, weights, mixed values, and the merge
  * of such partial results. A partial is { values[width], maximum score, sum of weights }.
  *
- * Measured on a Neoverse N1 for 3 queries of width 64, cycles per key: 145 from bfloat16 in memory, 95 from float32
+ * Measured on a Neoverse N1 for 3 queries of width 64, cycles per key: 150 from bfloat16 in memory, 100 from float32
  * copies in the cache; the multiply-adds alone are 48. */
 #ifndef FD_ATTEND_BLOCK_H
 #define FD_ATTEND_BLOCK_H
@@ -17,16 +17,16 @@
 /* The keys and values of a block, wherever they lie: float32 or bfloat16 rows of `width`, a multiple of 16. A row of
  * queries looks at first .. end-1 of them; the rows from there to the next multiple of 4 may be read, but do not count.
  *
- * `ahead` is the block that comes next: its rows are asked for one by one while this block is computed with. All at
- * once would stall the core for as long as the memory takes. */
+ * `ahead`, where there is one, is the block that comes next: its rows are asked for four by four while this block is
+ * computed with. All at once would stall the core for as long as the memory takes. */
 typedef struct key_block {
     const void *k[KEYS + 3], *v[KEYS + 3];
     int bf16;
     const struct key_block *ahead;
 } key_block;
 
-INLINE void prefetch_at(const void *row, int64_t at, int bf16) {
-    __builtin_prefetch((const char *)row + at * (bf16 ? 2 : 4));
+INLINE void prefetch_four(const void *const *rows, int64_t at, int bf16) {
+    FOR(i, 4) __builtin_prefetch((const char *)rows[i] + at * (bf16 ? 2 : 4));
 }
 
 INLINE vf load_at(const void *row, int64_t at, int bf16) {
@@ -37,13 +37,14 @@ INLINE vf load_at(const void *row, int64_t at, int bf16) {
  * instructions to widen bfloat16 keys. `queries` and `bf16` are literals at every call. */
 INLINE void score(const float *q, const key_block *block, int bf16, int64_t width, int first, int end, int queries,
                   float scores[][KEYS]) {
+    const key_block *ahead = block->ahead;
     for (int key = first & ~3; key < end; key += 4) {
         const void *const *rows = block->k + key;
         vf acc[QUERIES][4];
         FOR(n, queries)
             FOR(i, 4) acc[n][i] = (vf){0};
         for (int64_t panel = 0; panel < width; panel += PANEL) {
-            FOR(i, 4) prefetch_at(block->ahead->k[key + i], panel, bf16);
+            if (ahead) prefetch_four(ahead->k + key, panel, bf16);
             FOR_STEP(d, PANEL, LANES) {
                 int64_t at = panel + d;
                 vf keys[4];
@@ -81,6 +82,7 @@ static void soften(float *scores, int first, int end, float *maximum, float *sum
  * multiply-adds on NEON. */
 INLINE void mix(float weights[][KEYS], const key_block *block, int bf16, int64_t width, int first, int end, int queries,
                 float *out) {
+    const key_block *ahead = block->ahead;
     for (int64_t d = 0; d < width; d += PANEL) {
         vf acc[QUERIES][PANEL_VECS];
         FOR(n, queries)
@@ -89,7 +91,7 @@ INLINE void mix(float weights[][KEYS], const key_block *block, int bf16, int64_t
         for (; key + 4 <= end; key += 4) {
             quad four[QUERIES];
             FOR(n, queries) four[n] = load_quad(weights[n] + key);
-            FOR(i, 4) prefetch_at(block->ahead->v[key + i], d, bf16);
+            if (ahead) prefetch_four(ahead->v + key, d, bf16);
 #define ONE_KEY(j)                                                              \
     FOR(i, PANEL_VECS) {                                                        \
         vf values = load_at(block->v[key + j], d + i * LANES, bf16);            \

@@ -67,9 +67,9 @@ INLINE vf to_float(vi x) { return __builtin_convertvector(x, vf); }
 /* One tile of `rows` rows by `vecs` vectors, from vector `vec`. `rows`, `vecs`, `q4` and `nibbles` (straight from the
  * packed 4-bit codes) are literals at every call. x [rows, groups], y [rows, 16].
  *
- * Besides the dot products, a result vector and group takes a conversion (2 cycles of one of the two units of a Neoverse
- * N1), a multiplication and one multiply-add, with minimums two. A row, a group and 16 outputs: 44 cycles at the least,
- * 50 (q8) and 52 (q4) measured in tiles of 4 rows. */
+ * Besides the dot products, a result vector and group takes a conversion (2 cycles of one of the two units of a
+ * Neoverse N1), a multiplication and one multiply-add, with minimums two. A row, a group and 16 outputs: 44 cycles at
+ * the least, 50 (q8) and 52 (q4) measured in tiles of 4 rows. */
 INLINE void quant_tile(const quant_panel *panel, int q4, int nibbles, const x_group *x, float *y, int rows, int vec,
                        int vecs) {
     vf acc[4][PANEL_VECS];

@@ -96,11 +96,15 @@ INLINE quad load_quad(const float *p) { return p; }
 
 /* The sum of all lanes: neighbours first, always in this order. */
 INLINE float sum_lanes(vf v) {
+#if defined(__aarch64__)
+    return vaddvq_f32(v);
+#else
     float a[LANES];
     memcpy(a, &v, sizeof v);
     for (int width = LANES; width > 1; width /= 2)
         for (int i = 0; i < width / 2; i++) a[i] = a[2 * i] + a[2 * i + 1];
     return a[0];
+#endif
 }
 
 /* out[i] = sum_lanes(v[i]) for four vectors at once. */
@@ -117,9 +121,13 @@ INLINE vf pick(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no 
 INLINE vf vmax(vf a, vf b) { return pick(a > b, a, b); }
 
 INLINE float max_lanes(vf v) {
+#if defined(__aarch64__)
+    return vmaxvq_f32(v);
+#else
     float best = v[0];
     for (int i = 1; i < LANES; i++) best = v[i] > best ? v[i] : best;
     return best;
+#endif
 }
 
 /* The largest lane of numbers below 2**31. */
