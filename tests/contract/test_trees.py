@@ -79,12 +79,12 @@ def test_drafts_do_not_change_the_text(folder: Path, backend: str, temperature: 
     params = SamplingParams(
         max_tokens=60, temperature=temperature, seed=11, logprobs=2, ignore_eos=True, presence_penalty=0.5, top_k=40
     )
-    plain = run(LLM(str(folder), backend=backend, dtype="float32"), params, Spec())
+    plain = run(LLM(str(folder), backend=backend, dtype="float32", device="cpu"), params, Spec())
     texts = {tuple(prompt): output.token_ids for prompt, output in zip(PROMPTS, plain, strict=True)}
     for seed, options in enumerate(
         [{}, {"kv_cache_tokens": 256, "max_num_seqs": 5}, {"max_num_batched_tokens": 8, "max_num_seqs": 4}]
     ):
-        llm = LLM(str(folder), backend=backend, dtype="float32", **options)
+        llm = LLM(str(folder), backend=backend, dtype="float32", device="cpu", **options)
         proposer = RandomTrees(texts, seed)
         llm.engine.proposers = {proposer.name: proposer}
         guessed = run(llm, params, Spec((ProposerChoice(proposer.name),)))

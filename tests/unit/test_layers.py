@@ -24,7 +24,7 @@ TIERS = (
     ("engine.blocks", "engine.runner", "sampling.verify"),
     ("engine.scheduler", "proposers", "control"),
     ("engine", "llm"),
-    ("cli", "server", "bench", "train", "integrations", "__init__", "__main__"),
+    ("cli", "audit", "server", "bench", "train", "integrations", "__init__", "__main__"),
 )
 TORCH_FREE = ("errors", "params", "config", "types", "engine.blocks", "engine.scheduler", "control")
 BRINGS_TORCH = ("torch", "transformers", "accelerate", "safetensors.torch")

@@ -46,6 +46,10 @@ def choose_backend(name: str, dtype: str, device: torch.device, threads: int | N
             from foredraft.backends.native import NativeBackend
 
             return NativeBackend(dtype, threads)
+    if name == "native" and device.type != "cpu":
+        raise InvalidParameter(
+            f"backend='native' runs on the CPU, not on {device}; use device='cpu' or backend='torch'."
+        )
     if name == "native":
         raise InvalidParameter(
             "backend='native' was asked for, but its kernels were not built for this machine; "

@@ -12,6 +12,7 @@ import typer
 from typer.exceptions import TyperException
 
 from foredraft import __version__
+from foredraft.cli.audit import audit
 from foredraft.cli.chat import chat
 from foredraft.cli.demo import demo
 from foredraft.cli.generate import generate
@@ -32,6 +33,7 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(generate)
 app.command()(chat)
+app.command()(audit)
 app.command()(models)
 
 

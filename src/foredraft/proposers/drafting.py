@@ -95,8 +95,11 @@ class ModelDrafter:
         logits = adjust(row, sequence.params, prompt, output)
         q = distribution(logits, sequence.params)
         if guess.is_sampled:
+            # Keyed by where the draft starts: block verification looks at tokens that it then refuses, and the next
+            # draft, which may come to the same position, must not meet their noise again.
+            key = stream_key(sequence.seed, sequence.num_tokens, DRAFT_STREAM)
             candidates = q.nonzero().flatten()
-            noise = gumbel(uniform(stream_key(sequence.seed, position, DRAFT_STREAM), candidates))
+            noise = gumbel(uniform(key, candidates + len(guess.tokens) * self._vocab_size))
             token = int(candidates[(q[candidates].log() + noise).argmax()])
             guess.q.append(q)
         else:

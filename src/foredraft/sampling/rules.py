@@ -92,7 +92,8 @@ def block(draft: Draft, target: Target, chance: Chance) -> Outcome:
             rest = torch.clamp(odds * p - _guessed_from(draft, length, p), min=0)
             mass = float(rest.sum())
             chances = 1.0 if mass + 1 - odds == 0 else mass / (mass + 1 - odds)
-        if length == 0 or chance.accepts(chances, length, 0):
+        # All coins belong to the first position: a later draft, which starts further on, must not meet them again.
+        if length == 0 or chance.accepts(chances, 0, length):
             kept, left = length, rest
         if length < len(guesses):
             token = guesses[length]

@@ -43,7 +43,7 @@ def _judge(rows: Tensor, work: Work) -> Verdict:
         return Verdict(prompt_logprobs=prompt_logprobs)
     target = _Target(rows[len(rows) - 1 - len(draft) :], sequence)
     try:
-        path, tokens = RULES[params.acceptance](draft, target, _KeyedChance(sequence.seed, sequence.num_tokens))
+        path, tokens = RULES[params.acceptance](draft, target, KeyedChance(sequence.seed, sequence.num_tokens))
     except _NotFiniteError:
         return Verdict(error="The model gave logits that are not finite numbers; this request was ended, others go on.")
     top = params.logprobs
@@ -86,7 +86,7 @@ class _Target:
         return adjust(row, self._sequence.params, self._prompt, [*self._output, *path])
 
 
-class _KeyedChance:
+class KeyedChance:
     """Coins and draws keyed by seed and position, in streams of their own: independent of the draft's noise."""
 
     def __init__(self, seed: int, first_position: int) -> None:

@@ -1,0 +1,128 @@
+"""The first claim: speculation changes neither a token nor a bit of its log probability, greedy or seeded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, zip_longest
+from typing import TYPE_CHECKING
+
+from foredraft.audit.prompts import Question
+from foredraft.audit.report import Check, Tick
+from foredraft.errors import InvalidPrompt, InvalidSpec
+from foredraft.params import SamplingParams
+from foredraft.proposers.registry import proposer_names
+from foredraft.types import CompletionOutput, TokenLogprob
+
+if TYPE_CHECKING:
+    from foredraft.llm import LLM
+
+MODES = {"greedy": 0.0, "seeded": 0.8}  # by their temperature
+FIRST_SEED = 2024  # of the first prompt; every prompt has its own
+BATCH = 8  # prompts that run at once
+
+Token = tuple[int, str]  # a token's id, and its log probabilities to the last bit
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is compared of one answer, and what it took."""
+
+    tokens: tuple[Token, ...]
+    ending: str
+    runs: int
+    error: str | None
+
+
+def usable_proposers(llm: LLM) -> list[str]:
+    """The proposers that work with this model as they are: some need an option, for instance the name of a model."""
+    return [name for name in proposer_names() if _works_without_options(llm, name)]
+
+
+def with_pairs(names: Sequence[str]) -> list[str]:
+    """The speculation strings of every proposer and of every pair of them."""
+    return [*names, *("+".join(pair) for pair in combinations(names, 2))]
+
+
+def text_checks(
+    llm: LLM, questions: Sequence[Question], specs: Sequence[str], max_tokens: int, tick: Tick
+) -> Iterator[Check]:
+    """One check per mode and spec, against plain decoding. Ticks once per run over all questions."""
+    prompts = [_encode(llm, question.text) for question in questions]
+    for mode, temperature in MODES.items():
+        params = [
+            SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=FIRST_SEED + index, logprobs=1)
+            for index in range(len(prompts))
+        ]
+        plain = _answers(llm, prompts, params, "off")
+        tick()
+        for spec in specs:
+            guessed = _answers(llm, prompts, params, spec)
+            tick()
+            difference = first_difference(plain, guessed)
+            detail = _figures(guessed) if difference is None else f"{difference}; {_figures(guessed)}"
+            yield Check(f"same text: {spec}, {mode}", difference is None, detail)
+
+
+def first_difference(plain: Sequence[Answer], guessed: Sequence[Answer]) -> str | None:
+    """Where two series of answers part, or None where they are the same. A failed answer is no proof of anything."""
+    for index, (expected, found) in enumerate(zip(plain, guessed, strict=True)):
+        error = expected.error or found.error
+        if error is not None:
+            return f"prompt {index} failed: {error}"
+        for place, (wanted, got) in enumerate(zip_longest(expected.tokens, found.tokens)):
+            if wanted != got:
+                return f"prompt {index} differs at token {place}: {_contrast(wanted, got)}"
+        if expected.ending != found.ending:
+            return f"prompt {index} ends with {found.ending} instead of {expected.ending}"
+    return None
+
+
+def _works_without_options(llm: LLM, name: str) -> bool:
+    try:
+        llm.generate([llm.encode("Hello")], SamplingParams(max_tokens=1, temperature=0.0), spec=name)
+    except InvalidSpec:
+        return False
+    return True
+
+
+def _encode(llm: LLM, text: str) -> list[int]:
+    """The text as a user's turn, or as it is for a model that has no chat template."""
+    try:
+        return llm.encode([{"role": "user", "content": text}])
+    except InvalidPrompt:
+        return llm.encode(text)
+
+
+def _answers(llm: LLM, prompts: list[list[int]], params: list[SamplingParams], spec: str) -> list[Answer]:
+    outputs: list[CompletionOutput] = []
+    for start in range(0, len(prompts), BATCH):
+        stop = start + BATCH
+        outputs += [output.outputs[0] for output in llm.generate(prompts[start:stop], params[start:stop], spec=spec)]
+    return [_answer(output) for output in outputs]
+
+
+def _answer(output: CompletionOutput) -> Answer:
+    bits = [_bits(logprob) for logprob in output.logprobs or ()]
+    tokens = tuple(zip(output.token_ids, bits, strict=output.error is None))
+    return Answer(tokens, output.finish_reason, output.metrics.target_runs, output.error)
+
+
+def _bits(logprob: TokenLogprob) -> str:
+    """Floats as hexadecimal: two are the same text only if they are the same bits."""
+    best = " ".join(f"{token}={value.hex()}" for token, value in sorted(logprob.top.items()))
+    return f"{logprob.logprob.hex()} {best}"
+
+
+def _contrast(wanted: Token | None, got: Token | None) -> str:
+    if wanted is None or got is None:
+        return "one text ends there"
+    if wanted[0] != got[0]:
+        return f"{got[0]} instead of {wanted[0]}"
+    return f"log probability {got[1]} instead of {wanted[1]}"
+
+
+def _figures(answers: Sequence[Answer]) -> str:
+    tokens = sum(len(answer.tokens) for answer in answers)
+    runs = sum(answer.runs for answer in answers)
+    return f"{len(answers)} prompts, {tokens} tokens, {tokens / max(1, runs):.2f} tokens per run"

@@ -1,0 +1,315 @@
+"""The audit: what is sound passes, and what is known to be wrong fails. The models are stand-ins."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from foredraft.audit import law, rows
+from foredraft.audit.law import (
+    CASES,
+    Case,
+    Drafter,
+    Rule,
+    Text,
+    law_checks,
+    sampled_chain,
+    unsampled_chain,
+    unsampled_tree,
+)
+from foredraft.audit.prompts import BUILT_IN, Question, read_suite, spread
+from foredraft.audit.report import Check
+from foredraft.audit.text import text_checks, usable_proposers, with_pairs
+from foredraft.cli.main import run
+from foredraft.errors import InvalidPrompt, InvalidSpec
+from foredraft.sampling.rules import RULES, Chance, Outcome, Target
+from foredraft.types import CompletionOutput, Draft, RequestOutput, TokenLogprob
+from tests.unit.fake_llm import METRICS
+
+SAMPLES = 500
+
+
+def no_tick() -> None:
+    """Nobody watches."""
+
+
+def law_check(case: Case) -> Check:
+    (check,) = law_checks(SAMPLES, no_tick, [case])
+    return check
+
+
+class TestLaw:
+    @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+    def test_the_real_rules_pass(self, case: Case) -> None:
+        check = law_check(case)
+        assert check.passed, check.detail
+
+    def test_the_statistic_and_its_tail_are_scipys(self) -> None:
+        test = law.g_test(Counter({(0,): 30, (1,): 50, (2,): 20}), {(0,): 0.3, (1,): 0.4, (2,): 0.3})
+        assert (test.statistic, test.p_value) == pytest.approx((6.095750807094401, 0.04745964995661144))
+        assert law.chi_square_tail(80.0, 63) == pytest.approx(0.0728954893246227)
+
+    def test_rare_texts_share_a_cell_that_is_expected_often_enough(self) -> None:
+        rare = {(token,): 0.01 for token in range(4)}
+        test = law.g_test(Counter({(4,): 60, (5,): 40}), {**rare, (4,): 0.56, (5,): 0.4})
+        assert test.cells == 2  # the four rare texts and the next one, for the four alone are expected 4 times
+
+    def test_holm_is_stricter_than_each_test_alone_and_stops_at_the_first_that_stands(self) -> None:
+        assert law.holm([0.04, 0.5], 0.05) == [True, True]
+        assert law.holm([0.5, 0.02, 0.04], 0.05) == [True, True, True]
+        assert law.holm([0.04, 0.01], 0.05) == [False, False]
+
+
+def judge_one(draft: Draft, target: Target, chance: Chance, refused: Callable[[Tensor, Tensor], list[int]]) -> Outcome:
+    """The rejection rule for one guess, with something else to do once it is refused."""
+    p, q, token = target.distribution(-1, []), draft.q[0], draft.tokens[0]
+    if chance.accepts(min(1.0, float(p[token] / q[token])), 0, 0):
+        return [0], [token, chance.draw(target.distribution(0, [token]), 1)]
+    return [], refused(p, q)
+
+
+def resamples_from_p(draft: Draft, target: Target, chance: Chance) -> Outcome:
+    return judge_one(draft, target, chance, lambda p, q: [chance.draw(p, 0)])
+
+
+def bonus_after_rejection(draft: Draft, target: Target, chance: Chance) -> Outcome:
+    """The token after the refused guess is emitted as if the guess stood."""
+
+    def refused(p: Tensor, q: Tensor) -> list[int]:
+        rest = (p - q).clamp(min=0)
+        return [chance.draw(rest / rest.sum(), 0), chance.draw(target.distribution(0, [draft.tokens[0]]), 1)]
+
+    return judge_one(draft, target, chance, refused)
+
+
+class SharedCoin:
+    """One coin for all decisions of a draft."""
+
+    def __init__(self, chance: Chance) -> None:
+        self._chance = chance
+
+    def accepts(self, probability: float, position: int, trial: int) -> bool:
+        return self._chance.accepts(probability, 0, 0)
+
+    def draw(self, probabilities: Tensor, position: int) -> int:
+        return self._chance.draw(probabilities, position)
+
+
+def shared_coin(draft: Draft, target: Target, chance: Chance) -> Outcome:
+    return RULES["rejection"](draft, target, SharedCoin(chance))
+
+
+class CoinsByPlace(SharedCoin):
+    """A coin per place in the text: a draft that begins before the end of a refused one meets its coins again."""
+
+    def accepts(self, probability: float, position: int, trial: int) -> bool:
+        return self._chance.accepts(probability, position + trial, 0)
+
+
+def coins_met_again(draft: Draft, target: Target, chance: Chance) -> Outcome:
+    return RULES["block"](draft, target, CoinsByPlace(chance))
+
+
+def states(change: Callable[[Tensor], Tensor]) -> Drafter:
+    """A chain that states another q than the one that it was drawn from."""
+
+    def drafter(text: Text, seed: int) -> Draft:
+        draft = sampled_chain(text, seed)
+        return replace(draft, q=change(draft.q))
+
+    return drafter
+
+
+MUTANTS: dict[str, tuple[Rule, Drafter]] = {
+    "resamples from p": (resamples_from_p, sampled_chain),
+    "bonus after a rejection": (bonus_after_rejection, sampled_chain),
+    "shared coin": (shared_coin, unsampled_tree),
+    "coins met again by the next block": (coins_met_again, unsampled_chain),
+    "q not renormalised": (RULES["rejection"], states(lambda q: q * 0.5)),
+    "untempered q": (RULES["rejection"], states(lambda q: (q.log() / 3).softmax(-1))),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_law_of_what_is_wrong_fails(name: str) -> None:
+    check = law_check(Case(name, *MUTANTS[name]))
+    assert not check.passed, check.detail
+
+
+class FakeLLM:
+    """Answers with three tokens; `lies` are the specs under which one token of one prompt differs in some way."""
+
+    def __init__(self, lies: dict[str, str] | None = None) -> None:
+        self.lies = lies or {}
+        self.batches: list[int] = []
+        self.engine = SimpleNamespace(runner=None)
+
+    def encode(self, prompt: Any) -> list[int]:
+        if not isinstance(prompt, str):
+            raise InvalidPrompt("This model has no chat template.")
+        return [len(prompt)]
+
+    def generate(self, prompts: list[list[int]], params: Any, spec: str) -> list[RequestOutput]:
+        self.batches.append(len(prompts))
+        lie = self.lies.get(spec)
+        if lie == "refused":
+            raise InvalidSpec(f"{spec} needs an option.")
+        return [
+            RequestOutput(str(index), None, prompt, [self._output(prompt[0], lie if index == 1 else None)])
+            for index, prompt in enumerate(prompts)
+        ]
+
+    def _output(self, first: int, lie: str | None) -> CompletionOutput:
+        tokens = [first, 5, 6 + (lie == "token")]
+        top = -0.0 if lie == "bits" else 0.0
+        logprobs = [TokenLogprob(token, -0.5, {9: top}) for token in tokens]
+        kept = 2 if lie == "length" else 3
+        reason = "stop" if lie == "ending" else "length"
+        error = "It broke." if lie == "error" else None
+        return CompletionOutput(0, "", tokens[:kept], reason, None, 7, logprobs[:kept], None, METRICS, error)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def text_audit(llm: FakeLLM, specs: list[str], prompts: int = 3) -> list[Check]:
+    return list(text_checks(llm, BUILT_IN[:prompts], specs, 3, no_tick))  # type: ignore[arg-type]
+
+
+class TestSameText:
+    def test_sound_specs_pass_in_both_modes_with_their_figures(self) -> None:
+        checks = text_audit(FakeLLM(), ["ngram", "suffix"])
+        assert [check.name for check in checks] == [
+            f"same text: {spec}, {mode}" for mode in ("greedy", "seeded") for spec in ("ngram", "suffix")
+        ]
+        assert all(check.passed for check in checks)
+        assert checks[0].detail == "3 prompts, 9 tokens, 1.00 tokens per run"
+
+    @pytest.mark.parametrize(
+        ("lie", "where"),
+        [
+            ("token", "prompt 1 differs at token 2: 7 instead of 6"),
+            ("bits", "prompt 1 differs at token 0: log probability"),
+            ("length", "prompt 1 differs at token 2: one text ends there"),
+            ("ending", "prompt 1 ends with stop instead of length"),
+            ("error", "prompt 1 failed: It broke."),
+        ],
+    )
+    def test_whatever_differs_fails_and_is_pointed_at(self, lie: str, where: str) -> None:
+        sound, wrong = text_audit(FakeLLM({"suffix": lie}), ["ngram", "suffix"])[:2]
+        assert sound.passed
+        assert not wrong.passed
+        assert where in wrong.detail
+
+    def test_prompts_run_eight_at_once(self) -> None:
+        llm = FakeLLM()
+        list(text_checks(llm, [*BUILT_IN, *BUILT_IN[:3]], ["ngram"], 3, no_tick))  # type: ignore[arg-type]
+        assert llm.batches == [8, 3] * 4
+
+    def test_the_default_is_every_proposer_that_needs_no_option_and_every_pair(self) -> None:
+        usable = usable_proposers(FakeLLM({"suffix": "refused"}))  # type: ignore[arg-type]
+        assert "ngram" in usable
+        assert "suffix" not in usable
+        assert with_pairs(["a", "b", "c"]) == ["a", "b", "c", "a+b", "a+c", "b+c"]
+
+
+class TestPrompts:
+    def test_a_limit_is_spread_over_the_categories(self) -> None:
+        questions = [Question(category, f"{category}{n}") for category in "abcd" for n in range(3)]
+        assert [question.text for question in spread(questions, 6)] == ["a0", "b0", "c0", "d0", "a1", "c1"]
+        assert [question.text for question in spread(questions, 2)] == ["a0", "c0"]
+        assert len(spread(questions, 100)) == 12
+
+    @pytest.mark.parametrize("line", ["", "{", "[]", '{"category": "a", "turns": []}', '{"turns": ["hi"]}'])
+    def test_a_bad_suite_is_named(self, tmp_path: Path, line: str) -> None:
+        file = tmp_path / "suite.jsonl"
+        file.write_text(line)
+        with pytest.raises(InvalidPrompt, match=r"suite\.jsonl"):
+            read_suite(file)
+
+
+def test_row_counts_that_the_backend_uses_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner: Any = SimpleNamespace(backend=SimpleNamespace(name="native"), decoder=None)
+    monkeypatch.setattr(rows, "agreeing_row_counts", lambda backend, decoder: (1, 2, 4))
+    monkeypatch.setattr(rows, "layers_agree", lambda backend, decoder: True)
+    linear, layer = rows.row_checks(runner, no_tick)
+    assert (linear.passed, layer.passed) == (False, True)
+    assert "runs of 1, 2, 4 rows" in linear.detail
+
+
+class TestCommand:
+    @pytest.fixture
+    def audit(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+        """Runs `foredraft audit ARGUMENTS...` with a stand-in for the model and without its rows."""
+        monkeypatch.setattr(rows, "row_checks", lambda runner, tick: [Check("rows: any", True, "1, 2")])
+        monkeypatch.setattr(law, "CASES", CASES[:1])
+        monkeypatch.setattr(law, "law_checks", lambda samples, tick: [Check("law: any", True, f"{samples} texts")])
+
+        def call(*arguments: str, lies: dict[str, str] | None = None) -> tuple[int, str, str]:
+            module = ModuleType("foredraft.llm")
+            module.LLM = lambda model, **options: FakeLLM(lies)  # type: ignore[attr-defined]
+            monkeypatch.setitem(sys.modules, "foredraft.llm", module)
+            monkeypatch.setattr(sys, "argv", ["foredraft", "audit", *arguments])
+            with pytest.raises(SystemExit) as ended:
+                run()
+            out, err = capsys.readouterr()
+            assert isinstance(ended.value.code, int)
+            return ended.value.code, out, err
+
+        return call
+
+    def test_json_is_one_line_of_the_promised_shape(self, audit: Callable[..., Any]) -> None:
+        code, out, err = audit("--json", "--spec", "ngram", "--samples", "600")
+        assert (code, err, out.count("\n")) == (0, "", 1)
+        record = json.loads(out)
+        assert set(record) == {"passed", "checks"}
+        assert record["passed"] is True
+        assert [check["name"] for check in record["checks"]] == [
+            "same text: ngram, greedy",
+            "same text: ngram, seeded",
+            "law: any",
+            "rows: any",
+        ]
+        assert record["checks"][2] == {"name": "law: any", "passed": True, "detail": "600 texts"}
+
+    def test_proposers_that_need_options_are_left_out_and_named(self, audit: Callable[..., Any]) -> None:
+        code, out, err = audit("--json", lies={"suffix": "refused"})
+        assert code == 0
+        assert "suffix" not in out
+        assert "suffix" in err
+
+    def test_a_failed_check_ends_with_1(self, audit: Callable[..., Any]) -> None:
+        code, out, _ = audit("--spec", "ngram", lies={"ngram": "token"})
+        assert code == 1
+        assert out.splitlines()[0].startswith("FAILED  same text: ngram, greedy: prompt 1 differs at token 2")
+        assert out.splitlines()[-1] == "2 of 4 checks passed."
+        code, out, _ = audit("--json", "--spec", "ngram", lies={"ngram": "token"})
+        assert (code, json.loads(out)["passed"]) == (1, False)
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ["--spec", "nonsense"],
+            ["--suite", "nowhere.jsonl"],
+            ["--limit", "0"],
+            ["--samples", "1"],
+            ["--max-tokens", "0"],
+        ],
+    )
+    def test_bad_arguments_end_with_2_and_one_sentence(self, audit: Callable[..., Any], arguments: list[str]) -> None:
+        code, out, err = audit(*arguments)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+def test_the_tables_are_far_enough_apart_to_tell_rules_apart() -> None:
+    assert float(torch.minimum(law.TARGET.row(()), law.DRAFTER.row(())).sum()) < 0.8
