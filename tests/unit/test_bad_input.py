@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from foredraft import LLM, SamplingParams
+from foredraft.cli.main import run
 from foredraft.errors import ForedraftError
 from tests.tiny_models import VOCAB, random_model, save_model
 
@@ -191,3 +193,63 @@ def test_bad_engine_options(folder: Path, options: dict[str, Any], sentence: str
 def test_an_unknown_engine_option_names_the_known_ones(folder: Path) -> None:
     with pytest.raises(ForedraftError, match=r"LLM has no option 'gpu_memory'; it has dtype, device, .*threads\."):
         LLM(str(folder), gpu_memory=0.9)
+
+
+NOWHERE = (
+    "give a catalogue name, a .gguf file, a folder with config.json and .safetensors files, or a hub id 'org/name'."
+)
+FILES: list[tuple[str, bytes | None, str]] = [
+    ("missing.gguf", None, f"There is no model '{{path}}'; {NOWHERE}"),
+    ("notes.txt", b"x", "{path} does not start with 'GGUF', so it is not a GGUF file; give one."),
+    ("empty.gguf", b"", "{path} is empty; download the GGUF file again."),
+    ("text.gguf", b"not a model, really", "{path} does not start with 'GGUF', so it is not a GGUF file; give one."),
+    (
+        "weights.bin",
+        b"x",
+        "{path} is a pickle, which can run any code when it is opened, so it is refused; "
+        "use the .safetensors or .gguf version of the model.",
+    ),
+    (
+        "folder/config.json",
+        b'{"model_type": "mamba"}',
+        "{path}: model_type is 'mamba', but Foredraft runs llama, mistral, qwen2, qwen3, smollm3, phi3, granite; "
+        "choose a model of one of these families.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "sentence"), FILES, ids=[file[0] for file in FILES])
+def test_bad_files(tmp_path: Path, name: str, content: bytes | None, sentence: str) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+    model = path.parent if path.name == "config.json" else path
+    with pytest.raises(ForedraftError) as caught:
+        LLM(str(model))
+    assert str(caught.value) == sentence.format(path=path)
+
+
+COMMANDS: list[tuple[str, str]] = [
+    ("generate x --temperature -1", "temperature=-1.0 must be a number from 0 to 100."),
+    ("generate x --top-p 0", "top_p=0.0 must be a number above 0 up to 1."),
+    ("generate x --max-tokens 0", "max_tokens=0 must be a whole number of at least 1."),
+    ("generate --file nowhere.jsonl", "nowhere.jsonl cannot be read: No such file or directory."),
+    ("generate x --dtype int3", "dtype='int3' is not known; use auto, float32, bfloat16, int8, int4."),
+    ("generate x --model smollm2-135", f"There is no model 'smollm2-135' (did you mean 'smollm2-135m'?); {NOWHERE}"),
+    ("frobnicate", "No such command 'frobnicate'."),
+    ("models info", "Say which model: foredraft models info NAME; foredraft models lists the catalogue."),
+]
+
+
+@pytest.mark.parametrize(("command", "sentence"), COMMANDS, ids=[command[0] for command in COMMANDS])
+def test_bad_command_lines(
+    command: str, sentence: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["foredraft", *command.split()])
+    with pytest.raises(SystemExit) as caught:
+        run()
+    assert caught.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.err == sentence + "\n"
+    assert printed.out == ""
