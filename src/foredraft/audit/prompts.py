@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
+from foredraft.cli.json_lines import read_json_lines
 from foredraft.errors import InvalidPrompt
 
 ALLOWED = '{"question_id": 1, "category": "...", "turns": ["..."]}'
@@ -48,15 +49,7 @@ BUILT_IN = (
 def read_suite(file: Path) -> list[Question]:
     """The questions of a file, one JSON object a line; of several turns the first. A bad line is named by its
     number."""
-    try:
-        lines = file.read_text(encoding="utf-8").split("\n")  # not splitlines: a JSON string may hold U+2028
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise InvalidPrompt(f"{file} cannot be read: {reason}.") from error
-    questions = [_question(line, f"{file}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
-    if not questions:
-        raise InvalidPrompt(f"{file} holds no questions; write one JSON object a line: {ALLOWED}.")
-    return questions
+    return [_question(record, where) for where, record in read_json_lines(file, ALLOWED)]
 
 
 def spread(questions: Sequence[Question], limit: int) -> list[Question]:
@@ -72,11 +65,7 @@ def spread(questions: Sequence[Question], limit: int) -> list[Question]:
     return chosen
 
 
-def _question(line: str, where: str) -> Question:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InvalidPrompt(f"{where} is not JSON ({error.msg} at column {error.colno}); use {ALLOWED}.") from error
+def _question(record: Any, where: str) -> Question:
     match record:
         case {"category": str(category), "turns": [str(text), *_]} if text:
             return Question(category, text)

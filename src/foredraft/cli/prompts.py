@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
+from foredraft.cli.json_lines import read_json_lines
 from foredraft.errors import InvalidPrompt
 
 Message = dict[str, Any]  # {"role": "user", "content": "..."}
@@ -33,22 +33,10 @@ def as_conversation(prompt: Prompt) -> list[Message]:
 
 def read_prompt_file(file: Path) -> list[Prompt]:
     """One prompt per line; of Spec-Bench's turns the first. A bad line is named by its number."""
-    try:
-        lines = file.read_text(encoding="utf-8").split("\n")  # not splitlines: a JSON string may hold U+2028
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise InvalidPrompt(f"{file} cannot be read: {reason}.") from error
-    prompts = [_parse_line(line, f"{file}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
-    if not prompts:
-        raise InvalidPrompt(f"{file} holds no prompts; write one JSON object a line: {ALLOWED}.")
-    return prompts
+    return [_prompt(record, where) for where, record in read_json_lines(file, ALLOWED)]
 
 
-def _parse_line(line: str, where: str) -> Prompt:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InvalidPrompt(f"{where} is not JSON ({error.msg} at column {error.colno}); use {ALLOWED}.") from error
+def _prompt(record: Any, where: str) -> Prompt:
     match record:
         case {"messages": [*messages]} if messages and all(isinstance(message, dict) for message in messages):
             return messages
