@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -148,7 +149,8 @@ def _key(backend: Backend, decoder: Decoder, dtype: str) -> str:
         if backend.device.type == "cuda"
         else torch.backends.cpu.get_cpu_capability()
     )
-    parts = (backend.name, device, dtype, torch.__version__, torch.get_num_threads(), shapes, decoder.layers[0].shape)
+    machine = (torch.__version__, platform.machine(), torch.get_num_threads())
+    parts = (backend.name, device, dtype, machine, shapes, decoder.layers[0].shape)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 
 
