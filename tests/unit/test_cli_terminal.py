@@ -17,8 +17,12 @@ GREEN, MAGENTA = "\x1b[32m", "\x1b[35m"
 
 
 def start(*arguments: str, pause: float = 0.0, stdout: int | None = None) -> tuple[subprocess.Popen[bytes], int]:
-    """`foredraft ARGUMENTS...` with the stand-in, which waits `pause` seconds before each token, on a terminal."""
+    """`foredraft ARGUMENTS...` with the stand-in, which waits `pause` seconds before each token, on a terminal.
+
+    Ctrl-C is heard even where the tests themselves run in the background, whose children are born deaf to it.
+    """
     program = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
         f"import sys, time; sys.argv = {['foredraft', *arguments]!r}; sys.path.insert(0, {str(REPOSITORY)!r}); "
         "from tests.unit import fake_llm; sys.modules['foredraft.llm'] = fake_llm.fake_module([]); "
         f"fake_llm.FakeLLM.pause = lambda self: time.sleep({pause}); "
