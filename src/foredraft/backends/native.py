@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from foredraft.backends.base import AttentionShape, LayerKV, Linear, Weight
+from foredraft.config import QUANT_GROUP
 from foredraft.engine.batch import ForwardBatch
 from foredraft.kernels.build import usable_levels
 
 KINDS = {"f32": 0, "bf16": 1, "q8": 2, "q4": 3}
 VALUE_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "q8": torch.int8, "q4": torch.uint8}
-GROUP = 32
 MAX_THREADS = 256
 
 ERRORS = {
@@ -184,7 +184,7 @@ class NativeBackend:
             return None
         if values is None:
             raise ValueError(f"The weight has no {name}.")
-        return _pointer(name, values, torch.float32, outputs, inputs // GROUP)
+        return _pointer(name, values, torch.float32, outputs, inputs // QUANT_GROUP)
 
     def linear(self, x: Tensor, weight: Linear) -> Tensor:
         rows, inputs = _matrix("x", x)
