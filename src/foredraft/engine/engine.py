@@ -132,6 +132,11 @@ class Engine:
             events += self._events(Commit(sequence, (), (), (), "abort"), [])
         return events
 
+    def forget(self) -> None:
+        """Clear what proposers have learnt from finished texts, so that the next run starts cold."""
+        for proposer in self.proposers.values():
+            proposer.clear()
+
     def is_live(self, request_id: str) -> bool:
         """Whether any sample of the request is still to be finished."""
         return request_id in self._by_request

@@ -43,3 +43,6 @@ class Proposer(Protocol):
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         """Forget sequences that have ended."""
+
+    def clear(self) -> None:
+        """Forget what was learnt from texts that have ended: a benchmark that replays a prompt must not profit."""

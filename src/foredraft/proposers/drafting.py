@@ -66,6 +66,9 @@ class ModelDrafter:
     def release(self, sequence_ids: Iterable[int]) -> None:
         """Nothing to forget, unless a model keeps account of its texts."""
 
+    def clear(self) -> None:
+        """Nothing is learnt from a text."""
+
     @torch.inference_mode()
     def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
         guesses = [

@@ -59,6 +59,9 @@ class Ngram:
         for sequence_id in sequence_ids:
             self._indexes.pop(sequence_id, None)
 
+    def clear(self) -> None:
+        """Nothing outlives its text."""
+
     def _draft(self, sequence: Sequence, budget: int) -> Draft:
         tokens = sequence.token_ids
         index = self._indexes.setdefault(sequence.id, _Index())
