@@ -9,10 +9,11 @@ ARGS ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install $(PIP_ARGS)
+SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 BUILD_INPUTS := pyproject.toml $(wildcard setup.py src/foredraft/kernels/*.c src/foredraft/kernels/*.h src/foredraft/kernels/build.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint bench-plain bench-kernels clean
+.PHONY: help demo test test-slow sanitize lint bench-plain bench-kernels clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -25,6 +26,17 @@ test: .venv/.installed-dev ## the tests (a few minutes)
 
 test-slow: .venv/.installed-dev ## the tests that need a model of real size
 	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+# A copy of the package, so that its libraries are not those in use. Python leaks on purpose, and must load ASan first
+# (with what torch throws exceptions by).
+sanitize: .venv/.installed-dev ## the native kernels under the address and undefined-behaviour sanitizers (two minutes)
+	@rm -rf build/sanitize && mkdir -p build/sanitize && cp -R src build/sanitize/
+	@find build/sanitize -name '*.so' -delete
+	@PYTHONPATH=build/sanitize/src CC="$(CC) -g $(SANITIZERS)" $(BIN)/python -m foredraft.kernels.build
+	@PYTHONPATH=build/sanitize/src ASAN_OPTIONS=detect_leaks=0 \
+		LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so)" \
+		$(BIN)/python -m pytest --capture=sys -p no:cacheprovider -p tests.malloc_tensors \
+		tests/unit/test_native_kernels.py tests/unit/test_draw.py $(ARGS)
 
 lint: .venv/.installed-dev ## style and types
 	@$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format ."; exit 1; }
@@ -39,7 +51,7 @@ bench-kernels: .venv/.installed-dev ## the native kernels beside the machine's l
 
 clean: ## remove the environment and everything built
 	@rm -rf .venv build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
-	@find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
 	@find src -name '*.so' -delete
 	@find src -name '*.egg-info' -type d -prune -exec rm -rf {} +
 

@@ -15,6 +15,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 
 from foredraft.errors import InvalidModel
+from foredraft.models import gguf_blocks
 from foredraft.models.catalog import open_checkpoint
 from foredraft.models.gguf import GGUFCheckpoint
 from foredraft.models.gguf_header import read_header
@@ -27,10 +28,10 @@ TYPES = {
     Type.F16: ("f32", "bfloat16"),
     Type.BF16: ("bf16", "bfloat16"),
     Type.Q8_0: ("q8", "int8"),
-    Type.Q6_K: ("f32", "int8"),
-    Type.Q5_K: ("f32", "int8"),
-    Type.Q5_1: ("f32", "int8"),
-    Type.Q5_0: ("f32", "int8"),
+    Type.Q6_K: ("q6", "int8"),
+    Type.Q5_K: ("q5", "int8"),
+    Type.Q5_1: ("q5", "int8"),
+    Type.Q5_0: ("q8", "int8"),
     Type.Q4_K: ("q4", "int4"),
     Type.Q4_1: ("q4", "int4"),
     Type.Q4_0: ("q4", "int4"),
@@ -53,8 +54,12 @@ def random_blocks(kind: Type, rows: int, columns: int) -> np.ndarray:
     return blocks.reshape(rows, -1)
 
 
+@pytest.mark.parametrize("piece_bytes", [1, 2000, 1 << 20])
 @pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
-def test_every_type_means_what_the_gguf_package_says(kind: Type, tmp_path: Path) -> None:
+def test_every_type_means_what_the_gguf_package_says(
+    kind: Type, piece_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf_blocks, "_PIECE_BYTES", piece_bytes)
     tensors = minimal_tensors()
     matrices = {name: random_blocks(kind, *tensor.shape) for name, tensor in tensors.items() if tensor.ndim == 2}
     types = {name: kind for name in matrices if kind not in (Type.F32, Type.F16)}

@@ -17,7 +17,7 @@ from foredraft.engine.batch import ForwardBatch
 from foredraft.kernels.build import usable_levels
 
 LEVELS = usable_levels()
-KINDS = ("f32", "bf16", "q8", "q4")
+KINDS = ("f32", "bf16", "q8", "q6", "q5", "q4")
 ROW_COUNTS = (1, 2, 3, 5, 7, 16, 33, 65)
 THREADS = 2
 BLOCK = 16
@@ -51,7 +51,10 @@ def random_weight(kind: str, outputs: int, inputs: int) -> Weight:
     scales = torch.rand(outputs, inputs // 32) + 0.01
     if kind == "q8":
         return Weight(kind, torch.randint(-128, 128, (outputs, inputs), dtype=torch.int8), scales)
-    codes = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8)
+    if kind == "q6":
+        codes = torch.randint(-32, 32, (outputs, inputs), dtype=torch.int8)
+        return Weight(kind, codes, torch.rand(outputs, inputs // 16) - 0.5)
+    codes = torch.randint(0, 16 if kind == "q4" else 32, (outputs, inputs), dtype=torch.uint8)
     return Weight(kind, codes, scales, torch.randn(outputs, inputs // 32) - 7.5 * scales)
 
 
@@ -115,7 +118,7 @@ def test_parts_of_several_kinds_fill_one_output(backend: NativeBackend) -> None:
 
 
 @pytest.mark.parametrize("magnitude", [0.0, 2.0**-140, 2.0**-100, 2.0**100])
-@pytest.mark.parametrize("kind", ["q8", "q4"])
+@pytest.mark.parametrize("kind", ["q8", "q6", "q5", "q4"])
 def test_extreme_activations_are_not_lost(backend: NativeBackend, kind: str, magnitude: float) -> None:
     weight = random_weight(kind, 16, 64)
     x = bf16_rounded(3, 64) * magnitude

@@ -7,6 +7,7 @@ import torch
 
 from foredraft.backends.base import Weight
 from foredraft.errors import InvalidModel
+from foredraft.models import quantise
 from foredraft.models.quantise import convert
 
 
@@ -19,6 +20,9 @@ HALF = Weight("bf16", random().bfloat16())
 Q8 = Weight("q8", torch.randint(-127, 128, (6, 96), dtype=torch.int8), random(6, 3).abs())
 Q4 = Weight("q4", torch.randint(0, 16, (6, 96), dtype=torch.uint8), random(6, 3).abs(), random(6, 3))
 
+Q6 = Weight("q6", torch.randint(-32, 32, (6, 96), dtype=torch.int8), random(6, 6))
+Q5 = Weight("q5", torch.randint(0, 32, (6, 96), dtype=torch.uint8), random(6, 3).abs(), random(6, 3))
+
 # weight, dtype, head?, precision of the file -> kind
 KINDS = [
     (DENSE, "float32", False, "float32", "f32"),
@@ -27,6 +31,12 @@ KINDS = [
     (Q8, "bfloat16", True, "int4", "bf16"),
     (DENSE, "int8", False, "float32", "q8"),
     (Q4, "int8", False, "int4", "q8"),
+    (Q6, "bfloat16", False, "int8", "bf16"),
+    (Q6, "int8", False, "int8", "q6"),
+    (Q5, "int8", True, "int8", "q5"),
+    (Q6, "int4", False, "int8", "q4"),
+    (Q6, "int4", False, "int4", "q6"),
+    (Q5, "int4", True, "int8", "q5"),
     (HALF, "int4", False, "bfloat16", "q4"),
     (Q8, "int4", False, "int8", "q4"),
     (HALF, "int4", True, "bfloat16", "q8"),  # the head of a dense model keeps 8 bits
@@ -43,13 +53,24 @@ def test_kind(weight: Weight, dtype: str, is_head: bool, file_precision: str, ki
     assert converted.dense().shape == (6, 96)
 
 
-@pytest.mark.parametrize(("weight", "dtype"), [(HALF, "bfloat16"), (Q8, "int8"), (Q4, "int4")])
+@pytest.mark.parametrize(
+    ("weight", "dtype"), [(HALF, "bfloat16"), (Q8, "int8"), (Q6, "int8"), (Q5, "int8"), (Q4, "int4")]
+)
 def test_what_is_there_already_is_kept(weight: Weight, dtype: str) -> None:
     assert convert(weight, dtype, False, dtype) is weight
 
 
 def test_8_bit_head_of_a_4_bit_file_is_kept() -> None:
     assert convert(Q8, "int4", True, "int4") is Q8
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
+def test_a_few_rows_at_a_time_are_all_rows(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = convert(DENSE, dtype, False, "float32")
+    monkeypatch.setattr(quantise, "_PIECE_WEIGHTS", 4 * 96)
+    pieces = convert(DENSE, dtype, False, "float32")
+    assert pieces.kind == whole.kind
+    assert torch.equal(pieces.dense(), whole.dense())
 
 
 def test_8_bits_round_to_the_nearest_code() -> None:

@@ -1,4 +1,5 @@
-"""The verbs a backend offers: packed linear layers, norms, rope and KV store, paged tree attention, gated activation.
+"""The verbs a backend offers: packed linear layers, norms, rope and KV store, paged tree attention, gated activation,
+and the draw of a token.
 
 A backend owns the numerics of one device. Everything above it (decoder, runner, engine) is device-blind.
 With `exact`, the bits of a row depend on that row alone, never on how many rows share the call or where it stands.
@@ -6,10 +7,13 @@ With `exact`, the bits of a row depend on that row alone, never on how many rows
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from foredraft.engine.batch import ForwardBatch
@@ -23,8 +27,13 @@ class Weight:
     "f32"  float32                          none
     "bf16" bfloat16                         none
     "q8"   int8 codes, w = scale * code     scales
+    "q6"   int8 codes, w = scale * code     scales [outputs, inputs / 16]
+    "q5"   uint8 codes 0..127,              scales and minimums
+           w = scale * code + minimum
     "q4"   uint8 codes 0..15 (one a byte),  scales and minimums
            w = scale * code + minimum
+
+    q6 and q5 hold what GGUF's 5-bit and 6-bit types mean exactly, in 8 bits a code.
     """
 
     kind: str
@@ -40,6 +49,11 @@ class Weight:
     def inputs(self) -> int:
         return self.values.shape[1]
 
+    def rows(self, start: int, stop: int) -> Weight:
+        """Some of the outputs."""
+        scales, minimums = (None if part is None else part[start:stop] for part in (self.scales, self.minimums))
+        return Weight(self.kind, self.values[start:stop], scales, minimums)
+
     def dense(self) -> Tensor:
         """The float32 matrix that this weight stands for."""
         if self.scales is None:
@@ -49,6 +63,31 @@ class Weight:
         if self.minimums is not None:
             dense = dense + self.minimums[:, :, None]
         return dense.view(self.outputs, self.inputs)
+
+
+def join(pieces: Iterable[Weight], outputs: int) -> Weight:
+    """Weights of one kind one below the other. Each is copied as it comes, so they need not exist all at once."""
+    whole: list[Tensor | None] = []
+    kind, filled = "", 0
+    for piece in pieces:
+        parts = (piece.values, piece.scales, piece.minimums)
+        if piece.outputs == outputs:
+            return piece
+        if not whole:
+            kind = piece.kind
+            whole = [None if part is None else part.new_empty(outputs, part.shape[1]) for part in parts]
+        for target, part in zip(whole, parts, strict=True):
+            if target is not None and part is not None:
+                _bytes(target)[filled : filled + piece.outputs] = _bytes(part)
+        filled += piece.outputs
+    values, scales, minimums = whole
+    assert values is not None and filled == outputs
+    return Weight(kind, values, scales, minimums)
+
+
+def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
+    """For copies by numpy, on this thread: waking torch's other threads for each small piece would cost more."""
+    return tensor.view(torch.uint8).numpy()
 
 
 @dataclass(frozen=True)
@@ -87,6 +126,7 @@ class Backend(Protocol):
     float32."""
 
     name: str
+    build: str  # names the very code that computes: what was found out about another build need not hold for this one
     device: torch.device
     activation_dtype: torch.dtype
     kv_dtype: torch.dtype
@@ -131,3 +171,6 @@ class Backend(Protocol):
 
     def logits(self, x: Tensor, weight: Linear) -> Tensor:
         """The output head: [rows, inputs] -> float32 [rows, outputs]."""
+
+    def draw(self, logits: Tensor, floor: float, temperature: float, key: int) -> int:
+        """The token that the noise of `key` draws from logits [vocab]; on every backend that of `sampling.draw`."""

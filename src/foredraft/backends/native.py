@@ -10,9 +10,10 @@ calls (layers, shapes, caches, the batch of a run) is checked and translated onc
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import weakref
 from collections.abc import Callable
-from ctypes import POINTER, Structure, byref, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, byref, c_double, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,16 @@ from foredraft.config import QUANT_GROUP
 from foredraft.engine.batch import ForwardBatch
 from foredraft.kernels.build import usable_levels
 
-KINDS = {"f32": 0, "bf16": 1, "q8": 2, "q4": 3}
-VALUE_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "q8": torch.int8, "q4": torch.uint8}
+KINDS = {"f32": 0, "bf16": 1, "q8": 2, "q4": 3, "q6": 4, "q5": 5}
+VALUE_DTYPES = {
+    "f32": torch.float32,
+    "bf16": torch.bfloat16,
+    "q8": torch.int8,
+    "q4": torch.uint8,
+    "q6": torch.int8,
+    "q5": torch.uint8,
+}
+GROUPS = {"q6": QUANT_GROUP // 2}  # inputs that share a scale, where they are not QUANT_GROUP
 MAX_THREADS = 256
 
 ERRORS = {
@@ -87,6 +96,7 @@ def open_library(path: Path) -> ctypes.CDLL:
     for name, arguments in _SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, c_int
+    library.fd_draw.argtypes, library.fd_draw.restype = (c_void_p, c_int64, c_float, c_double, c_uint64), c_int64
     library.fd_packed_bytes.argtypes, library.fd_packed_bytes.restype = (c_int, c_int64, c_int64), c_int64
     return library
 
@@ -148,6 +158,7 @@ class NativeBackend:
         self.device = torch.device("cpu")
         self.activation_dtype = torch.float32
         self.kv_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
+        self.build = hashlib.sha256(Path(found._name).read_bytes()).hexdigest()[:16]
         self._library = found
         self._references: dict[int, Any] = {}  # id of a shape, cache or batch -> what the kernels need to know of it
         if code := found.fd_set_threads(threads):
@@ -171,20 +182,21 @@ class NativeBackend:
                 f"A {weight.kind} weight [{outputs}, {inputs}] cannot be packed: inputs come in groups of 32."
             )
         values = _pointer("values", weight.values, VALUE_DTYPES[weight.kind], outputs, inputs)
-        scales = self._group_values("scales", weight.scales, weight.kind in ("q8", "q4"), outputs, inputs)
-        minimums = self._group_values("minimums", weight.minimums, weight.kind == "q4", outputs, inputs)
+        groups = inputs // GROUPS.get(weight.kind, QUANT_GROUP)
+        scales = self._group_values("scales", weight.scales, weight.kind in ("q8", "q6", "q5", "q4"), outputs, groups)
+        minimums = self._group_values("minimums", weight.minimums, weight.kind in ("q5", "q4"), outputs, groups)
         memory = torch.empty(size, dtype=torch.uint8)
         if code := self._library.fd_pack(kind, outputs, inputs, values, scales, minimums, memory.data_ptr()):
             raise _refusal("pack", code)
         return Packed(memory, outputs, inputs, byref(_Weight(memory.data_ptr(), outputs, inputs, kind)))
 
     @staticmethod
-    def _group_values(name: str, values: Tensor | None, needed: bool, outputs: int, inputs: int) -> int | None:
+    def _group_values(name: str, values: Tensor | None, needed: bool, outputs: int, groups: int) -> int | None:
         if not needed:
             return None
         if values is None:
             raise ValueError(f"The weight has no {name}.")
-        return _pointer(name, values, torch.float32, outputs, inputs // QUANT_GROUP)
+        return _pointer(name, values, torch.float32, outputs, groups)
 
     def linear(self, x: Tensor, weight: Linear) -> Tensor:
         rows, inputs = _matrix("x", x)
@@ -295,6 +307,13 @@ class NativeBackend:
         ):
             raise _refusal("attend", code)
         return out
+
+    def draw(self, logits: Tensor, floor: float, temperature: float, key: int) -> int:
+        source = _pointer("logits", logits, torch.float32, len(logits))
+        token: int = self._library.fd_draw(source, len(logits), floor, temperature, key)
+        if token < 0:
+            raise ValueError(f"No logit reaches the floor {floor}, so there is no token to draw.")
+        return token
 
     def _describe_kv(self, kv: LayerKV) -> _KV:
         if kv.k.dim() != 3:

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from foredraft.backends.base import AttentionShape, LayerKV, Linear, Weight
 from foredraft.engine.batch import ForwardBatch
+from foredraft.sampling.draw import draw
 
 KEY_BLOCK = 128  # keys are reduced in blocks of this many, added in text order
 _ATTEND_ROWS = 32  # rows whose gathered keys are held in memory at once
@@ -22,6 +23,7 @@ class TorchBackend:
     """See `Backend`. `row_tiles` is None until a self-test has chosen it, and stays so with exact=False."""
 
     name = "torch"
+    build = str(torch.__version__)
 
     def __init__(self, dtype: str, device: torch.device) -> None:
         self.device = device
@@ -85,6 +87,9 @@ class TorchBackend:
     def gated(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=1)
         return functional.silu(gate.contiguous()) * up
+
+    def draw(self, logits: Tensor, floor: float, temperature: float, key: int) -> int:
+        return draw(logits, floor, temperature, key)
 
     def _tiled(self, x: Tensor, weight: Tensor) -> Tensor:
         """x @ weight.T in tiles of proved sizes; the last one is padded with zero rows."""

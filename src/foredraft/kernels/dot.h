@@ -43,22 +43,23 @@ INLINE int32x4_t cleared(void) {
     return zero;
 }
 
-/* sums[row][vec] = the dot products of `rows` activation groups with vectors vec .. vec+vecs-1 of the codes.
+/* sums[row][vec] = the dot products of `rows` activation groups with vectors vec .. vec+vecs-1 of the codes, over the
+ * halves first .. first+halves-1 (16 inputs each) of the group.
  *
  * The high plane comes first, its sums are shifted by 8 bits and the low plane is added on top: a single set of sums,
  * and one extra instruction for both planes. A 4x2 tile takes 128 sdot, 2 a cycle, 8 shifts, and 48 loads that hide
  * behind them: 68 cycles on a Neoverse N1 at the least. */
-INLINE void dot_codes(const int8_t *codes, const x_group *const x[], int rows, int vec, int vecs,
+INLINE void dot_codes(const int8_t *codes, int first, int halves, const x_group *const x[], int rows, int vec, int vecs,
                       vi sums[][PANEL_VECS]) {
-    codes += vec * 16;
+    codes += vec * 16 + first * 4 * PANEL * 4;
     int32x4_t acc[4][PANEL_VECS];
     FOR(r, rows)
         FOR(v, vecs) acc[r][v] = cleared();
     FOR(plane, 2) {
-        FOR(half, 2) {
+        FOR(half, halves) {
             const int8_t *w = codes + half * 4 * PANEL * 4;
             int8x16_t xs[4];
-            FOR(r, rows) xs[r] = vld1q_s8(x[r]->codes + plane * GROUP + half * 16);
+            FOR(r, rows) xs[r] = vld1q_s8(x[r]->codes + plane * GROUP + (first + half) * 16);
 #define ONE_QUAD(j)                                                  \
     FOR(v, vecs) {                                                   \
         int8x16_t wv = vld1q_s8(w + j * PANEL * 4 + v * 16);         \
@@ -149,11 +150,11 @@ typedef int16_t vh __attribute__((vector_size(4 * LANES)));
 typedef uint16_t vuh __attribute__((vector_size(4 * LANES)));
 
 /* Per vector of 4 inputs: 3 shifts to spread bytes into pairs, then 2 multiplications and 2 additions a row. */
-INLINE void dot_codes(const int8_t *codes, const x_group *const x[], int rows, int vec, int vecs,
+INLINE void dot_codes(const int8_t *codes, int first, int halves, const x_group *const x[], int rows, int vec, int vecs,
                       vi sums[][PANEL_VECS]) {
     FOR(r, rows)
         FOR(v, vecs) sums[r][v] = (vi){0};
-    for (int q = 0; q < GROUP / 4; q++)
+    for (int q = first * 4; q < (first + halves) * 4; q++)
         FOR(v, vecs) {
             vh four = (vh)load_u32(codes + q * PANEL * 4 + (vec + v) * LANES * 4);
             vi even = (vi)((four << 8) >> 8), odd = (vi)(four >> 8);

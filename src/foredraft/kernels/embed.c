@@ -8,6 +8,8 @@ static void unpack_row(const fd_weight *weight, int64_t output, float *y) {
     const uint16_t *bf16 = panel;
     const q8_group *q8 = panel;
     const q4_group *q4 = panel;
+    const q6_group *q6 = panel;
+    const q5_group *q5 = panel;
     for (int64_t k = 0; k < weight->inputs; k++) {
         int64_t g = k / GROUP;
         int at = (int)(k % GROUP);
@@ -20,6 +22,8 @@ static void unpack_row(const fd_weight *weight, int64_t output, float *y) {
             y[k] = q4[g].scales[o] * (at % 8 < 4 ? two & 15 : two >> 4) + q4[g].minimums[o];
             break;
         }
+        case FD_Q6: y[k] = q6[g].scales[at / 16][o] * q6[g].codes[code_index(at, o)]; break;
+        case FD_Q5: y[k] = q5[g].scales[o] * q5[g].codes[code_index(at, o)] + q5[g].minimums[o]; break;
         }
     }
 }

@@ -18,8 +18,8 @@ enum fd_error {
     FD_NO_MEMORY = 5, /* scratch memory could not be had */
 };
 
-/* How the numbers of a weight are stored; the layouts are drawn in pack.c. */
-enum fd_kind { FD_F32 = 0, FD_BF16 = 1, FD_Q8 = 2, FD_Q4 = 3 };
+/* How the numbers of a weight are stored; the layouts are drawn in layout.h. */
+enum fd_kind { FD_F32 = 0, FD_BF16 = 1, FD_Q8 = 2, FD_Q4 = 3, FD_Q6 = 4, FD_Q5 = 5 };
 
 /* A weight packed by fd_pack. */
 typedef struct {
@@ -76,5 +76,9 @@ int fd_rope_and_store(const float *qkv, const float *q_norm, const float *k_norm
                       int64_t rope_positions, const fd_kv *kv, const fd_attention *shape, const fd_batch *batch,
                       float *q);
 int fd_attend(const float *q, const fd_kv *kv, const fd_attention *shape, const fd_batch *batch, float *out);
+
+/* The token with the largest logit + temperature * gumbel(key, token) of those whose logit reaches the floor, the
+ * lowest of equals; -1 where none does. */
+int64_t fd_draw(const float *logits, int64_t vocab, float floor, double temperature, uint64_t key);
 
 #endif

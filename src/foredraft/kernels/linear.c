@@ -60,17 +60,29 @@ static void quant_panel_rows(const linear_job *job, const void *data, int64_t ro
                              int8_t *scratch) {
     int64_t groups = job->weight->inputs / GROUP;
     const x_group *x = job->quantised + row * groups;
-    if (job->weight->kind == FD_Q8) {
+    switch (job->weight->kind) {
+    case FD_Q8: {
         quant_panel panel = {data, ((const q8_group *)data)->codes, sizeof(q8_group), sizeof(q8_group), groups};
-        quant_rows(&panel, 0, x, rows, sums);
+        quant_rows(&panel, SCALE, x, rows, sums);
         return;
+    }
+    case FD_Q6: {
+        quant_panel panel = {data, ((const q6_group *)data)->codes, sizeof(q6_group), sizeof(q6_group), groups};
+        quant_rows(&panel, HALVES, x, rows, sums);
+        return;
+    }
+    case FD_Q5: {
+        quant_panel panel = {data, ((const q5_group *)data)->codes, sizeof(q5_group), sizeof(q5_group), groups};
+        quant_rows(&panel, MINIMUM, x, rows, sums);
+        return;
+    }
     }
     quant_panel panel = {data, scratch, sizeof(q4_group), Q8_CODES, groups};
     if (rows == 1) q4_1_packed(&panel, x, sums, 0);
     else if (rows == 2) q4_2_packed(&panel, x, sums, 0);
     else {
         unpack_nibbles(data, groups, scratch);
-        quant_rows(&panel, 1, x, rows, sums);
+        quant_rows(&panel, MINIMUM, x, rows, sums);
     }
 }
 

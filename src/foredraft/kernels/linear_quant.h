@@ -1,7 +1,9 @@
-/* Linear layers with 8-bit and 4-bit weights: activations become 16-bit integers per group of 32 inputs, the dot
+/* Linear layers with weights of 4 to 8 bits: activations become 16-bit integers per group of 32 inputs, the dot
  * products of a group are exact integers, and the groups are added up in order in float32:
  *
- *   acc = acc + (scale_w * scale_x) * dot      and for q4 then      acc = acc + minimum_w * sum_x
+ *   acc = acc + (scale_w * scale_x) * dot      and with minimums then      acc = acc + minimum_w * sum_x
+ *
+ * where q6, which has a scale for each half of a group, takes one half after the other.
  *
  * scale_x is a power of two, so it rounds nothing away and multiplying by it is exact. */
 #ifndef FD_LINEAR_QUANT_H
@@ -33,15 +35,16 @@ INLINE uint32_t group_exponent(const float *x) {
 INLINE void quantise_group(const float *x, uint32_t exponent, x_group *group) {
     const float magic = 12582912.0f; /* 1.5 * 2**23: adding it leaves the nearest integer in the low bits */
     float inverse = power_of_two(254 - exponent);
-    vi integers[GROUP / LANES], total = {0};
+    vi integers[GROUP / LANES];
+    vu total = {0}; /* unsigned: what a broken group holds may overflow */
     FOR_STEP(k, GROUP, LANES) {
-        vi rounded = (vi)(load(x + k) * inverse + magic) - (vi)splat(magic);
-        integers[k / LANES] = rounded;
+        vu rounded = (vu)(load(x + k) * inverse + magic) - (vu)splat(magic);
+        integers[k / LANES] = (vi)rounded;
         total += rounded;
     }
     store_codes(integers, group);
     group->scale = exponent ? power_of_two(exponent) : __builtin_nanf(""); /* a broken group is NaN as a whole */
-    group->sum = group->scale * (float)sum_lanes_i32(total);
+    group->sum = group->scale * (float)sum_lanes_i32((vi)total);
 }
 
 /* One row. The exponents come first: each takes long to arrive, and so they overlap. */
@@ -56,7 +59,7 @@ static void quantise_row(const float *x, int64_t groups, x_group *out) {
 
 /* A panel as the tiles see it: 8-bit codes either inside the packed groups or unpacked, scales always in place. */
 typedef struct {
-    const char *packed; /* q8_group or q4_group */
+    const char *packed; /* q8_group, q4_group, q6_group or q5_group: scales first, then minimums */
     const int8_t *codes;
     int64_t packed_bytes, code_bytes; /* from group to group */
     int64_t groups;
@@ -64,14 +67,17 @@ typedef struct {
 
 INLINE vf to_float(vi x) { return __builtin_convertvector(x, vf); }
 
-/* One tile of `rows` rows by `vecs` vectors, from vector `vec`. `rows`, `vecs`, `q4` and `nibbles` (straight from the
- * packed 4-bit codes) are literals at every call. x [rows, groups], y [rows, 16].
+/* What a group has beside codes: one scale per output, a scale and a minimum, or a scale for each half. */
+enum scaling { SCALE, MINIMUM, HALVES };
+
+/* One tile of `rows` rows by `vecs` vectors, from vector `vec`. `rows`, `vecs`, `scaling` and `nibbles` (straight from
+ * the packed 4-bit codes) are literals at every call. x [rows, groups], y [rows, 16].
  *
  * Besides the dot products, a result vector and group takes a conversion (2 cycles of one of the two units of a
  * Neoverse N1), a multiplication and one multiply-add, with minimums two. A row, a group and 16 outputs: 44 cycles at
  * the least, 50 (q8) and 52 (q4) measured in tiles of 4 rows. */
-INLINE void quant_tile(const quant_panel *panel, int q4, int nibbles, const x_group *x, float *y, int rows, int vec,
-                       int vecs) {
+INLINE void quant_tile(const quant_panel *panel, enum scaling scaling, int nibbles, const x_group *x, float *y,
+                       int rows, int vec, int vecs) {
     vf acc[4][PANEL_VECS];
     FOR(r, rows)
         FOR(v, vecs) acc[r][v] = (vf){0};
@@ -80,15 +86,18 @@ INLINE void quant_tile(const quant_panel *panel, int q4, int nibbles, const x_gr
     for (const x_group *end = x + panel->groups; x < end; x++) {
         const x_group *xs[4];
         FOR(r, rows) xs[r] = x + r * panel->groups;
-        vi sums[4][PANEL_VECS];
-        if (nibbles) dot_nibbles(((const q4_group *)packed)->codes, xs, rows, vec, vecs, sums);
-        else dot_codes(codes, xs, rows, vec, vecs, sums);
-        const float *scales = (const float *)packed + vec * LANES, *minimums = scales + PANEL;
-        FOR(r, rows)
-            FOR(v, vecs) {
-                acc[r][v] = muladd(acc[r][v], load(scales + v * LANES) * xs[r]->scale, to_float(sums[r][v]));
-                if (q4) acc[r][v] = muladd(acc[r][v], load(minimums + v * LANES), splat(xs[r]->sum));
-            }
+        FOR(part, scaling == HALVES ? 2 : 1) {
+            vi sums[4][PANEL_VECS];
+            if (nibbles) dot_nibbles(((const q4_group *)packed)->codes, xs, rows, vec, vecs, sums);
+            else dot_codes(codes, part, scaling == HALVES ? 1 : 2, xs, rows, vec, vecs, sums);
+            const float *scales = (const float *)packed + part * PANEL + vec * LANES, *minimums = scales + PANEL;
+            FOR(r, rows)
+                FOR(v, vecs) {
+                    acc[r][v] = muladd(acc[r][v], load(scales + v * LANES) * xs[r]->scale, to_float(sums[r][v]));
+                    if (scaling == MINIMUM)
+                        acc[r][v] = muladd(acc[r][v], load(minimums + v * LANES), splat(xs[r]->sum));
+                }
+        }
         packed += panel->packed_bytes;
         codes += panel->code_bytes;
     }
@@ -96,29 +105,38 @@ INLINE void quant_tile(const quant_panel *panel, int q4, int nibbles, const x_gr
         FOR(v, vecs) store(y + r * PANEL + (vec + v) * LANES, acc[r][v]);
 }
 
-#define QUANT_TILE(name, q4, nibbles, rows, vecs)                                     \
+#define QUANT_TILE(name, scaling, nibbles, rows, vecs)                                \
     KERNEL void name(const quant_panel *panel, const x_group *x, float *y, int vec) { \
-        quant_tile(panel, q4, nibbles, x, y, rows, vec, vecs);                        \
+        quant_tile(panel, scaling, nibbles, x, y, rows, vec, vecs);                   \
     }
-QUANT_TILE(q8_4, 0, 0, 4, TILE_VECS)
-QUANT_TILE(q8_3, 0, 0, 3, TILE_VECS)
-QUANT_TILE(q8_2, 0, 0, 2, TILE_VECS)
-QUANT_TILE(q8_1, 0, 0, 1, PANEL_VECS)
-QUANT_TILE(q4_4, 1, 0, 4, TILE_VECS)
-QUANT_TILE(q4_3, 1, 0, 3, TILE_VECS)
-QUANT_TILE(q4_2, 1, 0, 2, TILE_VECS)
-QUANT_TILE(q4_1, 1, 0, 1, PANEL_VECS)
-QUANT_TILE(q4_2_packed, 1, 1, 2, PANEL_VECS)
-QUANT_TILE(q4_1_packed, 1, 1, 1, PANEL_VECS)
+QUANT_TILE(q8_4, SCALE, 0, 4, TILE_VECS)
+QUANT_TILE(q8_3, SCALE, 0, 3, TILE_VECS)
+QUANT_TILE(q8_2, SCALE, 0, 2, TILE_VECS)
+QUANT_TILE(q8_1, SCALE, 0, 1, PANEL_VECS)
+QUANT_TILE(q4_4, MINIMUM, 0, 4, TILE_VECS)
+QUANT_TILE(q4_3, MINIMUM, 0, 3, TILE_VECS)
+QUANT_TILE(q4_2, MINIMUM, 0, 2, TILE_VECS)
+QUANT_TILE(q4_1, MINIMUM, 0, 1, PANEL_VECS)
+QUANT_TILE(q6_4, HALVES, 0, 4, TILE_VECS)
+QUANT_TILE(q6_3, HALVES, 0, 3, TILE_VECS)
+QUANT_TILE(q6_2, HALVES, 0, 2, TILE_VECS)
+QUANT_TILE(q6_1, HALVES, 0, 1, PANEL_VECS)
+QUANT_TILE(q4_2_packed, MINIMUM, 1, 2, PANEL_VECS)
+QUANT_TILE(q4_1_packed, MINIMUM, 1, 1, PANEL_VECS)
 
 /* All rows over one panel of 8-bit codes. */
-static void quant_rows(const quant_panel *panel, int q4, const x_group *x, int64_t rows, float *y) {
+static void quant_rows(const quant_panel *panel, enum scaling scaling, const x_group *x, int64_t rows, float *y) {
+    typedef void (*tile)(const quant_panel *, const x_group *, float *, int);
+    static const tile tiles[3][4] = {
+        [SCALE] = {q8_1, q8_2, q8_3, q8_4},
+        [MINIMUM] = {q4_1, q4_2, q4_3, q4_4},
+        [HALVES] = {q6_1, q6_2, q6_3, q6_4},
+    };
     for (; rows >= 4; rows -= 4, x += 4 * panel->groups, y += 4 * PANEL)
-        for (int vec = 0; vec < PANEL_VECS; vec += TILE_VECS) (q4 ? q4_4 : q8_4)(panel, x, y, vec);
-    if (rows == 1) (q4 ? q4_1 : q8_1)(panel, x, y, 0);
+        for (int vec = 0; vec < PANEL_VECS; vec += TILE_VECS) tiles[scaling][3](panel, x, y, vec);
+    if (rows == 1) tiles[scaling][0](panel, x, y, 0);
     else if (rows)
-        for (int vec = 0; vec < PANEL_VECS; vec += TILE_VECS)
-            (rows == 3 ? q4 ? q4_3 : q8_3 : q4 ? q4_2 : q8_2)(panel, x, y, vec);
+        for (int vec = 0; vec < PANEL_VECS; vec += TILE_VECS) tiles[scaling][rows - 1](panel, x, y, vec);
 }
 
 /* 4-bit codes of a whole panel to 8 bits: [groups] x Q8_CODES. The next panel, which follows in memory, is asked for on

@@ -141,13 +141,14 @@ INLINE uint32_t max_lanes_u32(vu v) {
 #endif
 }
 
+/* The sum of all lanes, modulo 2**32. */
 INLINE int32_t sum_lanes_i32(vi v) {
 #if defined(__aarch64__)
     return vaddvq_s32((int32x4_t)v);
 #else
-    int32_t sum = 0;
-    for (int i = 0; i < LANES; i++) sum += v[i];
-    return sum;
+    uint32_t sum = 0;
+    for (int i = 0; i < LANES; i++) sum += (uint32_t)v[i];
+    return (int32_t)sum;
 #endif
 }
 

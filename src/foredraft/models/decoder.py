@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import AttentionShape, Backend, LayerKV, Linear, Weight
+from foredraft.backends.base import AttentionShape, Backend, LayerKV, Linear, Weight, join
 from foredraft.config import ModelConfig
 from foredraft.engine.batch import ForwardBatch
 from foredraft.models.checkpoint import Checkpoint
@@ -166,18 +166,5 @@ def pack_linear(weights: list[Weight], bias: Tensor | None, backend: Backend) ->
             merged[-1].append(weight)
         else:
             merged.append([weight])
-    parts = tuple(backend.pack(_stack(group)) for group in merged)
+    parts = tuple(backend.pack(join(group, sum(weight.outputs for weight in group))) for group in merged)
     return Linear(parts, sum(weight.outputs for weight in weights), weights[0].inputs, bias)
-
-
-def _stack(weights: list[Weight]) -> Weight:
-    if len(weights) == 1:
-        return weights[0]
-    scales = [w.scales for w in weights if w.scales is not None]
-    minimums = [w.minimums for w in weights if w.minimums is not None]
-    return Weight(
-        weights[0].kind,
-        torch.cat([w.values for w in weights]),
-        torch.cat(scales) if scales else None,
-        torch.cat(minimums) if minimums else None,
-    )

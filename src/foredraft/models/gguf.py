@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -73,13 +74,16 @@ class GGUFCheckpoint:
         check_shapes(path, self.config, {name: source.shape for name, source in self._sources.items()})
         self.precision = _precision(self._sources)
         # A private map: torch warns about memory that it may not write to, although nothing here writes.
-        self._bytes = np.asarray(np.memmap(path, dtype=np.uint8, mode="c"))
+        with path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._bytes = np.frombuffer(self._map, np.uint8)
 
     def names(self) -> set[str]:
         return set(self._sources)
 
     def weight(self, name: str) -> Weight:
         source = self._source(name)
+        self._let_go()
         return gguf_blocks.decode(self._rows(source), source.entry.type)
 
     def vector(self, name: str) -> Tensor:
@@ -94,6 +98,12 @@ class GGUFCheckpoint:
         if name not in self._sources:
             raise InvalidModel(f"{self.path} has no tensor {name!r}.")
         return self._sources[name]
+
+    def _let_go(self) -> None:
+        """Give the pages of earlier tensors back: a loaded model needs its packed weights, not the file as well. Where
+        one is still in use it is read again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
 
     def _rows(self, source: _Source) -> gguf_blocks.Rows:
         """Raw bytes [rows, bytes per row] in Hugging Face order. Rows move whole, so quantised codes are kept."""

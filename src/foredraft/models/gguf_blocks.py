@@ -1,6 +1,7 @@
-"""GGUF's block formats as weights: 4-bit and 8-bit codes are kept exactly, everything else becomes dense.
+"""GGUF's block formats as weights: codes of 4 to 8 bits are kept exactly, those of 2 and 3 bits become dense.
 
-Each function takes the rows of one matrix as raw bytes, uint8 [rows, bytes per row].
+Each function takes rows of one matrix as raw bytes, uint8 [rows, bytes per row]. A matrix is decoded a few rows at a
+time: what lies between bytes and codes then stays in the cache, and needs no memory to speak of.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from gguf.constants import GGMLQuantizationType as Type
 from gguf.quants import Q4_K, dequantize
 from numpy.typing import NDArray
 
-from foredraft.backends.base import Weight
+from foredraft.backends.base import Weight, join
 
 Rows = NDArray[np.uint8]
 
@@ -33,14 +34,21 @@ PRECISION = {
     Type.Q3_K: "int4",
     Type.Q2_K: "int4",
 }
+_PIECE_BYTES = 1 << 18  # of the file, that are decoded at once
 VECTOR_TYPES = (Type.F32, Type.F16, Type.BF16)  # of norm weights and biases
 
 
 def decode(rows: Rows, kind: Type) -> Weight:
     """The weight that `rows` of type `kind` (one of PRECISION) stand for."""
-    if kind in _DECODERS:
-        return _DECODERS[kind](rows)
-    return Weight("f32", torch.from_numpy(dequantize(rows, kind)))
+    if kind in _VIEWS:
+        return _VIEWS[kind](rows)
+
+    def dense(piece: Rows) -> Weight:
+        return Weight("f32", torch.from_numpy(dequantize(piece, kind)))
+
+    decoder = _DECODERS.get(kind, dense)
+    size = max(1, _PIECE_BYTES // rows.shape[1])
+    return join((decoder(rows[start : start + size]) for start in range(0, len(rows), size)), len(rows))
 
 
 def _f32(rows: Rows) -> Weight:
@@ -61,15 +69,51 @@ def _q8_0(rows: Rows) -> Weight:
     return Weight("q8", torch.from_numpy(codes), _halves(blocks, 0))
 
 
+def _q6_k(rows: Rows) -> Weight:
+    # 256 weights: 2 x 64 bytes of 2 low nibbles, 2 x 32 bytes of 4 pairs of high bits, 16 scales: i8, d: f16;
+    # w = d * scale * (code - 32)
+    blocks = rows.reshape(len(rows), -1, 210)
+    low = _nibbles(blocks[:, :, :128].reshape(len(rows), -1, 64))
+    codes = _fields(blocks[:, :, 128:192].reshape(len(rows), -1, 32), 2)
+    codes <<= 4
+    codes |= low
+    codes -= 32
+    scales = _halves(blocks, 208)[:, :, None] * torch.from_numpy(blocks[:, :, 192:208].view(np.int8).astype(np.float32))
+    return Weight("q6", torch.from_numpy(codes.view(np.int8)), scales.flatten(1))
+
+
+def _q5_k(rows: Rows) -> Weight:
+    # 256 weights: as Q4_K, with 32 bytes of 8 high bits before the low nibbles
+    blocks = rows.reshape(len(rows), -1, 176)
+    codes = _fields(blocks[:, :, 16:48], 1)
+    codes <<= 4
+    codes |= _nibbles(blocks[:, :, 48:].reshape(len(rows), -1, 32))
+    return Weight("q5", torch.from_numpy(codes), *_k_factors(blocks))
+
+
+def _q5_1(rows: Rows) -> Weight:
+    blocks = rows.reshape(len(rows), -1, 24)  # scale: f16, minimum: f16, 32 high bits, 16 bytes of 2 low nibbles
+    return Weight("q5", torch.from_numpy(_five_bits(blocks, 4)), _halves(blocks, 0), _halves(blocks, 2))
+
+
+def _q5_0(rows: Rows) -> Weight:
+    blocks = rows.reshape(
+        len(rows), -1, 22
+    )  # scale: f16, 32 high bits, 16 bytes of 2 low nibbles; w = scale * (code - 16)
+    codes = _five_bits(blocks, 2)
+    codes -= 16
+    return Weight("q8", torch.from_numpy(codes.view(np.int8)), _halves(blocks, 0))
+
+
 def _q4_0(rows: Rows) -> Weight:
     blocks = rows.reshape(len(rows), -1, 18)  # scale: f16, 16 x 2 codes; w = scale * (code - 8)
     scales = _halves(blocks, 0)
-    return Weight("q4", _nibbles(blocks[:, :, 2:]), scales, -8 * scales)
+    return Weight("q4", torch.from_numpy(_nibbles(blocks[:, :, 2:])), scales, -8 * scales)
 
 
 def _q4_1(rows: Rows) -> Weight:
     blocks = rows.reshape(len(rows), -1, 20)  # scale: f16, minimum: f16, 16 x 2 codes
-    return Weight("q4", _nibbles(blocks[:, :, 4:]), _halves(blocks, 0), _halves(blocks, 2))
+    return Weight("q4", torch.from_numpy(_nibbles(blocks[:, :, 4:])), _halves(blocks, 0), _halves(blocks, 2))
 
 
 def _q4_k(rows: Rows) -> Weight:
@@ -77,11 +121,16 @@ def _q4_k(rows: Rows) -> Weight:
     # w = d * scale * code - dmin * minimum
     blocks = rows.reshape(len(rows), -1, 144)
     codes = _nibbles(blocks[:, :, 16:].reshape(len(rows), -1, 32))
+    return Weight("q4", torch.from_numpy(codes), *_k_factors(blocks))
+
+
+def _k_factors(blocks: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales and minimums of Q4_K and Q5_K blocks, each [rows, groups of 32]."""
     factors = Q4_K.get_scale_min(blocks[:, :, 4:16].reshape(-1, 12))
-    scale, minimum = (torch.from_numpy(factor.astype(np.float32)).view(len(rows), -1, 8) for factor in factors)
+    scale, minimum = (torch.from_numpy(factor.astype(np.float32)).view(len(blocks), -1, 8) for factor in factors)
     scales = _halves(blocks, 0)[:, :, None] * scale
     minimums = _halves(blocks, 2)[:, :, None] * -minimum
-    return Weight("q4", codes, scales.flatten(1), minimums.flatten(1))
+    return scales.flatten(1), minimums.flatten(1)
 
 
 def _halves(blocks: Rows, offset: int) -> torch.Tensor:
@@ -90,18 +139,37 @@ def _halves(blocks: Rows, offset: int) -> torch.Tensor:
     return torch.from_numpy(halves[:, :, 0].astype(np.float32))
 
 
-def _nibbles(packed: Rows) -> torch.Tensor:
-    """[rows, groups, n] bytes -> uint8 codes [rows, groups * 2n]: in each group all low nibbles, then all high ones."""
-    codes = np.concatenate((packed & 15, packed >> 4), axis=2)
-    return torch.from_numpy(codes.reshape(len(packed), -1))
+def _nibbles(packed: Rows) -> Rows:
+    """[rows, groups, n] bytes -> codes [rows, groups * 2n]: in each group all low nibbles, then all high ones."""
+    return _fields(packed, 4)
 
 
+def _fields(packed: Rows, bits: int) -> Rows:
+    """[rows, groups, n] bytes -> codes [rows, groups * n * 8 / bits]: in each group the low bits of all bytes first."""
+    count = 8 // bits
+    codes = np.empty((*packed.shape[:2], count, packed.shape[2]), np.uint8)
+    for field in range(count):
+        np.right_shift(packed, field * bits, out=codes[:, :, field])
+    codes &= (1 << bits) - 1
+    return codes.reshape(len(packed), -1)
+
+
+def _five_bits(blocks: Rows, offset: int) -> Rows:
+    """Codes 0..31 [rows, blocks * 32] of blocks that have 32 high bits at byte `offset`, and low nibbles behind."""
+    codes = np.unpackbits(blocks[:, :, offset : offset + 4], axis=2, bitorder="little").reshape(len(blocks), -1)
+    codes <<= 4
+    codes |= _nibbles(blocks[:, :, offset + 4 :])
+    return codes
+
+
+_VIEWS: dict[Type, Callable[[Rows], Weight]] = {Type.F32: _f32, Type.F16: _f16, Type.BF16: _bf16}
 _DECODERS: dict[Type, Callable[[Rows], Weight]] = {
-    Type.F32: _f32,
-    Type.F16: _f16,
-    Type.BF16: _bf16,
     Type.Q8_0: _q8_0,
-    Type.Q4_0: _q4_0,
-    Type.Q4_1: _q4_1,
+    Type.Q6_K: _q6_k,
+    Type.Q5_K: _q5_k,
+    Type.Q5_1: _q5_1,
+    Type.Q5_0: _q5_0,
     Type.Q4_K: _q4_k,
+    Type.Q4_1: _q4_1,
+    Type.Q4_0: _q4_0,
 }

@@ -1,12 +1,20 @@
-"""Weights in the precision that an engine asks for. Codes that the file already has are never recoded."""
+"""Weights in the precision that an engine asks for. Codes that the file already has are never recoded.
+
+To be recoded, a weight is made dense a few rows at a time, so that no matrix ever lies in memory in float32.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from foredraft.backends.base import Weight
+from foredraft.backends.base import Weight, join
 from foredraft.config import QUANT_GROUP
 from foredraft.errors import InvalidModel
+
+_EIGHT_BITS = ("q8", "q6", "q5")  # the kinds with 8 bits a code
+_PIECE_WEIGHTS = 1 << 20  # that are dense at once
 
 
 def convert(weight: Weight, dtype: str, is_head: bool, file_precision: str) -> Weight:
@@ -18,16 +26,26 @@ def convert(weight: Weight, dtype: str, is_head: bool, file_precision: str) -> W
     if dtype == "float32":
         return Weight("f32", weight.dense())
     if dtype == "bfloat16":
-        return weight if weight.kind == "bf16" else Weight("bf16", weight.dense().bfloat16())
+        return weight if weight.kind == "bf16" else _by_rows(weight, _to_bfloat16)
     if dtype == "int8":
-        return weight if weight.kind == "q8" else _to_8_bits(weight)
+        return weight if weight.kind in _EIGHT_BITS else _by_rows(weight, _to_8_bits)
     if dtype == "int4":
         if weight.kind == "q4":
             return weight
         if is_head or file_precision == "int4":
-            return weight if weight.kind == "q8" else _to_8_bits(weight)
-        return _to_4_bits(weight)
+            return weight if weight.kind in _EIGHT_BITS else _by_rows(weight, _to_8_bits)
+        return _by_rows(weight, _to_4_bits)
     raise ValueError(f"unknown dtype {dtype!r}")
+
+
+def _by_rows(weight: Weight, recode: Callable[[Weight], Weight]) -> Weight:
+    size = max(1, _PIECE_WEIGHTS // weight.inputs)
+    starts = range(0, weight.outputs, size)
+    return join((recode(weight.rows(start, start + size)) for start in starts), weight.outputs)
+
+
+def _to_bfloat16(weight: Weight) -> Weight:
+    return Weight("bf16", weight.dense().bfloat16())
 
 
 def _to_8_bits(weight: Weight) -> Weight:

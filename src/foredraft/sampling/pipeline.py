@@ -16,7 +16,8 @@ from torch import Tensor
 
 from foredraft.params import SamplingParams
 
-_FIRST_LOOK = 512  # top-p rarely needs more than this many of the best tokens
+_LOOKS = (64, 1024, 8192)  # so many of the best tokens may hold top-p of the mass; they are found sooner than all
+_TIES = 32  # so many tokens beyond the k-th are looked at, in case they equal it
 
 
 def adjust(logits: Tensor, params: SamplingParams, prompt: Items[int], output: Items[int]) -> Tensor:
@@ -45,18 +46,19 @@ def adjust(logits: Tensor, params: SamplingParams, prompt: Items[int], output: I
 
 def floor(logits: Tensor, params: SamplingParams) -> float:
     """The lowest logit that may still be drawn. At temperature 0 that is the largest: the distribution is one-hot."""
-    highest = float(logits.max())
     temperature = cast(float, params.temperature)
     if temperature == 0:
-        return highest
+        return float(logits.max())
     floors = [-math.inf]
     top_k, top_p, min_p = cast(int, params.top_k), cast(float, params.top_p), cast(float, params.min_p)
+    kept = logits
     if 0 < top_k < len(logits):
-        floors.append(float(logits.topk(top_k).values[-1]))
+        kept = _best(logits, top_k)
+        floors.append(float(kept.min()))
     if top_p < 1:
-        floors.append(_top_p_floor(logits, temperature, top_p, floors[-1]))
+        floors.append(_top_p_floor(kept, temperature, top_p))
     if min_p > 0:
-        floors.append(highest + temperature * math.log(min_p))
+        floors.append(float(logits.max()) + temperature * math.log(min_p))
     return max(floors)
 
 
@@ -71,12 +73,19 @@ def distribution(logits: Tensor, params: SamplingParams) -> Tensor:
     return torch.where(logits >= floor(logits, params), scaled, -math.inf).softmax(-1)
 
 
-def _top_p_floor(logits: Tensor, temperature: float, top_p: float, lowest: float) -> float:
-    """The logit of the last token that is needed to reach `top_p` of the mass that lies at or above `lowest`."""
-    kept = logits[logits >= lowest] if lowest > -math.inf else logits
+def _best(logits: Tensor, count: int) -> Tensor:
+    """The `count` largest logits and those equal to the last of them, in order of id."""
+    best, ids = logits.topk(min(count + _TIES, len(logits)))
+    if best[-1] == best[count - 1]:  # there may be more ties than these
+        return logits[logits >= best[count - 1]]
+    return logits[ids[best >= best[count - 1]].sort().values]
+
+
+def _top_p_floor(kept: Tensor, temperature: float, top_p: float) -> float:
+    """The logit of the last token that is needed to reach `top_p` of the mass of those that are kept."""
     highest = kept.max()
     needed = top_p * float(((kept - highest) / temperature).exp().sum(dtype=torch.float64))
-    for size in (min(_FIRST_LOOK, len(kept)), len(kept)):
+    for size in (*(look for look in _LOOKS if look < len(kept)), len(kept)):
         best = kept.topk(size).values
         reached = ((best - highest) / temperature).exp().cumsum(0, dtype=torch.float64) >= needed
         if bool(reached[-1]):

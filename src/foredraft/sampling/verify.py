@@ -14,34 +14,32 @@ import torch
 from torch import Tensor
 
 from foredraft.params import SamplingParams
-from foredraft.sampling.noise import COIN_STREAM, RESIDUAL_STREAM, gumbel, highest_uniform_without, stream_key, uniform
+from foredraft.sampling.draw import Draw, draw
+from foredraft.sampling.noise import COIN_STREAM, RESIDUAL_STREAM, gumbel, stream_key, uniform
 from foredraft.sampling.pipeline import adjust, distribution, floor
 from foredraft.sampling.rules import RULES
 from foredraft.types import Sequence, TokenLogprob, Verdict, Work
 
-_FEW = 1024  # so many candidates get their noise at once; of more, the best get theirs first, to rule others out
-_BEST = 32
 
-
-def verify(logits: Tensor, works: Items[Work]) -> list[Verdict]:
+def verify(logits: Tensor, works: Items[Work], draw: Draw = draw) -> list[Verdict]:
     """One verdict per work. `logits` [wanted rows, vocab] holds each work's `num_logits` rows, in order."""
     verdicts: list[Verdict] = []
     row = 0
     for work in works:
         rows = logits[row : row + work.num_logits]
         row += work.num_logits
-        verdicts.append(_judge(rows, work) if len(rows) else Verdict())
+        verdicts.append(_judge(rows, work, draw) if len(rows) else Verdict())
     assert row == len(logits)
     return verdicts
 
 
-def _judge(rows: Tensor, work: Work) -> Verdict:
+def _judge(rows: Tensor, work: Work, draw: Draw) -> Verdict:
     """One work's verdict; its rows are those of prompt tokens, then the last known token, then the draft's nodes."""
     sequence, draft, params = work.sequence, work.draft, work.sequence.params
     prompt_logprobs = _prompt_logprobs(rows, work)
     if not work.reaches_end:
         return Verdict(prompt_logprobs=prompt_logprobs)
-    target = _Target(rows[len(rows) - 1 - len(draft) :], sequence)
+    target = _Target(rows[len(rows) - 1 - len(draft) :], sequence, draw)
     try:
         path, tokens = RULES[params.acceptance](draft, target, KeyedChance(sequence.seed, sequence.num_tokens))
     except _NotFiniteError:
@@ -59,9 +57,10 @@ class _NotFiniteError(Exception):
 class _Target:
     """The target at the nodes of one sequence's draft. Every node sees the tokens on its own path."""
 
-    def __init__(self, rows: Tensor, sequence: Sequence) -> None:
+    def __init__(self, rows: Tensor, sequence: Sequence, draw: Draw) -> None:
         self._rows = rows  # [1 + nodes, vocab]
         self._sequence = sequence
+        self._draw = draw
         self._prompt = sequence.token_ids[: sequence.num_prompt_tokens]
         self._output = sequence.output_token_ids
 
@@ -74,6 +73,7 @@ class _Target:
             self._sequence.params,
             self._sequence.seed,
             self._sequence.num_tokens + len(path),
+            self._draw,
         )
 
     def distribution(self, node: int, path: list[int]) -> Tensor:
@@ -104,35 +104,10 @@ class KeyedChance:
         return int(candidates[scores.argmax()])
 
 
-def pick(logits: Tensor, params: SamplingParams, seed: int, position: int) -> int:
-    """The token that this seed draws at this position: argmax of logits + temperature * gumbel among those above
-    the floor.
-
-    Equal scores go to the lowest id. Noise is computed only for tokens that can still win: first for the best few,
-    then for those whose uniform is high enough to beat them from below.
-    """
-    temperature = cast(float, params.temperature)
-    key = stream_key(seed, position)
-    candidates = (logits >= floor(logits, params)).nonzero().flatten()
-    if len(candidates) == 1:
-        return int(candidates)  # no noise can change that; the usual case at temperature 0
-    if len(candidates) > _FEW:
-        candidates = _contenders(logits, candidates, temperature, key)
-    return int(candidates[_scores(logits, candidates, temperature, key).argmax()])
-
-
-def _contenders(logits: Tensor, candidates: Tensor, temperature: float, key: int) -> Tensor:
-    """The candidates that can still win, in order of id: the best few, and those with noise enough to beat them."""
-    values = logits[candidates]
-    lead = values.topk(_BEST).values[-1]
-    to_beat = _scores(logits, candidates[values >= lead], temperature, key).max()
-    noise_needed = float(to_beat - lead) / max(temperature, 1e-30)  # at temperature 0 all candidates are in the lead
-    loud = uniform(key, candidates) > highest_uniform_without(noise_needed)
-    return candidates[(values >= lead) | loud]
-
-
-def _scores(logits: Tensor, token_ids: Tensor, temperature: float, key: int) -> Tensor:
-    return logits[token_ids].double() + temperature * gumbel(uniform(key, token_ids))
+def pick(logits: Tensor, params: SamplingParams, seed: int, position: int, draw: Draw = draw) -> int:
+    """The token that this seed draws at this position, among those above the floor. A backend's own `draw` gives the
+    same token."""
+    return draw(logits, floor(logits, params), cast(float, params.temperature), stream_key(seed, position))
 
 
 def token_logprob(logits: Tensor, token: int, top: int) -> TokenLogprob:
