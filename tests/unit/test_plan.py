@@ -1,0 +1,370 @@
+"""`foredraft plan`: its numbers are those of the formulas, its words fit the numbers, and bad input ends with one
+sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from foredraft.cli import main
+from foredraft.cli.plan import plan
+
+CURVE = {"rows": [1, 2, 4, 8, 16, 64], "seconds": [0.012, 0.0125, 0.013, 0.016, 0.024, 0.08]}
+
+
+@dataclass
+class Result:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def record(self) -> dict[str, Any]:
+        (line,) = self.out.splitlines()
+        record = json.loads(line)
+        assert isinstance(record, dict)
+        return record
+
+
+Command = Callable[..., Result]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs `foredraft plan ARGUMENTS...` in this process."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command()(plan)
+    app.callback()(lambda: None)  # makes `plan` a command among others, as it is in the program
+    monkeypatch.setattr(main, "app", app)
+
+    def call(*arguments: str) -> Result:
+        monkeypatch.setattr(sys, "argv", ["foredraft", "plan", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main.run()
+        out, err = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return Result(ended.value.code, out, err)
+
+    return call
+
+
+@pytest.fixture
+def curve(tmp_path: Path) -> str:
+    return written(tmp_path / "verify.json", CURVE)
+
+
+def written(file: Path, content: Any) -> str:
+    file.write_text(json.dumps(content), encoding="utf-8")
+    return str(file)
+
+
+def cell(spec: str, ratio: float | None, category: str = "all", batch: int = 1, **others: Any) -> dict[str, Any]:
+    figures = {"temperature": 0.0, "dtype": "int4", "prompts": 8, "tokens_per_s": 50.0, "acceptance_rate": 0.4}
+    described = {"spec": spec, "category": category, "batch": batch, "ratio_to_off": ratio}
+    return {**described, **figures, "tokens_per_run": 1.5, "same_text": True, **others}
+
+
+def results(tmp_path: Path, *cells: Any) -> str:
+    content = {"machine": {}, "versions": {}, "verify_cost": CURVE, "cells": cells, "runs": []}
+    return written(tmp_path / "results.json", content)
+
+
+def fails_with_one_sentence(result: Result) -> bool:
+    return result.code == 2 and result.out == "" and result.err.count("\n") == 1 and result.err.endswith(".\n")
+
+
+class TestFigures:
+    @pytest.mark.parametrize("alpha, cost", [(0.3, 0.4), (0.4, 0.3), (0.8, 0.05), (0.9, 0.01), (0.55, 0.2)])
+    def test_json_is_the_formula(self, command: Command, alpha: float, cost: float) -> None:
+        record = command("--alpha", str(alpha), "--cost", str(cost), "--json").record
+        rates = [(1 - alpha ** (k + 1)) / (1 - alpha) / (1 + k * cost) for k in range(17)]
+        assert [row["speedup"] for row in record["table"]] == pytest.approx(rates)
+        assert [row["k"] for row in record["table"]] == list(range(17))
+        assert all(set(row) == {"k", "expected_tokens", "speedup"} for row in record["table"])
+        assert record["best_k"] == rates.index(max(rates))
+        assert record["speedup"] == pytest.approx(max(rates))
+        assert record["expected_tokens"] == record["table"][record["best_k"]]["expected_tokens"]
+        assert record["break_even_alpha"] == pytest.approx(cost)
+        assert record["break_even_cost"] == pytest.approx(alpha)
+        assert record["flip_batch"] is None
+
+    def test_k_max_bounds_the_table(self, command: Command) -> None:
+        record = command("--alpha", "0.9", "--cost", "0.01", "--k-max", "3", "--json").record
+        assert (record["best_k"], len(record["table"])) == (3, 4)
+        assert "larger --k-max" in record["recommendation"]
+        assert "larger --k-max" not in command("--alpha", "0.8", "--cost", "0.05").out
+
+    def test_a_loss_is_advised_against(self, command: Command) -> None:
+        out = command("--alpha", "0.3", "--cost", "0.4").out
+        assert "Leave it off: no draft of up to 16 tokens is faster" in out
+        assert "once more than 40.0 % of the guesses are accepted" in out
+        assert "once a drafted token costs less than 0.3 plain steps" in out
+        assert "Guess" not in out
+
+    def test_a_hopeless_cost_is_called_so(self, command: Command) -> None:
+        assert "not pay even if every guess were accepted" in command("--alpha", "0.9", "--cost", "1.5").out
+
+    def test_a_small_gain_is_called_small(self, command: Command) -> None:
+        out = command("--alpha", "0.4", "--cost", "0.3").out
+        assert "Guess 1 token per run: it gains only 7.7 %, so leave it off unless" in out
+        assert "fewer than 30.0 % of the guesses" in out
+
+    def test_a_gain_is_recommended(self, command: Command) -> None:
+        out = command("--alpha", "0.8", "--cost", "0.05").out
+        assert "Guess 8 tokens per run: 3.09 times as fast as plain decoding." in out
+        assert "only" not in out
+
+    def test_rows_and_bars_follow_the_speedup(self, command: Command) -> None:
+        result = command("--alpha", "0.8", "--cost", "0.05", "--k-max", "10")
+        assert (result.code, result.err) == (0, "")
+        assert "\x1b" not in result.out
+        rows = [line.split() for line in result.out.splitlines() if line.endswith(tuple("▏▎▍▌▋▊▉█"))]
+        assert [row[0] for row in rows] == [str(k) for k in range(11)]
+        assert rows[1][1:3] == ["1.80", "1.71x"]
+        bars = [len(row[3]) for row in rows]
+        assert bars.index(max(bars)) in (6, 7, 8)  # k = 8 is best, the others are as good as equal
+        assert bars[:5] == sorted(set(bars[:5]))
+
+    def test_on_a_terminal_the_best_is_coloured(self, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TERM", "xterm-256color")
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+        coloured = [
+            line for line in command("--alpha", "0.8", "--cost", "0.05").out.splitlines() if "\x1b[1;32m" in line
+        ]
+        assert len(coloured) == 1 and "3.09x" in coloured[0]
+
+
+class TestVerifyCost:
+    def test_the_measured_cost_enters_the_speedup(self, command: Command, curve: str) -> None:
+        record = command("--alpha", "0.8", "--cost", "0.02", "--verify-cost", curve, "--json").record
+        tokens = record["table"][3]["expected_tokens"]
+        assert record["table"][3]["speedup"] == pytest.approx(tokens / (0.06 + 0.013 / 0.012))
+        assert record["best_k"] == 6
+
+    def test_the_flip_is_told(self, command: Command, curve: str) -> None:
+        arguments = ["--alpha", "0.8", "--cost", "0.02", "--verify-cost", curve]
+        record = command(*arguments, "--json").record
+        assert record["flip_batch"] == 17
+        by_batch = {each["batch"]: each["best_k"] for each in record["batches"]}
+        assert by_batch[16] > 0 and by_batch[17] == 0 and by_batch[256] == 0
+        out = command(*arguments).out
+        assert "Turn it off above 16 concurrent requests." in out
+        assert "extrapolated" not in out
+
+    def test_no_flip_within_the_limit(self, command: Command, curve: str) -> None:
+        arguments = ["--alpha", "0.8", "--cost", "0.02", "--verify-cost", curve, "--batch-max", "16"]
+        assert command(*arguments, "--json").record["flip_batch"] is None
+        assert "It still pays at 16 concurrent requests" in command(*arguments).out
+
+    def test_extrapolation_is_admitted(self, command: Command, tmp_path: Path) -> None:
+        short = written(tmp_path / "short.json", {"rows": [1, 8], "seconds": [0.01, 0.02]})
+        out = command("--alpha", "0.5", "--cost", "0.05", "--verify-cost", short).out
+        assert "Turn it off above 4 concurrent requests." in out  # five with one guess each make ten rows
+        assert "Runs of more than 8 rows were not measured" in out
+
+    def test_a_gain_that_returns_is_told(self, command: Command, tmp_path: Path) -> None:
+        """Runs in tiles of eight rows: five sequences pay double for double their rows, nine only half more."""
+        rows = [1, 8, 9, 16, 17, 24]
+        tiles = written(tmp_path / "tiles.json", {"rows": rows, "seconds": [1, 1, 2, 2, 3, 3]})
+        arguments = ["--alpha", "0.6", "--cost", "0", "--k-max", "1", "--verify-cost", tiles, "--batch-max", "10"]
+        out = command(*arguments).out
+        assert "Turn it off above 4 concurrent requests." in out
+        assert "At 9 concurrent requests it pays again." in out
+
+    def test_results_of_a_bench_hold_a_curve_too(self, command: Command, tmp_path: Path, curve: str) -> None:
+        arguments = ["--alpha", "0.8", "--cost", "0.02", "--json", "--verify-cost"]
+        assert command(*arguments, results(tmp_path)).record == command(*arguments, curve).record
+
+
+class TestFromResults:
+    def test_the_best_per_category_and_batch(self, command: Command, tmp_path: Path) -> None:
+        file = results(
+            tmp_path,
+            cell("off", 1.0, "code"),
+            cell("ngram", 1.4, "code"),
+            cell("suffix", 1.8, "code"),
+            cell("suffix", 1.03, "code", batch=8),
+            cell("ngram", 0.7, "code", batch=32),
+            cell("suffix", 0.9, "code", batch=32),
+            cell("ngram", 0.95, "chat"),
+            cell("off", None),
+            cell("ngram", 1.2, tokens_per_run=1.9),
+        )
+        record = command("--from", file, "--json").record
+        choices = [(each["category"], each["batch"], each["spec"], each["ratio_to_off"]) for each in record["choices"]]
+        assert choices == [
+            ("all", 1, "ngram", 1.2),
+            ("code", 1, "suffix", 1.8),
+            ("code", 8, "suffix", 1.03),
+            ("code", 32, "off", 1.0),
+            ("chat", 1, "off", 1.0),
+        ]
+        (flip,) = record["flips"]
+        assert (flip["category"], flip["pays_at"], flip["flip_batch"]) == ("code", 8, 32)
+        assert (record["best_spec"], record["best_k"], record["speedup"]) == ("ngram", None, 1.2)
+        assert (record["expected_tokens"], record["break_even_alpha"], record["table"]) == (1.9, None, [])
+
+        out = command("--from", file).out
+        assert "code, 1 concurrent request: use suffix, 1.80 times as fast as off." in out
+        assert "code, 8 concurrent requests: suffix gains only 3.0 %, so leave it off unless" in out
+        assert "code, 32 concurrent requests: leave it off; suffix has 0.90 of its speed." in out
+        assert "code: it pays at 8 concurrent requests, no longer at 32: turn it off above 8." in out
+        assert "chat, 1 concurrent request: leave it off; ngram has 0.95 of its speed." in out
+        assert "all: it pays" not in out
+
+    def test_off_is_best_k_0(self, command: Command, tmp_path: Path) -> None:
+        record = command("--from", results(tmp_path, cell("off", 1.0), cell("ngram", 1.0)), "--json").record
+        assert (record["best_k"], record["best_spec"], record["speedup"]) == (0, "off", 1.0)
+
+    def test_what_changed_a_text_is_never_chosen(self, command: Command, tmp_path: Path) -> None:
+        file = results(tmp_path, cell("fast", 3.0, same_text=False), cell("ngram", 1.5))
+        assert command("--from", file, "--json").record["best_spec"] == "ngram"
+        assert "Left out where their texts were not those of off: fast." in command("--from", file).out
+
+    def test_settings_are_named_only_where_they_differ(self, command: Command, tmp_path: Path) -> None:
+        file = results(tmp_path, cell("ngram", 1.5), cell("ngram", 0.8, temperature=0.8))
+        out = command("--from", file).out
+        assert "all, temperature 0.0, 1 concurrent request: use ngram" in out
+        assert "all, temperature 0.8, 1 concurrent request: leave it off" in out
+        assert "int4" not in out
+
+    @pytest.mark.parametrize(
+        ("bad", "sentence"),
+        [
+            (cell("ngram", None), "Cell 1 of "),
+            (cell("ngram", -1.0), "ratio_to_off above 0"),
+            (cell("ngram", float("nan")), "ratio_to_off above 0"),
+            (cell("ngram", 1.2, batch=0), "batch"),
+            (cell("ngram", 1.2, temperature=[1]), "Cell 1 of "),
+            ({"spec": "ngram"}, "Cell 1 of "),
+            ("ngram", "Cell 1 of "),
+        ],
+    )
+    def test_a_bad_cell_is_named(self, command: Command, tmp_path: Path, bad: Any, sentence: str) -> None:
+        result = command("--from", results(tmp_path, cell("off", 1.0), bad))
+        assert fails_with_one_sentence(result), result
+        assert sentence in result.err
+
+    @pytest.mark.parametrize("cells", [[], [cell("off", 1.0)]])
+    def test_nothing_to_compare_is_an_error(self, command: Command, tmp_path: Path, cells: list[Any]) -> None:
+        assert fails_with_one_sentence(command("--from", results(tmp_path, *cells)))
+
+
+class TestPlot:
+    @pytest.mark.parametrize("suffix, start", [("png", b"\x89PNG"), ("svg", b"<?xml")])
+    def test_is_written(self, command: Command, tmp_path: Path, suffix: str, start: bytes) -> None:
+        pytest.importorskip("matplotlib")
+        file = tmp_path / f"plot.{suffix}"
+        assert command("--alpha", "0.8", "--cost", "0.05", "--plot", str(file), "--json").record["best_k"] == 8
+        assert file.read_bytes().startswith(start)
+
+    def test_without_matplotlib_one_sentence_says_how_to_get_it(
+        self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        monkeypatch.delitem(sys.modules, "matplotlib.figure", raising=False)
+        result = command("--alpha", "0.8", "--cost", "0.05", "--plot", str(tmp_path / "plot.png"))
+        assert fails_with_one_sentence(result), result
+        assert "pip install matplotlib" in result.err
+
+    def test_a_place_that_cannot_be_written_is_named(self, command: Command, tmp_path: Path) -> None:
+        pytest.importorskip("matplotlib")
+        result = command("--alpha", "0.8", "--cost", "0.05", "--plot", str(tmp_path / "missing" / "plot.png"))
+        assert fails_with_one_sentence(result), result
+        assert "cannot be written: No such file or directory" in result.err
+
+
+class TestBadArguments:
+    @pytest.mark.parametrize(
+        ("arguments", "sentence"),
+        [
+            ("", "Give --alpha and --cost, or --from"),
+            ("--alpha 0.5", "Give --alpha and --cost"),
+            ("--cost 0.5", "Give --alpha and --cost"),
+            ("--alpha 1.1 --cost 0.5", "alpha=1.1 must be a number from 0 to 1."),
+            ("--alpha nan --cost 0.5", "alpha=nan"),
+            ("--alpha 0.5 --cost -0.1", "cost=-0.1 must be a number of at least 0"),
+            ("--alpha 0.5 --cost inf", "cost=inf"),
+            ("--alpha many --cost 0.1", "--alpha"),
+            ("--alpha 0.5 --cost 0.1 --k-max 0", "--k-max"),
+            ("--alpha 0.5 --cost 0.1 --k-max 1001", "--k-max"),
+            ("--alpha 0.5 --cost 0.1 --batch-max 8", "--batch-max needs --verify-cost"),
+            ("--alpha 0.5 --cost 0.1 --verify-cost nowhere.json", "nowhere.json cannot be read: No such file"),
+            ("--alpha 0.5 --cost 0.1 --plot picture.gif", "picture.gif must end in .png or .svg."),
+            ("--from nowhere.json", "nowhere.json cannot be read: No such file"),
+            ("--from nowhere.json --alpha 0.5", "--from takes every figure from its file"),
+            ("--from nowhere.json --plot a.png", "--from takes every figure from its file"),
+            ("--nonsense", "--nonsense"),
+        ],
+    )
+    def test_end_with_one_sentence(self, command: Command, arguments: str, sentence: str) -> None:
+        result = command(*arguments.split())
+        assert fails_with_one_sentence(result), result
+        assert sentence in result.err
+
+    @pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[" * 100_000, b"[]", b"7", b"{}"])
+    @pytest.mark.parametrize("option", ["--verify-cost", "--from"])
+    def test_files_that_hold_something_else(
+        self, command: Command, tmp_path: Path, content: bytes, option: str
+    ) -> None:
+        file = tmp_path / "other.json"
+        file.write_bytes(content)
+        figures = ["--alpha", "0.5", "--cost", "0.1"] if option == "--verify-cost" else []
+        result = command(*figures, option, str(file))
+        assert fails_with_one_sentence(result), result
+        assert str(file) in result.err
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            {"rows": [1, 2], "seconds": [0.1]},
+            {"rows": [2, 4], "seconds": [0.1, 0.2]},
+            {"rows": [1, 2.5], "seconds": [0.1, 0.2]},
+            {"rows": [1, True], "seconds": [0.1, 0.2]},
+            {"rows": [1, 10**400], "seconds": [0.1, 0.2]},
+            {"rows": [1, 2], "seconds": [0.1, 10**400]},
+            {"rows": [1, 2], "seconds": [0.1, None]},
+            {"rows": [1, 2], "seconds": [0.0, 0.1]},
+            {"rows": 1, "seconds": 0.1},
+        ],
+    )
+    def test_curves_that_are_none(self, command: Command, tmp_path: Path, content: Any) -> None:
+        file = written(tmp_path / "verify.json", content)
+        result = command("--alpha", "0.5", "--cost", "0.1", "--verify-cost", file)
+        assert fails_with_one_sentence(result), result
+
+
+def test_the_command_takes_a_model_and_json(command: Command) -> None:
+    help_text = command("--help").out
+    assert "--model" in help_text and "--json" in help_text
+    assert command("--model", "any", "--alpha", "0.3", "--cost", "0.4", "--json").record["best_k"] == 0
+
+
+def test_nothing_slow_is_loaded_by_the_module() -> None:
+    slow = "{'torch', 'rich', 'numpy', 'matplotlib'}"
+    program = f"import sys, foredraft.cli.plan\nprint(sorted({slow} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_page_shows_what_the_command_prints(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "economics.md").read_text(encoding="utf-8")
+    (measured,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "verify.json").write_text(measured, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    shown = re.findall(r"```\n\$ foredraft plan (.*?)\n(.*?)```", page, re.DOTALL)
+    assert len(shown) == 2
+    for arguments, output in shown:
+        assert command(*arguments.split()).out == output
