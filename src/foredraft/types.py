@@ -41,6 +41,16 @@ class Draft:
     def children(self, node: int) -> list[int]:
         return [child for child, parent in enumerate(self.parents) if parent == node]
 
+    def only(self, nodes: list[int]) -> Draft:
+        """The draft of these nodes alone, in ascending order; no node may be kept without its parent."""
+        place = {-1: -1, **{node: index for index, node in enumerate(nodes)}}
+        return Draft(
+            tuple(self.tokens[node] for node in nodes),
+            tuple(place[self.parents[node]] for node in nodes),
+            tuple(self.scores[node] for node in nodes),
+            tuple(self.origin[node] for node in nodes),
+        )
+
 
 NO_DRAFT = Draft()
 
@@ -65,6 +75,7 @@ class Verdict:
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob | None, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    said: tuple[int, ...] = ()  # the likeliest token after the last known one and after every node, if wanted
     error: str | None = None  # why this sequence cannot go on, for instance NaN logits
 
 
@@ -85,6 +96,7 @@ class Counters:
     last_token_time: float = 0.0
     preemptions: int = 0
     cached_tokens: int = 0
+    decisions: Counter[str] = field(default_factory=Counter)  # why the controller guessed or did not, in steps
 
     def count(self, draft: Draft, accepted: tuple[int, ...], emitted: bool) -> None:
         """Add one run of the target; a run that only worked through the prompt emits nothing and does not count."""
@@ -146,6 +158,7 @@ class Work:
     num_new_tokens: int
     num_lookahead_tokens: int = 0
     draft: Draft = NO_DRAFT
+    num_computed_nodes: int = 0  # leading nodes that have been run: a drafting model grows its tree level by level
 
     @property
     def reaches_end(self) -> bool:
@@ -154,14 +167,14 @@ class Work:
 
     @property
     def num_rows(self) -> int:
-        return self.num_new_tokens + len(self.draft)
+        return self.num_new_tokens + len(self.draft) - self.num_computed_nodes
 
     @property
     def num_logits(self) -> int:
         """How many of this work's rows, counted from its end, need logits."""
         if self.sequence.wants_prompt_logprobs:
             return self.num_rows
-        return 1 + len(self.draft) if self.reaches_end else 0
+        return min(1, self.num_new_tokens) + len(self.draft) - self.num_computed_nodes if self.reaches_end else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +197,8 @@ class Commit:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string or token id that ended it
     error: str | None = None
+    draft: Draft = NO_DRAFT  # what was guessed in this step, by all proposers together
+    said: tuple[int, ...] = ()  # as in Verdict
 
 
 @dataclass(frozen=True)
@@ -205,6 +220,7 @@ class SpecMetrics:
     inter_token_latency_s: float
     cached_tokens: int = 0  # prompt tokens that were found in the prefix cache
     preemptions: int = 0  # how often the text was set aside and computed again, for want of KV cache
+    decisions: dict[str, int] = field(default_factory=dict)  # with spec="auto": reason -> steps
 
     @classmethod
     def of(cls, sequence: Sequence) -> SpecMetrics:
@@ -229,6 +245,7 @@ class SpecMetrics:
             inter_token_latency_s=(counters.last_token_time - counters.first_token_time) / max(1, emitted - 1),
             cached_tokens=counters.cached_tokens,
             preemptions=counters.preemptions,
+            decisions=dict(counters.decisions),
         )
 
 

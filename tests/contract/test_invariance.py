@@ -49,7 +49,7 @@ def test_the_torch_backend_too(default_model: Path, dtype: str) -> None:
 def check(model: Path, dtype: str, backend: str) -> None:
     def engine(**options: Any) -> LLM:
         gc.collect()
-        return LLM(str(model), dtype=dtype, backend=backend, max_num_seqs=8, **options)
+        return LLM(str(model), dtype=dtype, backend=backend, max_num_seqs=8, spec="off", **options)
 
     llm = engine()
     alone = {mode: llm.generate(PROMPT, params)[0] for mode, params in MODES.items()}

@@ -45,7 +45,7 @@ class Bench:
 
     def proposer(self, name: str) -> Proposer:
         """A new one, that knows nothing yet."""
-        return self.engine._make_proposer(ProposerChoice(name, self.needed.get(name, {})))
+        return self.engine.guesser.make_proposer(ProposerChoice(name, self.needed.get(name, {})))
 
     def sequence(self, tokens: list[int], **fields: Any) -> Sequence:
         self.next_id += 1
@@ -109,6 +109,21 @@ def test_state_is_a_function_of_the_committed_tokens(bench: Bench, name: str) ->
 
 
 @pytest.mark.parametrize("name", ALL)
+def test_state_after_tokens_are_taken_back_is_that_of_a_fresh_one(bench: Bench, name: str) -> None:
+    """Only guesses are ever taken back: in a chain of stages, one is asked about a text that the next one refuses."""
+    proposer, committed = bench.proposer(name), text(3, 40)
+    live = bench.sequence(committed)
+    for turn, taken_back in enumerate((5, 1, 12, 30)):
+        live.token_ids = [*committed, *text(50 + turn, taken_back)]
+        proposer.propose([live], [16])
+        committed = [*committed, *text(70 + turn, 4)]
+        live.token_ids = committed
+        fresh = bench.sequence(committed)
+        fresh.seed = live.seed
+        assert proposer.propose([live], [16]) == bench.proposer(name).propose([fresh], [16])
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_sequences_do_not_mix_and_release_leaves_nothing(bench: Bench, name: str) -> None:
     proposer = bench.proposer(name)
     texts = [bench.sequence(text(seed, 50), temperature=0.7) for seed in range(4)]
@@ -167,13 +182,13 @@ def test_the_suffix_store_forgets_the_oldest_answers() -> None:
     for id in range(50):
         done = plain_sequence([1000 + 37 * id + j for j in range(30)])
         proposer.observe([Commit(done, (), (), (), "stop")])
-    assert proposer._num_stored <= 100
-    assert len(proposer._store) <= 100 * proposer.options.max_n
+    assert len(proposer._store.tokens) <= 100
+    assert len(proposer._store) <= 100 * len(proposer._lengths)
     old, new = plain_sequence([7, 1001, 1002, 1003]), plain_sequence([7, 1000 + 37 * 49 + 1, 1000 + 37 * 49 + 2])
     new.id = 1
     assert [len(draft) > 0 for draft in proposer.propose([old, new], [8, 8])] == [False, True]
-    while proposer._stored:
-        proposer._enter(proposer._store.remove, proposer._stored.popleft())
+    while proposer._sizes:
+        proposer._store.forget(proposer._sizes.popleft())
     assert len(proposer._store) == 0, "what is forgotten leaves nothing behind"
 
 
@@ -217,6 +232,26 @@ RUNS = [
     *((spec, 0.0, acceptance) for spec in ALL for acceptance in ("rejection", "block")),
     *((spec, 0.8, "match") for spec in PAIRS),
 ]
+ADAPTIVE = ["auto", "auto(ngram+quantised)", "auto(suffix+lookahead+early_exit)"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("acceptance", ["match", "rejection"])
+@pytest.mark.parametrize("spec", ADAPTIVE)
+def test_the_controller_changes_no_text(folder: Path, spec: str, acceptance: str, temperature: float) -> None:
+    """Greedy under any rule, sampled under the match rule; and it says in every step why it did what it did."""
+    few = dict.fromkeys(range(5), 9.0)  # so that there is something to copy
+    prompts = [[token % VOCAB for token in text(20 + seed, 24 + 5 * seed)] for seed in range(5)]
+    params = SamplingParams(
+        max_tokens=50, temperature=temperature, seed=3, ignore_eos=True, logit_bias=few, acceptance=acceptance
+    )
+    plain = LLM(str(folder)).generate(prompts, params, spec="off")
+    llm = LLM(str(folder), kv_cache_tokens=304, max_num_batched_tokens=40, max_num_seqs=5)
+    guessed = llm.generate(prompts, params, spec=spec)
+    for on, off in zip(guessed, plain, strict=True):
+        assert on.metrics.decisions
+        if temperature == 0 or acceptance == "match":
+            assert (on.token_ids, on.logprobs) == (off.token_ids, off.logprobs)
 
 
 @pytest.mark.parametrize(("spec", "temperature", "acceptance"), RUNS)
@@ -249,3 +284,38 @@ def test_the_text_is_that_of_plain_decoding(
         assert on.token_ids == off.token_ids
         assert on.logprobs == off.logprobs
     assert sum(output.metrics.drafted_tokens for output in outputs.values() if output) > 0
+
+
+def test_a_batch_of_mixed_proposers_in_a_pool_that_is_too_small(folder: Path, sibling: Path) -> None:
+    """Eight requests, each with its own proposer, temperature and rule of ending, in 60 % of the blocks they need; two
+    more come and are aborted. Every text is the one it is alone and plain."""
+    model = f"draft_model:model={sibling},k=3,width=2"
+    specs = ["ngram", "suffix", model, "quantised:k=3", "early_exit", "lookahead", "staged", "ngram+suffix+quantised"]
+    prompts = [[token % VOCAB for token in text(20 + seed, 24 + 5 * seed)] for seed in range(8)]
+    few = dict.fromkeys(range(5), 9.0)  # so that texts repeat themselves and all have something to guess
+    params = [
+        SamplingParams(
+            max_tokens=48, temperature=0.9 * (index % 2), seed=index, logprobs=2, ignore_eos=True, logit_bias=few
+        )
+        for index in range(8)
+    ]
+    plain = [LLM(str(folder)).generate([p], one, spec="off")[0] for p, one in zip(prompts, params, strict=True)]
+    need = sum(-(-(len(prompt) + 48) // 16) for prompt in prompts)
+    llm = LLM(str(folder), kv_cache_tokens=16 * int(0.6 * need), max_num_seqs=10, max_num_batched_tokens=64)
+    for index in range(8):
+        llm.engine.add(str(index), prompts[index], params[index], parse_spec(specs[index]))
+        if index in (2, 5):
+            llm.engine.add(f"gone {index}", prompts[index][:20], params[index], parse_spec(specs[-index]))
+    outputs = {}
+    for step in range(10_000):
+        if not llm.engine.has_work:
+            break
+        if step in (4, 9):
+            llm.engine.abort("gone 2" if step == 4 else "gone 5")
+        outputs.update({event.request_id: event.output for event in llm.engine.step() if event.output is not None})
+        llm.engine.scheduler.check_integrity()
+    for index, off in enumerate(plain):
+        on = outputs[str(index)]
+        assert on is not None and (on.token_ids, on.logprobs) == (off.token_ids, off.logprobs), specs[index]
+        assert on.metrics.drafted_tokens > 0, specs[index]
+    assert sum(output.metrics.preemptions for output in outputs.values() if output) > 0

@@ -24,6 +24,8 @@ class RandomTrees:
     """Knows the right text, and guesses trees in which it is mixed with rubbish."""
 
     name = "random_trees"
+    free = True
+    wants_said = False
     taps: frozenset[int] = frozenset()
     num_lookahead_tokens = 12
 
@@ -51,6 +53,8 @@ class RandomTrees:
         return Draft(tuple(tokens), tuple(parents), (0.5,) * len(tokens), (self.name,) * len(tokens))
 
     def observe(self, commits: Items[Commit]) -> None: ...
+
+    def clear(self) -> None: ...
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         self.released.update(sequence_ids)
@@ -86,7 +90,7 @@ def test_drafts_do_not_change_the_text(folder: Path, backend: str, temperature: 
     ):
         llm = LLM(str(folder), backend=backend, dtype="float32", device="cpu", **options)
         proposer = RandomTrees(texts, seed)
-        llm.engine.proposers = {proposer.name: proposer}
+        llm.engine.guesser.proposers = {proposer.name: proposer}
         guessed = run(llm, params, Spec((ProposerChoice(proposer.name),)))
         for off, on in zip(plain, guessed, strict=True):
             assert on.token_ids == off.token_ids

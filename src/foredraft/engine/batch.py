@@ -71,11 +71,13 @@ def pack(works: Items[Work], block_size: int, device: torch.device) -> ForwardBa
         for node, (token, parent) in enumerate(zip(work.draft.tokens, work.draft.parents, strict=True)):
             path = (*(node_paths[parent] if parent >= 0 else ()), end + node)
             node_paths.append(path)
+            if node < work.num_computed_nodes:
+                continue
             token_ids.append(token)
             positions.append(end - 1 + len(path))
             prefix_lens.append(end)
-        paths += node_paths
-        offsets = range(start, start + work.num_rows)
+        paths += node_paths[work.num_computed_nodes :]
+        offsets = (*range(start, end), *range(end + work.num_computed_nodes, end + len(work.draft)))
         slots += [table[offset // block_size] * block_size + offset % block_size for offset in offsets]
         sequences += [index] * work.num_rows
         logit_rows += range(len(token_ids) - work.num_logits, len(token_ids))

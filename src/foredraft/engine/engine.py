@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 
@@ -13,22 +13,20 @@ import torch
 from foredraft.config import ModelConfig
 from foredraft.engine.batch import pack
 from foredraft.engine.detokenizer import Decodes, Detokenizer
+from foredraft.engine.guessing import Guesser
 from foredraft.engine.kv import KVCache
 from foredraft.engine.runner import Runner
 from foredraft.engine.scheduler import Scheduler
 from foredraft.engine.stops import find_stop
 from foredraft.errors import InvalidParameter, InvalidPrompt
 from foredraft.params import SamplingParams
-from foredraft.proposers.base import Proposer
-from foredraft.proposers.merge import merge
-from foredraft.proposers.registry import ProposerChoice, Spec
+from foredraft.proposers.registry import Spec
 from foredraft.sampling.noise import derived_seed
 from foredraft.sampling.verify import verify
 from foredraft.types import (
     TARGET,
     Commit,
     CompletionOutput,
-    Draft,
     Sequence,
     SpecMetrics,
     Stop,
@@ -44,7 +42,6 @@ class _Live:
     """What the engine remembers of a sequence beside the sequence itself."""
 
     detokenizer: Detokenizer
-    proposers: tuple[Proposer, ...]
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
@@ -61,7 +58,7 @@ class Engine:
         tokenizer: Decodes,
         eos_token_ids: frozenset[int],
         generation_defaults: Mapping[str, float],
-        make_proposer: Callable[[ProposerChoice], Proposer],
+        guesser: Guesser,
     ) -> None:
         self.config = config
         self.max_model_len = max_model_len
@@ -71,8 +68,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.eos_token_ids = eos_token_ids
         self.generation_defaults = generation_defaults
-        self._make_proposer = make_proposer
-        self.proposers: dict[str, Proposer] = {}  # by the text of the choice; made when first asked for
+        self.guesser = guesser
         self._live: dict[int, _Live] = {}
         self._by_request: dict[str, list[Sequence]] = {}
         self._next_id = 0
@@ -88,7 +84,7 @@ class Engine:
         params = params.resolved(self.generation_defaults)
         max_tokens = self._admit(prompt, params)
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        proposers = tuple(self._proposer(choice) for choice in spec.choices if not spec.adaptive)
+        num_lookahead_tokens = self.guesser.prepare(spec)
         now = time.perf_counter()
         for sample in range(params.n):
             sequence = Sequence(
@@ -100,28 +96,30 @@ class Engine:
                 params=params,
                 seed=derived_seed(seed, sample),
                 max_tokens=max_tokens,
-                num_lookahead_tokens=max((proposer.num_lookahead_tokens for proposer in proposers), default=0),
+                num_lookahead_tokens=num_lookahead_tokens,
             )
             sequence.counters.arrival_time = now
             self._next_id += 1
-            self._live[sequence.id] = _Live(Detokenizer(self.tokenizer, prompt, tuple(params.stop or ())), proposers)
+            self._live[sequence.id] = _Live(Detokenizer(self.tokenizer, prompt, tuple(params.stop or ())))
+            self.guesser.enter(sequence, spec)
             self._by_request.setdefault(request_id, []).append(sequence)
             self.scheduler.add(sequence)
 
     def step(self) -> list[TokenEvent]:
         """One run of the target for everybody who is scheduled."""
         started = time.perf_counter()
-        works = self._propose(self.scheduler.schedule())
+        works = self.guesser.guess(self.scheduler.schedule())
         drafted = time.perf_counter()
         output = self.runner.forward(pack(works, self.kv.block_size, self.runner.backend.device))
         with torch.inference_mode():
-            verdicts = verify(output.logits, works)
+            verdicts = self._said(output.logits, works, verify(output.logits, works, self.runner.backend.draw))
+        ran = time.perf_counter()  # not before: a device that works on its own is waited for in verify
         verdicts, stops, settled = self._cut(works, verdicts)
         self.kv.keep(works, verdicts, stops)
         commits = self.scheduler.update_from_output(works, verdicts, stops)
-        for proposer in self.proposers.values():
-            proposer.observe(commits)
-        self._clock(commits, drafted - started, time.perf_counter() - drafted)
+        done = time.perf_counter()
+        self._clock(commits, drafted - started, done - drafted)
+        self.guesser.observe(works, commits, run_s=ran - drafted, overhead_s=done - ran)
         return [event for commit, marks in zip(commits, settled, strict=True) for event in self._events(commit, marks)]
 
     def abort(self, request_id: str) -> list[TokenEvent]:
@@ -131,11 +129,6 @@ class Engine:
             self.scheduler.abort(sequence)
             events += self._events(Commit(sequence, (), (), (), "abort"), [])
         return events
-
-    def forget(self) -> None:
-        """Clear what proposers have learnt from finished texts, so that the next run starts cold."""
-        for proposer in self.proposers.values():
-            proposer.clear()
 
     def is_live(self, request_id: str) -> bool:
         """Whether any sample of the request is still to be finished."""
@@ -171,30 +164,15 @@ class Engine:
             )
         return max_tokens
 
-    def _proposer(self, choice: ProposerChoice) -> Proposer:
-        key = str(choice)
-        if key not in self.proposers:
-            self.proposers[key] = self._make_proposer(choice)
-        return self.proposers[key]
-
-    def _propose(self, works: list[Work]) -> list[Work]:
-        """Give every work that has slots for one a draft, merged from the guesses of its proposers."""
-        guesses: list[list[Draft]] = [[] for _ in works]
-        for proposer in self.proposers.values():
-            asked = [
-                index
-                for index, work in enumerate(works)
-                if work.num_lookahead_tokens and proposer in self._live[work.sequence.id].proposers
-            ]
-            if asked:
-                sequences = [works[index].sequence for index in asked]
-                drafts = proposer.propose(sequences, [works[index].num_lookahead_tokens for index in asked])
-                for index, draft in zip(asked, drafts, strict=True):
-                    guesses[index].append(draft)
-        return [
-            replace(work, draft=merge(drafts, work.num_lookahead_tokens)) if drafts else work
-            for work, drafts in zip(works, guesses, strict=True)
-        ]
+    def _said(self, logits: torch.Tensor, works: Items[Work], verdicts: list[Verdict]) -> list[Verdict]:
+        """Add what the target said after every guess, where a proposer wants to hear it."""
+        row = 0
+        for index, work in enumerate(works):
+            row += work.num_logits
+            if work.reaches_end and self.guesser.wants_said(work.sequence):
+                said = logits[row - 1 - len(work.draft) : row].argmax(-1).tolist()
+                verdicts[index] = replace(verdicts[index], said=tuple(said))
+        return verdicts
 
     def _cut(self, works: Items[Work], verdicts: list[Verdict]) -> tuple[list[Verdict], list[Stop], list[list[int]]]:
         """Cut every verdict at the first stop. A request whose text cannot be decoded ends alone, with an error."""
@@ -248,8 +226,7 @@ class Engine:
         siblings.remove(sequence)
         if not siblings:
             del self._by_request[sequence.request_id]
-        for proposer in self.proposers.values():
-            proposer.release([sequence.id])
+        self.guesser.release([sequence.id])
         if not isinstance(commit.stop_reason, str) and commit.error is None:
             live.detokenizer.finish()  # a stop string has ended the text already
         return CompletionOutput(

@@ -8,9 +8,6 @@ shape.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import platform
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +16,7 @@ from torch import Tensor
 
 from foredraft.backends.base import Backend, LayerKV, Linear
 from foredraft.backends.torch import TorchBackend
+from foredraft.engine import disk_cache
 from foredraft.engine.batch import pack
 from foredraft.errors import InvalidParameter
 from foredraft.models.decoder import Decoder
@@ -43,8 +41,8 @@ class ExactReport:
 def ensure_exact(backend: Backend, decoder: Decoder, dtype: str, cache_file: Path) -> ExactReport:
     """Prove row invariance, or read the proof, and set the tiles that it needs. Raises InvalidParameter if there is
     none."""
-    key = _key(backend, decoder, dtype)
-    known = _read(cache_file).get(key)
+    key = disk_cache.machine_key(backend, decoder, dtype)
+    known = disk_cache.read(cache_file, key)
     if known is not None:
         _set_tiles(backend, tuple(known))
         return ExactReport(tuple(known), from_cache=True)
@@ -54,7 +52,7 @@ def ensure_exact(backend: Backend, decoder: Decoder, dtype: str, cache_file: Pat
         raise InvalidParameter(_refusal(backend))
     if not layers_agree(backend, decoder):
         raise InvalidParameter(_refusal(backend))
-    _write(cache_file, {**_read(cache_file), key: list(counts)})
+    disk_cache.write(cache_file, key, list(counts))
     return ExactReport(counts, from_cache=False)
 
 
@@ -140,34 +138,3 @@ def _refusal(backend: Backend) -> str:
         f"exact=True cannot be kept with backend {backend.name!r} on {backend.device}: the bits of a row depend on its "
         "neighbours; use exact=False, which gives up that a text is the same alone and in a batch."
     )
-
-
-def _key(backend: Backend, decoder: Decoder, dtype: str) -> str:
-    shapes = [(linear.outputs, linear.inputs) for linear in _distinct_linears(decoder)]
-    device = (
-        torch.cuda.get_device_name(backend.device)
-        if backend.device.type == "cuda"
-        else torch.backends.cpu.get_cpu_capability()
-    )
-    machine = (torch.__version__, platform.machine(), torch.get_num_threads())
-    parts = (backend.name, device, dtype, machine, shapes, decoder.layers[0].shape)
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
-
-
-def _read(cache_file: Path) -> dict[str, list[int]]:
-    try:
-        content = json.loads(cache_file.read_text())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _write(cache_file: Path, proofs: dict[str, list[int]]) -> None:
-    """Best effort: a read-only home only means that the proof is made again next time."""
-    try:
-        cache_file.parent.mkdir(parents=True, exist_ok=True)
-        partial = cache_file.with_suffix(".part")
-        partial.write_text(json.dumps(proofs))
-        partial.replace(cache_file)
-    except OSError:
-        return

@@ -33,7 +33,10 @@ class KVCache:
         return self.groups[name]
 
     def keep(self, works: Items[Work], verdicts: Items[Verdict], stops: Items[Stop]) -> None:
-        """Move the accepted nodes' K and V to where the committed text has them. Chains are there already."""
+        """Move the accepted nodes' K and V to where the committed text has them. Chains are there already.
+
+        This concerns the target's layers: behind the committed text, every other group is its proposer's own scratch.
+        """
         moves: list[tuple[int, int]] = []
         for work, verdict, stop in zip(works, verdicts, stops, strict=True):
             first = work.sequence.num_tokens
@@ -42,11 +45,10 @@ class KVCache:
                     moves.append((self._slot(work, first + node), self._slot(work, first + depth)))
         if not moves:
             return
-        for layers in self.groups.values():
-            for layer in layers:
-                sources, targets = (torch.tensor(side, device=layer.k.device) for side in zip(*moves, strict=True))
-                layer.k[targets] = layer.k[sources]
-                layer.v[targets] = layer.v[sources]
+        for layer in self.groups[TARGET_GROUP]:
+            sources, targets = (torch.tensor(side, device=layer.k.device) for side in zip(*moves, strict=True))
+            layer.k[targets] = layer.k[sources]
+            layer.v[targets] = layer.v[sources]
 
     def _slot(self, work: Work, offset: int) -> int:
         return work.sequence.block_table[offset // self.block_size] * self.block_size + offset % self.block_size

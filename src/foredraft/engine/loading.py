@@ -12,9 +12,13 @@ import torch
 from foredraft.backends.base import Backend
 from foredraft.backends.choose import choose_backend, choose_device
 from foredraft.config import EngineConfig, ModelConfig
+from foredraft.control.controller import Controller
+from foredraft.control.costs import Costs
 from foredraft.engine.blocks import BlockPool
+from foredraft.engine.calibration import calibrated
 from foredraft.engine.engine import Engine
 from foredraft.engine.exactness import ensure_exact
+from foredraft.engine.guessing import Guesser
 from foredraft.engine.kv import TARGET_GROUP, KVCache
 from foredraft.engine.runner import Runner
 from foredraft.engine.scheduler import Scheduler
@@ -73,9 +77,18 @@ def load_model(model: str, options: EngineConfig, progress: Progress | None = No
         tokenizer=tokenizer,
         eos_token_ids=frozenset((*config.eos_token_ids, *tokenizer.eos_token_ids)),
         generation_defaults=checkpoint.generation,
-        make_proposer=partial(build_proposer, target=target),
+        guesser=Guesser(
+            make_proposer=partial(build_proposer, target=target),
+            make_controller=partial(_controller, runner, pool, max_model_len, dtype),
+        ),
     )
     return LoadedModel(engine, tokenizer, config, backend, dtype, max_model_len, exact_report)
+
+
+def _controller(runner: Runner, pool: BlockPool, max_model_len: int, dtype: str) -> Controller:
+    """A controller that knows what runs take on this machine."""
+    file = cache_folder().parent / "costs.json"
+    return Controller(Costs(calibrated(runner, pool, max_model_len, dtype, file)))
 
 
 def _capacity(options: EngineConfig, config: ModelConfig, backend: Backend) -> tuple[int, int]:

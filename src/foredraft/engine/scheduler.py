@@ -149,4 +149,6 @@ class Scheduler:
             sequence.finish_reason,
             stop.stop_reason,
             verdict.error,
+            draft,
+            verdict.said,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from foredraft.types import Commit, Draft, Sequence
@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # what only drafting models need, and what would bring torch 
     from foredraft.engine.runner import Runner
     from foredraft.models.checkpoint import Checkpoint
     from foredraft.models.tokenizer import Tokenizer
+    from foredraft.proposers.draft_runner import DraftRunner
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class TargetModel:
     kv: KVCache
     max_model_len: int
     threads: int | None
+    draft_runners: dict[str, DraftRunner] = field(default_factory=dict)  # models that guess, by name and precision
 
 
 class Proposer(Protocol):
@@ -33,6 +35,8 @@ class Proposer(Protocol):
 
     name: str
     taps: frozenset[int]  # target layers whose residual stream it wants to see
+    free: bool  # whether asking takes next to no time, so that it may be asked even where nothing is verified
+    wants_said: bool  # whether commits are to tell what the target said after every guess
     num_lookahead_tokens: int  # the most nodes that a draft of its default settings has
 
     def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:

@@ -10,26 +10,27 @@ from foredraft.backends.choose import choose_backend
 from foredraft.engine.runner import Runner
 from foredraft.errors import InvalidSpec
 from foredraft.models.catalog import open_checkpoint, resolve
+from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.decoder import load_decoder
 from foredraft.models.tokenizer import Tokenizer
+from foredraft.proposers.accounts import Accounts
 from foredraft.proposers.base import TargetModel
-from foredraft.proposers.drafting import AccountingDrafter
+from foredraft.proposers.draft_runner import DraftRunner
+from foredraft.proposers.drafting import DrafterOptions, ModelDrafter
 
 
 @dataclass(frozen=True)
-class DraftModelOptions:
+class DraftModelOptions(DrafterOptions):
     model: str = ""  # a catalogue name, file, folder or hub id
-    k: int = 4  # tokens guessed
     dtype: str = "auto"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.model:
             raise InvalidSpec("draft_model needs a model: write draft_model:model=NAME_OR_PATH.")
-        if not 1 <= self.k <= 32:
-            raise InvalidSpec(f"draft_model: k={self.k} must be from 1 to 32.")
 
 
-class DraftModel(AccountingDrafter):
+class DraftModel(ModelDrafter):
     """See the module."""
 
     Options = DraftModelOptions
@@ -37,19 +38,27 @@ class DraftModel(AccountingDrafter):
     def __init__(self, options: DraftModelOptions, target: TargetModel) -> None:
         checkpoint = open_checkpoint(resolve(options.model))
         check_same_vocabulary(options.model, checkpoint.tokenizer(), target.tokenizer)
-        dtype = checkpoint.precision if options.dtype == "auto" else options.dtype
-        backend = choose_backend(target.runner.backend.name, dtype, target.runner.backend.device, target.threads)
-        positions = min(target.max_model_len, checkpoint.config.max_position_embeddings)
-        if positions < target.max_model_len:
+        if checkpoint.config.max_position_embeddings < target.max_model_len:
+            positions = checkpoint.config.max_position_embeddings
             raise InvalidSpec(
                 f"draft_model: {options.model} knows {positions} positions, the target uses {target.max_model_len}; "
                 f"start with max_model_len={positions} or take another draft model."
             )
-        decoder = load_decoder(checkpoint, dtype, positions, backend)
-        layers = target.kv.add_group(f"draft_model {options.model} {dtype}", checkpoint.config, backend)
-        runner = Runner(decoder, backend, layers)
+        dtype = checkpoint.precision if options.dtype == "auto" else options.dtype
+        model = second_model(f"draft_model {options.model} {dtype}", checkpoint, dtype, target)
+        super().__init__("draft_model", model, options)
+
+
+def second_model(name: str, checkpoint: Checkpoint, dtype: str, target: TargetModel) -> DraftRunner:
+    """A model that guesses for the target, with a layer group of its own; loaded once under its name."""
+    if name not in target.draft_runners:
+        backend = choose_backend(target.runner.backend.name, dtype, target.runner.backend.device, target.threads)
+        decoder = load_decoder(checkpoint, dtype, target.max_model_len, backend)
+        runner = Runner(decoder, backend, target.kv.add_group(name, checkpoint.config, backend))
         vocab_size = min(checkpoint.config.vocab_size, target.checkpoint.config.vocab_size)
-        super().__init__("draft_model", runner, target.kv.block_size, options.k, vocab_size)
+        accounts = Accounts(target.kv.block_size)
+        target.draft_runners[name] = DraftRunner(runner, target.kv.block_size, vocab_size, accounts)
+    return target.draft_runners[name]
 
 
 def check_same_vocabulary(name: str, draft: Tokenizer, target: Tokenizer) -> None:

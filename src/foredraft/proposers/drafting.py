@@ -1,4 +1,4 @@
-"""How a model guesses: it writes on from the text, token by token, for all sequences at once.
+"""How a model guesses: it writes on from the text, for all sequences at once: a chain, or a tree of the likeliest ways.
 
 Under the match rule it draws with the very noise that the target will draw with, so that the two agree as often as
 they can; under the other rules it samples with noise of its own and tells what it sampled from.
@@ -13,127 +13,221 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from foredraft.engine.batch import pack
-from foredraft.engine.runner import Runner
+from foredraft.errors import InvalidSpec
+from foredraft.proposers.base import Proposer
+from foredraft.proposers.draft_runner import DraftRunner
 from foredraft.sampling.noise import DRAFT_STREAM, gumbel, stream_key, uniform
-from foredraft.sampling.pipeline import adjust, distribution
-from foredraft.sampling.verify import pick
+from foredraft.sampling.pipeline import adjust, distribution, floor
 from foredraft.types import NO_DRAFT, Commit, Draft, Sequence, Work
+
+_CATCH_UP = 512  # tokens that a model runs of a text in one step; one that lags further behind does not guess yet
+_CONTENDERS = 256  # the likeliest tokens, among which the noise decides
+
+
+@dataclass(frozen=True)
+class DrafterOptions:
+    """What all drafting models can be told."""
+
+    k: int = 4  # tokens guessed, one after the other
+    width: int = 1  # ways on that are followed at every depth; 1 is a chain
+
+    def __post_init__(self) -> None:
+        if not (self.k >= 1 and self.width >= 1 and self.k * self.width <= 64):
+            raise InvalidSpec(f"k={self.k}, width={self.width}: both must be at least 1, and k times width at most 64.")
 
 
 @dataclass
 class _Guess:
-    """A chain in the making."""
+    """A draft in the making. Node i of it lies at the i-th slot behind the text."""
 
     sequence: Sequence
     budget: int
-    known: int  # leading tokens whose K and V the drafting model has
+    known: int  # leading tokens of the text that have been run
     tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
     q: list[Tensor] = field(default_factory=list)
+    num_run: int = 0  # leading nodes that have been run
+    depth: int = 0
 
     @property
     def is_sampled(self) -> bool:
         return self.sequence.params.acceptance != "match"
 
+    def path(self, node: int) -> list[int]:
+        """The tokens from the text down to a node."""
+        tokens: list[int] = []
+        while node >= 0:
+            tokens.append(self.tokens[node])
+            node = self.parents[node]
+        return tokens[::-1]
+
+    def add(self, parent: int, token: int, score: float) -> None:
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.scores.append(min(max(score, 1e-6), 1.0) * (self.scores[parent] if parent >= 0 else 1.0))
+
 
 class ModelDrafter:
-    """Chains of up to `k` tokens, written by a runner whose K and V lie at the same slots as the target's.
-
-    The last guess of a chain is never run, and what the target accepted is run again with the next tokens, in one
-    piece.
-    """
+    """Drafts by a model. `helper`, if there is one, guesses for the model as the model guesses for the target; the
+    draft is the same without it."""
 
     taps: frozenset[int] = frozenset()
+    free = False
+    wants_said = False
 
-    def __init__(self, name: str, runner: Runner, block_size: int, k: int, vocab_size: int) -> None:
+    def __init__(self, name: str, model: DraftRunner, options: DrafterOptions, helper: Proposer | None = None) -> None:
         self.name = name
-        self.num_lookahead_tokens = k
-        self._runner = runner
-        self._block_size = block_size
-        self._vocab_size = vocab_size  # of the target: what lies beyond cannot be guessed
-
-    def known_tokens(self, sequence: Sequence) -> int:
-        """How many leading tokens of a text need not be run before guessing."""
-        raise NotImplementedError
-
-    def remember(self, sequence: Sequence) -> None:
-        """All committed tokens of the text have been run."""
+        self.model = model
+        self.helper = helper
+        self.depth, self.width = options.k, options.width
+        self.num_lookahead_tokens = options.k * options.width
 
     def observe(self, commits: Items[Commit]) -> None:
         """Nothing to learn: a model brings itself up to date when it is asked."""
+        if self.helper is not None:
+            self.helper.observe(commits)
 
     def release(self, sequence_ids: Iterable[int]) -> None:
-        """Nothing to forget, unless a model keeps account of its texts."""
+        ids = list(sequence_ids)
+        if self.model.accounts is not None:
+            self.model.accounts.release(ids)
+        if self.helper is not None:
+            self.helper.release(ids)
 
     def clear(self) -> None:
         """Nothing is learnt from a text."""
+        if self.helper is not None:
+            self.helper.clear()
 
     @torch.inference_mode()
     def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
         guesses = [
-            _Guess(sequence, min(budget, self.num_lookahead_tokens), self.known_tokens(sequence))
+            _Guess(sequence, min(budget, self.num_lookahead_tokens), self.model.known_tokens(sequence))
             for sequence, budget in zip(sequences, budgets, strict=True)
         ]
-        while growing := [guess for guess in guesses if len(guess.tokens) < guess.budget]:
-            works = [self._work(guess) for guess in growing]
-            logits = self._runner.forward(pack(works, self._block_size, self._runner.backend.device)).logits
-            for guess, row in zip(growing, logits, strict=True):
-                if not guess.tokens:
-                    self.remember(guess.sequence)
-                guess.known = guess.sequence.num_tokens + len(guess.tokens)
-                self._extend(guess, row[: self._vocab_size])
+        while growing := [guess for guess in guesses if len(guess.tokens) < guess.budget and guess.depth < self.depth]:
+            helped = self._helped(growing)
+            works = [self._work(guess, below) for guess, below in zip(growing, helped, strict=True)]
+            for guess, work, rows in zip(growing, works, self.model.logits(works), strict=True):
+                guess.known += work.num_new_tokens
+                if work.reaches_end:
+                    self._grow(guess, work.draft, rows)
+                else:
+                    guess.budget = 0  # not there yet: the rest of the text comes in later steps
+                self._account(guess)
         return [self._draft(guess) for guess in guesses]
 
-    def _work(self, guess: _Guess) -> Work:
-        """The text with the guesses so far, as if they were committed."""
-        text = [*guess.sequence.token_ids, *guess.tokens]
-        params = replace(guess.sequence.params, prompt_logprobs=None)
-        longer = replace(guess.sequence, token_ids=text, num_computed_tokens=guess.known, params=params)
-        return Work(longer, len(text) - guess.known)
+    def _helped(self, growing: list[_Guess]) -> list[Draft]:
+        """What the helper guesses behind each chain; the model adds a token of its own behind that."""
+        if self.helper is None:
+            return [NO_DRAFT] * len(growing)
+        texts = [replace(g.sequence, token_ids=[*g.sequence.token_ids, *g.tokens]) for g in growing]
+        return self.helper.propose(texts, [guess.budget - len(guess.tokens) - 1 for guess in growing])
 
-    def _extend(self, guess: _Guess, row: Tensor) -> None:
-        sequence, position = guess.sequence, guess.sequence.num_tokens + len(guess.tokens)
-        prompt, output = sequence.token_ids[: sequence.num_prompt_tokens], [*sequence.output_token_ids, *guess.tokens]
-        logits = adjust(row, sequence.params, prompt, output)
-        q = distribution(logits, sequence.params)
-        if guess.is_sampled:
-            # Keyed by where the draft starts: block verification looks at tokens that it then refuses, and the next
-            # draft, which may come to the same position, must not meet their noise again.
-            key = stream_key(sequence.seed, sequence.num_tokens, DRAFT_STREAM)
-            candidates = q.nonzero().flatten()
-            noise = gumbel(uniform(key, candidates + len(guess.tokens) * self._vocab_size))
-            token = int(candidates[(q[candidates].log() + noise).argmax()])
-            guess.q.append(q)
+    def _work(self, guess: _Guess, below: Draft) -> Work:
+        """The tokens that are still to be run, the nodes so far, and the helper's guesses behind the last of them."""
+        size, missing = len(guess.tokens), guess.sequence.num_tokens - guess.known
+        text = replace(
+            guess.sequence, num_computed_tokens=guess.known, params=replace(guess.sequence.params, prompt_logprobs=None)
+        )
+        if missing > _CATCH_UP:
+            return Work(text, _CATCH_UP)
+        nodes = Draft(
+            (*guess.tokens, *below.tokens),
+            (*guess.parents, *(size + parent if parent >= 0 else size - 1 for parent in below.parents)),
+            (*guess.scores, *below.scores),
+            (self.name,) * (size + len(below)),
+        )
+        return Work(text, missing, draft=nodes, num_computed_nodes=guess.num_run)
+
+    def _grow(self, guess: _Guess, ran: Draft, rows: Tensor) -> None:
+        """Add the nodes that this run's logits lead to; its rows are the text's last token, new nodes, the helper's."""
+        first = len(ran) - len(rows)  # the node of the first row; -1 is the text's last token
+        own = len(guess.tokens)
+        guess.num_run = own
+        if self.width == 1:
+            node = own - 1
+            while True:
+                self._add_best(guess, [len(guess.tokens) - 1], [rows[node - first]], 1)
+                guess.depth += 1
+                token, own = guess.tokens[-1], len(guess.tokens)
+                node = next((child for child in ran.children(node) if ran.tokens[child] == token), -1)
+                if node < 0 or own == guess.budget or guess.depth == self.depth:
+                    return
+                guess.num_run += node == own - 1 == guess.num_run  # run already, if it lies where it belongs
         else:
-            token = pick(logits, sequence.params, sequence.seed, position)
-        confidence = max(float(row.softmax(-1)[token]), 1e-6)
-        guess.scores.append(confidence * (guess.scores[-1] if guess.scores else 1.0))
-        guess.tokens.append(token)
+            self._add_best(guess, list(range(first, own)), list(rows), min(self.width, guess.budget - own))
+            guess.depth += 1
+
+    def _add_best(self, guess: _Guess, nodes: list[int], rows: list[Tensor], width: int) -> None:
+        """Add the best `width` ways on from nodes whose logits these are. The first is the best way on from the first
+        node, so that a tree always has the chain in it."""
+        sequence = guess.sequence
+        found: list[tuple[float, int, int]] = []  # reached how likely, node, token
+        for node, row in zip(nodes, rows, strict=True):
+            path = guess.path(node)
+            logits = adjust(
+                row,
+                sequence.params,
+                sequence.token_ids[: sequence.num_prompt_tokens],
+                [*sequence.output_token_ids, *path],
+            )
+            if guess.is_sampled:
+                # The text's first guesses are siblings; below them every way goes on alone. All are kept: to drop a
+                # sampled token after looking at it would bias the text.
+                self._sample(guess, node, logits, width if node < 0 else 1)
+                continue
+            above = guess.scores[node] if node >= 0 else 1.0
+            for token, likely in _coupled(logits, sequence, sequence.num_tokens + len(path), width):
+                found.append((above * likely, node, token))
+        for score, node, token in [*found[:1], *sorted(found[1:], key=lambda way: -way[0])][:width]:
+            guess.add(node, token, score / (guess.scores[node] if node >= 0 else 1.0))
+
+    def _sample(self, guess: _Guess, node: int, logits: Tensor, count: int) -> None:
+        """Draw different tokens, one after the other, each from what the ones before have left."""
+        sequence = guess.sequence
+        q = distribution(logits, sequence.params)
+        candidates = q.nonzero().flatten()
+        # Keyed by where the draft starts: block verification looks at tokens that it then refuses, and the next draft,
+        # which may come to the same position, must not meet their noise again.
+        key = stream_key(sequence.seed, sequence.num_tokens, DRAFT_STREAM)
+        noise = gumbel(uniform(key, candidates + (node + 1) * self.model.vocab_size))
+        order = (q[candidates].log() + noise).topk(min(count, len(candidates))).indices
+        for drawn, token in enumerate(candidates[order].tolist()):
+            if len(guess.tokens) == guess.budget:
+                return
+            if drawn:
+                q = q.clone()
+                q[guess.tokens[-1]] = 0
+                q /= q.sum()
+            guess.add(node, token, float(q[token]))
+            guess.q.append(q)
+
+    def _account(self, guess: _Guess) -> None:
+        """Tell what has been run where a chain of it may be read again, and what has been touched beyond that."""
+        chain = 0
+        while chain < guess.num_run and guess.parents[chain] == chain - 1:
+            chain += 1
+        ran = [*guess.sequence.token_ids[: guess.known], *guess.tokens[:chain]]
+        self.model.wrote(guess.sequence, ran, guess.sequence.num_tokens + self.num_lookahead_tokens)
 
     def _draft(self, guess: _Guess) -> Draft:
-        size = len(guess.tokens)
-        if not size:
+        if not guess.tokens:
             return NO_DRAFT
         q = torch.stack(guess.q) if guess.is_sampled else None
-        return Draft(tuple(guess.tokens), tuple(range(-1, size - 1)), tuple(guess.scores), (self.name,) * size, q)
+        origin = (self.name,) * len(guess.tokens)
+        return Draft(tuple(guess.tokens), tuple(guess.parents), tuple(guess.scores), origin, q)
 
 
-class AccountingDrafter(ModelDrafter):
-    """A drafting model with K and V of its own, which keeps account of what it has run of each text."""
-
-    def __init__(self, name: str, runner: Runner, block_size: int, k: int, vocab_size: int) -> None:
-        super().__init__(name, runner, block_size, k, vocab_size)
-        self._run: dict[int, tuple[int, int]] = {}  # sequence id -> preemptions survived, tokens run since
-
-    def known_tokens(self, sequence: Sequence) -> int:
-        """A preempted text has lost its blocks; everything before the last token is needed, so one is always left."""
-        preemptions, tokens = self._run.get(sequence.id, (0, 0))
-        return min(tokens, sequence.num_tokens - 1) if preemptions == sequence.counters.preemptions else 0
-
-    def remember(self, sequence: Sequence) -> None:
-        self._run[sequence.id] = (sequence.counters.preemptions, sequence.num_tokens)
-
-    def release(self, sequence_ids: Iterable[int]) -> None:
-        for sequence_id in sequence_ids:
-            self._run.pop(sequence_id, None)
+def _coupled(logits: Tensor, sequence: Sequence, position: int, count: int) -> list[tuple[int, float]]:
+    """The tokens that the target is likeliest to draw at a position if its logits are like these, and how likely: best
+    first. Its noise is known, so all that is uncertain is how its logits differ."""
+    values, tokens = logits.topk(min(_CONTENDERS, len(logits)))
+    temperature = sequence.params.temperature or 0.0
+    if temperature > 0:
+        allowed = values >= floor(logits, sequence.params)
+        values, tokens = values[allowed], tokens[allowed]
+        values = values + temperature * gumbel(uniform(stream_key(sequence.seed, position), tokens)).float()
+    likely, best = values.softmax(-1).topk(min(count, len(values)))
+    return list(zip(tokens[best].tolist(), likely.tolist(), strict=True))

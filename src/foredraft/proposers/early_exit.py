@@ -9,18 +9,13 @@ from dataclasses import dataclass, replace
 from foredraft.engine.runner import Runner
 from foredraft.errors import InvalidSpec
 from foredraft.proposers.base import TargetModel
-from foredraft.proposers.drafting import ModelDrafter
-from foredraft.types import Sequence
+from foredraft.proposers.draft_runner import DraftRunner
+from foredraft.proposers.drafting import DrafterOptions, ModelDrafter
 
 
 @dataclass(frozen=True)
-class EarlyExitOptions:
-    k: int = 4  # tokens guessed
+class EarlyExitOptions(DrafterOptions):
     layers: int = 0  # how many of the target's layers guess; 0: two thirds of them
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.k <= 32:
-            raise InvalidSpec(f"early_exit: k={self.k} must be from 1 to 32.")
 
 
 class EarlyExit(ModelDrafter):
@@ -35,8 +30,5 @@ class EarlyExit(ModelDrafter):
             raise InvalidSpec(f"early_exit: layers={layers} must be from 1 to {len(decoder.layers)}.")
         shallow = replace(decoder, layers=decoder.layers[:layers])
         runner = Runner(shallow, target.runner.backend, target.runner.kv[:layers])
-        super().__init__("early_exit", runner, target.kv.block_size, options.k, decoder.config.vocab_size)
-
-    def known_tokens(self, sequence: Sequence) -> int:
-        """What the target has computed."""
-        return sequence.num_computed_tokens
+        model = DraftRunner(runner, target.kv.block_size, decoder.config.vocab_size, accounts=None)
+        super().__init__("early_exit", model, options)

@@ -43,10 +43,4 @@ def merge(drafts: Items[Draft], budget: int) -> Draft:
         if parent >= 0:
             scores[node] = min(scores[node], scores[parent])
     kept = sorted(heapq.nsmallest(budget, range(len(tokens)), key=lambda node: (-scores[node], node)))
-    renumbered = {-1: -1, **{node: index for index, node in enumerate(kept)}}
-    return Draft(
-        tuple(tokens[node] for node in kept),
-        tuple(renumbered[parents[node]] for node in kept),
-        tuple(scores[node] for node in kept),
-        tuple(origins[node] for node in kept),
-    )
+    return Draft(tuple(tokens), tuple(parents), tuple(scores), tuple(origins)).only(kept)

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from foredraft.errors import InvalidSpec
 from foredraft.proposers.base import TargetModel
+from foredraft.proposers.occurrences import Occurrences
 from foredraft.types import NO_DRAFT, Commit, Draft, Sequence
 
 
@@ -29,25 +30,20 @@ class NgramOptions:
             raise InvalidSpec(f"ngram: which={self.which!r} must be latest or earliest.")
 
 
-@dataclass
-class _Index:
-    """Where each n-gram of a text was last (or first) followed by something: n-gram -> place of what followed."""
-
-    places: dict[tuple[int, ...], int] = field(default_factory=dict)
-    num_indexed: int = 0  # n-grams that end before this place are in
-
-
 class Ngram:
     """One index per text, grown by the tokens that were added since the last look."""
 
     name = "ngram"
     taps: frozenset[int] = frozenset()
+    free = True
+    wants_said = False
     Options = NgramOptions
 
     def __init__(self, options: NgramOptions, target: TargetModel | None = None) -> None:
         self.options = options
         self.num_lookahead_tokens = options.k
-        self._indexes: dict[int, _Index] = {}
+        self._lengths = tuple(range(options.min_n, options.max_n + 1))
+        self._indexes: dict[int, Occurrences] = {}
 
     def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
         return [self._draft(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
@@ -64,26 +60,17 @@ class Ngram:
 
     def _draft(self, sequence: Sequence, budget: int) -> Draft:
         tokens = sequence.token_ids
-        index = self._indexes.setdefault(sequence.id, _Index())
-        self._extend(index, tokens)
+        index = self._indexes.get(sequence.id)
+        if index is None:
+            index = self._indexes[sequence.id] = Occurrences(self._lengths)
+        index.follow(tokens)
         length = min(budget, self.options.k)
-        for n in range(min(self.options.max_n, len(tokens)), self.options.min_n - 1, -1):
-            place = index.places.get(tuple(tokens[-n:]))
-            if place is not None and length > 0:
+        for n in reversed(self._lengths) if length > 0 else ():
+            places = index.places(tokens, n)
+            if places:
+                place = places[-1 if self.options.which == "latest" else 0]
                 return _chain(_copied(tokens, place, length), n, self.name)
         return NO_DRAFT
-
-    def _extend(self, index: _Index, tokens: list[int]) -> None:
-        """Enter all n-grams that something follows; the text's own suffix is not among them yet."""
-        keep_first = self.options.which == "earliest"
-        for end in range(index.num_indexed, len(tokens)):
-            for n in range(self.options.min_n, min(self.options.max_n, end) + 1):
-                ngram = tuple(tokens[end - n : end])
-                if keep_first:
-                    index.places.setdefault(ngram, end)
-                else:
-                    index.places[ngram] = end
-        index.num_indexed = len(tokens)
 
 
 def _copied(tokens: list[int], place: int, length: int) -> list[int]:

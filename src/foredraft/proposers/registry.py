@@ -18,7 +18,11 @@ _BUILT_IN = {
     "draft_model": "foredraft.proposers.draft_model:DraftModel",
     "quantised": "foredraft.proposers.quantised:Quantised",
     "early_exit": "foredraft.proposers.early_exit:EarlyExit",
+    "lookahead": "foredraft.proposers.lookahead:Lookahead",
+    "staged": "foredraft.proposers.staged:Staged",
 }
+
+AUTO = ("ngram", "suffix")  # what `auto` chooses among: what every model has, and what costs next to nothing to have
 
 _GRAMMAR = "off, auto, NAME, NAME:option=value,…, NAME+NAME, or auto(NAME+NAME)"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -84,7 +88,7 @@ def parse_spec(text: object, known: Collection[str] | None = None) -> Spec:
     if text == "off":
         return Spec()
     if text == "auto":
-        return Spec(tuple(ProposerChoice(name) for name in known), adaptive=True)
+        return Spec(tuple(ProposerChoice(name) for name in AUTO if name in known), adaptive=True)
     inner = re.fullmatch(r"auto\((.*)\)", text)
     names = (inner.group(1) if inner else text).split("+")
     return Spec(tuple(_choice(part, text, known) for part in names), adaptive=inner is not None)

@@ -1,0 +1,196 @@
+"""When to guess, and how much: per step and sequence, so that the batch as a whole writes the most tokens per second.
+
+Guessing may never cost more than a little, so there is a ledger: what guessing has gained so far, against plain
+decoding, minus what it has cost. A step may only risk what the ledger and a small allowance cover.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+from foredraft.control.acceptance import Acceptance
+from foredraft.control.costs import Costs
+from foredraft.control.economics import best_length
+from foredraft.types import NO_DRAFT, Commit, Draft, Work
+
+GUESSED, NO_MATCH, TOO_UNSURE, LEDGER = "guessed", "nothing to copy", "would not pay", "ledger"
+MEASURING, RESTING, PROBE = "measuring", "resting", "probe"
+
+_ALLOWANCE_S = 0.02  # what may be lost before anything is gained
+_ALLOWANCE_SHARE = 0.01  # and on top, of all time spent
+_MOST_SAVED_S = 0.5  # gains beyond this do not pay for later losses
+_LEAST_SURVIVAL = 0.02  # a node that is less likely is not even considered
+_MARGIN = 1.02  # guessing must promise this much more than not to guess: estimates err
+_BLAME = 3.0  # a step that takes longer than this times what was expected was held up by something else
+_PROBE_EVERY = 64  # steps after which a resting model is asked again
+
+_Node = tuple[float, int, int]  # survival, index of the work, node of its draft
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a step runs in any case."""
+
+    rows: int
+    keys: int  # that those rows read
+    texts: int  # sequences that get a token
+
+    @classmethod
+    def of(cls, works: Items[Work]) -> Load:
+        return cls(
+            rows=sum(work.num_rows for work in works),
+            keys=sum(_keys(work, work.num_rows) for work in works),
+            texts=sum(work.reaches_end for work in works),
+        )
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """What a step took: guessing, as far as it takes time worth counting, the target's run, and all the rest."""
+
+    draft_s: float
+    run_s: float
+    overhead_s: float
+
+
+@dataclass
+class _Rest:
+    """A model that does not pay for a text, and since how many steps."""
+
+    steps: int = 0
+
+
+class Controller:
+    """Decides for the sequences that leave it to the engine. Plain Python; its clock is what the engine tells it."""
+
+    def __init__(self, costs: Costs) -> None:
+        self.costs = costs
+        self.acceptance = Acceptance()
+        self.ledger_s = 0.0
+        self._spent_s = 0.0
+        self._rests: dict[tuple[int, str], _Rest] = {}
+
+    def ask(self, work: Work, proposer: str, most: int, load: Load) -> tuple[int, str]:
+        """How many guesses to ask of a proposer that takes time to guess, and why."""
+        sequence_id = work.sequence.id
+        rest = self._rests.setdefault((sequence_id, proposer), _Rest())
+        per_node, rate = self.costs.draft(proposer), self.acceptance.rate(sequence_id, proposer)
+        plain = self.costs.run(load.rows, load.keys)
+        if per_node is None or rate is None:
+            return self._probe(rest, 1, 0.0 if per_node is None else per_node)
+        texts = max(1, load.texts)
+        reach = _keys(work, 1)
+
+        def verify(rows: int) -> float:
+            further = texts * (rows - 1)
+            return self.costs.run(load.rows + further, load.keys + further * reach) / plain
+
+        best = best_length([rate] * most, texts * per_node / plain, verify)
+        if best.speedup > _MARGIN:
+            risk = best.k * per_node + (verify(best.k + 1) - 1) * plain
+            if risk <= self._may_risk():
+                rest.steps = 0
+                return best.k, GUESSED
+            return 0, LEDGER
+        return self._probe(rest, _PROBE_EVERY, per_node + (verify(2) - 1) * plain)
+
+    def choose(self, works: Items[Work], drafts: Items[Draft | None], load: Load) -> tuple[list[Draft], list[str]]:
+        """What to verify of each draft, and why; None stands for a sequence that is not the controller's.
+
+        All nodes of all sequences compete: the likeliest come first, as many as make the most tokens per second.
+        """
+        nodes: list[_Node] = []
+        for index, draft in enumerate(drafts):
+            if draft is not None and draft.q is None:
+                survivals = self.acceptance.survivals(works[index].sequence.id, draft)
+                nodes += [(s, index, node) for node, s in enumerate(survivals) if s >= _LEAST_SURVIVAL]
+        nodes.sort(key=lambda way: (-way[0], way[1], way[2]))
+        if self.costs.is_known(load.rows):
+            wanted = self._best_count(works, nodes, load)
+            affordable, why_not = self._affordable(works, nodes[:wanted], load), TOO_UNSURE
+        else:  # without knowing what plain decoding takes, nothing can be said about what guessing gains
+            wanted, affordable, why_not = 0, 0, MEASURING
+        kept: list[list[int]] = [[] for _ in works]
+        for _, index, node in nodes[:affordable]:
+            kept[index].append(node)
+        too_risky = {index for _, index, _ in nodes[affordable:wanted]}
+        chosen: list[Draft] = []
+        reasons: list[str] = []
+        for index, draft in enumerate(drafts):
+            if draft is None or draft.q is not None:  # a sampled draft is verified whole, or the text is biased
+                chosen.append(draft or NO_DRAFT)
+            else:
+                chosen.append(draft.only(sorted(kept[index])))
+            if chosen[index]:
+                reasons.append(GUESSED)
+            elif not draft:
+                reasons.append(NO_MATCH)
+            else:
+                reasons.append(LEDGER if index in too_risky else why_not)
+        return chosen, reasons
+
+    def observe(
+        self, works: Items[Work], drafts: Items[Draft | None], commits: Items[Commit], load: Load, times: StepTimes
+    ) -> None:
+        """Learn from a step: `drafts` are those before anything was cut from them, `load` is that without them."""
+        run = Load.of(works)
+        plain = self.costs.run(load.rows, load.keys)
+        expected = self.costs.run(run.rows, run.keys)
+        self.costs.observe_overhead(times.overhead_s)
+        self.costs.observe_run(run.rows, run.keys, times.run_s)
+        cost = min(times.run_s + times.overhead_s, _BLAME * expected) - plain if run.rows > load.rows else 0.0
+        further = sum(len(commit.tokens) for commit in commits) - sum(bool(commit.tokens) for commit in commits)
+        gain = further * self._plain_token(load) if load.texts else 0.0
+        self.ledger_s = min(_MOST_SAVED_S, self.ledger_s + gain - cost - times.draft_s)
+        self._spent_s += plain
+        for draft, commit in zip(drafts, commits, strict=True):
+            if draft is not None:
+                self.acceptance.observe(commit.sequence.id, draft, commit.tokens)
+
+    def release(self, sequence_ids: Iterable[int]) -> None:
+        gone = set(sequence_ids)
+        self.acceptance.release(gone)
+        self._rests = {key: rest for key, rest in self._rests.items() if key[0] not in gone}
+
+    def _plain_token(self, load: Load) -> float:
+        """Seconds per token of a step in which every text gets one and nothing else is run."""
+        return self.costs.run(load.texts, load.keys * load.texts // load.rows) / load.texts
+
+    def _may_risk(self) -> float:
+        return self.ledger_s + _ALLOWANCE_S + _ALLOWANCE_SHARE * self._spent_s
+
+    def _probe(self, rest: _Rest, every: int, risk: float) -> tuple[int, str]:
+        rest.steps += 1
+        if rest.steps >= every and risk <= self._may_risk():
+            rest.steps = 0
+            return 1, PROBE
+        return 0, RESTING
+
+    def _best_count(self, works: Items[Work], nodes: list[_Node], load: Load) -> int:
+        """How many of the likeliest nodes make the most tokens per second."""
+        tokens, keys = float(load.texts), load.keys
+        best, best_rate = 0, _MARGIN * tokens / self.costs.run(load.rows, load.keys)
+        for count, (survival, index, _) in enumerate(nodes, 1):
+            tokens += survival
+            keys += _keys(works[index], 1)
+            rate = tokens / self.costs.run(load.rows + count, keys)
+            if rate > best_rate:
+                best, best_rate = count, rate
+        return best
+
+    def _affordable(self, works: Items[Work], nodes: list[_Node], load: Load) -> int:
+        """How many of these nodes may be lost without harm."""
+        limit = self._may_risk() + self.costs.run(load.rows, load.keys)
+        keys = load.keys + sum(_keys(works[index], 1) for _, index, _ in nodes)
+        count = len(nodes)
+        while count and self.costs.run(load.rows + count, keys) > limit:
+            count -= 1
+            keys -= _keys(works[nodes[count][1]], 1)
+        return count
+
+
+def _keys(work: Work, rows: int) -> int:
+    """Keys that so many rows of a work read, to within the rows themselves."""
+    return rows * (work.sequence.num_computed_tokens + work.num_new_tokens)

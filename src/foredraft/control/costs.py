@@ -1,0 +1,112 @@
+"""What a step takes on this machine: measured once for the shapes that run, and corrected by every real step.
+
+Estimates are medians: the first run after a pause is slow, and other processes steal time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+
+from foredraft.control.economics import VerifyCurve
+
+_SPEED_STEPS = 16  # the machine's speed is that of so many last steps
+_SHAPE_STEPS = 16  # a row count's own correction is over so many of its runs, and renewed as often
+_KNOWN = 4  # runs of a row count that make it known
+_STALE = 256  # steps after which it must be seen again
+_POSSIBLE = (0.4, 3.0)  # a run outside these multiples of what was expected is no measurement
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Measured seconds of a run of the target by its rows, each after `context` tokens, and of every further key."""
+
+    curve: VerifyCurve
+    context: int
+    seconds_per_key: float
+
+
+@dataclass
+class _Drafting:
+    """What a proposer's guesses take."""
+
+    per_node: deque[float] = field(default_factory=lambda: deque(maxlen=_SPEED_STEPS))
+
+    @property
+    def seconds(self) -> float:
+        return median(self.per_node)
+
+
+class Costs:
+    """Seconds of runs and of drafts, as the machine is now."""
+
+    def __init__(self, calibration: Calibration) -> None:
+        self._measured = calibration
+        self._curve = calibration.curve
+        self._speed = 1.0
+        self._recent: deque[float] = deque(maxlen=_SPEED_STEPS)
+        self._by_shape: list[deque[float]] = [deque(maxlen=_SHAPE_STEPS) for _ in calibration.curve.rows]
+        self._last_run = [0] * len(self._by_shape)
+        self._num_runs = 0
+        self._since_renewal = 0
+        self._overhead = 0.0
+        self._overheads: deque[float] = deque(maxlen=_SPEED_STEPS)
+        self._drafting: dict[str, _Drafting] = {}
+
+    def run(self, rows: int, keys: int) -> float:
+        """Seconds of a step with so many rows that read so many keys in all."""
+        return self._speed * self._unscaled(self._curve, rows, keys) + self._overhead
+
+    def is_known(self, rows: int) -> bool:
+        """Whether real runs of about so many rows were seen lately, so that their estimate can be relied upon."""
+        place = self._nearest(rows)
+        return len(self._by_shape[place]) >= _KNOWN and self._num_runs - self._last_run[place] < _STALE
+
+    def draft(self, proposer: str) -> float | None:
+        """Seconds per guess; None for one that was never asked."""
+        drafting = self._drafting.get(proposer)
+        return None if drafting is None else drafting.seconds
+
+    def observe_run(self, rows: int, keys: int, seconds: float) -> None:
+        """A real run of the target."""
+        expected = self._unscaled(self._measured.curve, rows, keys)
+        self._recent.append(seconds / self._unscaled(self._curve, rows, keys))
+        self._speed = median(self._recent)
+        shape = seconds / (expected * self._speed)
+        self._num_runs += 1
+        if _POSSIBLE[0] < shape < _POSSIBLE[1]:
+            place = self._nearest(rows)
+            self._by_shape[place].append(shape)
+            self._last_run[place] = self._num_runs
+            self._since_renewal += 1
+            if self._since_renewal >= _SHAPE_STEPS:
+                self._renew()
+
+    def observe_overhead(self, seconds: float) -> None:
+        """What a real step took beside guessing and running: sampling, bookkeeping."""
+        self._overheads.append(seconds)
+        self._overhead = median(self._overheads)
+
+    def observe_draft(self, proposer: str, nodes: int, seconds: float) -> None:
+        """A real call of a proposer, which gave so many guesses."""
+        self._drafting.setdefault(proposer, _Drafting()).per_node.append(seconds / max(1, nodes))
+
+    def _unscaled(self, curve: VerifyCurve, rows: int, keys: int) -> float:
+        further = keys - rows * self._measured.context
+        seconds = curve.seconds_at(rows)
+        return max(seconds / 2, seconds + further * self._measured.seconds_per_key)
+
+    def _nearest(self, rows: int) -> int:
+        knots = self._measured.curve.rows
+        right = min(bisect_left(knots, rows), len(knots) - 1)
+        return right if right == 0 or knots[right] - rows < rows - knots[right - 1] else right - 1
+
+    def _renew(self) -> None:
+        """Bend the curve to what row counts really took, where there are runs enough to tell."""
+        self._since_renewal = 0
+        measured = self._measured.curve
+        factors = [median(shapes) if len(shapes) >= _SHAPE_STEPS // 2 else 1.0 for shapes in self._by_shape]
+        bent = tuple(seconds * factor for seconds, factor in zip(measured.seconds, factors, strict=True))
+        self._curve = VerifyCurve(measured.rows, bent)

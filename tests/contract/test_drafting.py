@@ -1,0 +1,142 @@
+"""Models that guess: a model that guesses for itself is never wrong, so any stale K or V shows as a refused guess."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from foredraft.errors import InvalidSpec
+from foredraft.llm import LLM
+from foredraft.params import SamplingParams
+from foredraft.proposers.drafting import ModelDrafter
+from foredraft.proposers.registry import ProposerChoice, parse_spec
+from foredraft.types import Draft, Sequence
+from tests.tiny_models import VOCAB, random_model, save_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(random_model("llama"), tmp_path_factory.mktemp("tiny"))
+
+
+SETTINGS = [
+    "draft_model:model={0},k=4",
+    "draft_model:model={0},k=3,width=2",
+    "early_exit:layers=3,k=3,width=3",
+    "staged:chain=ngram>draft_model(model={0}),k=5",
+    "staged:chain=ngram>early_exit>draft_model(model={0}),k=5",
+]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_model_that_guesses_for_itself_is_never_wrong(folder: Path, setting: str, temperature: float) -> None:
+    """Alone and in a batch that is preempted, aborted and fed in chunks."""
+    prompts = [[(17 * seed + 3 * place) % VOCAB for place in range(15 + 9 * seed)] for seed in range(4)]
+    params = SamplingParams(max_tokens=40, temperature=temperature, seed=5, ignore_eos=True)
+    spec = parse_spec(setting.format(folder))
+    llm = LLM(str(folder), kv_cache_tokens=208, max_num_seqs=4, max_num_batched_tokens=60)
+    for index, prompt in enumerate(prompts):
+        llm.engine.add(str(index), prompt, params, spec)
+    outputs: list[Any] = []
+    while llm.engine.has_work:
+        outputs += [event.output for event in llm.engine.step() if event.output is not None]
+    assert sum(output.metrics.preemptions for output in outputs) > 0
+    for output in outputs:
+        assert output.metrics.accepted_tokens > 20
+        assert set(output.metrics.acceptance_per_depth) == {1.0}
+
+
+def test_a_prefix_that_is_found_in_the_cache_is_not_run_again(folder: Path) -> None:
+    """Unless the guessing model has not run it: blocks that only the target filled are no use to it."""
+    llm = LLM(str(folder))
+    spec, params = f"draft_model:model={folder},k=2", SamplingParams(max_tokens=4, ignore_eos=True)
+    shared = [(7 * place) % VOCAB for place in range(64)]
+    rows = count_rows(llm, spec)
+    llm.generate([[*shared, 1]], params, spec="off")
+    llm.generate([[*shared, 2]], params, spec=spec)
+    assert rows() >= 64, "the target's prefix was cached, the guessing model's was not"
+    llm.generate([[*shared, 3]], params, spec=spec)
+    assert rows() < 16, "now both are"
+
+
+def count_rows(llm: LLM, spec: str) -> Any:
+    """A function that tells how many rows the guessing model has run since it was last asked."""
+    proposer = llm.engine.guesser._proposer(parse_spec(spec).choices[0])
+    assert isinstance(proposer, ModelDrafter)
+    forward, seen = proposer.model.runner.forward, [0]
+
+    def counting(batch: Any) -> Any:
+        seen[0] += batch.num_rows
+        return forward(batch)
+
+    proposer.model.runner.forward = counting  # type: ignore[method-assign]
+
+    def since() -> int:
+        rows, seen[0] = seen[0], 0
+        return rows
+
+    return since
+
+
+def test_a_long_text_is_caught_up_with_in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM(str(folder))
+    monkeypatch.setattr("foredraft.proposers.drafting._CATCH_UP", 100)
+    proposer = llm.engine.guesser.make_proposer(ProposerChoice("draft_model", {"model": str(folder)}))
+    text = make_sequence(llm, [(5 * place) % VOCAB for place in range(250)])
+    sizes = [len(proposer.propose([text], [4])[0]) for _ in range(4)]
+    assert sizes == [0, 0, 4, 4]
+
+
+def make_sequence(llm: LLM, tokens: list[int], **fields: Any) -> Sequence:
+    params = SamplingParams(**fields).resolved({})
+    made = Sequence(99, "", 0, tokens, 1, params, seed=1, max_tokens=999)
+    assert llm.engine.scheduler.pool.reserve(made, len(tokens) + 100)
+    return made
+
+
+def test_sampled_siblings_are_drawn_without_replacement(folder: Path) -> None:
+    """The first from q, the second from what the first leaves: both stated, both true."""
+    llm = LLM(str(folder))
+    proposer = llm.engine.guesser.make_proposer(ProposerChoice("early_exit", {"k": "2", "width": "3"}))
+    live = make_sequence(llm, [3, 1, 4, 1, 5, 9, 2, 6], temperature=0.3, top_k=5, acceptance="rejection")
+    seconds: dict[int, Counter[int]] = {}
+    drafts: dict[int, Draft] = {}
+    for seed in range(900):
+        live.seed = seed
+        (draft,) = proposer.propose([live], [6])
+        assert draft.parents == (-1, -1, -1, 0, 1, 2)
+        first, second, third = draft.tokens[:3]
+        assert len({first, second, third}) == 3
+        left = draft.q[0].clone()
+        left[first] = 0
+        assert torch.allclose(draft.q[1], left / left.sum())
+        seconds.setdefault(first, Counter())[second] += 1
+        drafts[first] = draft
+    first = max(seconds, key=lambda token: seconds[token].total())
+    counts, q = seconds[first], drafts[first].q[1]
+    draws = counts.total()
+    misfit = 2 * sum(count * math.log(count / (draws * float(q[token]))) for token, count in counts.items())
+    assert draws > 200 and misfit < 25  # 3 degrees of freedom
+
+
+@pytest.mark.parametrize(
+    ("spec", "complaint"),
+    [
+        ("draft_model:model=x,k=40,width=2", "k times width at most 64"),
+        ("staged:chain=ngram", "needs two stages"),
+        ("staged:chain=ngram>suffix", "suffix is no model"),
+        ("staged:chain=lookahead>quantised", "listens to the target"),
+        ("staged:chain=ngram>quantised(bits=5)", "must be 4 or 8"),
+        ("staged:chain=ngram>nothing!", "cannot be read"),
+        ("staged:width=2", "must be 1"),
+    ],
+)
+def test_bad_settings_are_refused_with_a_sentence(folder: Path, spec: str, complaint: str) -> None:
+    with pytest.raises(InvalidSpec, match=complaint):
+        LLM(str(folder)).generate("x", spec=spec)

@@ -1,0 +1,213 @@
+"""The controller in a simulated world: a clock that costs what it says, drafters that are right or wrong at will."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from foredraft.control.acceptance import Acceptance
+from foredraft.control.controller import GUESSED, NO_MATCH, Controller, Load, StepTimes
+from foredraft.control.costs import Calibration, Costs
+from foredraft.control.economics import VerifyCurve
+from foredraft.params import SamplingParams
+from foredraft.types import NO_DRAFT, Commit, Draft, Sequence, Work
+
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+CHEAP = Calibration(VerifyCurve(ROWS, tuple(0.010 + 0.0005 * rows for rows in ROWS)), 0, 0.0)
+DEAR = Calibration(VerifyCurve(ROWS, tuple(0.010 + 0.004 * rows for rows in ROWS)), 0, 0.0)
+
+
+def chain(size: int, score: float = 0.8, origin: str = "test") -> Draft:
+    scores = tuple(score**depth for depth in range(1, size + 1))
+    return Draft((7,) * size, tuple(range(-1, size - 1)), scores, (origin,) * size)
+
+
+class World:
+    """Texts whose next tokens are guessed right with a probability that may change over time."""
+
+    def __init__(self, truth: Calibration, believed: Calibration | None = None, noise: float = 0.0) -> None:
+        self.truth = truth.curve
+        self.controller = Controller(Costs(believed or truth))
+        self.random = random.Random(1)
+        self.noise = noise
+        self.elapsed = self.plain = 0.0
+        self.tokens = 0
+        self.reasons: Counter[str] = Counter()
+        self.verified: list[int] = []
+
+    def write(
+        self,
+        count: int,
+        right: Callable[[int], float],
+        drafter: Callable[[int], Draft] = lambda _: chain(8),
+        batch: int = 1,
+    ) -> None:
+        """Let `batch` texts write `count` tokens each, for which plain decoding would take `plain` seconds."""
+        texts = [
+            Sequence(index, "", 0, [1], 1, SamplingParams().resolved({}), 0, 10**9, num_lookahead_tokens=64)
+            for index in range(batch)
+        ]
+        done = 0.0
+        while done < count:
+            works = [Work(text, 1, 64) for text in texts]
+            for text in texts:
+                text.num_computed_tokens = 0
+                del text.token_ids[1:]
+            drafts: list[Draft | None] = [drafter(self.tokens) for _ in texts]
+            load = Load.of(works)
+            chosen, reasons = self.controller.choose(works, drafts, load)
+            works = [Work(text, 1, 64, draft) for text, draft in zip(texts, chosen, strict=True)]
+            self.reasons.update(reasons)
+            self.verified.append(sum(map(len, chosen)))
+            seconds = self.truth.seconds_at(Load.of(works).rows) * (1 + self.noise * self.random.random())
+            commits = [self._commit(text, full, work.draft, right) for text, full, work in zip(texts, drafts, works)]
+            self.controller.observe(works, drafts, commits, load, StepTimes(0.0, seconds, 0.0))
+            emitted = sum(len(commit.tokens) for commit in commits) / batch
+            self.elapsed += seconds
+            self.plain += emitted * self.truth.seconds_at(batch) * (1 + self.noise / 2)
+            self.tokens += int(emitted)
+            done += emitted
+
+    def _commit(self, text: Sequence, full: Draft | None, draft: Draft, right: Callable[[int], float]) -> Commit:
+        """How far the guesses would be right, whether they are verified or not."""
+        assert full is not None
+        length = 0
+        while length < len(full) and self.random.random() < right(self.tokens):
+            length += 1
+        tokens = (7,) * min(length, len(draft))
+        return Commit(text, (*tokens, 7 if length > len(draft) else 8), (), ())
+
+
+def test_what_pays_is_guessed_and_what_does_not_is_not() -> None:
+    good, bad = World(CHEAP), World(CHEAP)
+    good.write(2000, lambda _: 0.9)
+    bad.write(2000, lambda _: 0.01)
+    assert good.plain / good.elapsed > 3
+    assert bad.elapsed <= 1.02 * bad.plain + 0.05
+    assert sum(bad.verified[-200:]) < 20
+    assert good.reasons[GUESSED] > 0.95 * good.reasons.total()
+
+
+def test_it_comes_close_to_the_best_fixed_length() -> None:
+    for truth, alpha in ((CHEAP, 0.7), (CHEAP, 0.4), (DEAR, 0.9), (DEAR, 0.5)):
+        world = World(truth)
+        world.write(3000, lambda _, alpha=alpha: alpha)  # type: ignore[misc]
+        tokens = [sum(alpha**depth for depth in range(k + 1)) for k in range(9)]
+        best = max(e * truth.curve.seconds_at(1) / truth.curve.seconds_at(k + 1) for k, e in enumerate(tokens))
+        assert world.plain / world.elapsed > 0.95 * best, (alpha, best)
+
+
+@pytest.mark.parametrize("believed", [DEAR, Calibration(VerifyCurve(ROWS, (0.012,) * 7), 0, 0.0)])
+def test_wrong_costs_are_found_out(believed: Calibration) -> None:
+    """Calibrated as if rows were free, on a machine where they are dear: real steps correct it."""
+    world = World(DEAR, believed)
+    world.write(3000, lambda _: 0.15)
+    assert world.elapsed <= 1.02 * world.plain + 0.05
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+@pytest.mark.parametrize("truth", [CHEAP, DEAR])
+def test_adversaries_cost_next_to_nothing(truth: Calibration, noise: float) -> None:
+    """Always wrong; right for 50 tokens and then always wrong; sure of itself; and all that on a noisy machine."""
+    sure: Callable[[int], Draft] = lambda _: chain(16, 0.99)  # noqa: E731
+    for right in (lambda _: 0.0, lambda written: float(written < 50), lambda written: float(written // 40 % 2 == 0)):
+        world = World(truth, noise=noise)
+        world.write(1500, right, sure)
+        assert world.elapsed <= 1.02 * world.plain + 0.05, (truth, right(0))
+
+
+def test_guessing_comes_back_by_itself() -> None:
+    world = World(CHEAP)
+    world.write(800, lambda _: 0.0)
+    quiet = len(world.verified)
+    world.write(800, lambda _: 0.95)
+    assert sum(world.verified[quiet - 200 : quiet]) < 40
+    assert sum(world.verified[quiet + 30 : quiet + 60]) > 100, "what is right in the shadow is soon verified again"
+
+
+def test_large_batches_flip_the_sign() -> None:
+    """The same acceptance pays alone and not among many, because more rows then cost what they are worth."""
+    bound = Calibration(VerifyCurve(ROWS, tuple(max(0.010, 0.001 * rows) for rows in ROWS)), 0, 0.0)
+    alone, crowded = World(bound), World(bound)
+    alone.write(400, lambda _: 0.5)
+    crowded.write(400, lambda _: 0.5, batch=32)
+    assert alone.plain / alone.elapsed > 1.5
+    assert crowded.elapsed <= 1.02 * crowded.plain + 0.05
+    assert sum(crowded.verified[-20:]) < 20
+
+
+def test_nothing_to_copy_is_told_apart() -> None:
+    world = World(CHEAP)
+    world.write(50, lambda _: 0.0, lambda _: NO_DRAFT)
+    assert world.reasons == {NO_MATCH: 50}
+
+
+def test_a_slow_drafter_rests_and_is_probed_now_and_then() -> None:
+    controller = Controller(Costs(CHEAP))
+    text = Sequence(1, "", 0, [1, 2, 3], 3, SamplingParams().resolved({}), 0, 999)
+    load = Load(1, 3, 1)
+    asked = []
+    for _ in range(300):
+        work = Work(text, 1, 4)
+        budget, _ = controller.ask(work, "model", 4, load)
+        drafts: list[Draft | None] = [chain(budget, origin="model")]
+        asked.append(budget)
+        seconds = 0.030 * budget  # three plain steps per guess: even if always right it cannot pay
+        if budget:
+            controller.costs.observe_draft("model", budget, seconds)
+        controller.observe([work], drafts, [Commit(text, (7,), (), ())], load, StepTimes(seconds, 0.0105, 0.0))
+    assert 1 <= sum(asked) <= 4
+    assert sum(asked) * 0.030 <= 0.02 * 300 * 0.0105 + 0.05
+
+
+def test_a_fast_and_right_drafter_is_used() -> None:
+    controller = Controller(Costs(CHEAP))
+    text = Sequence(1, "", 0, [1, 2, 3], 3, SamplingParams().resolved({}), 0, 999)
+    load = Load(1, 3, 1)
+    asked = []
+    for _ in range(100):
+        work = Work(text, 1, 4)
+        budget, _ = controller.ask(work, "model", 4, load)
+        asked.append(budget)
+        draft = chain(budget, origin="model")
+        if budget:
+            controller.costs.observe_draft("model", budget, 0.001 * budget)
+        ran = Work(text, 1, 4, draft)
+        commit = Commit(text, (7,) * (budget + 1), (), ())
+        controller.observe([ran], [draft], [commit], load, StepTimes(0.001 * budget, 0.0105 + 0.0005 * budget, 0.0))
+    assert asked[-50:] == [4] * 50
+
+
+def test_a_request_differs_from_others() -> None:
+    """The same proposer: right for one request, wrong for the other, from a common prior."""
+    acceptance = Acceptance()
+    for _ in range(40):
+        acceptance.observe(1, chain(3), (7, 7, 7, 7))
+        acceptance.observe(2, chain(3), (8,))
+    code, chat = (acceptance.survivals(request, chain(3)) for request in (1, 2))
+    fresh = acceptance.survivals(3, chain(3))
+    assert code[0] > 0.8 > 0.3 > chat[0]
+    assert chat[0] < fresh[0] < code[0]
+    assert code == sorted(code, reverse=True)
+    acceptance.release([1, 2])
+    assert acceptance.survivals(1, chain(3)) == fresh
+
+
+def test_costs_follow_the_machine_and_ignore_outliers() -> None:
+    costs = Costs(DEAR)
+    for step in range(200):
+        rows = 1 + step % 5
+        seconds = 1.5 * DEAR.curve.seconds_at(rows)
+        costs.observe_run(rows, 0, 50 * seconds if step % 9 == 0 else seconds)
+        costs.observe_overhead(0.001)
+    for rows in (1, 3, 5):
+        assert costs.run(rows, 0) == pytest.approx(1.5 * DEAR.curve.seconds_at(rows) + 0.001, rel=0.05)
+    assert costs.draft("unknown") is None
+
+
+def test_longer_contexts_cost_more() -> None:
+    costs = Costs(Calibration(DEAR.curve, 100, 1e-6))
+    assert costs.run(2, 2 * 1100) == pytest.approx(DEAR.curve.seconds_at(2) + 2000e-6)

@@ -1,0 +1,62 @@
+"""The index of n-grams against a search through the whole text."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foredraft.proposers.occurrences import Occurrences, shared_prefix
+
+LENGTHS = (1, 2, 4)
+texts = st.lists(st.integers(0, 2), max_size=40)
+changes = st.lists(st.tuples(st.sampled_from(["append", "shrink", "forget"]), st.integers(0, 6)), max_size=40)
+
+
+def searched(tokens: list[int], start: int, suffix: list[int], n: int) -> list[int]:
+    if len(suffix) < n:
+        return []
+    return [start + end for end in range(n, len(tokens)) if tokens[end - n : end] == suffix[-n:]]
+
+
+@given(changes)
+def test_places_are_those_of_a_full_search(steps: list[tuple[str, int]]) -> None:
+    index = Occurrences(LENGTHS)
+    tokens: list[int] = []
+    start = 0
+    for change, amount in steps:
+        if change == "append":
+            index.append(amount % 3)
+            tokens.append(amount % 3)
+        elif change == "shrink":
+            length = max(0, len(tokens) - amount)
+            index.shrink(length)
+            del tokens[length:]
+        else:
+            count = min(amount, len(tokens))
+            index.forget(count)
+            del tokens[:count]
+            start += count
+        assert (index.tokens, index.start) == (tokens, start)
+        for n in LENGTHS:
+            assert index.places(tokens, n) == searched(tokens, start, tokens, n)
+    index.forget(len(tokens))
+    assert len(index) == 0
+
+
+@given(st.lists(texts, max_size=6))
+def test_following_a_text_equals_starting_anew(versions: list[list[int]]) -> None:
+    index = Occurrences(LENGTHS)
+    for text in versions:
+        index.follow(text)
+        fresh = Occurrences(LENGTHS)
+        fresh.follow(text)
+        assert (index.tokens, index._places) == (fresh.tokens, fresh._places)
+
+
+@given(texts, texts, st.integers(0, 10))
+def test_matches_are_compared_token_by_token(tokens: list[int], suffix: list[int], limit: int) -> None:
+    index = Occurrences(LENGTHS)
+    index.follow(tokens)
+    for place in range(len(tokens) + 1):
+        alike = shared_prefix(tokens[:place][::-1], suffix[::-1])
+        assert index.matched(place, suffix, limit) == min(limit, alike)
