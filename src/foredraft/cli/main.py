@@ -13,11 +13,13 @@ from typer.exceptions import TyperException
 
 from foredraft import __version__
 from foredraft.cli.audit import audit
+from foredraft.cli.bench import bench
 from foredraft.cli.chat import chat
 from foredraft.cli.demo import demo
 from foredraft.cli.generate import generate
 from foredraft.cli.models import models
 from foredraft.cli.output import say, show_cursor
+from foredraft.cli.plan import plan
 from foredraft.errors import ForedraftError
 
 INTERRUPTED = 130  # what typer, too, makes of Ctrl-C inside a command
@@ -34,6 +36,8 @@ app.command()(demo)
 app.command()(generate)
 app.command()(chat)
 app.command()(audit)
+app.command()(bench)
+app.command()(plan)
 app.command()(models)
 
 

@@ -1,0 +1,187 @@
+"""From raw runs to figures: one cell per speculation setting, category, batch size and temperature. Pure functions."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import median, quantiles
+
+from foredraft.bench.measure import OFF, Run
+from foredraft.bench.verify_cost import predicted_ratio
+from foredraft.control.economics import VerifyCurve
+from foredraft.proposers.registry import ProposerChoice, parse_spec
+
+ALL = "all"
+PLATEAU = 0.02  # a k is on the plateau when its speed-up is within so much of the best
+
+Texts = dict[tuple[float, int], str]  # by temperature and prompt
+Times = dict[int, float]  # by group
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one setting did for one category; the category `all` sums over all groups.
+
+    Times are sums, over the groups, of the median over the repeats. `ratio_to_off` is plain decoding's time divided by
+    this setting's; its quartiles are those of the groups' own ratios.
+    """
+
+    spec: str
+    category: str
+    batch: int
+    temperature: float
+    dtype: str
+    prompts: int
+    tokens_per_s: float
+    ratio_to_off: float
+    tokens_per_run: float
+    acceptance_rate: float
+    same_text: bool
+    predicted_ratio: float
+    ratio_quartiles: list[float]
+    group_sizes: list[int]
+    tokens: float  # of one repeat
+    seconds: float
+    drafted_per_run: float
+    draft_time_per_run_s: float
+    acceptance_per_depth: list[float]
+    by_origin: dict[str, int]
+
+
+def cells_of(runs: Sequence[Run], cost: VerifyCurve, dtype: str) -> list[Cell]:
+    """One cell per combination that was measured, and one with category `all`. Without plain decoding there is none."""
+    texts = texts_of_off(runs)
+    parts: dict[tuple[float, int, str], dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
+    for run in runs:
+        for category in (run.category, ALL):
+            parts[run.temperature, run.batch, category][run.spec].append(run)
+    places = {key: place for place, key in enumerate(parts)}
+    order = sorted(parts, key=lambda key: (key[0], key[1], key[2] == ALL, places[key]))
+    specs = sorted({run.spec: None for run in runs}, key=lambda spec: spec != OFF)
+    return [
+        _cell(category, parts[temperature, batch, category][spec], plain, cost, dtype, texts)
+        for temperature, batch, category in order
+        if (plain := parts[temperature, batch, category].get(OFF))
+        for spec in specs
+        if spec in parts[temperature, batch, category]
+    ]
+
+
+def texts_of_off(runs: Iterable[Run]) -> Texts:
+    """What plain decoding wrote, the first time it was asked: every setting, batch and repeat must write that."""
+    texts: Texts = {}
+    for run in runs:
+        if run.spec == OFF:
+            texts.setdefault((run.temperature, run.prompt), run.token_ids_hash)
+    return texts
+
+
+def group_times(runs: Iterable[Run]) -> Times:
+    """The median over the repeats of each group's time."""
+    by_group: dict[int, dict[int, float]] = defaultdict(dict)
+    for run in runs:
+        by_group[run.group][run.repeat] = run.seconds
+    return {group: median(by_repeat.values()) for group, by_repeat in by_group.items()}
+
+
+def ratio(plain: Times, guessed: Times) -> tuple[float, list[float]]:
+    """How many times as long plain decoding took, over the groups that both have; and the quartiles over groups."""
+    both = [group for group in plain if group in guessed]
+    above, below = (sum(times[group] for group in both) for times in (plain, guessed))
+    each = [_ratio(plain[group], guessed[group]) for group in both]
+    spread = quantiles(each, n=4, method="inclusive") if len(each) > 1 else (each or [0.0]) * 3
+    return _ratio(above, below), spread
+
+
+def flip(batches: Sequence[int], ratios: Sequence[float]) -> float | None:
+    """The batch size from which speculation no longer pays, on straight lines between those that were measured; None
+    if it always pays, or never did."""
+    points = list(zip(batches, ratios, strict=True))
+    for (left, high), (right, low) in pairwise(points):
+        if high >= 1 > low:
+            return left + (right - left) * (high - 1) / (high - low)
+    return None
+
+
+def k_sweeps(specs: Iterable[str]) -> dict[str, dict[int, str]]:
+    """The settings that differ only in one k, by what they share (with `k=…` in its place) and then by k."""
+    sweeps: dict[str, dict[int, str]] = defaultdict(dict)
+    for spec in specs:
+        parsed = parse_spec(spec)
+        lengths = [choice.options["k"] for choice in parsed.choices if choice.options.get("k", "").isdecimal()]
+        if len(lengths) == 1:
+            shared = "+".join(str(_with_any_k(choice)) for choice in parsed.choices)
+            sweeps[f"auto({shared})" if parsed.adaptive else shared][int(lengths[0])] = spec
+    return {shared: dict(sorted(by_k.items())) for shared, by_k in sweeps.items() if len(by_k) > 1}
+
+
+def plateau(ratios: dict[int, float]) -> int:
+    """The smallest k whose speed-up is within PLATEAU of the best."""
+    best = max(ratios.values())
+    return min(k for k, value in ratios.items() if value >= best * (1 - PLATEAU))
+
+
+def _with_any_k(choice: ProposerChoice) -> ProposerChoice:
+    return replace(choice, options={**choice.options, "k": "…"}) if "k" in choice.options else choice
+
+
+def _cell(
+    category: str, runs: Sequence[Run], plain: Sequence[Run], cost: VerifyCurve, dtype: str, texts: Texts
+) -> Cell:
+    times = group_times(runs)
+    ratio_to_off, spread = ratio(group_times(plain), times)
+    sizes = {run.group: run.group_size for run in runs}
+    repeats = len({run.repeat for run in runs})
+    emitted, target_runs, drafted = (
+        sum(values) for values in zip(*((r.tokens, r.target_runs, r.drafted) for r in runs))
+    )
+    tokens_per_run, drafted_per_run = _ratio(emitted, target_runs), _ratio(drafted, target_runs)
+    draft_time = _ratio(sum(run.draft_time_s for run in runs), target_runs)
+    batch = _ratio(sum(run.group_size * run.target_runs for run in runs), target_runs)
+    by_origin: Counter[str] = Counter()
+    for run in runs:
+        by_origin.update(run.by_origin)
+    first = runs[0]
+    return Cell(
+        spec=first.spec,
+        category=category,
+        batch=first.batch,
+        temperature=first.temperature,
+        dtype=dtype,
+        prompts=len({run.prompt for run in runs}),
+        tokens_per_s=_ratio(emitted / repeats, sum(times.values())),
+        ratio_to_off=ratio_to_off,
+        tokens_per_run=tokens_per_run,
+        acceptance_rate=_ratio(sum(run.accepted for run in runs), drafted),
+        same_text=all(
+            run.error is None and texts.get((run.temperature, run.prompt)) == run.token_ids_hash for run in runs
+        ),
+        predicted_ratio=predicted_ratio(cost, batch, tokens_per_run, drafted_per_run, draft_time),
+        ratio_quartiles=spread,
+        group_sizes=list(sizes.values()),
+        tokens=emitted / repeats,
+        seconds=sum(times.values()),
+        drafted_per_run=drafted_per_run,
+        draft_time_per_run_s=draft_time,
+        acceptance_per_depth=_acceptance_per_depth(runs),
+        by_origin=dict(by_origin),
+    )
+
+
+def _acceptance_per_depth(runs: Sequence[Run]) -> list[float]:
+    """The mean over the texts that drafted so deep, weighted by how much each drafted."""
+    deepest = max((len(run.acceptance_per_depth) for run in runs), default=0)
+    means: list[float] = []
+    for depth in range(deepest):
+        deep = [run for run in runs if len(run.acceptance_per_depth) > depth]
+        means.append(
+            _ratio(sum(run.acceptance_per_depth[depth] * run.drafted for run in deep), sum(r.drafted for r in deep))
+        )
+    return means
+
+
+def _ratio(above: float, below: float) -> float:
+    """0 where nothing was measured."""
+    return above / below if below else 0.0

@@ -1,0 +1,222 @@
+"""Plain decoding and every speculation setting in one run, interleaved, so that a slow moment of the machine hits all.
+
+Nobody may profit from having seen a prompt: stores of finished texts are cleared before every timed run, and the LLM
+must have been opened with `prefix_caching=False`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+from foredraft.audit.prompts import Question
+from foredraft.errors import InvalidParameter, InvalidPrompt
+from foredraft.params import MAX_SEED, SamplingParams
+from foredraft.proposers.registry import parse_spec
+from foredraft.types import RequestOutput
+
+if TYPE_CHECKING:
+    from foredraft.engine.engine import Engine
+    from foredraft.llm import LLM
+
+OFF = "off"
+MAX_BATCH = 64  # as many sequences as an LLM runs at once unless told otherwise
+WARM_UP_TOKENS = 8
+
+Tick = Callable[[], None]  # called after each timed run, for a progress bar
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure; every bad value is refused here. Plain decoding is always part of it."""
+
+    specs: tuple[str, ...]
+    batches: tuple[int, ...] = (1,)
+    temperatures: tuple[float, ...] = (0.0,)
+    max_tokens: int = 128
+    repeats: int = 3
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for spec in self.specs:
+            parse_spec(spec)
+        for temperature in self.temperatures:
+            SamplingParams(max_tokens=self.max_tokens, temperature=temperature, seed=self.seed)
+        for batch in self.batches:
+            if not 1 <= batch <= MAX_BATCH:
+                raise InvalidParameter(f"batch={batch} must be a whole number from 1 to {MAX_BATCH}.")
+        if self.repeats < 1:
+            raise InvalidParameter(f"repeats={self.repeats} must be a whole number of at least 1.")
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """Plain decoding, then every other setting once."""
+        return tuple(dict.fromkeys((OFF, *self.specs)))
+
+    def params(self, temperature: float, prompt: int) -> SamplingParams:
+        """Those of one prompt: all settings write it with the same seed."""
+        seed = (self.seed + prompt) % (MAX_SEED + 1)
+        return SamplingParams(max_tokens=self.max_tokens, temperature=temperature, seed=seed)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Prompts of one category, by their indices, that run at once. The last one of a category may be smaller."""
+
+    category: str
+    prompts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One prompt of one timed run. `seconds` is the time of the whole call, which the prompts of a group share."""
+
+    prompt: int
+    category: str
+    batch: int
+    group: int
+    group_size: int
+    repeat: int
+    temperature: float
+    spec: str
+    tokens: int
+    seconds: float
+    target_runs: int
+    tokens_per_run: float
+    acceptance_per_depth: list[float]
+    by_origin: dict[str, int]
+    drafted: int
+    accepted: int
+    draft_time_s: float
+    verify_time_s: float
+    token_ids_hash: str
+    error: str | None = None
+
+
+def groups_of(questions: Sequence[Question], batch: int) -> list[Group]:
+    """Chunks of each category in order, categories taking turns."""
+    by_category: dict[str, list[int]] = {}
+    for index, question in enumerate(questions):
+        by_category.setdefault(question.category, []).append(index)
+    chunks = [
+        [Group(category, tuple(indices[start : start + batch])) for start in range(0, len(indices), batch)]
+        for category, indices in by_category.items()
+    ]
+    return [group for turn in zip_longest(*chunks) for group in turn if group is not None]
+
+
+def in_turn(settings: Sequence[str], turn: int) -> list[str]:
+    """The settings, each in its turn the first."""
+    first = turn % len(settings)
+    return [*settings[first:], *settings[:first]]
+
+
+def num_timed_runs(questions: Sequence[Question], plan: Plan) -> int:
+    """How often `measure` ticks."""
+    groups = sum(len(groups_of(questions, batch)) for batch in plan.batches)
+    return groups * len(plan.temperatures) * plan.repeats * len(plan.settings)
+
+
+def measure(llm: LLM, questions: Sequence[Question], plan: Plan, tick: Tick) -> list[Run]:
+    """All timed runs, in the order in which they were made, after a warm-up that does not count."""
+    prompts = [_encode(llm, index, question.text) for index, question in enumerate(questions)]
+    _warm_up(llm, prompts, plan)
+    runs: list[Run] = []
+    for temperature in plan.temperatures:
+        params = [plan.params(temperature, index) for index in range(len(prompts))]
+        for batch in plan.batches:
+            for number, group in enumerate(groups_of(questions, batch)):
+                chosen = [prompts[index] for index in group.prompts], [params[index] for index in group.prompts]
+                for repeat in range(plan.repeats):
+                    for spec in in_turn(plan.settings, number + repeat):
+                        seconds, outputs = _timed(llm, *chosen, spec)
+                        runs += [
+                            _run(index, group, batch, number, repeat, temperature, spec, seconds, output)
+                            for index, output in zip(group.prompts, outputs, strict=True)
+                        ]
+                        tick()
+    return runs
+
+
+def _encode(llm: LLM, index: int, text: str) -> list[int]:
+    """The text as a user's turn, or as it is for a model that has no chat template."""
+    try:
+        tokens = llm.encode([{"role": "user", "content": text}])
+    except InvalidPrompt:
+        tokens = llm.encode(text)
+    if not 0 < len(tokens) < llm.max_model_len:
+        raise InvalidPrompt(
+            f"Prompt {index} of the suite has {len(tokens)} tokens, but the context holds {llm.max_model_len} "
+            "including the answer; take it out."
+        )
+    return tokens
+
+
+def _warm_up(llm: LLM, prompts: list[list[int]], plan: Plan) -> None:
+    """The first runs of a model and of a proposer are the slowest: every setting makes one at the largest batch."""
+    params = SamplingParams(max_tokens=min(WARM_UP_TOKENS, plan.max_tokens), temperature=0.0)
+    for spec in plan.settings:
+        _timed(llm, prompts[: max(plan.batches)], params, spec)
+
+
+def _timed(
+    llm: LLM, prompts: list[list[int]], params: SamplingParams | list[SamplingParams], spec: str
+) -> tuple[float, list[RequestOutput]]:
+    llm.engine.guesser.forget()
+    with _proposers_of(llm.engine, spec):
+        started = time.perf_counter()
+        outputs = llm.generate(prompts, params, spec=spec)
+        return time.perf_counter() - started, outputs
+
+
+@contextmanager
+def _proposers_of(engine: Engine, spec: str) -> Iterator[None]:
+    """Hide the proposers of other settings, which would learn from this run and charge it for that."""
+    everyone = engine.guesser.proposers
+    wanted = {str(choice) for choice in parse_spec(spec).choices}
+    engine.guesser.proposers = {name: proposer for name, proposer in everyone.items() if name in wanted}
+    try:
+        yield
+    finally:
+        engine.guesser.proposers = {**everyone, **engine.guesser.proposers}
+
+
+def _run(
+    prompt: int,
+    group: Group,
+    batch: int,
+    number: int,
+    repeat: int,
+    temperature: float,
+    spec: str,
+    seconds: float,
+    output: RequestOutput,
+) -> Run:
+    metrics = output.metrics
+    return Run(
+        prompt=prompt,
+        category=group.category,
+        batch=batch,
+        group=number,
+        group_size=len(group.prompts),
+        repeat=repeat,
+        temperature=temperature,
+        spec=spec,
+        tokens=metrics.emitted_tokens,
+        seconds=seconds,
+        target_runs=metrics.target_runs,
+        tokens_per_run=metrics.tokens_per_run,
+        acceptance_per_depth=metrics.acceptance_per_depth,
+        by_origin=metrics.by_origin,
+        drafted=metrics.drafted_tokens,
+        accepted=metrics.accepted_tokens,
+        draft_time_s=metrics.draft_time_s,
+        verify_time_s=metrics.verify_time_s,
+        token_ids_hash=hashlib.sha256(repr(output.token_ids).encode()).hexdigest()[:16],
+        error=output.error,
+    )

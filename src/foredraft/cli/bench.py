@@ -1,0 +1,186 @@
+"""`foredraft bench`: plain decoding and every speculation setting, interleaved in one run; figures, a report, plots."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foredraft.cli import options
+from foredraft.cli.output import print_json, say
+from foredraft.cli.progress import CountingProgress
+from foredraft.errors import InvalidParameter
+from foredraft.models.catalog import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from foredraft.audit.prompts import Question
+    from foredraft.bench.cells import Cell
+    from foredraft.bench.measure import Plan
+    from foredraft.bench.report import Results
+    from foredraft.llm import LLM
+
+DEFAULT_SPECS = ("ngram", "suffix", "ngram+suffix")
+HEADERS = ("spec", "category", "batch", "temp.", "tok/s", "speed-up", "predicted", "tokens/run", "same text?")
+
+
+def bench(
+    model: options.Model = DEFAULT_MODEL,
+    suite: Annotated[str, typer.Option("--suite", help="builtin, or a file in Spec-Bench's format.")] = "builtin",
+    specs: Annotated[
+        list[str] | None,
+        typer.Option("--spec", help=f"Compare this with off; may be repeated. Without it: {', '.join(DEFAULT_SPECS)}."),
+    ] = None,
+    batch: Annotated[
+        str, typer.Option("--batch", help="How many prompts run at once: one size, or several: 1,8.")
+    ] = "1",
+    temperatures: Annotated[
+        list[float] | None, typer.Option("--temperature", help="0, the default, is greedy; may be repeated.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="So many prompts, evenly over kinds.")] = None,
+    max_tokens: options.MaxTokens = 128,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Timed runs of each; the median counts.")] = 3,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the first prompt; the others count on from it.")] = 1,
+    out: Annotated[Path, typer.Option("--out", help="The folder for the results.")] = Path("bench-results"),
+    as_json: options.Json = False,
+) -> None:
+    """Measure plain decoding and every --spec, interleaved; write results.json, report.html and plots."""
+    from foredraft.bench.measure import Plan
+    from foredraft.bench.suite import load_suite
+
+    chosen = tuple(specs or DEFAULT_SPECS)
+    plan = Plan(chosen, _batches(batch), tuple(dict.fromkeys(temperatures or [0.0])), max_tokens, repeats, seed)
+    questions = load_suite(suite, limit)
+    _make_folder(out)
+    _warn_of_small_groups(questions, plan)
+    opening = options.ModelOptions(model, "off", dtype, device, threads, prefix_caching=False)
+    with opening.open() as llm:
+        results = _measured(llm, questions, plan, model, suite)
+    _write(results, out)
+    if as_json:
+        for cell in results.cells:
+            print_json(asdict(cell))
+    else:
+        (_print_table if sys.stdout.isatty() else _print_lines)(results.cells)
+    for failure in _failures(results):
+        say(failure)
+    if not results.same_text:
+        raise typer.Exit(1)
+
+
+def _batches(text: str) -> tuple[int, ...]:
+    """The sizes of `1,8`, ascending, each once."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise InvalidParameter(f"--batch {text!r} must be whole numbers with commas between them, for instance 1,8.")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidParameter(f"--out {folder} cannot be made: {error.strerror}.") from error
+
+
+def _warn_of_small_groups(questions: list[Question], plan: Plan) -> None:
+    from foredraft.bench.measure import groups_of
+
+    for batch in plan.batches:
+        largest = max(len(group.prompts) for group in groups_of(questions, batch))
+        if largest < batch:
+            say(f"No kind has {batch} prompts: batch {batch} runs at most {largest} at once.")
+
+
+def _measured(llm: LLM, questions: list[Question], plan: Plan, model: str, suite: str) -> Results:
+    from foredraft.bench.cells import cells_of
+    from foredraft.bench.measure import measure, num_timed_runs
+    from foredraft.bench.report import Results, describe_machine, describe_model, describe_settings, describe_versions
+    from foredraft.bench.verify_cost import verify_curve
+
+    done = 0
+    with CountingProgress("Measuring", num_timed_runs(questions, plan)) as progress:
+
+        def tick() -> None:
+            nonlocal done
+            done += 1
+            progress.show(done)
+
+        runs = measure(llm, questions, plan, tick)
+    cost = verify_curve(llm)
+    return Results(
+        machine=describe_machine(llm),
+        versions=describe_versions(),
+        model=describe_model(model, llm),
+        settings=describe_settings(plan, suite, len(questions)),
+        cells=cells_of(runs, cost, llm.dtype),
+        runs=runs,
+        verify_cost=cost,
+    )
+
+
+def _write(results: Results, out: Path) -> None:
+    from foredraft.bench.report import write_report, write_results
+
+    try:
+        write_results(results, out)
+        drawn = write_report(results, out)
+    except OSError as error:
+        raise InvalidParameter(f"The results cannot be written to {out}: {error.strerror}.") from error
+    say(f"Wrote results.json and report.html to {out}.")
+    if not drawn:
+        say("The report has no plots, because matplotlib is not installed; to get it: pip install 'foredraft[bench]'.")
+
+
+def _failures(results: Results) -> list[str]:
+    """What went wrong, in sentences; each prompt that failed is told once per setting."""
+    errors = {
+        (run.prompt, run.spec): f"Prompt {run.prompt}, {run.spec}: {run.error}" for run in results.runs if run.error
+    }
+    differing = dict.fromkeys(cell.spec for cell in results.cells if not cell.same_text)
+    return [*errors.values(), *(f"{spec}: the texts are not those of plain decoding." for spec in differing)]
+
+
+def _print_table(cells: list[Cell]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD)
+    for place, header in enumerate(HEADERS):
+        table.add_column(header, justify="left" if place < 2 else "right")
+    for cell, after in zip(cells, [*cells[1:], None], strict=True):
+        last = after is None or after.category != cell.category
+        table.add_row(*map(Text, _figures(cell)), style=None if cell.same_text else "bold red", end_section=last)
+    Console().print(table)
+
+
+def _print_lines(cells: list[Cell]) -> None:
+    rows = [HEADERS, *map(_figures, cells)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        padded = (
+            text.ljust(width) if place < 2 else text.rjust(width)
+            for place, (text, width) in enumerate(zip(row, widths))
+        )
+        print("  ".join(padded).rstrip())
+
+
+def _figures(cell: Cell) -> tuple[str, ...]:
+    return (
+        cell.spec,
+        cell.category,
+        str(cell.batch),
+        f"{cell.temperature:g}",
+        f"{cell.tokens_per_s:.1f}",
+        f"{cell.ratio_to_off:.2f}x",
+        f"{cell.predicted_ratio:.2f}x",
+        f"{cell.tokens_per_run:.2f}",
+        "yes" if cell.same_text else "NO",
+    )
