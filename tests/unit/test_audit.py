@@ -29,7 +29,7 @@ from foredraft.audit.law import (
 )
 from foredraft.audit.prompts import BUILT_IN, Question, read_suite, spread
 from foredraft.audit.report import Check
-from foredraft.audit.text import text_checks, usable_proposers, with_pairs
+from foredraft.audit.text import num_prompts, text_checks, usable_proposers, with_pairs
 from foredraft.cli.main import run
 from foredraft.errors import InvalidPrompt, InvalidSpec
 from foredraft.sampling.rules import RULES, Chance, Outcome, Target
@@ -216,11 +216,17 @@ class TestSameText:
         list(text_checks(llm, [*BUILT_IN, *BUILT_IN[:3]], ["ngram"], 3, no_tick))  # type: ignore[arg-type]
         assert llm.batches == [8, 3] * 4
 
+    def test_pairs_run_on_fewer_prompts(self) -> None:
+        llm = FakeLLM()
+        list(text_checks(llm, BUILT_IN * 10, ["ngram+suffix"], 3, no_tick))  # type: ignore[arg-type]
+        assert llm.batches == [*[8] * 10, *[8] * 2] * 2
+        assert (num_prompts("a+b", 40), num_prompts("a+b", 5), num_prompts("a", 40)) == (8, 5, 40)
+
     def test_the_default_is_every_proposer_that_needs_no_option_and_every_pair(self) -> None:
         usable = usable_proposers(FakeLLM({"suffix": "refused"}))  # type: ignore[arg-type]
         assert "ngram" in usable
         assert "suffix" not in usable
-        assert with_pairs(["a", "b", "c"]) == ["a", "b", "c", "a+b", "a+c", "b+c"]
+        assert with_pairs(["a", "b", "c"]) == ["a", "b", "c", "auto", "a+b", "a+c", "b+c"]
 
 
 class TestPrompts:

@@ -40,8 +40,13 @@ def usable_proposers(llm: LLM) -> list[str]:
 
 
 def with_pairs(names: Sequence[str]) -> list[str]:
-    """The speculation strings of every proposer and of every pair of them."""
-    return [*names, *("+".join(pair) for pair in combinations(names, 2))]
+    """The speculation strings of every proposer, of the controller, and of every pair of proposers."""
+    return [*names, "auto", *("+".join(pair) for pair in combinations(names, 2))]
+
+
+def num_prompts(spec: str, available: int) -> int:
+    """Proposers run on all prompts; merged ones, of which there are many, on a fifth of them and at least eight."""
+    return available if "+" not in spec else min(available, max(BATCH, available // 5))
 
 
 def text_checks(
@@ -57,9 +62,10 @@ def text_checks(
         plain = _answers(llm, prompts, params, "off")
         tick()
         for spec in specs:
-            guessed = _answers(llm, prompts, params, spec)
+            count = num_prompts(spec, len(prompts))
+            guessed = _answers(llm, prompts[:count], params[:count], spec)
             tick()
-            difference = first_difference(plain, guessed)
+            difference = first_difference(plain[:count], guessed)
             detail = _figures(guessed) if difference is None else f"{difference}; {_figures(guessed)}"
             yield Check(f"same text: {spec}, {mode}", difference is None, detail)
 

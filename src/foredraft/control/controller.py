@@ -107,7 +107,9 @@ class Controller:
                 survivals = self.acceptance.survivals(works[index].sequence.id, draft)
                 nodes += [(s, index, node) for node, s in enumerate(survivals) if s >= _LEAST_SURVIVAL]
         nodes.sort(key=lambda way: (-way[0], way[1], way[2]))
-        if self.costs.is_known(load.rows):
+        if not nodes:
+            wanted, affordable, why_not = 0, 0, TOO_UNSURE
+        elif self.costs.is_known(load.rows):
             wanted = self._best_count(works, nodes, load)
             affordable, why_not = self._affordable(works, nodes[:wanted], load), TOO_UNSURE
         else:  # without knowing what plain decoding takes, nothing can be said about what guessing gains

@@ -72,7 +72,8 @@ class Guesser:
             if asked:
                 drafts = self._ask(name, proposer, [works[index] for index in asked], budgets, step)
                 for index, draft in zip(asked, drafts, strict=True):
-                    guesses[index].append(draft)
+                    if draft:
+                        guesses[index].append(draft)
         merged = [
             replace(work, draft=merge(drafts, work.num_lookahead_tokens)) if drafts else work
             for work, drafts in zip(works, guesses, strict=True)

@@ -1,0 +1,84 @@
+"""The acceptance rules side by side: how many guesses of a sampled draft model each keeps, beside what is possible.
+
+At temperature 1 with chains of 4. `rejection` and `block` judge tokens that the draft model samples with noise of its
+own; `match` lets it draw with the target's noise. The reference is the sum over tokens of min(p, q), averaged over the
+very texts that were written: no rule for single tokens can accept more often than that.
+
+    python benchmarks/acceptance.py --model TARGET --draft DRAFT [--prompts 8] [--max-tokens 48] [--k 4]
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from foredraft import LLM, SamplingParams
+from foredraft.bench.suite import built_in
+from foredraft.engine.batch import pack
+from foredraft.engine.runner import Runner
+from foredraft.proposers.drafting import ModelDrafter
+from foredraft.types import RequestOutput, Sequence, Work
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--draft", default="early_exit:layers=24", help="a model's path, or a speculation string")
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--max-tokens", type=int, default=48)
+    parser.add_argument("--k", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    llm = LLM(arguments.model, threads=arguments.threads, max_model_len=2048, kv_cache_tokens=8192)
+    draft = arguments.draft
+    spec = f"{draft},k={arguments.k}" if ":" in draft else f"draft_model:model={draft},k={arguments.k}"
+    questions = [question for question in built_in() if question.category in ("code-editing", "chat")]
+    step = max(1, len(questions) // arguments.prompts)
+    prompts = [[{"role": "user", "content": q.text}] for q in questions[::step][: arguments.prompts]]
+    params = SamplingParams(max_tokens=arguments.max_tokens, temperature=1.0, seed=1, ignore_eos=True)
+
+    print(f"{arguments.model}, {spec}, temperature 1, {len(prompts)} prompts of {arguments.max_tokens} tokens")
+    print("rule        acceptance by depth (given the guess before)      tokens per run   Σ min(p, q)")
+    for rule in ("rejection", "block", "match"):
+        outputs = [llm.chat([prompt], replace(params, acceptance=rule), spec=spec)[0] for prompt in prompts]
+        reached = [
+            1.0,
+            *(sum(o.metrics.acceptance_per_depth[d] for o in outputs) / len(outputs) for d in range(arguments.k)),
+        ]
+        by_depth = "  ".join(f"{now / before:.3f}" for before, now in pairwise(reached) if before)
+        tokens = sum(o.metrics.emitted_tokens for o in outputs)
+        runs = sum(o.metrics.target_runs for o in outputs)
+        overlap = torch.cat([overlaps(llm, output) for output in outputs]).mean()
+        print(f"{rule:10}  {by_depth:44}  {tokens / runs:14.2f}   {overlap:11.3f}", flush=True)
+
+
+@torch.inference_mode()
+def overlaps(llm: LLM, output: RequestOutput) -> Tensor:
+    """Σ min(p, q) at every token of an answer."""
+    (proposer,) = llm.engine.guesser.proposers.values()
+    assert isinstance(proposer, ModelDrafter)
+    tokens = [*output.prompt_token_ids, *output.token_ids[:-1]]
+    p, q = (_probabilities(llm, runner, tokens) for runner in (llm.engine.runner, proposer.model.runner))
+    first = len(output.prompt_token_ids) - 1
+    width = min(p.shape[1], q.shape[1])
+    return torch.minimum(p[first:, :width], q[first:, :width]).sum(-1)
+
+
+def _probabilities(llm: LLM, runner: Runner, tokens: list[int]) -> Tensor:
+    """What a model says after every token of a text: [tokens, vocab]."""
+    pool = llm.engine.scheduler.pool
+    text = Sequence(-1, "", 0, tokens, len(tokens), SamplingParams(prompt_logprobs=0).resolved({}), 0, 1)
+    assert pool.reserve(text, len(tokens))
+    try:
+        logits = runner.forward(pack([Work(text, len(tokens))], pool.block_size, runner.backend.device)).logits
+    finally:
+        pool.free(text, forget=True)
+    return logits.softmax(-1)
+
+
+if __name__ == "__main__":
+    main()
