@@ -152,7 +152,11 @@ class FakeLLM:
     def __init__(self, lies: dict[str, str] | None = None) -> None:
         self.lies = lies or {}
         self.batches: list[int] = []
-        self.engine = SimpleNamespace(runner=None)
+        self.forgotten = 0
+        self.engine = SimpleNamespace(runner=None, guesser=SimpleNamespace(forget=self._forget))
+
+    def _forget(self) -> None:
+        self.forgotten += 1
 
     def encode(self, prompt: Any) -> list[int]:
         if not isinstance(prompt, str):
@@ -215,6 +219,7 @@ class TestSameText:
         llm = FakeLLM()
         list(text_checks(llm, [*BUILT_IN, *BUILT_IN[:3]], ["ngram"], 3, no_tick))  # type: ignore[arg-type]
         assert llm.batches == [8, 3] * 4
+        assert llm.forgotten == 4, "no answer is guessed from an earlier run of its prompt"
 
     def test_pairs_run_on_fewer_prompts(self) -> None:
         llm = FakeLLM()

@@ -232,9 +232,12 @@ class TestChat:
         assert (result.code, result.err) == (2, "The logits are not numbers.\n")
 
 
+BOTH = ("--spec", "ngram+suffix")
+
+
 class TestDemo:
     def test_without_a_terminal_it_prints_plain_lines(self, command: Command) -> None:
-        result = command("demo")
+        result = command("demo", *BOTH)
         assert result.code == 0
         assert result.out.count("Hello there.") == len(PROMPTS)
         assert "\x1b" not in result.out + result.err
@@ -242,7 +245,7 @@ class TestDemo:
         assert last_row.split() == ["all", "yes", "3.00", "7.5", "22.5", "3.00x"]
 
     def test_json(self, command: Command) -> None:
-        *prompts, total = command("demo", "--json").records
+        *prompts, total = command("demo", *BOTH, "--json").records
         assert [record["prompt"] for record in prompts] == list(PROMPTS.values())
         for record in prompts:
             assert set(record) == {"prompt", "same_text", "plain", "speculative", "speedup"}
@@ -262,7 +265,7 @@ class TestDemo:
 
     @pytest.mark.parametrize("arguments", [[], ["--json"]])
     def test_a_text_that_differs_exits_1(self, command: Command, arguments: list[str]) -> None:
-        result = command("demo", "--model", "unfaithful", *arguments)
+        result = command("demo", *BOTH, "--model", "unfaithful", *arguments)
         assert result.code == 1
         assert result.err.count(": the texts differ.\n") == len(PROMPTS)
         assert "NO" in result.out or all(record["same_text"] is False for record in result.records[:-1])

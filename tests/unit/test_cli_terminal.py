@@ -47,7 +47,7 @@ def read_until(terminal: int, text: str) -> str:
 
 
 def test_demo_is_live_and_ends_with_a_table() -> None:
-    process, terminal = start("demo")
+    process, terminal = start("demo", "--spec", "ngram+suffix")
     seen = read_until(terminal, "")
     assert process.wait() == 0
     assert f"{GREEN}Hello" in seen  # guessed by ngram

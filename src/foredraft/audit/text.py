@@ -101,6 +101,7 @@ def _encode(llm: LLM, text: str) -> list[int]:
 
 
 def _answers(llm: LLM, prompts: list[list[int]], params: list[SamplingParams], spec: str) -> list[Answer]:
+    llm.engine.guesser.forget()  # or tokens per run would be those of a replay
     outputs: list[CompletionOutput] = []
     for start in range(0, len(prompts), BATCH):
         stop = start + BATCH

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from foredraft.cli import options
-from foredraft.cli.output import colour_of, print_json, say
+from foredraft.cli.output import colour_of, decisions, print_json, say
 from foredraft.models.catalog import DEFAULT_MODEL
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import parse_spec
@@ -52,7 +52,7 @@ The ships can see the ligth from far away, and the sailors know that they are cl
 
 def demo(
     model: options.Model = DEFAULT_MODEL,
-    spec: options.Spec = "ngram+suffix",
+    spec: options.Spec = "auto",
     max_tokens: options.MaxTokens = 96,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
@@ -200,6 +200,10 @@ def _print_table(comparisons: list[Comparison]) -> None:
     for comparison in comparisons:
         table.add_row(*_cells(comparison.title, Summary.of(comparison)))
     Console().print(table)
+    for comparison in comparisons:
+        metrics = comparison.speculative.finished.metrics
+        if metrics.decisions:
+            print(f"{comparison.title}, step by step: {decisions(metrics)}")
 
 
 def _cells(title: str, summary: Summary) -> tuple[str, ...]:

@@ -82,8 +82,14 @@ def figures(sample: CompletionOutput, colour_guesses: bool = False) -> str:
         f"{metrics.emitted_tokens} tokens, {tokens_per_second(metrics):.1f} tok/s, "
         f"{metrics.tokens_per_run:.2f} tokens per run, "
         + (f"guessed by {guesses}, " if guesses else "")
+        + (f"steps: {decisions(metrics)}, " if metrics.decisions else "")
         + f"seed {sample.seed}"
     )
+
+
+def decisions(metrics: SpecMetrics) -> str:
+    """What the controller decided, step by step, most frequent first."""
+    return " · ".join(f"{count} {why}" for why, count in sorted(metrics.decisions.items(), key=lambda item: -item[1]))
 
 
 @cache
