@@ -17,6 +17,7 @@ import typer
 
 from foredraft.cli import main
 from foredraft.cli.plan import plan
+from tests.tiny_models import random_model, save_model
 
 CURVE = {"rows": [1, 2, 4, 8, 16, 64], "seconds": [0.012, 0.0125, 0.013, 0.016, 0.024, 0.08]}
 
@@ -368,3 +369,15 @@ def test_the_page_shows_what_the_command_prints(
     assert len(shown) == 2
     for arguments, output in shown:
         assert command(*arguments.split()).out == output
+
+
+def test_measure_finds_the_figures_itself(command: Command, tmp_path: Path) -> None:
+    folder = str(save_model(random_model("llama"), tmp_path))
+    result = command("--measure", "--model", folder, "--spec", "early_exit:layers=3,k=3", "--k-max", "4", "--json")
+    assert result.code == 0, result.err
+    assert result.record["table"][1]["expected_tokens"] == pytest.approx(2.0), (
+        "a model that guesses for itself is right"
+    )
+    for arguments, complaint in ((["--spec", "auto"], "name a proposer"), (["--alpha", "0.5"], "itself")):
+        refused = command("--measure", "--model", folder, *arguments)
+        assert refused.code == 2 and complaint in refused.err

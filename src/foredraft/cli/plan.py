@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -14,13 +13,13 @@ import typer
 
 from foredraft.cli import options
 from foredraft.cli.output import print_json
+from foredraft.cli.plan_plot import draw
 from foredraft.control.economics import Outlook, VerifyCurve
 from foredraft.errors import InvalidParameter
 from foredraft.models.catalog import DEFAULT_MODEL
 
 SMALL_GAIN = 0.1  # below this the advice warns that the gain may not be worth it
 BATCH_MAX = 256  # how far to look where nothing else is asked for
-PLOT_SUFFIXES = (".png", ".svg")
 NUMERIC_COLUMNS = ("k", "tokens per run", "speed-up", "batch", "best k")
 BAR_CELLS = 24
 EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -40,6 +39,12 @@ def plan(
     ] = None,
     results: Annotated[Path | None, typer.Option("--from", help="Advise from a results.json of bench instead.")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw speed-up against k into FILE.png or .svg.")] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure acceptance and costs of --spec with --model on this machine.")
+    ] = False,
+    spec: options.Spec = "quantised",
+    dtype: options.Dtype = "auto",
+    threads: options.Threads = None,
     as_json: options.Json = False,
 ) -> None:
     """Say whether guessing pays, which draft length is best, and at which batch size to turn it off."""
@@ -47,15 +52,19 @@ def plan(
         if any(given is not None for given in (alpha, cost, verify_cost, batch_max, plot)):
             raise InvalidParameter("--from takes every figure from its file; give it without other figures or --plot.")
         answer = _advise_from_results(results)
+    elif measure:
+        if any(given is not None for given in (alpha, cost, verify_cost)):
+            raise InvalidParameter("--measure finds --alpha, --cost and --verify-cost itself; give it without them.")
+        answer = _advise(_measured(options.ModelOptions(model, spec, dtype, threads=threads), k_max, batch_max))
     elif alpha is None or cost is None:
-        raise InvalidParameter("Give --alpha and --cost, or --from with the results.json of a bench.")
+        raise InvalidParameter("Give --alpha and --cost, or --measure, or --from with the results.json of a bench.")
     else:
         if batch_max is not None and verify_cost is None:
             raise InvalidParameter("--batch-max needs --verify-cost: only a measured cost tells how runs slow down.")
         curve = None if verify_cost is None else _read_curve(verify_cost)
         figures = Outlook.of(alpha, cost, k_max, curve, batch_max or BATCH_MAX)
         if plot is not None:
-            _draw(figures, plot)
+            draw(figures, plot)
         answer = _advise(figures)
     if as_json:
         print_json(answer.record)
@@ -90,6 +99,14 @@ class Answer:
             print()
         for sentence in self.sentences:
             print(sentence)
+
+
+def _measured(opened: options.ModelOptions, k_max: int, batch_max: int | None) -> Outlook:
+    from foredraft.bench.plan_inputs import measured_inputs
+
+    with opened.open() as llm:
+        found = measured_inputs(llm, opened.spec)
+    return Outlook.of(found.alpha, found.cost, k_max, found.curve, batch_max or BATCH_MAX)
 
 
 def _advise(figures: Outlook) -> Answer:
@@ -323,25 +340,6 @@ def _positive(value: Any) -> float | None:
     """A number that arithmetic can bear, or None."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and 1e-9 <= value <= 1e9 else None
-
-
-def _draw(figures: Outlook, file: Path) -> None:
-    if file.suffix not in PLOT_SUFFIXES:
-        raise InvalidParameter(f"{file} must end in {' or '.join(PLOT_SUFFIXES)}.")
-    try:
-        figure = import_module("matplotlib.figure").Figure(figsize=(6, 4), layout="constrained")
-    except ImportError as error:
-        raise InvalidParameter("--plot needs matplotlib; to get it: pip install matplotlib.") from error
-    axes = figure.subplots()
-    axes.plot([each.k for each in figures.table], [each.speedup for each in figures.table], marker="o")
-    axes.plot([figures.best.k], [figures.best.speedup], marker="o", markersize=12, fillstyle="none", color="black")
-    axes.axhline(1.0, color="grey", linestyle="--")
-    axes.set_ylim(bottom=0.0)
-    axes.set(xlabel="drafted tokens per run", ylabel="speed-up", title=f"α = {figures.alpha:g}, c = {figures.cost:g}")
-    try:
-        figure.savefig(file)
-    except OSError as error:
-        raise InvalidParameter(f"{file} cannot be written: {error.strerror}.") from error
 
 
 def _print_rich(table: Table) -> None:
