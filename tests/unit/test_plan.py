@@ -289,7 +289,7 @@ class TestBadArguments:
     @pytest.mark.parametrize(
         ("arguments", "sentence"),
         [
-            ("", "Give --alpha and --cost, or --from"),
+            ("", "Give --alpha and --cost, or --measure, or --from"),
             ("--alpha 0.5", "Give --alpha and --cost"),
             ("--cost 0.5", "Give --alpha and --cost"),
             ("--alpha 1.1 --cost 0.5", "alpha=1.1 must be a number from 0 to 1."),
@@ -375,8 +375,8 @@ def test_measure_finds_the_figures_itself(command: Command, tmp_path: Path) -> N
     folder = str(save_model(random_model("llama"), tmp_path))
     result = command("--measure", "--model", folder, "--spec", "early_exit:layers=3,k=3", "--k-max", "4", "--json")
     assert result.code == 0, result.err
-    assert result.record["table"][1]["expected_tokens"] == pytest.approx(2.0), (
-        "a model that guesses for itself is right"
+    assert result.record["table"][1]["expected_tokens"] == pytest.approx(2.0, abs=0.05), (
+        "who guesses for himself is right"
     )
     for arguments, complaint in ((["--spec", "auto"], "name a proposer"), (["--alpha", "0.5"], "itself")):
         refused = command("--measure", "--model", folder, *arguments)
