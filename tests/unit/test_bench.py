@@ -16,7 +16,7 @@ from foredraft.bench.cells import cells_of, flip, group_times, k_sweeps, plateau
 from foredraft.bench.measure import Group, Plan, Run, groups_of, in_turn, measure, num_timed_runs
 from foredraft.bench.report import Results, page, write_report
 from foredraft.bench.suite import built_in, load_suite
-from foredraft.bench.verify_cost import predicted_ratio, verify_curve
+from foredraft.bench.verify_cost import Decoded, predicted_ratio, verify_curve
 from foredraft.control.economics import VerifyCurve
 from foredraft.errors import ForedraftError, InvalidPrompt
 from foredraft.llm import LLM
@@ -166,7 +166,8 @@ class TestCells:
         assert everything.acceptance_rate == pytest.approx(0.5)
         assert everything.acceptance_per_depth == pytest.approx([0.5])
         assert everything.by_origin == {"target": 10, "ngram": 10}
-        assert everything.predicted_ratio == pytest.approx(2.0 * 0.010 / 0.016)  # three rows: one, and two drafted
+        others = 6.0 - 20 * 0.010  # two texts of ten tokens, plain; guessed: ten runs of three rows
+        assert everything.predicted_ratio == pytest.approx(6.0 / (others + 10 * 0.016))
         assert cells["off", "all"].ratio_to_off == 1.0
 
     def test_repeats_neither_add_tokens_nor_prompts(self) -> None:
@@ -206,9 +207,13 @@ class TestCells:
 class TestVerifyCost:
     def test_the_prediction(self) -> None:
         flat = VerifyCurve((1, 64), (0.010, 0.010))
-        assert predicted_ratio(flat, 1, 3.0, 4.0, 0.0) == pytest.approx(3.0)
-        assert predicted_ratio(flat, 1, 3.0, 4.0, 0.010) == pytest.approx(1.5)
-        assert predicted_ratio(COST, 2, 1.0, 1.0, 0.0) == pytest.approx(0.012 / 0.020)
+        plain, guessed = Decoded(30, 1), Decoded(10, 1, drafted_per_run=4)
+        assert predicted_ratio(flat, 0.3, plain, guessed) == pytest.approx(3.0)
+        assert predicted_ratio(flat, 0.2, plain, guessed) == pytest.approx(3.0), "plain decoding is not explained away"
+        assert predicted_ratio(flat, 0.5, plain, guessed) == pytest.approx(0.5 / 0.3), "a prompt is not sped up"
+        slow = replace(guessed, draft_time_per_run_s=0.010)
+        assert predicted_ratio(flat, 0.3, plain, slow) == pytest.approx(1.5)
+        assert predicted_ratio(COST, 0.0, Decoded(2, 2), Decoded(2, 2, 1.0)) == pytest.approx(0.012 / 0.020)
 
 
 def make_results(spec: str = "ngram", category: str = "a", same_text: bool = True) -> Results:

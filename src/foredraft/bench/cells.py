@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import median, quantiles
 
 from foredraft.bench.measure import OFF, Run
-from foredraft.bench.verify_cost import predicted_ratio
+from foredraft.bench.verify_cost import Decoded, predicted_ratio
 from foredraft.control.economics import VerifyCurve
 from foredraft.proposers.registry import ProposerChoice, parse_spec
 
@@ -130,16 +130,14 @@ def _with_any_k(choice: ProposerChoice) -> ProposerChoice:
 def _cell(
     category: str, runs: Sequence[Run], plain: Sequence[Run], cost: VerifyCurve, dtype: str, texts: Texts
 ) -> Cell:
-    times = group_times(runs)
-    ratio_to_off, spread = ratio(group_times(plain), times)
+    times, plain_times = group_times(runs), group_times(plain)
+    ratio_to_off, spread = ratio(plain_times, times)
     sizes = {run.group: run.group_size for run in runs}
     repeats = len({run.repeat for run in runs})
     emitted, target_runs, drafted = (
         sum(values) for values in zip(*((r.tokens, r.target_runs, r.drafted) for r in runs))
     )
-    tokens_per_run, drafted_per_run = _ratio(emitted, target_runs), _ratio(drafted, target_runs)
-    draft_time = _ratio(sum(run.draft_time_s for run in runs), target_runs)
-    batch = _ratio(sum(run.group_size * run.target_runs for run in runs), target_runs)
+    decoded = _decoded(runs)
     by_origin: Counter[str] = Counter()
     for run in runs:
         by_origin.update(run.by_origin)
@@ -153,20 +151,31 @@ def _cell(
         prompts=len({run.prompt for run in runs}),
         tokens_per_s=_ratio(emitted / repeats, sum(times.values())),
         ratio_to_off=ratio_to_off,
-        tokens_per_run=tokens_per_run,
+        tokens_per_run=_ratio(emitted, target_runs),
         acceptance_rate=_ratio(sum(run.accepted for run in runs), drafted),
         same_text=all(
             run.error is None and texts.get((run.temperature, run.prompt)) == run.token_ids_hash for run in runs
         ),
-        predicted_ratio=predicted_ratio(cost, batch, tokens_per_run, drafted_per_run, draft_time),
+        predicted_ratio=predicted_ratio(cost, sum(plain_times.values()), _decoded(plain), decoded),
         ratio_quartiles=spread,
         group_sizes=list(sizes.values()),
         tokens=emitted / repeats,
         seconds=sum(times.values()),
-        drafted_per_run=drafted_per_run,
-        draft_time_per_run_s=draft_time,
+        drafted_per_run=decoded.drafted_per_run,
+        draft_time_per_run_s=decoded.draft_time_per_run_s,
         acceptance_per_depth=_acceptance_per_depth(runs),
         by_origin=dict(by_origin),
+    )
+
+
+def _decoded(runs: Sequence[Run]) -> Decoded:
+    """The runs of one repeat."""
+    target_runs = sum(run.target_runs for run in runs)
+    return Decoded(
+        runs=target_runs / len({run.repeat for run in runs}),
+        batch=_ratio(sum(run.group_size * run.target_runs for run in runs), target_runs),
+        drafted_per_run=_ratio(sum(run.drafted for run in runs), target_runs),
+        draft_time_per_run_s=_ratio(sum(run.draft_time_s for run in runs), target_runs),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from foredraft.control.economics import VerifyCurve
@@ -10,18 +11,29 @@ if TYPE_CHECKING:
     from foredraft.llm import LLM
 
 
-def predicted_ratio(
-    cost: VerifyCurve, batch: float, tokens_per_run: float, drafted_per_run: float, draft_time_per_run: float
-) -> float:
-    """The speed-up that a batch should have, from what its runs took and gained:
+@dataclass(frozen=True)
+class Decoded:
+    """Runs of sequences that decode in a batch of about this size, with what each run drafted on average."""
 
-        tokens_per_run * T(batch) / (draft_time_per_run + T(batch * (1 + drafted_per_run)))
+    runs: float
+    batch: float
+    drafted_per_run: float = 0.0
+    draft_time_per_run_s: float = 0.0
 
-    `T` is the measured cost of so many rows; tokens and drafted tokens are per sequence. Prompts are left out, so a
-    request whose prompt takes much of its time gains less than this.
+    def seconds(self, cost: VerifyCurve) -> float:
+        """A sequence's share of a run is one part in `batch`; drafting takes its time once for all of them."""
+        rows = self.batch * (1 + self.drafted_per_run)
+        return self.runs * (self.draft_time_per_run_s + cost.seconds_at(rows)) / self.batch
+
+
+def predicted_ratio(cost: VerifyCurve, plain_s: float, plain: Decoded, guessed: Decoded) -> float:
+    """The speed-up that follows from how many runs it took and what runs of so many rows cost.
+
+    Plain decoding took `plain_s` in all; what of that its runs do not explain (prompts above all) is not sped up.
     """
-    guessed = draft_time_per_run + cost.seconds_at(batch * (1 + drafted_per_run))
-    return tokens_per_run * cost.seconds_at(batch) / guessed
+    decoding = plain.seconds(cost)
+    others = max(0.0, plain_s - decoding)
+    return (others + decoding) / (others + guessed.seconds(cost))
 
 
 def verify_curve(llm: LLM) -> VerifyCurve:
