@@ -13,7 +13,7 @@ SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 BUILD_INPUTS := pyproject.toml $(wildcard setup.py src/foredraft/kernels/*.c src/foredraft/kernels/*.h src/foredraft/kernels/build.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow sanitize lint bench-plain bench-kernels clean
+.PHONY: help demo test test-slow sanitize lint bench bench-control bench-plain bench-kernels clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -46,8 +46,16 @@ lint: .venv/.installed-dev ## style and types
 bench-plain: .venv/.installed-dev ## plain decoding beside transformers; rewrites the table in README.md
 	@$(BIN)/python benchmarks/plain.py --readme $(ARGS)
 
-bench-kernels: .venv/.installed-dev ## the native kernels beside the machine's limits
-	@$(BIN)/python benchmarks/kernels.py $(ARGS)
+bench: .venv/.installed ## off, auto and fixed ways to guess on built-in prompts; writes bench-results/
+	@$(BIN)/foredraft bench $(ARGS)
+
+bench-kernels: .venv/.installed-dev ## whole steps and the native kernels beside the machine's limits
+	@$(BIN)/python benchmarks/step.py $(ARGS)
+	@$(BIN)/python benchmarks/kernels.py
+
+bench-control: .venv/.installed-dev ## what proposers cost, and the controller against the worst of them
+	@$(BIN)/python benchmarks/proposers.py
+	@$(BIN)/python benchmarks/adversaries.py $(ARGS)
 
 clean: ## remove the environment and everything built
 	@rm -rf .venv build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
