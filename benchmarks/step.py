@@ -112,9 +112,8 @@ def main() -> None:
     one = median["native", 1]
     bandwidth, size = read_bandwidth(), engines["native"].packed_bytes()
     print(f"{arguments.model} {arguments.dtype}, {arguments.threads} threads, {arguments.rounds} interleaved rounds")
-    print(
-        f"read bandwidth {bandwidth / 1e9:.1f} GB/s; weights {size / 1e6:.0f} MB: floor {1000 * size / bandwidth:.1f} ms"
-    )
+    floor = 1000 * size / bandwidth
+    print(f"read bandwidth {bandwidth / 1e9:.1f} GB/s; weights {size / 1e6:.0f} MB, so a floor of {floor:.1f} ms")
     for (name, rows), seconds in median.items():
         line = f"{name:7} {rows:3} rows {1000 * seconds:8.1f} ms   {seconds / one:5.2f}x of one native row"
         print(line + (f"   {size / seconds / 1e9:5.1f} GB/s" if name == "native" and rows == 1 else ""))
