@@ -13,7 +13,7 @@ SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 BUILD_INPUTS := pyproject.toml $(wildcard setup.py src/foredraft/kernels/*.c src/foredraft/kernels/*.h src/foredraft/kernels/build.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow sanitize lint bench bench-control bench-plain bench-kernels clean
+.PHONY: help demo test test-slow sanitize lint bench bench-control bench-plain bench-peers bench-kernels clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -49,6 +49,9 @@ bench-plain: .venv/.installed-dev ## plain decoding beside transformers; rewrite
 bench: .venv/.installed ## off, auto and fixed ways to guess on built-in prompts; writes bench-results/
 	@$(BIN)/foredraft bench $(ARGS)
 
+bench-peers: .venv/.installed-dev .peers/llama/.installed .peers/openvino/.installed ## Foredraft beside other engines; rewrites the table in README.md
+	@$(BIN)/python benchmarks/peers.py --readme $(ARGS)
+
 bench-kernels: .venv/.installed-dev ## whole steps and the native kernels beside the machine's limits
 	@$(BIN)/python benchmarks/step.py $(ARGS)
 	@$(BIN)/python benchmarks/kernels.py
@@ -58,7 +61,7 @@ bench-control: .venv/.installed-dev ## what proposers cost, and the controller a
 	@$(BIN)/python benchmarks/adversaries.py $(ARGS)
 
 clean: ## remove the environment and everything built
-	@rm -rf .venv build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	@rm -rf .venv .peers build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	@find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
 	@find src -name '*.so' -delete
 	@find src -name '*.egg-info' -type d -prune -exec rm -rf {} +
@@ -86,3 +89,21 @@ clean: ## remove the environment and everything built
 	@echo "[dev] $$(grep -c == requirements-dev.lock) packages for tests, style and types"
 	@$(PIP) --quiet --no-deps --requirement requirements-dev.lock
 	@touch $@
+
+# The engines of bench-peers, each in its own environment. One that cannot be installed does not stop the others: the
+# benchmark reports why, and the next make tries again. llama.cpp is told which instructions to use, because with some
+# compilers its own choice crashes.
+LLAMA_CMAKE_aarch64 = -DGGML_CPU_ARM_ARCH=armv8.2-a+dotprod+fp16$(if $(call cpu-has,i8mm),+i8mm)
+LLAMA_CMAKE_x86_64 = -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON $(if $(call cpu-has,avx512_bf16),\
+	-DGGML_AVX512=ON -DGGML_AVX512_VBMI=ON -DGGML_AVX512_VNNI=ON -DGGML_AVX512_BF16=ON)
+LLAMA_CMAKE = $(if $(LLAMA_CMAKE_$(shell uname -m)),-DGGML_NATIVE=OFF) $(LLAMA_CMAKE_$(shell uname -m))
+cpu-has = $(shell grep -owm1 $(1) /proc/cpuinfo 2>/dev/null)
+
+.peers/llama/.installed: PEER := llama-cpp-python==0.3.36
+.peers/llama/.installed: export CMAKE_ARGS = $(LLAMA_CMAKE)
+.peers/openvino/.installed: PEER := openvino-genai==2026.4.1.0
+.peers/%/.installed:
+	@echo "[peers] $(PEER) in $(@D)$(if $(filter llama%,$(PEER)), (built here: ten minutes or more))"
+	@$(PYTHON) -m venv $(@D)
+	@if $(@D)/bin/python -m pip --disable-pip-version-check --no-input install $(PIP_ARGS) $(PEER) >$(@D)/install.log 2>&1; \
+		then touch $@; else echo "[peers] $(PEER) could not be installed: see $(@D)/install.log" >&2; fi

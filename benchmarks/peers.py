@@ -1,0 +1,265 @@
+"""Foredraft beside other engines: the same GGUF file, the same prompts as token ids, the same threads, interleaved.
+
+Every engine is a process in an environment of its own (peer_*.py) that loads once; while one works, the others wait.
+Decoding is greedy, one prompt at a time, and nothing is remembered from one prompt to the next. A figure is the median
+over the rounds of tokens after the first run of the model, all prompts of a kind together, per second. An engine or a
+mode that does not run is listed with the reason.
+
+    python benchmarks/peers.py [--out results.json] [--readme]     (make bench-peers makes the environments first)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import select
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from peer_report import report
+from peer_results import CHAT, COPY, FOREDRAFT, LLAMA, OPENVINO, PLAIN, TRANSFORMERS, Peer, Results
+from plain import PREFILL_TOKENS, Prompts, cpu_name, say
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+README = ROOT / "README.md"
+BEGIN, END = "<!-- bench-peers:begin -->", "<!-- bench-peers:end -->"
+
+TIMEOUT_S = 600  # for one answer, loading included
+
+
+class PeerError(Exception):
+    """An engine did not do what it was asked; the message is for the report."""
+
+
+@dataclass
+class Child:
+    """The process of one engine. What it prints apart from answers is kept for the reason if it dies."""
+
+    peer: Peer
+    process: subprocess.Popen[str]
+    log: IO[str]
+    about: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def start(cls, peer: Peer, python: Path, model: Path, threads: int) -> Child:
+        if not python.exists():
+            raise PeerError("its environment is not there; `make bench-peers` makes it")
+        log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        command = [python, HERE / peer.script, "--model", model, "--threads", str(threads)]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment
+        )
+        child = cls(peer, process, log)
+        child.about = child.answer()
+        return child
+
+    def ask(self, prompt: list[int], max_tokens: int, stop: list[int], mode: str) -> dict[str, Any]:
+        request = {"prompt": prompt, "max_tokens": max_tokens, "stop": stop, "mode": mode}
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # the answer will tell
+        return self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], TIMEOUT_S)
+        if not ready:
+            self.process.kill()
+        line = self.process.stdout.readline()
+        if not ready or not line:
+            raise PeerError(f"no answer within {TIMEOUT_S} s" if not ready else self._last_words())
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise PeerError(answer["error"])
+        return answer
+
+    def _last_words(self) -> str:
+        status = self.process.wait()
+        self.log.seek(0)
+        lines = [line.strip() for line in self.log if line.strip()]
+        return f"its process ended with status {status}" + (f": {lines[-1]}" if lines else "")
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        self.log.close()
+
+
+@dataclass(frozen=True)
+class Task:
+    """What all engines are to write."""
+
+    prompts: dict[str, list[list[int]]]  # kind -> token ids
+    vocab_size: int
+    stop: list[int]
+    max_tokens: int
+
+
+def make_task(model: Path, max_tokens: int, prompts: int) -> Task:
+    from foredraft.bench.code_samples import FERRY, ORDERS, SHELF, THERMOMETER
+    from foredraft.bench.passages import TO_REPEAT
+    from foredraft.bench.suite import built_in
+    from foredraft.models.catalog import open_checkpoint
+
+    checkpoint = open_checkpoint(model)
+    tokenizer = checkpoint.tokenizer()
+    copied = (SHELF, THERMOMETER, TO_REPEAT[1], ORDERS, TO_REPEAT[0], FERRY)  # what the default model does copy
+    texts = {
+        COPY: [next(q.text for q in built_in() if text in q.text) for text in copied],
+        CHAT: [q.text for q in built_in() if q.category == "chat"][::-1],
+    }
+    return Task(
+        {
+            kind: [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in several[:prompts]]
+            for kind, several in texts.items()
+        },
+        checkpoint.config.vocab_size,
+        list(tokenizer.eos_token_ids),
+        max_tokens,
+    )
+
+
+class Measurement:
+    """Asks all engines in turn, and goes on without those that fail."""
+
+    def __init__(self, task: Task, children: list[Child], results: Results) -> None:
+        self.task, self.children, self.results = task, children, results
+        self.random = Prompts(task.vocab_size)
+
+    def warm_up(self) -> None:
+        for child in self.children:
+            for mode in child.peer.modes:
+                self._ask(child, mode, self.random.prompt("warm-up", 64), 8)
+
+    def round(self, number: int) -> None:
+        totals: dict[tuple[str, str, str], list[float]] = {}
+        prefill_prompt = self.random.prompt(f"prefill {number}", PREFILL_TOKENS)
+        for child in self.children:
+            if answer := self._ask(child, PLAIN, prefill_prompt, 1, stop=[]):
+                rate = PREFILL_TOKENS / answer["prefill_s"]
+                self.results.prefill.setdefault(child.peer.name, []).append(rate)
+        turn = number
+        for kind, prompts in self.task.prompts.items():
+            for prompt in prompts:
+                first = turn % max(1, len(self.children))
+                for child in (*self.children[first:], *self.children[:first]):
+                    for mode in child.peer.modes:
+                        if answer := self._ask(child, mode, prompt, self.task.max_tokens):
+                            total = totals.setdefault((child.peer.name, mode, kind), [0.0, 0.0])
+                            total[0] += len(answer["token_ids"]) - answer["first_tokens"]
+                            total[1] += answer["decode_s"]
+                            self.results.texts.setdefault((child.peer.name, mode), []).append(answer["token_ids"])
+                turn += 1
+        for key, (tokens, seconds) in totals.items():
+            self.results.rates.setdefault(key, []).append(tokens / seconds)
+
+    def _ask(
+        self, child: Child, mode: str, prompt: list[int], max_tokens: int, stop: list[int] | None = None
+    ) -> dict[str, Any] | None:
+        if not self.results.runs(child.peer, mode):
+            return None
+        try:
+            return child.ask(prompt, max_tokens, self.task.stop if stop is None else stop, mode)
+        except PeerError as error:
+            dead = child.process.poll() is not None
+            self.results.fail(child.peer, child.peer.modes if dead or mode == PLAIN else (mode,), str(error))
+            return None
+
+
+def measure_all(task: Task, pythons: dict[Peer, Path], model: Path, threads: int, rounds: int) -> Results:
+    results, children = Results(), []
+    try:
+        for peer, python in pythons.items():
+            say(f"{peer.name}: loading")
+            try:
+                children.append(Child.start(peer, python, model, threads))
+                results.about[peer.name] = children[-1].about
+            except PeerError as error:
+                results.fail(peer, peer.modes, _install_error(python) or str(error))
+        measurement = Measurement(task, children, results)
+        measurement.warm_up()
+        for number in range(rounds):
+            say(f"round {number + 1} of {rounds}")
+            measurement.round(number)
+    finally:
+        for child in children:
+            child.close()
+    return results
+
+
+def _install_error(python: Path) -> str | None:
+    """What pip said, if the environment was made but the engine could not be installed in it."""
+    log = python.parents[1] / "install.log"
+    if not log.exists() or (python.parents[1] / ".installed").exists():
+        return None
+    errors = [line.strip() for line in log.read_text(errors="replace").splitlines() if "ERROR" in line]
+    return f"it could not be installed: {errors[-1]}" if errors else None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="smollm2-135m", help="a catalogue name or a GGUF file")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--prompts", type=int, default=4, help="of each kind, at most 6")
+    parser.add_argument("--llama-python", type=Path, default=ROOT / ".peers/llama/bin/python")
+    parser.add_argument("--openvino-python", type=Path, default=ROOT / ".peers/openvino/bin/python")
+    parser.add_argument("--out", type=Path, help="write all figures and texts to this file")
+    parser.add_argument("--readme", action="store_true", help="rewrite the table in README.md")
+    options = parser.parse_args()
+
+    from foredraft.models.catalog import resolve
+
+    model = resolve(options.model)
+    if model.suffix != ".gguf":
+        parser.error("--model must be a GGUF file, which all engines read")
+    own = Path(sys.executable)
+    pythons = {FOREDRAFT: own, LLAMA: options.llama_python, TRANSFORMERS: own, OPENVINO: options.openvino_python}
+    task = make_task(model, options.max_tokens, options.prompts)
+    results = measure_all(task, pythons, model, options.threads, options.rounds)
+    settings = {name: getattr(options, name) for name in ("model", "threads", "rounds", "max_tokens")}
+    settings |= {"file": model.name, "prompts": {kind: len(prompts) for kind, prompts in task.prompts.items()}}
+    text = report(results, settings, cpu_name())
+    print(text)
+    if options.out:
+        options.out.write_text(json.dumps(_as_json(results, settings), indent=1) + "\n", encoding="utf-8")
+    if options.readme:
+        before, rest = README.read_text(encoding="utf-8").split(BEGIN)
+        README.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+
+
+def _as_json(results: Results, settings: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "machine": {"cpu": cpu_name(), "architecture": platform.machine(), "cores": os.cpu_count()},
+        "settings": settings,
+        "engines": results.about,
+        "prefill_tokens_per_s": results.prefill,
+        **{
+            name: {", ".join(key): value for key, value in values.items()}
+            for name, values in (
+                ("failed", results.failed),
+                ("decode_tokens_per_s", results.rates),
+                ("token_ids", results.texts),
+            )
+        },
+    }
+
+
+if __name__ == "__main__":
+    main()
