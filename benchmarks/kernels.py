@@ -54,7 +54,7 @@ def measure(backend: NativeBackend, stack: list[Linear], rows: int) -> list[floa
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--rows", default="1,2,4,8,16,32,64,512")
+    parser.add_argument("--rows", default="1,2,3,4,5,6,7,8,12,16,32,64,512")
     parser.add_argument("--kinds", default="f32,bf16,q8,q4")
     arguments = parser.parse_args()
     backend = NativeBackend("bfloat16", arguments.threads)

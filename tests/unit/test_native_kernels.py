@@ -18,7 +18,7 @@ from foredraft.kernels.build import usable_levels
 
 LEVELS = usable_levels()
 KINDS = ("f32", "bf16", "q8", "q6", "q5", "q4")
-ROW_COUNTS = (1, 2, 3, 5, 7, 16, 33, 65)
+ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33, 65)
 THREADS = 2
 BLOCK = 16
 
@@ -262,6 +262,26 @@ def test_attention(backend: NativeBackend, kv_dtype: str, group: int, head_dim: 
         for row in shuffled[:25].tolist():
             result = alone.attend(q[row : row + 1], scene.cache, scene.shape, scene.batch([row]))
             assert torch.equal(result, together[row : row + 1])
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("prefix", [1, 60, 64, 150])
+def test_a_drafted_row_does_not_know_how_many_there_are(backend: NativeBackend, kv_dtype: str, prefix: int) -> None:
+    backend = NativeBackend(kv_dtype, THREADS, backend._library)
+    scene = Scene(attention_shape(3, 64), [200], backend.kv_dtype)
+    paths: list[list[int]] = [[prefix]]  # a chain whose every third node has a sibling
+    for node in range(1, 20):
+        parent = paths[-2] if node % 3 == 0 else paths[-1]
+        paths.append([*parent, prefix + node])
+    scene.rows = [(0, prefix, path) for path in paths]
+    q = torch.randn(len(paths), scene.shape.num_heads * 64)
+    together = backend.attend(q, scene.cache, scene.shape, scene.batch())
+    assert error(together, scene.reference(q)) < 1e-5
+    for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17):
+        first = int(torch.randint(0, len(paths) - rows + 1, ()))
+        chosen = list(range(first, first + rows))
+        result = backend.attend(q[chosen], scene.cache, scene.shape, scene.batch(chosen))
+        assert torch.equal(result, together[chosen])
 
 
 def test_a_drafted_row_equals_the_same_row_decoded_plainly(backend: NativeBackend) -> None:

@@ -1,5 +1,5 @@
 """The verbs a backend offers: packed linear layers, norms, rope and KV store, paged tree attention, gated activation,
-and the draw of a token.
+and the draw of a token; and the run through many layers, which `run_layers` below puts together from the others.
 
 A backend owns the numerics of one device. Everything above it (decoder, runner, engine) is device-blind.
 With `exact`, the bits of a row depend on that row alone, never on how many rows share the call or where it stands.
@@ -8,6 +8,7 @@ With `exact`, the bits of a row depend on that row alone, never on how many rows
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -121,6 +122,32 @@ class AttentionShape:
     norm_eps: float
 
 
+@dataclass(frozen=True)
+class Layer:
+    """The weights of one transformer layer, packed."""
+
+    input_norm: Tensor
+    qkv: Linear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    output: Linear
+    post_norm: Tensor
+    gate_up: Linear
+    down: Linear
+    shape: AttentionShape
+
+
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """Layers one after the other, and what they share."""
+
+    layers: tuple[Layer, ...]
+    norm: Tensor  # after the last layer
+    rope: Tensor  # [positions, 2, rotary_dim / 2]: cos, sin
+    residual_multiplier: float
+    norm_eps: float
+
+
 class Backend(Protocol):
     """See the module docstring for the contract. Activations are [rows, width] in `activation_dtype`; logits are
     float32."""
@@ -172,5 +199,29 @@ class Backend(Protocol):
     def logits(self, x: Tensor, weight: Linear) -> Tensor:
         """The output head: [rows, inputs] -> float32 [rows, outputs]."""
 
+    def run_layers(
+        self, x: Tensor, stack: Stack, span: range, kv: Items[LayerKV], batch: ForwardBatch
+    ) -> tuple[Tensor, Tensor]:
+        """x through the layers of `span`, whose caches are kv[span]: the bits of the function `run_layers`. Returns x
+        and its norm, by the weights that come next. May overwrite x."""
+
     def draw(self, logits: Tensor, floor: float, temperature: float, key: int) -> int:
         """The token that the noise of `key` draws from logits [vocab]; on every backend that of `sampling.draw`."""
+
+
+def run_layers(
+    backend: Backend, x: Tensor, stack: Stack, span: range, kv: Items[LayerKV], batch: ForwardBatch
+) -> tuple[Tensor, Tensor]:
+    """What a layer is: the verb of this name, verb by verb. A backend may do the same in fewer calls."""
+    layers, multiplier, eps = stack.layers, stack.residual_multiplier, stack.norm_eps
+    normed = backend.rms_norm(x, layers[span.start].input_norm, eps)
+    for index in span:
+        layer = layers[index]
+        qkv = backend.linear(normed, layer.qkv)
+        q = backend.rope_and_store(qkv, layer.q_norm, layer.k_norm, stack.rope, kv[index], layer.shape, batch)
+        attended = backend.linear(backend.attend(q, kv[index], layer.shape, batch), layer.output)
+        x, normed = backend.add_rms_norm(x, attended, multiplier, layer.post_norm, eps)
+        update = backend.linear(backend.gated(backend.linear(normed, layer.gate_up)), layer.down)
+        next_norm = layers[index + 1].input_norm if index + 1 < len(layers) else stack.norm
+        x, normed = backend.add_rms_norm(x, update, multiplier, next_norm, eps)
+    return x, normed

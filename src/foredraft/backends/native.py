@@ -3,8 +3,8 @@
 The kernels give every row its own fixed sequence of operations, so a row's bits depend on that row alone. Activations
 are float32; weights stay as they were packed (float32, bfloat16, 8 or 4 bits); K and V are float32 or bfloat16.
 
-A small model runs some 300 verbs per token, so a microsecond here is a few percent there: what does not change between
-calls (layers, shapes, caches, the batch of a run) is checked and translated once and then remembered.
+A small model runs some 300 verbs per token, so all layers of a run are one call (kernels/layers.c), and what does not
+change between calls (layers, shapes, caches, the batch of a run) is checked and translated once and then remembered.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import ctypes
 import hashlib
 import weakref
 from collections.abc import Callable
-from ctypes import POINTER, Structure, byref, c_double, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
+from collections.abc import Sequence as Items
+from ctypes import POINTER, Structure, addressof, byref, c_double, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import AttentionShape, LayerKV, Linear, Weight
+from foredraft.backends.base import AttentionShape, LayerKV, Linear, Stack, Weight
+from foredraft.backends.native_layers import AttentionDescription, StackDescription, describe_shape, describe_stack
 from foredraft.config import QUANT_GROUP
 from foredraft.engine.batch import ForwardBatch
 from foredraft.kernels.build import usable_levels
@@ -67,13 +69,6 @@ class _KV(Structure):
     ]
 
 
-class _Attention(Structure):
-    _fields_ = [
-        *((name, c_int64) for name in ("heads", "kv_heads", "head_dim", "rotary_dim", "window")),
-        *((name, c_float) for name in ("scale", "norm_eps")),
-    ]
-
-
 _SIGNATURES: dict[str, tuple[type, ...]] = {
     "fd_set_threads": (c_int,),
     "fd_pack": (c_int, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p),
@@ -84,9 +79,13 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "fd_gated": (c_void_p, c_int64, c_int64, c_void_p),
     "fd_rope_and_store": (
         *(c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
-        *(POINTER(_KV), POINTER(_Attention), POINTER(_Batch), c_void_p),
+        *(POINTER(_KV), POINTER(AttentionDescription), POINTER(_Batch), c_void_p),
     ),
-    "fd_attend": (c_void_p, POINTER(_KV), POINTER(_Attention), POINTER(_Batch), c_void_p),
+    "fd_attend": (c_void_p, POINTER(_KV), POINTER(AttentionDescription), POINTER(_Batch), c_void_p),
+    "fd_run_layers": (
+        *(POINTER(StackDescription), c_int64, c_int64, POINTER(c_void_p)),
+        *(POINTER(_Batch), c_void_p, c_void_p),
+    ),
 }
 
 
@@ -288,7 +287,7 @@ class NativeBackend:
         if rows and (
             code := self._library.fd_rope_and_store(
                 *(source, q_scale, k_scale, angles, positions),
-                *(self._reference(kv, self._describe_kv), self._reference(shape, _describe_shape)),
+                *(self._reference(kv, self._describe_kv), self._reference(shape, describe_shape)),
                 *(self._reference(batch, _describe_batch), q.data_ptr()),
             )
         ):
@@ -301,12 +300,31 @@ class NativeBackend:
         out = torch.empty_like(q)
         if rows and (
             code := self._library.fd_attend(
-                *(source, self._reference(kv, self._describe_kv), self._reference(shape, _describe_shape)),
+                *(source, self._reference(kv, self._describe_kv), self._reference(shape, describe_shape)),
                 *(self._reference(batch, _describe_batch), out.data_ptr()),
             )
         ):
             raise _refusal("attend", code)
         return out
+
+    def run_layers(
+        self, x: Tensor, stack: Stack, span: range, kv: Items[LayerKV], batch: ForwardBatch
+    ) -> tuple[Tensor, Tensor]:
+        rows, (_, width) = batch.num_rows, _matrix("x", x)
+        target = _pointer("x", x, torch.float32, rows, width)
+        description = self._reference(stack, _describe_stack)
+        if width != description._obj.width or span.step != 1 or span.stop > len(kv):
+            raise ValueError(f"x {list(x.shape)}, {span} and {len(kv)} caches do not fit the stack of layers.")
+        caches = [addressof(self._reference(kv[index], self._describe_kv)._obj) for index in span]
+        normed = torch.empty_like(x)
+        if rows and (
+            code := self._library.fd_run_layers(
+                *(description, span.start, span.stop, (c_void_p * len(caches))(*caches)),
+                *(self._reference(batch, _describe_batch), target, normed.data_ptr()),
+            )
+        ):
+            raise _refusal("run_layers", code)
+        return x, normed
 
     def draw(self, logits: Tensor, floor: float, temperature: float, key: int) -> int:
         source = _pointer("logits", logits, torch.float32, len(logits))
@@ -322,11 +340,8 @@ class NativeBackend:
         return _KV(k, v, *kv.k.shape, self.kv_dtype is torch.bfloat16)
 
 
-def _describe_shape(shape: AttentionShape) -> _Attention:
-    return _Attention(
-        *(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.rotary_dim, shape.window),
-        *(shape.scale, shape.norm_eps),
-    )
+def _describe_stack(stack: Stack) -> StackDescription:
+    return describe_stack(stack, _pointer)
 
 
 def _describe_batch(batch: ForwardBatch) -> _Batch:

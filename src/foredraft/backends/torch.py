@@ -7,11 +7,13 @@ models keep their values but save no memory here. Exactness: rows run through li
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foredraft.backends.base import AttentionShape, LayerKV, Linear, Weight
+from foredraft.backends.base import AttentionShape, LayerKV, Linear, Stack, Weight, run_layers
 from foredraft.engine.batch import ForwardBatch
 from foredraft.sampling.draw import draw
 
@@ -87,6 +89,11 @@ class TorchBackend:
     def gated(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=1)
         return functional.silu(gate.contiguous()) * up
+
+    def run_layers(
+        self, x: Tensor, stack: Stack, span: range, kv: Items[LayerKV], batch: ForwardBatch
+    ) -> tuple[Tensor, Tensor]:
+        return run_layers(self, x, stack, span, kv, batch)
 
     def draw(self, logits: Tensor, floor: float, temperature: float, key: int) -> int:
         return draw(logits, floor, temperature, key)

@@ -29,7 +29,7 @@ class ForwardBatch:
     prefix_lens: Tensor  # [rows] int32
     paths: Tensor  # [rows, depth] int32 offsets in the sequence's own KV
     path_lens: Tensor  # [rows] int32
-    logit_rows: Tensor  # [wanted] int64, rows whose logits are asked for
+    logit_rows: Tensor  # [wanted] int64, rows whose logits are asked for, ascending
     block_size: int
     max_keys: int  # the most keys that any row sees
 
@@ -90,7 +90,8 @@ def pack(works: Items[Work], block_size: int, device: torch.device) -> ForwardBa
         path_array[row, : len(path)] = path
 
     def tensor(values: Items[int] | np.ndarray, dtype: type[np.integer]) -> Tensor:
-        return torch.from_numpy(np.asarray(values, dtype)).to(device)
+        made = torch.from_numpy(np.asarray(values, dtype))
+        return made if device.type == "cpu" else made.to(device)
 
     return ForwardBatch(
         token_ids=tensor(token_ids, np.int64),

@@ -4,8 +4,9 @@
  * (maximum, sum of weights, weighted values), and the partials are merged in order. A row's bits therefore depend on
  * its keys alone: not on other rows, nor on whether its blocks were computed by one thread or by several.
  *
- *   work item   up to 8 neighbouring rows of one sequence (a tile) x a run of blocks
- *   KV head     the block's keys and values are gathered once for the tile, as float32 rows
+ *   work item   up to 16 neighbouring rows of one sequence (a tile) x a run of blocks
+ *   KV head     the block's keys and values are gathered once for the tile, as float32 rows; a row then adds what is
+ *               its own: the rest of its prefix, and the keys of its path that no row before it had
  *   row         the query heads of the KV head, up to 4 at a time, against that block
  *
  * The KV heads are the inner loop because a token's heads lie side by side: so memory is read as one stream. */
@@ -15,7 +16,7 @@
 
 #include <stdatomic.h>
 
-#define TILE 8
+#define TILE 16
 
 typedef struct {
     const float *q;
@@ -29,7 +30,7 @@ typedef struct {
     const int32_t *tiles; /* [num_tiles + 1] first rows */
     int64_t num_tiles;
     int64_t runs, blocks_per_run;
-    float *partials; /* where runs > 1: [rows, heads, blocks, PARTIAL(width)] */
+    float *partials; /* where runs > 1: [rows, blocks, heads, PARTIAL(width)] */
     _Atomic int error;
 } attend_job;
 
@@ -114,32 +115,32 @@ static int gather_slots(attend_job *job, int64_t slot, int64_t count, int64_t kv
     return FD_OK;
 }
 
-/* The keys and values at text places [from, to) of a row, all of one block. Nothing else is ever read: other slots may
- * hold anything. */
+/* Whether `count` places of the block already hold the keys at `offset` and behind. */
+static int is_held(const key_block *block, int64_t place, int64_t offset, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        if (block->offsets[place + i] != offset + i) return 0;
+    return 1;
+}
+
+/* The keys and values at text places [from, to) of a row, all of one block, where they are not there yet. Nothing else
+ * is ever read: other slots may hold anything. */
 static void gather(attend_job *job, int64_t row, int64_t from, int64_t to, int64_t kv_head, int copies,
                    const workspace *space, key_block *block) {
     const fd_batch *batch = job->batch;
     const int32_t *table = batch->block_tables + batch->sequences[row] * batch->table_width;
     int64_t prefix = batch->prefix_lens[row], size = batch->block_size, count;
     int error = FD_OK;
-    block->bf16 = job->kv->is_bf16 && !copies;
-    block->ahead = NULL;
     for (int64_t at = from; at < to && !error; at += count) {
-        int64_t offset = at < prefix ? at : batch->paths[row * batch->depth + at - prefix];
+        int64_t offset = at < prefix ? at : batch->paths[row * batch->depth + at - prefix], place = at % KEYS;
         int64_t page = offset / size, in_page = offset - page * size;
         count = at < prefix ? min64(min64(to, prefix) - at, size - in_page) : 1;
         if (offset < 0 || page >= batch->table_width) error = FD_RANGE;
-        else error = gather_slots(job, table[page] * size + in_page, count, kv_head, at % KEYS, copies, space, block);
+        else if (!is_held(block, place, offset, count)) {
+            error = gather_slots(job, table[page] * size + in_page, count, kv_head, place, copies, space, block);
+            for (int64_t i = 0; i < count; i++) block->offsets[place + i] = (int32_t)(offset + i);
+        }
     }
-    if (error) {
-        atomic_store(&job->error, error);
-        for (int i = 0; i < KEYS + 3; i++)
-            block->k[i] = block->v[i] = space->k; /* readable: the result is thrown away */
-        return;
-    }
-    int64_t first = from % KEYS, last = (to - 1) % KEYS; /* let the other places name something that may be read */
-    for (int64_t i = 0; i < first; i++) block->k[i] = block->k[first], block->v[i] = block->v[first];
-    for (int64_t i = last + 1; i < KEYS + 3; i++) block->k[i] = block->k[last], block->v[i] = block->v[last];
+    if (error) atomic_store(&job->error, error); /* the result is thrown away */
 }
 
 static void load_queries(const attend_job *job, int64_t row, float *q) {
@@ -162,72 +163,65 @@ static void write_row(const attend_job *job, int64_t row, const float *states) {
         for (int64_t i = 0; i < head_dim; i++) out[i] = states[i] / states[job->width + 1];
 }
 
-/* Where the partial of one block waits to be merged. */
-static float *waiting_partial(const attend_job *job, int64_t row, int64_t head, int64_t block) {
-    return job->partials + ((row * job->shape->heads + head) * job->blocks + block) * PARTIAL(job->width);
+/* Where the partials of one block wait to be merged: [heads, PARTIAL(width)]. */
+static float *waiting_partials(const attend_job *job, int64_t row, int64_t block) {
+    return job->partials + (row * job->blocks + block) * job->shape->heads * PARTIAL(job->width);
 }
 
-/* One row over the gathered block; the partials are merged at once or, when blocks are split over threads, kept. */
+/* One row over the gathered block; the partials are merged at once or, when blocks are split over threads, wait. */
 static void row_block(const attend_job *job, int64_t row, int64_t in_tile, int64_t kv_head, int64_t block,
                       const workspace *space, const key_block *keys) {
     int64_t from = max64(block * KEYS, first_key(job, row)), to = min64((block + 1) * KEYS, end_key(job, row));
     int64_t group = job->group, partial = PARTIAL(job->width), head = kv_head * group;
     const float *q = space->q + (in_tile * job->shape->heads + head) * job->width;
-    group_partials(q, keys, job->width, (int)(from % KEYS), (int)(from % KEYS + to - from), group, space->partials);
-    for (int64_t n = 0; n < group; n++) {
-        const float *result = space->partials + n * partial;
-        if (job->runs > 1) memcpy(waiting_partial(job, row, head + n, block), result, 4 * (size_t)partial);
-        else merge(space->states + (in_tile * job->shape->heads + head + n) * partial, result, job->width);
-    }
+    float *results = job->runs > 1 ? waiting_partials(job, row, block) + head * partial : space->partials;
+    group_partials(q, keys, job->width, (int)(from % KEYS), (int)(from % KEYS + to - from), group, results);
+    if (job->runs > 1) return;
+    for (int64_t n = 0; n < group; n++)
+        merge(space->states + (in_tile * job->shape->heads + head + n) * partial, results + n * partial, job->width);
 }
 
-/* Whether every row of the tile finds its keys of this block in the common prefix, and which row reaches furthest. */
-static int block_is_shared(const attend_job *job, int64_t row, int64_t end, int64_t block, int64_t *furthest) {
-    *furthest = row;
-    for (int64_t r = row; r < end; r++) {
-        if (min64((block + 1) * KEYS, end_key(job, r)) > max64(job->batch->prefix_lens[r], block * KEYS)) return 0;
-        if (job->batch->prefix_lens[r] > job->batch->prefix_lens[*furthest]) *furthest = r;
-    }
-    return 1;
-}
-
-/* The rows of an item and the keys that any of them sees. */
+/* The rows of an item, the keys that any of them sees, and up to where all of them see the same text. */
 typedef struct {
-    int64_t row, end, first_key, from_block, to_block;
+    int64_t row, end, first_key, from_block, to_block, common;
 } tile_span;
 
-/* Step `step` of a tile is a block and a KV head. Gathers it where all rows share it; else each row gathers its own. */
-static int gather_step(attend_job *job, const tile_span *tile, int64_t step, const workspace *space, key_block *keys) {
-    int64_t block = tile->from_block + step / job->shape->kv_heads, furthest;
-    if (!block_is_shared(job, tile->row, tile->end, block, &furthest)) return 0;
-    int64_t from = max64(block * KEYS, tile->first_key), to = min64((block + 1) * KEYS, end_key(job, furthest));
-    gather(job, furthest, from, to, step % job->shape->kv_heads, needs_copies(job, tile->end - tile->row), space, keys);
-    return 1;
+/* Step `step` of a tile is a block and a KV head. Gathers what all rows share of it. */
+static void gather_step(attend_job *job, const tile_span *tile, int64_t step, int copies, const workspace *space,
+                        key_block *keys) {
+    int64_t block = tile->from_block + step / job->shape->kv_heads;
+    int64_t from = max64(block * KEYS, tile->first_key), to = min64((block + 1) * KEYS, tile->common);
+    memset(keys->offsets, -1, sizeof keys->offsets);
+    gather(job, tile->row, from, to, step % job->shape->kv_heads, copies, space, keys);
 }
 
-static void run_step(attend_job *job, const tile_span *tile, int64_t step, int shared, const workspace *space,
+static void run_step(attend_job *job, const tile_span *tile, int64_t step, int copies, const workspace *space,
                      key_block *keys) {
     int64_t block = tile->from_block + step / job->shape->kv_heads, kv_head = step % job->shape->kv_heads;
     for (int64_t r = tile->row; r < tile->end; r++) {
         int64_t from = max64(block * KEYS, first_key(job, r)), to = min64((block + 1) * KEYS, end_key(job, r));
         if (from >= to) continue;
-        if (!shared) gather(job, r, from, to, kv_head, needs_copies(job, 1), space, keys);
+        gather(job, r, max64(from, tile->common), to, kv_head, copies, space, keys);
         row_block(job, r, r - tile->row, kv_head, block, space, keys);
         keys->ahead = NULL; /* asked for once */
     }
 }
 
-/* All steps of a tile. Where rows are read in place, the next step is looked up early, so that it can be prefetched. */
+/* All steps of a tile. The next step is looked up early, so that its keys can be asked for while this one is computed:
+ * `ahead` names rows of the cache; where rows are copied, the copies are made when their step has come. */
 static void run_tile(attend_job *job, const tile_span *tile, const workspace *space) {
     int64_t steps = (tile->to_block - tile->from_block) * job->shape->kv_heads;
-    int in_place = !needs_copies(job, tile->end - tile->row), shared = 0, next_shared = 0;
-    key_block keys[2];
+    int copies = needs_copies(job, tile->end - tile->row);
+    key_block in_place[2], copied = {.bf16 = 0};
+    for (int i = 0; i < KEYS; i++) /* places that no key has come to yet may be read, but do not count */
+        FOR(n, 2) in_place[n].k[i] = in_place[n].v[i] = copied.k[i] = copied.v[i] = space->k;
+    FOR(n, 2) in_place[n].bf16 = job->kv->is_bf16;
     for (int64_t step = 0; step < steps; step++) {
-        key_block *now = &keys[step % 2], *next = &keys[(step + 1) % 2];
-        shared = in_place && step ? next_shared : gather_step(job, tile, step, space, now);
-        next_shared = in_place && step + 1 < steps && gather_step(job, tile, step + 1, space, next);
-        if (shared && next_shared) now->ahead = next;
-        run_step(job, tile, step, shared, space, now);
+        key_block *now = copies ? &copied : &in_place[step % 2], *next = &in_place[(step + 1) % 2];
+        if (copies || step == 0) gather_step(job, tile, step, copies, space, now);
+        if (step + 1 < steps) gather_step(job, tile, step + 1, 0, space, next);
+        now->ahead = step + 1 < steps ? next : NULL;
+        run_step(job, tile, step, copies, space, now);
     }
 }
 
@@ -235,12 +229,13 @@ static void attend_item(void *context, int64_t item, int worker) {
     attend_job *job = context;
     int64_t run = item % job->runs, heads = job->shape->heads, last = 0;
     const int32_t *rows = job->tiles + item / job->runs;
-    tile_span tile = {.row = rows[0], .end = rows[1], .first_key = INT64_MAX};
+    tile_span tile = {.row = rows[0], .end = rows[1], .first_key = INT64_MAX, .common = INT64_MAX};
     workspace space = lay_out(job, pool_scratch(worker));
     for (int64_t r = tile.row; r < tile.end; r++) {
         load_queries(job, r, space.q + (r - tile.row) * heads * job->width);
-        start_states(job, space.states + (r - tile.row) * heads * PARTIAL(job->width));
+        if (job->runs == 1) start_states(job, space.states + (r - tile.row) * heads * PARTIAL(job->width));
         tile.first_key = min64(tile.first_key, first_key(job, r));
+        tile.common = min64(tile.common, job->batch->prefix_lens[r]);
         last = max64(last, end_key(job, r) - 1);
     }
     tile.from_block = max64(tile.first_key / KEYS, run * job->blocks_per_run);
@@ -258,7 +253,8 @@ static void merge_item(void *context, int64_t row, int worker) {
     start_states(job, states);
     for (int64_t head = 0; head < job->shape->heads; head++)
         for (int64_t block = first_key(job, row) / KEYS; block * KEYS < end_key(job, row); block++)
-            merge(states + head * PARTIAL(job->width), waiting_partial(job, row, head, block), job->width);
+            merge(states + head * PARTIAL(job->width), waiting_partials(job, row, block) + head * PARTIAL(job->width),
+                  job->width);
     write_row(job, row, states);
 }
 

@@ -78,18 +78,18 @@ INLINE void dot_codes(const int8_t *codes, int first, int halves, const x_group 
         FOR(v, vecs) sums[r][v] = (vi)acc[r][v];
 }
 
-/* The same straight from 4-bit codes, for the one or two rows of plain decoding: each code is unpacked once and meets
- * both planes. One row and 16 outputs: 16 loads, 32 instructions to unpack, 64 sdot, 8 to combine: 52 cycles at the
- * least for 512 weights; the 384 bytes they lie in take 52 cycles from memory when two cores read. */
+/* The same straight from 4-bit codes, for the few rows of plain decoding and short drafts: each code is unpacked once
+ * and meets both planes. One row and 16 outputs: 16 loads, 32 instructions to unpack, 64 sdot, 8 to combine: 52 cycles
+ * at the least for 512 weights; the 384 bytes they lie in take 52 cycles from memory when two cores read. */
 INLINE void dot_nibbles(const uint8_t *codes, const x_group *const x[], int rows, int vec, int vecs,
                         vi sums[][PANEL_VECS]) {
     codes += vec * 16;
-    int32x4_t high[2][PANEL_VECS], low[2][PANEL_VECS];
+    int32x4_t high[4][PANEL_VECS], low[4][PANEL_VECS];
     FOR(r, rows)
         FOR(v, vecs) high[r][v] = cleared(), low[r][v] = cleared();
     FOR(half, 2) {
         const uint8_t *w = codes + half * 2 * PANEL * 4;
-        int8x16_t xh[2], xl[2];
+        int8x16_t xh[4], xl[4];
         FOR(r, rows) {
             xh[r] = vld1q_s8(x[r]->codes + half * 16);
             xl[r] = vld1q_s8(x[r]->codes + GROUP + half * 16);

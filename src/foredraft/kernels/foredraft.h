@@ -52,6 +52,29 @@ typedef struct {
     float scale, norm_eps;
 } fd_attention;
 
+/* A linear layer: weights that share their input, their outputs side by side, and a bias or NULL. */
+typedef struct {
+    const fd_weight *const *parts; /* [num_parts] */
+    const float *bias;             /* [outputs] */
+    int64_t num_parts, outputs, inputs;
+} fd_projection;
+
+/* One transformer layer; q_norm and k_norm may be NULL. */
+typedef struct {
+    const float *input_norm, *q_norm, *k_norm, *post_norm;
+    fd_projection qkv, output, gate_up, down;
+    fd_attention shape;
+} fd_layer;
+
+/* Layers one after the other, and what they share. */
+typedef struct {
+    const fd_layer *layers; /* [count] */
+    const float *norm;      /* after the last layer */
+    const float *rope;      /* [rope_positions, 2, rotary_dim / 2] */
+    int64_t count, width, rope_positions, rotary_dim;
+    float multiplier, eps; /* of the residual stream, and of the norms */
+} fd_stack;
+
 int fd_set_threads(int threads);
 
 int64_t fd_packed_bytes(int kind, int64_t outputs, int64_t inputs); /* -1: no such weight */
@@ -76,6 +99,11 @@ int fd_rope_and_store(const float *qkv, const float *q_norm, const float *k_norm
                       int64_t rope_positions, const fd_kv *kv, const fd_attention *shape, const fd_batch *batch,
                       float *q);
 int fd_attend(const float *q, const fd_kv *kv, const fd_attention *shape, const fd_batch *batch, float *out);
+
+/* x [rows, width] through the layers first .. end-1, in place; normed: x after the norm that comes next. kv has one
+ * cache for each of these layers. All checks of shapes come before the first write. */
+int fd_run_layers(const fd_stack *stack, int64_t first, int64_t end, const fd_kv *const *kv, const fd_batch *batch,
+                  float *x, float *normed);
 
 /* The token with the largest logit + temperature * gumbel(key, token) of those whose logit reaches the floor, the
  * lowest of equals; -1 where none does. */

@@ -78,12 +78,12 @@ static void quant_panel_rows(const linear_job *job, const void *data, int64_t ro
     }
     }
     quant_panel panel = {data, scratch, sizeof(q4_group), Q8_CODES, groups};
-    if (rows == 1) q4_1_packed(&panel, x, sums, 0);
-    else if (rows == 2) q4_2_packed(&panel, x, sums, 0);
-    else {
-        unpack_nibbles(data, groups, scratch);
-        quant_rows(&panel, MINIMUM, x, rows, sums);
+    if (rows <= PACKED_ROWS) {
+        packed_rows(&panel, x, rows, sums);
+        return;
     }
+    unpack_nibbles(data, groups, scratch);
+    quant_rows(&panel, MINIMUM, x, rows, sums);
 }
 
 static void write_results(const linear_job *job, const float *sums, int64_t row, int64_t rows, int64_t output) {

@@ -27,8 +27,10 @@
 /* Tiles of TILE_ROWS rows by TILE_VECS vectors fill the registers without spilling: 8x2 of 32 (NEON), 8x1 of 32
  * (AVX512), 4x2 of 16 (AVX2, SSE). */
 #if defined(__aarch64__) || LANES == 16
+#define REGISTERS 32
 #define TILE_ROWS 8
 #else
+#define REGISTERS 16
 #define TILE_ROWS 4
 #endif
 #define PANEL 16                    /* outputs that are packed side by side */
@@ -73,6 +75,18 @@ INLINE vf muladd(vf acc, vf a, vf b) {
     return _mm256_fmadd_ps(a, b, acc);
 #else
     return acc + a * b;
+#endif
+}
+
+/* A constant, in a register of its own that a multiply-add may overwrite. NEON has no other kind: GCC would keep one
+ * copy and move it each time, in the units that multiply; loading it again leaves those alone. */
+INLINE vf constant(const float *four) {
+#if defined(__aarch64__)
+    vf v;
+    __asm__ volatile("ldr %q0, %1" : "=w"(v) : "m"(*(const float(*)[4])four));
+    return v;
+#else
+    return splat(four[0]);
 #endif
 }
 
@@ -152,26 +166,37 @@ INLINE int32_t sum_lanes_i32(vi v) {
 #endif
 }
 
-/* e**x to 2 units in the last place; 0 below -87.3, infinity above 88.3. Polynomial of Cephes' expf. */
-INLINE vf vexp(vf x) {
+/* x[i] = e**x[i] to 2 units in the last place; 0 below -87.3, infinity above 88.3. Polynomial of Cephes' expf.
+ *
+ * Each step waits for the one before it, some 50 cycles in all, so several vectors go side by side (`count` and
+ * `negative`, which says that no x is above 0, are literals at every call): 23 instructions a vector, 2 a cycle. */
+INLINE void vexp_all(vf *x, int count, int negative) {
     const float magic = 12582912.0f; /* 1.5 * 2**23: adding it rounds to an integer, kept in the low mantissa bits */
-    vf capped = pick(x > 89.0f, splat(89.0f), x); /* 2**128 is infinity */
-    vf shifted = muladd(splat(magic), capped, splat(1.44269504f));
-    vf n = shifted - magic;
-    vf r = muladd(muladd(capped, n, splat(-0.693359375f)), n, splat(2.12194440e-4f));
-    vf p = splat(1.9875691500e-4f);
-    p = muladd(splat(1.3981999507e-3f), p, r);
-    p = muladd(splat(8.3334519073e-3f), p, r);
-    p = muladd(splat(4.1665795894e-2f), p, r);
-    p = muladd(splat(1.6666665459e-1f), p, r);
-    p = muladd(splat(5.0000001201e-1f), p, r);
-    p = muladd(r + 1.0f, p, r * r);
-    vi power = ((vi)shifted - (vi)splat(magic) + 127) << 23;
-    return pick(x < -87.3f, splat(0.0f), p * (vf)power);
+#define FOUR(x) {x, x, x, x}
+    static const float terms[6][4] = {FOUR(1.3981999507e-3f), FOUR(8.3334519073e-3f), FOUR(4.1665795894e-2f),
+                                      FOUR(1.6666665459e-1f), FOUR(5.0000001201e-1f), FOUR(12582912.0f)};
+#undef FOUR
+    vf shifted[4], n[4], r[4], p[4];
+    FOR(i, count) r[i] = negative ? x[i] : pick(x[i] > 89.0f, splat(89.0f), x[i]); /* 2**128 is infinity */
+    FOR(i, count) shifted[i] = muladd(constant(terms[5]), r[i], splat(1.44269504f));
+    FOR(i, count) n[i] = shifted[i] - magic;
+    FOR(i, count) r[i] = muladd(r[i], n[i], splat(-0.693359375f));
+    FOR(i, count) r[i] = muladd(r[i], n[i], splat(2.12194440e-4f));
+    FOR(i, count) p[i] = splat(1.9875691500e-4f);
+    FOR(t, 5)
+        FOR(i, count) p[i] = muladd(constant(terms[t]), p[i], r[i]);
+    FOR(i, count) p[i] = muladd(r[i] + 1.0f, p[i], r[i] * r[i]);
+    FOR(i, count) p[i] *= (vf)(((vi)shifted[i] - (vi)splat(magic) + 127) << 23);
+    FOR(i, count) x[i] = pick(x[i] < -87.3f, splat(0.0f), p[i]);
+}
+
+INLINE vf vexp(vf x) {
+    vexp_all(&x, 1, 0);
+    return x;
 }
 
 /* A lane of two bfloat16 (an even and an odd input) to floats. NEON's trn1 does what a shift by 16 does, on either
- * unit. */
+ * unit, and trn2 does what a mask does, without a register for the mask. */
 INLINE vf even_bf16(vu pair) {
 #if defined(__aarch64__)
     return (vf)vtrn1q_u16(vdupq_n_u16(0), (uint16x8_t)pair);
@@ -179,7 +204,13 @@ INLINE vf even_bf16(vu pair) {
     return (vf)(pair << 16);
 #endif
 }
-INLINE vf odd_bf16(vu pair) { return (vf)(pair & 0xffff0000u); }
+INLINE vf odd_bf16(vu pair) {
+#if defined(__aarch64__)
+    return (vf)vtrn2q_u16(vdupq_n_u16(0), (uint16x8_t)pair);
+#else
+    return (vf)(pair & 0xffff0000u);
+#endif
+}
 
 /* A bfloat16 is the upper half of a float. */
 INLINE float widen_bf16(uint16_t x) {

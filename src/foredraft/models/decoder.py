@@ -1,4 +1,4 @@
-"""One decoder for the Llama family: what a layer holds, how it is loaded, and the run through all layers.
+"""One decoder for the Llama family: how it is loaded, and the run through all layers (a layer: backends/base.py).
 
 Architectures differ only in data: which biases and norms exist, which layers rotate, the multipliers of the config.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import AttentionShape, Backend, LayerKV, Linear, Weight, join
+from foredraft.backends.base import AttentionShape, Backend, Layer, LayerKV, Linear, Stack, Weight, join
 from foredraft.config import ModelConfig
 from foredraft.engine.batch import ForwardBatch
 from foredraft.models.checkpoint import Checkpoint
@@ -19,21 +20,6 @@ from foredraft.models.quantise import convert
 from foredraft.models.rope import rope_table
 
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class Layer:
-    """The weights of one transformer layer, packed."""
-
-    input_norm: Tensor
-    qkv: Linear
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    output: Linear
-    post_norm: Tensor
-    gate_up: Linear
-    down: Linear
-    shape: AttentionShape
 
 
 @dataclass(frozen=True)
@@ -51,23 +37,22 @@ class Decoder:
         self, batch: ForwardBatch, kv: list[LayerKV], backend: Backend, taps: frozenset[int] = frozenset()
     ) -> Hidden:
         """All rows through all layers. `taps` asks for the residual stream after those layers."""
-        config, multiplier = self.config, self.config.residual_multiplier
         x = backend.embed(batch.token_ids, self.embedding)
-        if config.embedding_multiplier != 1:
-            x = x * config.embedding_multiplier
+        if self.config.embedding_multiplier != 1:
+            x = x * self.config.embedding_multiplier
         tapped: dict[int, Tensor] = {}
-        normed = backend.rms_norm(x, self.layers[0].input_norm, config.rms_norm_eps)
-        for index, layer in enumerate(self.layers):
-            qkv = backend.linear(normed, layer.qkv)
-            q = backend.rope_and_store(qkv, layer.q_norm, layer.k_norm, self.rope, kv[index], layer.shape, batch)
-            attended = backend.linear(backend.attend(q, kv[index], layer.shape, batch), layer.output)
-            x, normed = backend.add_rms_norm(x, attended, multiplier, layer.post_norm, config.rms_norm_eps)
-            update = backend.linear(backend.gated(backend.linear(normed, layer.gate_up)), layer.down)
-            next_norm = self.layers[index + 1].input_norm if index + 1 < len(self.layers) else self.norm
-            x, normed = backend.add_rms_norm(x, update, multiplier, next_norm, config.rms_norm_eps)
+        start, last = 0, len(self.layers) - 1
+        for index in [*(index for index in range(last) if index in taps), last]:
+            x, normed = backend.run_layers(x, self._stack, range(start, index + 1), kv, batch)
+            start = index + 1
             if index in taps:
                 tapped[index] = x.clone()
         return Hidden(normed, tapped)
+
+    @cached_property
+    def _stack(self) -> Stack:
+        """One object for the life of the decoder: what a backend has found out about it, it need not find out again."""
+        return Stack(self.layers, self.norm, self.rope, self.config.residual_multiplier, self.config.rms_norm_eps)
 
     def logits(self, normed: Tensor, backend: Backend) -> Tensor:
         """Float32 logits [rows, vocab] of rows that have gone through `run`."""

