@@ -152,12 +152,12 @@ def test_a_slow_drafter_rests_and_is_probed_now_and_then() -> None:
     asked = []
     for _ in range(300):
         work = Work(text, 1, 4)
-        budget, _ = controller.ask(work, "model", 4, load)
+        budget, _ = controller.ask(work, "model:k=4", "model", 4, load)
         drafts: list[Draft | None] = [chain(budget, origin="model")]
         asked.append(budget)
         seconds = 0.030 * budget  # three plain steps per guess: even if always right it cannot pay
         if budget:
-            controller.costs.observe_draft("model", budget, seconds)
+            controller.costs.observe_draft("model:k=4", budget, seconds)
         controller.observe([work], drafts, [Commit(text, (7,), (), ())], load, StepTimes(seconds, 0.0105, 0.0))
     assert 1 <= sum(asked) <= 4
     assert sum(asked) * 0.030 <= 0.02 * 300 * 0.0105 + 0.05
@@ -170,11 +170,11 @@ def test_a_fast_and_right_drafter_is_used() -> None:
     asked = []
     for _ in range(100):
         work = Work(text, 1, 4)
-        budget, _ = controller.ask(work, "model", 4, load)
+        budget, _ = controller.ask(work, "model:k=4", "model", 4, load)
         asked.append(budget)
         draft = chain(budget, origin="model")
         if budget:
-            controller.costs.observe_draft("model", budget, 0.001 * budget)
+            controller.costs.observe_draft("model:k=4", budget, 0.001 * budget)
         ran = Work(text, 1, 4, draft)
         commit = Commit(text, (7,) * (budget + 1), (), ())
         controller.observe([ran], [draft], [commit], load, StepTimes(0.001 * budget, 0.0105 + 0.0005 * budget, 0.0))

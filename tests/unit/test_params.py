@@ -114,7 +114,7 @@ class TestSpec:
         ("text", "spec"),
         [
             ("off", Spec()),
-            ("auto", Spec((ProposerChoice("ngram"), ProposerChoice("suffix")), adaptive=True)),
+            ("auto", Spec((ProposerChoice("suffix"),), adaptive=True)),
             ("ngram", Spec((ProposerChoice("ngram"),))),
             ("draft_model", Spec((ProposerChoice("draft_model"),))),
             ("eagle3", Spec((ProposerChoice("eagle3"),))),

@@ -18,7 +18,7 @@ from foredraft.engine.batch import ForwardBatch
 from foredraft.sampling.draw import draw
 
 KEY_BLOCK = 128  # keys are reduced in blocks of this many, added in text order
-_ATTEND_ROWS = 32  # rows whose gathered keys are held in memory at once
+_ROWS = 32  # rows that are reduced at once: CUDA chooses how to add by the shape of the whole
 
 
 class TorchBackend:
@@ -32,6 +32,8 @@ class TorchBackend:
         self.activation_dtype = torch.bfloat16 if dtype != "float32" and _computes_bfloat16(device) else torch.float32
         self.kv_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
         self.row_tiles: tuple[int, ...] | None = None
+        if device.type == "cuda":  # sums of bfloat16 products stay in float32 to their end
+            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
     def pack(self, weight: Weight) -> Tensor:
         return weight.dense().to(self.device, self.activation_dtype).contiguous()
@@ -49,7 +51,9 @@ class TorchBackend:
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         wide = x.float()
-        scale = torch.rsqrt((wide * wide).mean(-1, keepdim=True) + eps)
+        squares = (wide * wide).view(-1, x.shape[-1])
+        means = [squares[self._at_once(rows)].mean(-1, keepdim=True)[: len(rows)] for rows in _pieces(squares)]
+        scale = torch.rsqrt(torch.cat([squares[:0, :1], *means]) + eps).view(*x.shape[:-1], 1)
         return (wide * scale * weight).to(x.dtype)
 
     def add_rms_norm(
@@ -83,8 +87,9 @@ class TorchBackend:
         return rotated
 
     def attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch) -> Tensor:
-        starts = range(0, len(q), _ATTEND_ROWS)
-        return torch.cat([_attend_rows(q, kv, shape, batch, slice(start, start + _ATTEND_ROWS)) for start in starts])
+        if not len(q):
+            return q
+        return torch.cat([_attend_rows(q, kv, shape, batch, self._at_once(rows)) for rows in _pieces(q)])[: len(q)]
 
     def gated(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=1)
@@ -98,6 +103,12 @@ class TorchBackend:
     def draw(self, logits: Tensor, floor: float, temperature: float, key: int) -> int:
         return draw(logits, floor, temperature, key)
 
+    def _at_once(self, rows: range) -> list[int]:
+        """The rows of one reduction. In exact mode there are always equally many: the last one stands in for missing
+        ones, so that a row's sums are added in the same order however many are asked for."""
+        missing = 0 if self.row_tiles is None else _ROWS - len(rows)
+        return [*rows, *[rows[-1]] * missing]
+
     def _tiled(self, x: Tensor, weight: Tensor) -> Tensor:
         """x @ weight.T in tiles of proved sizes; the last one is padded with zero rows."""
         if self.row_tiles is None:
@@ -110,6 +121,10 @@ class TorchBackend:
         return tiles[0] if len(tiles) == 1 else torch.cat(tiles)
 
 
+def _pieces(x: Tensor) -> list[range]:
+    return [range(start, min(start + _ROWS, len(x))) for start in range(0, len(x), _ROWS)]
+
+
 def _computes_bfloat16(device: torch.device) -> bool:
     return device.type != "cpu" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
@@ -120,7 +135,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int) -> Tensor:
     return torch.cat([left * cos - right * sin, right * cos + left * sin, rest], dim=-1).to(x.dtype)
 
 
-def _attend_rows(q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch, rows: slice) -> Tensor:
+def _attend_rows(q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch, rows: list[int]) -> Tensor:
     """Attention of a few rows, each over its own gathered keys. Every product has the shape of one row's key block, and
     the partial sums are added in text order; a block that is masked whole adds exact zeros."""
     positions = batch.positions[rows]

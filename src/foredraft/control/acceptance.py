@@ -18,6 +18,7 @@ _MOST = 400.0  # trials that are remembered of a class
 _OWN_PRIOR = 1.0  # trials that a request's likeness to others counts for
 _OWN_MEMORY = 0.88  # how much of a request's record outlives one more trial: about eight trials count
 _SUREST = 0.995
+_HOPE = 1.5  # of two further trials so many are taken to be right
 
 _Origin = tuple[str, bool]  # a proposer, and whether its guess is the first of a draft: later ones are oftener right
 _Class = tuple[_Origin, int]  # and how much it believes in the guess
@@ -58,7 +59,8 @@ class Acceptance:
         record = self._by_proposer.get(proposer)
         if record is None or not record.trials:
             return None
-        return min(_SUREST, self._bend(sequence_id, (proposer, True)) * record.right / record.trials)
+        hoped = (record.right + _HOPE) / (record.trials + 2)  # one bad guess is no verdict
+        return min(_SUREST, self._bend(sequence_id, (proposer, True)) * hoped)
 
     def observe(self, sequence_id: int, draft: Draft, tokens: Sequence[int]) -> None:
         """Score a draft, verified or not, by the tokens that came."""

@@ -24,7 +24,8 @@ _MOST_SAVED_S = 0.5  # gains beyond this do not pay for later losses
 _LEAST_SURVIVAL = 0.02  # a node that is less likely is not even considered
 _MARGIN = 1.02  # guessing must promise this much more than not to guess: estimates err
 _BLAME = 3.0  # a step that takes longer than this times what was expected was held up by something else
-_PROBE_EVERY = 64  # steps after which a resting model is asked again
+_PROBE_EVERY = 64  # steps at least, after which a resting model is asked again
+_PROBE_SHARE = 0.005  # and what that may cost, of the time since it was last asked
 
 _Node = tuple[float, int, int]  # survival, index of the work, node of its draft
 
@@ -72,14 +73,17 @@ class Controller:
         self._spent_s = 0.0
         self._rests: dict[tuple[int, str], _Rest] = {}
 
-    def ask(self, work: Work, proposer: str, most: int, load: Load) -> tuple[int, str]:
-        """How many guesses to ask of a proposer that takes time to guess, and why."""
+    def ask(self, work: Work, proposer: str, origin: str, most: int, load: Load) -> tuple[int, str]:
+        """How many guesses to ask of a proposer that takes time to guess, and why. `origin` is the name that its
+        guesses bear, whatever its options."""
         sequence_id = work.sequence.id
         rest = self._rests.setdefault((sequence_id, proposer), _Rest())
-        per_node, rate = self.costs.draft(proposer), self.acceptance.rate(sequence_id, proposer)
+        per_node, rate = self.costs.draft(proposer), self.acceptance.rate(sequence_id, origin)
         plain = self.costs.run(load.rows, load.keys)
-        if per_node is None or rate is None:
-            return self._probe(rest, 1, 0.0 if per_node is None else per_node)
+        if per_node is None:
+            return 1, PROBE  # what it takes can only be found out
+        if rate is None:
+            return self._probe(rest, plain, per_node)
         texts = max(1, load.texts)
         reach = _keys(work, 1)
 
@@ -94,7 +98,7 @@ class Controller:
                 rest.steps = 0
                 return best.k, GUESSED
             return 0, LEDGER
-        return self._probe(rest, _PROBE_EVERY, per_node + (verify(2) - 1) * plain)
+        return self._probe(rest, plain, per_node + (verify(2) - 1) * plain)
 
     def choose(self, works: Items[Work], drafts: Items[Draft | None], load: Load) -> tuple[list[Draft], list[str]]:
         """What to verify of each draft, and why; None stands for a sequence that is not the controller's.
@@ -143,8 +147,9 @@ class Controller:
         self.costs.observe_overhead(times.overhead_s)
         self.costs.observe_run(run.rows, run.keys, times.run_s)
         cost = min(times.run_s + times.overhead_s, _BLAME * expected) - plain if run.rows > load.rows else 0.0
-        further = sum(len(commit.tokens) for commit in commits) - sum(bool(commit.tokens) for commit in commits)
-        gain = further * self._plain_token(load) if load.texts else 0.0
+        mine = [commit for draft, commit in zip(drafts, commits, strict=True) if draft is not None and commit.tokens]
+        further = sum(len(commit.tokens) - 1 for commit in mine)
+        gain = further * self._plain_token(load) if further else 0.0
         self.ledger_s = min(_MOST_SAVED_S, self.ledger_s + gain - cost - times.draft_s)
         self._spent_s += plain
         for draft, commit in zip(drafts, commits, strict=True):
@@ -163,9 +168,10 @@ class Controller:
     def _may_risk(self) -> float:
         return self.ledger_s + _ALLOWANCE_S + _ALLOWANCE_SHARE * self._spent_s
 
-    def _probe(self, rest: _Rest, every: int, risk: float) -> tuple[int, str]:
+    def _probe(self, rest: _Rest, plain: float, risk: float) -> tuple[int, str]:
+        """Ask a resting model for one guess, but only so often that its cost is lost in the time between."""
         rest.steps += 1
-        if rest.steps >= every and risk <= self._may_risk():
+        if rest.steps * plain * _PROBE_SHARE >= risk and rest.steps >= _PROBE_EVERY and risk <= self._may_risk():
             rest.steps = 0
             return 1, PROBE
         return 0, RESTING

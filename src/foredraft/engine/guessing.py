@@ -64,8 +64,7 @@ class Guesser:
 
     def guess(self, works: list[Work]) -> list[Work]:
         """Give every work that has slots for one a draft, merged from the guesses of its proposers."""
-        load = Load.of(works)
-        step = self._step = _Step(load, [None] * len(works), reasons=[[] for _ in works])
+        step = self._step = _Step(Load.of(works), [None] * len(works), reasons=[[] for _ in works])
         guesses: list[list[Draft]] = [[] for _ in works]
         for name, proposer in self.proposers.items():
             asked, budgets = self._budgets(name, proposer, works, step)
@@ -74,11 +73,12 @@ class Guesser:
                 for index, draft in zip(asked, drafts, strict=True):
                     if draft:
                         guesses[index].append(draft)
-        merged = [
-            replace(work, draft=merge(drafts, work.num_lookahead_tokens)) if drafts else work
-            for work, drafts in zip(works, guesses, strict=True)
-        ]
-        return self._chosen(merged, step)
+        if any(guesses):
+            works = [
+                replace(work, draft=merge(drafts, work.num_lookahead_tokens)) if drafts else work
+                for work, drafts in zip(works, guesses, strict=True)
+            ]
+        return self._chosen(works, step)
 
     def wants_said(self, sequence: Sequence) -> bool:
         """Whether somebody who guesses for the sequence wants to hear what the target says after every guess."""
@@ -131,7 +131,7 @@ class Guesser:
             if text.adaptive and not proposer.free:
                 assert self.controller is not None
                 most = min(budget, proposer.num_lookahead_tokens)
-                budget, reason = self.controller.ask(work, name, most, step.load)
+                budget, reason = self.controller.ask(work, name, proposer.name, most, step.load)
                 step.reasons[index].append(f"{proposer.name}: {reason}")
             if budget:
                 asked.append(index)
@@ -147,7 +147,8 @@ class Guesser:
             return [NO_DRAFT] * len(works)
         seconds = time.perf_counter() - started
         if self.controller is not None and not proposer.free:
-            step.draft_s += seconds
+            decided = sum(self._texts[work.sequence.id].adaptive for work in works)
+            step.draft_s += seconds * decided / len(works)  # what a request asked for itself is not the controller's
             self.controller.costs.observe_draft(name, sum(map(len, drafts)), seconds)
         return drafts
 
@@ -155,7 +156,7 @@ class Guesser:
         """The works with what the controller lets pass of the drafts that are its to decide about."""
         mine = [self._texts[work.sequence.id].adaptive and work.num_lookahead_tokens > 0 for work in works]
         if self.controller is None or not any(mine):
-            step.load = Load.of(works)
+            step.load = Load.of(works) if any(work.draft for work in works) else step.load
             return works
         step.drafts = [work.draft if is_mine else None for work, is_mine in zip(works, mine, strict=True)]
         fixed = [replace(work, draft=NO_DRAFT) if is_mine else work for work, is_mine in zip(works, mine, strict=True)]

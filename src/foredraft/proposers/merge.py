@@ -17,6 +17,8 @@ def merge(drafts: Items[Draft], budget: int) -> Draft:
     A draft that was sampled stands alone and whole: to drop some of its tokens after looking at them would bias the
     text.
     """
+    if len(drafts) == 1 and len(drafts[0]) <= budget:
+        return drafts[0]
     sampled = next((draft for draft in drafts if draft.q is not None), None)
     if sampled is not None:
         return sampled

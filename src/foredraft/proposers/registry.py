@@ -23,7 +23,7 @@ _BUILT_IN = {
     "staged": "foredraft.proposers.staged:Staged",
 }
 
-AUTO = ("ngram", "suffix")  # what `auto` chooses among: what every model has, and what costs next to nothing to have
+AUTO = ("suffix",)  # what `auto` chooses among: every model has it, asking costs next to nothing, and it copies too
 
 _GRAMMAR = "off, auto, NAME, NAME:option=value,…, NAME+NAME, or auto(NAME+NAME)"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")

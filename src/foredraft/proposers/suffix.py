@@ -84,6 +84,8 @@ class Suffix:
         """Best-first: always the node that is most likely reached, until nodes run out or get too unlikely."""
         size = min(budget, self.options.k)
         matched, endings = self._endings(sequence)
+        if not endings or not size:
+            return NO_DRAFT
         max_depth = int(self.options.depth * matched)
         doubt = 1 / (1 + matched)  # a token that always followed, but after a short match, may still not come
         tokens: list[int] = []
