@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -42,16 +41,13 @@ def main() -> None:
     params = SamplingParams(max_tokens=arguments.max_tokens, temperature=1.0, seed=1, ignore_eos=True)
 
     print(f"{arguments.model}, {spec}, temperature 1, {len(prompts)} prompts of {arguments.max_tokens} tokens")
-    print("rule        acceptance by depth (given the guess before)      tokens per run   Σ min(p, q)")
+    print("rule        how often guess 1, 2, … and all before it are kept  tokens per run   Σ min(p, q)")
     for rule in ("rejection", "block", "match"):
         outputs = [llm.chat([prompt], replace(params, acceptance=rule), spec=spec)[0] for prompt in prompts]
-        reached = [
-            1.0,
-            *(sum(o.metrics.acceptance_per_depth[d] for o in outputs) / len(outputs) for d in range(arguments.k)),
-        ]
-        by_depth = "  ".join(f"{now / before:.3f}" for before, now in pairwise(reached) if before)
+        runs = sum(output.metrics.target_runs for output in outputs)
+        kept = ([o.metrics.target_runs * rate for rate in o.metrics.acceptance_per_depth] for o in outputs)
+        by_depth = "  ".join(f"{sum(column) / runs:.3f}" for column in zip(*kept, strict=False))
         tokens = sum(o.metrics.emitted_tokens for o in outputs)
-        runs = sum(o.metrics.target_runs for o in outputs)
         overlap = torch.cat([overlaps(llm, output) for output in outputs]).mean()
         print(f"{rule:10}  {by_depth:44}  {tokens / runs:14.2f}   {overlap:11.3f}", flush=True)
 
