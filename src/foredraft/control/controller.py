@@ -6,6 +6,7 @@ decoding, minus what it has cost. A step may only risk what the ledger and a sma
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
@@ -56,13 +57,6 @@ class StepTimes:
     overhead_s: float
 
 
-@dataclass
-class _Rest:
-    """A model that does not pay for a text, and since how many steps."""
-
-    steps: int = 0
-
-
 class Controller:
     """Decides for the sequences that leave it to the engine. Plain Python; its clock is what the engine tells it."""
 
@@ -71,19 +65,19 @@ class Controller:
         self.acceptance = Acceptance()
         self.ledger_s = 0.0
         self._spent_s = 0.0
-        self._rests: dict[tuple[int, str], _Rest] = {}
+        self._rested: Counter[tuple[int, str]] = Counter()  # (sequence, proposer) -> steps since it was last asked
 
     def ask(self, work: Work, proposer: str, origin: str, most: int, load: Load) -> tuple[int, str]:
         """How many guesses to ask of a proposer that takes time to guess, and why. `origin` is the name that its
         guesses bear, whatever its options."""
         sequence_id = work.sequence.id
-        rest = self._rests.setdefault((sequence_id, proposer), _Rest())
+        pair = (sequence_id, proposer)
         per_node, rate = self.costs.draft(proposer), self.acceptance.rate(sequence_id, origin)
         plain = self.costs.run(load.rows, load.keys)
         if per_node is None:
             return 1, PROBE  # what it takes can only be found out
         if rate is None:
-            return self._probe(rest, plain, per_node)
+            return self._probe(pair, plain, per_node)
         texts = max(1, load.texts)
         reach = _keys(work, 1)
 
@@ -95,10 +89,10 @@ class Controller:
         if best.speedup > _MARGIN:
             risk = best.k * per_node + (verify(best.k + 1) - 1) * plain
             if risk <= self._may_risk():
-                rest.steps = 0
+                self._rested[pair] = 0
                 return best.k, GUESSED
             return 0, LEDGER
-        return self._probe(rest, plain, per_node + (verify(2) - 1) * plain)
+        return self._probe(pair, plain, per_node + (verify(2) - 1) * plain)
 
     def choose(self, works: Items[Work], drafts: Items[Draft | None], load: Load) -> tuple[list[Draft], list[str]]:
         """What to verify of each draft, and why; None stands for a sequence that is not the controller's.
@@ -159,7 +153,7 @@ class Controller:
     def release(self, sequence_ids: Iterable[int]) -> None:
         gone = set(sequence_ids)
         self.acceptance.release(gone)
-        self._rests = {key: rest for key, rest in self._rests.items() if key[0] not in gone}
+        self._rested = Counter({pair: steps for pair, steps in self._rested.items() if pair[0] not in gone})
 
     def _plain_token(self, load: Load) -> float:
         """Seconds per token of a step in which every text gets one and nothing else is run."""
@@ -168,11 +162,12 @@ class Controller:
     def _may_risk(self) -> float:
         return self.ledger_s + _ALLOWANCE_S + _ALLOWANCE_SHARE * self._spent_s
 
-    def _probe(self, rest: _Rest, plain: float, risk: float) -> tuple[int, str]:
+    def _probe(self, pair: tuple[int, str], plain: float, risk: float) -> tuple[int, str]:
         """Ask a resting model for one guess, but only so often that its cost is lost in the time between."""
-        rest.steps += 1
-        if rest.steps * plain * _PROBE_SHARE >= risk and rest.steps >= _PROBE_EVERY and risk <= self._may_risk():
-            rest.steps = 0
+        self._rested[pair] += 1
+        steps = self._rested[pair]
+        if steps >= _PROBE_EVERY and steps * plain * _PROBE_SHARE >= risk and risk <= self._may_risk():
+            self._rested[pair] = 0
             return 1, PROBE
         return 0, RESTING
 

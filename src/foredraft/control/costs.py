@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 
 from foredraft.control.economics import VerifyCurve
@@ -28,17 +28,6 @@ class Calibration:
     seconds_per_key: float
 
 
-@dataclass
-class _Drafting:
-    """What a proposer's guesses take."""
-
-    per_node: deque[float] = field(default_factory=lambda: deque(maxlen=_SPEED_STEPS))
-
-    @property
-    def seconds(self) -> float:
-        return median(self.per_node)
-
-
 class Costs:
     """Seconds of runs and of drafts, as the machine is now."""
 
@@ -53,7 +42,7 @@ class Costs:
         self._since_renewal = 0
         self._overhead = 0.0
         self._overheads: deque[float] = deque(maxlen=_SPEED_STEPS)
-        self._drafting: dict[str, _Drafting] = {}
+        self._per_node: dict[str, deque[float]] = {}  # by proposer
 
     def run(self, rows: int, keys: int) -> float:
         """Seconds of a step with so many rows that read so many keys in all."""
@@ -66,8 +55,8 @@ class Costs:
 
     def draft(self, proposer: str) -> float | None:
         """Seconds per guess; None for one that was never asked."""
-        drafting = self._drafting.get(proposer)
-        return None if drafting is None else drafting.seconds
+        times = self._per_node.get(proposer)
+        return None if times is None else median(times)
 
     def observe_run(self, rows: int, keys: int, seconds: float) -> None:
         """A real run of the target."""
@@ -91,7 +80,7 @@ class Costs:
 
     def observe_draft(self, proposer: str, nodes: int, seconds: float) -> None:
         """A real call of a proposer, which gave so many guesses."""
-        self._drafting.setdefault(proposer, _Drafting()).per_node.append(seconds / max(1, nodes))
+        self._per_node.setdefault(proposer, deque(maxlen=_SPEED_STEPS)).append(seconds / max(1, nodes))
 
     def _unscaled(self, curve: VerifyCurve, rows: int, keys: int) -> float:
         further = keys - rows * self._measured.context

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from foredraft.control.controller import Controller, Load, StepTimes
 from foredraft.proposers.base import Proposer
@@ -87,7 +88,7 @@ class Guesser:
     def observe(self, works: Items[Work], commits: Items[Commit], run_s: float, overhead_s: float) -> None:
         """Everybody learns what the texts really said, and the controller what it took."""
         for name, proposer in self.proposers.items():
-            self._guarded(name, lambda proposer=proposer: proposer.observe(commits))  # type: ignore[misc]
+            self._guarded(name, partial(proposer.observe, commits))
         step = self._step
         assert step is not None
         for work, reasons in zip(works, step.reasons, strict=True):
@@ -101,7 +102,7 @@ class Guesser:
         for sequence_id in ids:
             self._texts.pop(sequence_id, None)
         for name, proposer in self.proposers.items():
-            self._guarded(name, lambda proposer=proposer: proposer.release(ids))  # type: ignore[misc]
+            self._guarded(name, partial(proposer.release, ids))
         if self.controller is not None:
             self.controller.release(ids)
 

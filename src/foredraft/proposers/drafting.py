@@ -62,6 +62,10 @@ class _Guess:
             node = self.parents[node]
         return tokens[::-1]
 
+    def since(self, size: int) -> list[tuple[int, int]]:
+        """Nodes beyond the first `size`, with their tokens."""
+        return list(enumerate(self.tokens[size:], size))
+
     def add(self, parent: int, token: int, score: float) -> None:
         self.tokens.append(token)
         self.parents.append(parent)
@@ -144,21 +148,18 @@ class ModelDrafter:
     def _grow(self, guess: _Guess, ran: Draft, rows: Tensor) -> None:
         """Add the nodes that this run's logits lead to; its rows are the text's last token, new nodes, the helper's."""
         first = len(ran) - len(rows)  # the node of the first row; -1 is the text's last token
-        own = len(guess.tokens)
-        guess.num_run = own
-        if self.width == 1:
-            node = own - 1
-            while True:
-                self._add_best(guess, [len(guess.tokens) - 1], [rows[node - first]], 1)
-                guess.depth += 1
-                token, own = guess.tokens[-1], len(guess.tokens)
-                node = next((child for child in ran.children(node) if ran.tokens[child] == token), -1)
-                if node < 0 or own == guess.budget or guess.depth == self.depth:
-                    return
-                guess.num_run += node == own - 1 == guess.num_run  # run already, if it lies where it belongs
-        else:
-            self._add_best(guess, list(range(first, own)), list(rows), min(self.width, guess.budget - own))
+        guess.num_run = len(guess.tokens)
+        leaves = (node for node in range(first, guess.num_run) if node not in guess.parents)
+        reached = {node: node for node in leaves}  # node of the guess -> the node of the run that has its logits
+        while reached and len(guess.tokens) < guess.budget and guess.depth < self.depth:
+            size = len(guess.tokens)
+            logits = [rows[node - first] for node in reached.values()]
+            self._add_best(guess, list(reached), logits, min(self.width, guess.budget - size))
             guess.depth += 1
+            added = {node: _child(ran, reached[guess.parents[node]], token) for node, token in guess.since(size)}
+            reached = {node: helped for node, helped in added.items() if helped is not None}
+            while reached.get(guess.num_run) == guess.num_run:  # the helper's node lies where the guess's own belongs
+                guess.num_run += 1
 
     def _add_best(self, guess: _Guess, nodes: list[int], rows: list[Tensor], width: int) -> None:
         """Add the best `width` ways on from nodes whose logits these are. The first is the best way on from the first
@@ -218,6 +219,10 @@ class ModelDrafter:
         q = torch.stack(guess.q) if guess.is_sampled else None
         origin = (self.name,) * len(guess.tokens)
         return Draft(tuple(guess.tokens), tuple(guess.parents), tuple(guess.scores), origin, q)
+
+
+def _child(draft: Draft, node: int, token: int) -> int | None:
+    return next((child for child in draft.children(node) if draft.tokens[child] == token), None)
 
 
 def _coupled(logits: Tensor, sequence: Sequence, position: int, count: int) -> list[tuple[int, float]]:
