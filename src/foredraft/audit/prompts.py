@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foredraft.cli.json_lines import read_json_lines
 from foredraft.errors import InvalidPrompt
+
+if TYPE_CHECKING:
+    from foredraft.llm import LLM
 
 ALLOWED = '{"question_id": 1, "category": "...", "turns": ["..."]}'
 
@@ -20,6 +23,13 @@ class Question:
 
     category: str
     text: str
+
+    def encoded(self, llm: LLM) -> list[int]:
+        """The text as a user's turn, or as it is for a model that has no chat template."""
+        try:
+            return llm.encode([{"role": "user", "content": self.text}])
+        except InvalidPrompt:
+            return llm.encode(self.text)
 
 
 BUILT_IN = (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from foredraft.audit.prompts import Question
 from foredraft.audit.report import Check, Tick
-from foredraft.errors import InvalidPrompt, InvalidSpec
+from foredraft.errors import InvalidSpec
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import proposer_names
 from foredraft.types import CompletionOutput, TokenLogprob
@@ -53,7 +53,7 @@ def text_checks(
     llm: LLM, questions: Sequence[Question], specs: Sequence[str], max_tokens: int, tick: Tick
 ) -> Iterator[Check]:
     """One check per mode and spec, against plain decoding. Ticks once per run over all questions."""
-    prompts = [_encode(llm, question.text) for question in questions]
+    prompts = [question.encoded(llm) for question in questions]
     for mode, temperature in MODES.items():
         params = [
             SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=FIRST_SEED + index, logprobs=1)
@@ -90,14 +90,6 @@ def _works_without_options(llm: LLM, name: str) -> bool:
     except InvalidSpec:
         return False
     return True
-
-
-def _encode(llm: LLM, text: str) -> list[int]:
-    """The text as a user's turn, or as it is for a model that has no chat template."""
-    try:
-        return llm.encode([{"role": "user", "content": text}])
-    except InvalidPrompt:
-        return llm.encode(text)
 
 
 def _answers(llm: LLM, prompts: list[list[int]], params: list[SamplingParams], spec: str) -> list[Answer]:

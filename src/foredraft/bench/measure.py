@@ -124,7 +124,7 @@ def num_timed_runs(questions: Sequence[Question], plan: Plan) -> int:
 
 def measure(llm: LLM, questions: Sequence[Question], plan: Plan, tick: Tick) -> list[Run]:
     """All timed runs, in the order in which they were made, after a warm-up that does not count."""
-    prompts = [_encode(llm, index, question.text) for index, question in enumerate(questions)]
+    prompts = [_encode(llm, index, question) for index, question in enumerate(questions)]
     _warm_up(llm, prompts, plan)
     runs: list[Run] = []
     for temperature in plan.temperatures:
@@ -143,12 +143,8 @@ def measure(llm: LLM, questions: Sequence[Question], plan: Plan, tick: Tick) -> 
     return runs
 
 
-def _encode(llm: LLM, index: int, text: str) -> list[int]:
-    """The text as a user's turn, or as it is for a model that has no chat template."""
-    try:
-        tokens = llm.encode([{"role": "user", "content": text}])
-    except InvalidPrompt:
-        tokens = llm.encode(text)
+def _encode(llm: LLM, index: int, question: Question) -> list[int]:
+    tokens = question.encoded(llm)
     if not 0 < len(tokens) < llm.max_model_len:
         raise InvalidPrompt(
             f"Prompt {index} of the suite has {len(tokens)} tokens, but the context holds {llm.max_model_len} "

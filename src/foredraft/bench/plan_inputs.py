@@ -35,7 +35,7 @@ def measured_inputs(llm: LLM, spec: str) -> PlanInputs:
     first_of_kind = {question.category: question for question in reversed(built_in())}
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0)
     room = llm.max_model_len - MAX_TOKENS
-    prompts = [llm.encode(question.text)[:room] for question in first_of_kind.values()]
+    prompts = [question.encoded(llm)[:room] for question in first_of_kind.values()]
     metrics = [llm.generate([prompt], params, spec=spec)[0].metrics for prompt in prompts]
     reached = accepted = 0.0
     for each in metrics:
