@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from foredraft.control.acceptance import Acceptance
-from foredraft.control.controller import GUESSED, NO_MATCH, Controller, Load, StepTimes
+from foredraft.control.controller import GUESSED, NO_GUESS, Controller, Load, StepTimes
 from foredraft.control.costs import Calibration, Costs
 from foredraft.control.economics import VerifyCurve
 from foredraft.params import SamplingParams
@@ -139,10 +139,10 @@ def test_large_batches_flip_the_sign() -> None:
     assert sum(crowded.verified[-20:]) < 20
 
 
-def test_nothing_to_copy_is_told_apart() -> None:
+def test_no_guess_is_told_apart() -> None:
     world = World(CHEAP)
     world.write(50, lambda _: 0.0, lambda _: NO_DRAFT)
-    assert world.reasons == {NO_MATCH: 50}
+    assert world.reasons == {NO_GUESS: 50}
 
 
 def test_a_slow_drafter_rests_and_is_probed_now_and_then() -> None:
@@ -189,8 +189,7 @@ def test_a_request_differs_from_others() -> None:
         acceptance.observe(2, chain(3), (8,))
     code, chat = (acceptance.survivals(request, chain(3)) for request in (1, 2))
     fresh = acceptance.survivals(3, chain(3))
-    assert code[0] > 0.8 > 0.3 > chat[0]
-    assert chat[0] < fresh[0] < code[0]
+    assert chat[0] < 0.7 * fresh[0] < 1.2 * fresh[0] < code[0]
     assert code == sorted(code, reverse=True)
     acceptance.release([1, 2])
     assert acceptance.survivals(1, chain(3)) == fresh

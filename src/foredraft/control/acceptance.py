@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from foredraft.types import Draft
 
-_CLASSES = 8
-_PRIOR = 4.0  # trials that the proposer's own belief counts for
+_CLASSES = 16
+_PRIOR = 30.0  # trials that the proposer's own belief counts for
 _MOST = 400.0  # trials that are remembered of a class
-_OWN_PRIOR = 1.0  # trials that a request's likeness to others counts for
-_OWN_MEMORY = 0.88  # how much of a request's record outlives one more trial: about eight trials count
+_OWN_PRIOR = 16.0  # trials that a request's likeness to others counts for
+_OWN_MEMORY = 0.95  # how much of a request's record outlives one more trial: about twenty trials count
 _SUREST = 0.995
 _HOPE = 1.5  # of two further trials so many are taken to be right
 
@@ -46,12 +46,13 @@ class Acceptance:
         self._by_proposer: dict[str, _Record] = {}
         self._requests: dict[int, dict[_Origin, _Own]] = {}
 
-    def survivals(self, sequence_id: int, draft: Draft) -> list[float]:
-        """For every node the probability that it is reached and right; never above its parent's."""
+    def survivals(self, sequence_id: int, draft: Draft, least: float = 0.0) -> list[float]:
+        """For every node the probability that it is reached and right; never above its parent's. 0 for what hangs on
+        a node that is less likely than `least`: nobody wants to know."""
         survivals: list[float] = []
         for node, parent in enumerate(draft.parents):
             above = survivals[parent] if parent >= 0 else 1.0
-            survivals.append(above * self._likely(sequence_id, draft, node))
+            survivals.append(above * self._likely(sequence_id, draft, node) if above >= least else 0.0)
         return survivals
 
     def rate(self, sequence_id: int, proposer: str) -> float | None:

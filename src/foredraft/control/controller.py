@@ -1,7 +1,7 @@
 """When to guess, and how much: per step and sequence, so that the batch as a whole writes the most tokens per second.
 
-Guessing may never cost more than a little, so there is a ledger: what guessing has gained so far, against plain
-decoding, minus what it has cost. A step may only risk what the ledger and a small allowance cover.
+Guessing may never cost more than a little, so there is a ledger: a small allowance, which grows a little with time, plus
+what guessing has gained so far against plain decoding, minus what it has cost. A step may only risk what is in it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from foredraft.control.costs import Costs
 from foredraft.control.economics import best_length
 from foredraft.types import NO_DRAFT, Commit, Draft, Work
 
-GUESSED, NO_MATCH, TOO_UNSURE, LEDGER = "guessed", "nothing to copy", "would not pay", "ledger"
+GUESSED, NO_GUESS, TOO_UNSURE, LEDGER = "guessed", "no guess", "would not pay", "ledger"
 MEASURING, RESTING, PROBE = "measuring", "resting", "probe"
 
-_ALLOWANCE_S = 0.02  # what may be lost before anything is gained
-_ALLOWANCE_SHARE = 0.01  # and on top, of all time spent
-_MOST_SAVED_S = 0.5  # gains beyond this do not pay for later losses
+_ALLOWANCE_S = 0.02  # what may be lost before anything is gained, or one plain step where that takes longer
+_ALLOWANCE_SHARE = 0.005  # and on top, of all time spent
+_MOST_SAVED = 25.0  # allowances: what is beyond that does not pay for later losses
 _LEAST_SURVIVAL = 0.02  # a node that is less likely is not even considered
-_MARGIN = 1.02  # guessing must promise this much more than not to guess: estimates err
+_MARGIN = 1.05  # guessing must promise this much more than not to guess: estimates err
 _BLAME = 3.0  # a step that takes longer than this times what was expected was held up by something else
 _PROBE_EVERY = 64  # steps at least, after which a resting model is asked again
 _PROBE_SHARE = 0.005  # and what that may cost, of the time since it was last asked
@@ -63,8 +63,8 @@ class Controller:
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
         self.acceptance = Acceptance()
-        self.ledger_s = 0.0
-        self._spent_s = 0.0
+        self._allowance_s = max(_ALLOWANCE_S, costs.run(1, 0))
+        self.ledger_s = self._allowance_s
         self._rested: Counter[tuple[int, str]] = Counter()  # (sequence, proposer) -> steps since it was last asked
 
     def ask(self, work: Work, proposer: str, origin: str, most: int, load: Load) -> tuple[int, str]:
@@ -88,7 +88,7 @@ class Controller:
         best = best_length([rate] * most, texts * per_node / plain, verify)
         if best.speedup > _MARGIN:
             risk = best.k * per_node + (verify(best.k + 1) - 1) * plain
-            if risk <= self._may_risk():
+            if risk <= self.ledger_s:
                 self._rested[pair] = 0
                 return best.k, GUESSED
             return 0, LEDGER
@@ -99,11 +99,14 @@ class Controller:
 
         All nodes of all sequences compete: the likeliest come first, as many as make the most tokens per second.
         """
+        if not any(drafts):
+            return [NO_DRAFT] * len(drafts), [NO_GUESS] * len(drafts)
         nodes: list[_Node] = []
+        least = self._least_survival(load)
         for index, draft in enumerate(drafts):
             if draft is not None and draft.q is None:
-                survivals = self.acceptance.survivals(works[index].sequence.id, draft)
-                nodes += [(s, index, node) for node, s in enumerate(survivals) if s >= _LEAST_SURVIVAL]
+                survivals = self.acceptance.survivals(works[index].sequence.id, draft, least)
+                nodes += [(s, index, node) for node, s in enumerate(survivals) if s >= least]
         nodes.sort(key=lambda way: (-way[0], way[1], way[2]))
         if not nodes:
             wanted, affordable, why_not = 0, 0, TOO_UNSURE
@@ -126,7 +129,7 @@ class Controller:
             if chosen[index]:
                 reasons.append(GUESSED)
             elif not draft:
-                reasons.append(NO_MATCH)
+                reasons.append(NO_GUESS)
             else:
                 reasons.append(LEDGER if index in too_risky else why_not)
         return chosen, reasons
@@ -135,17 +138,18 @@ class Controller:
         self, works: Items[Work], drafts: Items[Draft | None], commits: Items[Commit], load: Load, times: StepTimes
     ) -> None:
         """Learn from a step: `drafts` are those before anything was cut from them, `load` is that without them."""
-        run = Load.of(works)
+        run = Load.of(works) if any(work.draft for work in works) else load
         plain = self.costs.run(load.rows, load.keys)
-        expected = self.costs.run(run.rows, run.keys)
+        expected = plain if run == load else self.costs.run(run.rows, run.keys)
         self.costs.observe_overhead(times.overhead_s)
         self.costs.observe_run(run.rows, run.keys, times.run_s)
         cost = min(times.run_s + times.overhead_s, _BLAME * expected) - plain if run.rows > load.rows else 0.0
         mine = [commit for draft, commit in zip(drafts, commits, strict=True) if draft is not None and commit.tokens]
         further = sum(len(commit.tokens) - 1 for commit in mine)
         gain = further * self._plain_token(load) if further else 0.0
-        self.ledger_s = min(_MOST_SAVED_S, self.ledger_s + gain - cost - times.draft_s)
-        self._spent_s += plain
+        if mine:
+            earned = gain - cost - times.draft_s + _ALLOWANCE_SHARE * plain
+            self.ledger_s = min(_MOST_SAVED * self._allowance_s, self.ledger_s + earned)
         for draft, commit in zip(drafts, commits, strict=True):
             if draft is not None:
                 self.acceptance.observe(commit.sequence.id, draft, commit.tokens)
@@ -159,17 +163,19 @@ class Controller:
         """Seconds per token of a step in which every text gets one and nothing else is run."""
         return self.costs.run(load.texts, load.keys * load.texts // load.rows) / load.texts
 
-    def _may_risk(self) -> float:
-        return self.ledger_s + _ALLOWANCE_S + _ALLOWANCE_SHARE * self._spent_s
-
     def _probe(self, pair: tuple[int, str], plain: float, risk: float) -> tuple[int, str]:
         """Ask a resting model for one guess, but only so often that its cost is lost in the time between."""
         self._rested[pair] += 1
         steps = self._rested[pair]
-        if steps >= _PROBE_EVERY and steps * plain * _PROBE_SHARE >= risk and risk <= self._may_risk():
+        if steps >= _PROBE_EVERY and steps * plain * _PROBE_SHARE >= risk and risk <= self.ledger_s:
             self._rested[pair] = 0
             return 1, PROBE
         return 0, RESTING
+
+    def _least_survival(self, load: Load) -> float:
+        """A node that is less likely cannot pay, whatever comes with it: its row costs more than it promises."""
+        worth = self.costs.run(load.rows, load.keys) / max(1, load.texts)  # of a token
+        return max(_LEAST_SURVIVAL, self.costs.least_row() / worth)
 
     def _best_count(self, works: Items[Work], nodes: list[_Node], load: Load) -> int:
         """How many of the likeliest nodes make the most tokens per second."""
@@ -185,7 +191,7 @@ class Controller:
 
     def _affordable(self, works: Items[Work], nodes: list[_Node], load: Load) -> int:
         """How many of these nodes may be lost without harm."""
-        limit = self._may_risk() + self.costs.run(load.rows, load.keys)
+        limit = self.ledger_s + self.costs.run(load.rows, load.keys)
         keys = load.keys + sum(_keys(works[index], 1) for _, index, _ in nodes)
         count = len(nodes)
         while count and self.costs.run(load.rows + count, keys) > limit:

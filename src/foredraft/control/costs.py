@@ -48,6 +48,10 @@ class Costs:
         """Seconds of a step with so many rows that read so many keys in all."""
         return self._speed * self._unscaled(self._curve, rows, keys) + self._overhead
 
+    def least_row(self) -> float:
+        """Seconds of one more row where more are cheapest."""
+        return self._speed * self._curve.least_slope
+
     def is_known(self, rows: int) -> bool:
         """Whether real runs of about so many rows were seen lately, so that their estimate can be relied upon."""
         place = self._nearest(rows)

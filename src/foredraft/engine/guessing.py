@@ -160,14 +160,17 @@ class Guesser:
             step.load = Load.of(works) if any(work.draft for work in works) else step.load
             return works
         step.drafts = [work.draft if is_mine else None for work, is_mine in zip(works, mine, strict=True)]
-        fixed = [replace(work, draft=NO_DRAFT) if is_mine else work for work, is_mine in zip(works, mine, strict=True)]
-        step.load = Load.of(fixed)
+        if any(work.draft for work, is_mine in zip(works, mine, strict=True) if not is_mine):
+            step.load = Load.of(
+                [replace(work, draft=NO_DRAFT) if is_mine else work for work, is_mine in zip(works, mine, strict=True)]
+            )
         chosen, reasons = self.controller.choose(works, step.drafts, step.load)
-        for index, is_mine in enumerate(mine):
+        decided: list[Work] = []
+        for work, is_mine, draft, reason, told in zip(works, mine, chosen, reasons, step.reasons, strict=True):
             if is_mine:
-                fixed[index] = replace(works[index], draft=chosen[index])
-                step.reasons[index].append(reasons[index])
-        return fixed
+                told.append(reason)
+            decided.append(replace(work, draft=draft) if is_mine and draft is not work.draft else work)
+        return decided
 
     def _guarded(self, name: str, action: Callable[[], None]) -> None:
         """A proposer may fail without harm: nothing more is asked of it, and the texts go on without its guesses."""

@@ -87,7 +87,6 @@ class Suffix:
         if not endings or not size:
             return NO_DRAFT
         max_depth = int(self.options.depth * matched)
-        doubt = 1 / (1 + matched)  # a token that always followed, but after a short match, may still not come
         tokens: list[int] = []
         parents: list[int] = []
         scores: list[float] = []
@@ -103,7 +102,7 @@ class Suffix:
                 token = source[place + depth % period]
                 if token != _SEPARATOR:
                     ways.setdefault(token, []).append(ending)
-            total = sum(map(len, ways.values())) + doubt
+            total = sum(map(len, ways.values())) + _doubt(matched + depth)
             for token, alike in ways.items():
                 likely = score * len(alike) / total
                 if likely >= self.options.min_score:
@@ -137,7 +136,7 @@ class Suffix:
 
     def _longest(self, index: Occurrences, text: list[int]) -> tuple[int, list[int]]:
         """The longest match with the end of the text, up to max_n, and the places behind it."""
-        for n in reversed(self._lengths):
+        for n in reversed(self._lengths if index.tokens else ()):
             lengths = {
                 place: index.matched(place, text, self.options.max_n) for place in index.places(text, n)[-_MOST:]
             }
@@ -154,3 +153,12 @@ class Suffix:
         self._sizes.append(len(answer) + 1)
         while len(self._store.tokens) > self.options.store:
             self._store.forget(self._sizes.popleft())
+
+
+def _doubt(matched: int) -> float:
+    """How many times something else must be taken to have followed a match, beside what was seen to follow it.
+
+    Fitted to answers of small models: what followed its one earlier occurrence comes again in 47 % of cases after 2
+    tokens alike, 68 % after 3, 74 % after 4, 81 % after 6, 93 % after 16. A guess that comes true lengthens the match.
+    """
+    return float(2 * matched**-1.25)
