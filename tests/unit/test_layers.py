@@ -24,7 +24,9 @@ TIERS = (
     ("engine.blocks", "engine.runner", "sampling.verify"),
     ("engine.scheduler", "proposers", "control"),
     ("engine", "llm"),
-    ("cli", "audit", "server", "bench", "train", "integrations", "__init__", "__main__"),
+    ("audit", "server", "train", "integrations"),
+    ("bench",),
+    ("cli", "__init__", "__main__"),
 )
 TORCH_FREE = ("errors", "params", "config", "types", "engine.blocks", "engine.scheduler", "control")
 BRINGS_TORCH = ("torch", "transformers", "accelerate", "safetensors.torch")

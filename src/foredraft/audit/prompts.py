@@ -8,7 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foredraft.cli.json_lines import read_json_lines
+from foredraft.audit.json_lines import read_json_lines
 from foredraft.errors import InvalidPrompt
 
 if TYPE_CHECKING:

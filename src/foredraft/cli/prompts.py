@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from foredraft.cli.json_lines import read_json_lines
+from foredraft.audit.json_lines import read_json_lines
 from foredraft.errors import InvalidPrompt
 
 Message = dict[str, Any]  # {"role": "user", "content": "..."}
