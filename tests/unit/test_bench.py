@@ -170,6 +170,11 @@ class TestCells:
         assert everything.predicted_ratio == pytest.approx(6.0 / (others + 10 * 0.016))
         assert cells["off", "all"].ratio_to_off == 1.0
 
+    def test_a_category_named_all_is_counted_once(self) -> None:
+        runs = [make_run("off", 0, 2.0, category="all"), make_run("off", 1, 3.0)]
+        by_category = {cell.category: cell for cell in cells_of(runs, COST, "float32")}
+        assert (by_category["all"].tokens, by_category["all"].seconds) == (20, 5.0)
+
     def test_repeats_neither_add_tokens_nor_prompts(self) -> None:
         runs = [make_run(spec, 0, 2.0, repeat=n) for n in range(3) for spec in ("off", "ngram")]
         off = cells_of(runs, COST, "float32")[0]

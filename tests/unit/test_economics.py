@@ -265,6 +265,12 @@ class TestOutlook:
         assert (outlook.batches, outlook.flip_batch) == ([], None)
         assert outlook.best == economics.best_length([0.8] * 8, 0.02)
 
+    @pytest.mark.parametrize("batch", [1, 4])
+    def test_the_value_of_a_longer_draft_is_the_next_length(self, batch: int) -> None:
+        shorter, longer = (economics.Outlook.of(0.8, 0.02, k_max, CURVE, 8, batch) for k_max in (5, 6))
+        assert shorter.longer_gain == pytest.approx(longer.table[6].speedup - shorter.table[5].speedup)
+        assert longer.best.speedup == pytest.approx(economics.best_at_batch(CURVE, 0.8, 0.02, 6, batch).speedup)
+
 
 @pytest.mark.parametrize(
     "call",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median, quantiles
 
 from foredraft.bench.measure import OFF, Run
 from foredraft.bench.verify_cost import Decoded, predicted_ratio
-from foredraft.control.economics import VerifyCurve
+from foredraft.control.economics import VerifyCurve, quotient
 from foredraft.proposers.registry import ProposerChoice, parse_spec
 
 ALL = "all"
@@ -39,15 +39,16 @@ class Cell:
     tokens_per_run: float
     acceptance_rate: float
     same_text: bool
-    predicted_ratio: float
-    ratio_quartiles: list[float]
-    group_sizes: list[int]
-    tokens: float  # of one repeat
-    seconds: float
-    drafted_per_run: float
-    draft_time_per_run_s: float
-    acceptance_per_depth: list[float]
-    by_origin: dict[str, int]
+    # What follows may be missing in a file that something else has written.
+    predicted_ratio: float = 0.0
+    ratio_quartiles: list[float] = field(default_factory=list)
+    group_sizes: list[int] = field(default_factory=list)
+    tokens: float = 0.0  # of one repeat
+    seconds: float = 0.0
+    drafted_per_run: float = 0.0
+    draft_time_per_run_s: float = 0.0
+    acceptance_per_depth: list[float] = field(default_factory=list)
+    by_origin: dict[str, int] = field(default_factory=dict)
 
 
 def cells_of(runs: Sequence[Run], cost: VerifyCurve, dtype: str) -> list[Cell]:
@@ -55,7 +56,7 @@ def cells_of(runs: Sequence[Run], cost: VerifyCurve, dtype: str) -> list[Cell]:
     texts = texts_of_off(runs)
     parts: dict[tuple[float, int, str], dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
-        for category in (run.category, ALL):
+        for category in {run.category, ALL}:  # a suite may have a category of that name
             parts[run.temperature, run.batch, category][run.spec].append(run)
     places = {key: place for place, key in enumerate(parts)}
     order = sorted(parts, key=lambda key: (key[0], key[1], key[2] == ALL, places[key]))
@@ -90,9 +91,9 @@ def ratio(plain: Times, guessed: Times) -> tuple[float, list[float]]:
     """How many times as long plain decoding took, over the groups that both have; and the quartiles over groups."""
     both = [group for group in plain if group in guessed]
     above, below = (sum(times[group] for group in both) for times in (plain, guessed))
-    each = [_ratio(plain[group], guessed[group]) for group in both]
+    each = [quotient(plain[group], guessed[group]) for group in both]
     spread = quantiles(each, n=4, method="inclusive") if len(each) > 1 else (each or [0.0]) * 3
-    return _ratio(above, below), spread
+    return quotient(above, below), spread
 
 
 def flip(batches: Sequence[int], ratios: Sequence[float]) -> float | None:
@@ -149,10 +150,10 @@ def _cell(
         temperature=first.temperature,
         dtype=dtype,
         prompts=len({run.prompt for run in runs}),
-        tokens_per_s=_ratio(emitted / repeats, sum(times.values())),
+        tokens_per_s=quotient(emitted / repeats, sum(times.values())),
         ratio_to_off=ratio_to_off,
-        tokens_per_run=_ratio(emitted, target_runs),
-        acceptance_rate=_ratio(sum(run.accepted for run in runs), drafted),
+        tokens_per_run=quotient(emitted, target_runs),
+        acceptance_rate=quotient(sum(run.accepted for run in runs), drafted),
         same_text=all(
             run.error is None and texts.get((run.temperature, run.prompt)) == run.token_ids_hash for run in runs
         ),
@@ -173,9 +174,9 @@ def _decoded(runs: Sequence[Run]) -> Decoded:
     target_runs = sum(run.target_runs for run in runs)
     return Decoded(
         runs=target_runs / len({run.repeat for run in runs}),
-        batch=_ratio(sum(run.group_size * run.target_runs for run in runs), target_runs),
-        drafted_per_run=_ratio(sum(run.drafted for run in runs), target_runs),
-        draft_time_per_run_s=_ratio(sum(run.draft_time_s for run in runs), target_runs),
+        batch=quotient(sum(run.group_size * run.target_runs for run in runs), target_runs),
+        drafted_per_run=quotient(sum(run.drafted for run in runs), target_runs),
+        draft_time_per_run_s=quotient(sum(run.draft_time_s for run in runs), target_runs),
     )
 
 
@@ -186,11 +187,6 @@ def _acceptance_per_depth(runs: Sequence[Run]) -> list[float]:
     for depth in range(deepest):
         deep = [run for run in runs if len(run.acceptance_per_depth) > depth]
         means.append(
-            _ratio(sum(run.acceptance_per_depth[depth] * run.drafted for run in deep), sum(r.drafted for r in deep))
+            quotient(sum(run.acceptance_per_depth[depth] * run.drafted for run in deep), sum(r.drafted for r in deep))
         )
     return means
-
-
-def _ratio(above: float, below: float) -> float:
-    """0 where nothing was measured."""
-    return above / below if below else 0.0

@@ -16,6 +16,7 @@ import typer
 
 from foredraft.cli import options
 from foredraft.cli.output import colour_of, decisions, print_json, say
+from foredraft.control.economics import quotient
 from foredraft.models.catalog import DEFAULT_MODEL
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import parse_spec
@@ -157,16 +158,11 @@ class Summary:
         plain_tokens, tokens = (sum(each.emitted_tokens for each in side) for side in (plain, speculative))
         return cls(
             same_text=all(comparison.same_text for comparison in comparisons),
-            tokens_per_run=_ratio(tokens, sum(each.target_runs for each in speculative)),
-            plain_tokens_per_s=_ratio(plain_tokens, plain_s),
-            speculative_tokens_per_s=_ratio(tokens, speculative_s),
-            speedup=_ratio(plain_s, speculative_s),
+            tokens_per_run=quotient(tokens, sum(each.target_runs for each in speculative)),
+            plain_tokens_per_s=quotient(plain_tokens, plain_s),
+            speculative_tokens_per_s=quotient(tokens, speculative_s),
+            speedup=quotient(plain_s, speculative_s),
         )
-
-
-def _ratio(above: float, below: float) -> float:
-    """0 where nothing was measured."""
-    return above / below if below else 0.0
 
 
 def _record(comparison: Comparison) -> dict[str, Any]:
@@ -253,7 +249,7 @@ def _panel(console: Console, title: str, decoding: Decoding, width: int, height:
 
     text = Text.assemble(*((piece, _style(origin)) for piece, origin in decoding.pieces))
     lines = text.wrap(console, max(1, width - 4))
-    rate = f"{len(decoding.pieces)} tokens, {_ratio(len(decoding.pieces), decoding.seconds):.1f} tok/s"
+    rate = f"{len(decoding.pieces)} tokens, {quotient(len(decoding.pieces), decoding.seconds):.1f} tok/s"
     border = "bold" if decoding.output else "dim"
     tail = Text("\n").join(lines[-(height - 2) :])
     return Panel(tail, title=title, subtitle=rate, title_align="left", subtitle_align="left", border_style=border)

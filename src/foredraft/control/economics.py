@@ -21,6 +21,11 @@ ROUNDING = 1e-14  # a longer draft has to win by more than this
 HALVINGS = 60  # of an interval from 0 to 1: as fine as a float
 
 
+def quotient(above: float, below: float) -> float:
+    """A rate or a share of what was measured; 0 where nothing was."""
+    return above / below if below else 0.0
+
+
 def flat(rows: int) -> float:
     """The cost of a run that is bound by reading the weights: one plain step, however many rows."""
     return 1.0
@@ -191,27 +196,39 @@ class Outlook:
     curve: VerifyCurve | None
     batches: list[BatchLength]  # 1, 2, … and batch_max; empty without a curve
     flip_batch: int | None
+    longer_gain: float  # of speed-up, by one guess more than the longest draft of the table has
 
     @classmethod
-    def of(cls, alpha: float, cost: float, k_max: int, curve: VerifyCurve | None, batch_max: int) -> Outlook:
+    def of(
+        cls, alpha: float, cost: float, k_max: int, curve: VerifyCurve | None, batch_max: int, batch: int = 1
+    ) -> Outlook:
+        """`batch` sequences share every run; only the flip is looked for at all sizes up to batch_max."""
         _check_probability("alpha", alpha)
-        verify = flat if curve is None else curve.relative
+        verify = flat if curve is None else curve.at_batch(batch)
         acceptances = [alpha] * k_max
+        table = lengths(acceptances, cost, verify)
         batches = []
         if curve is not None:
-            best = [best_at_batch(curve, alpha, cost, k_max, batch) for batch in range(1, batch_max + 1)]
-            batches = [BatchLength(batch, length.k, length.speedup) for batch, length in enumerate(best, 1)]
+            best = [best_at_batch(curve, alpha, cost, k_max, size) for size in range(1, batch_max + 1)]
+            batches = [BatchLength(size, length.k, length.speedup) for size, length in enumerate(best, 1)]
         return cls(
             alpha=alpha,
             cost=cost,
-            table=lengths(acceptances, cost, verify),
+            table=table,
             best=best_length(acceptances, cost, verify),
             break_even_alpha=break_even_alpha(cost, k_max, verify),
             break_even_cost=break_even_cost(alpha, k_max, verify),
             curve=curve,
             batches=batches,
-            flip_batch=next((each.batch for each in batches if each.best_k == 0), None),
+            flip_batch=None if curve is None else flip_batch(curve, alpha, cost, k_max, batch_max),
+            longer_gain=_longer_gain(alpha, cost, table[-1], verify),
         )
+
+
+def _longer_gain(alpha: float, cost: float, longest: Length, verify: VerifyCost) -> float:
+    """The value of one more node behind the longest draft; tokens per plain step are speed-up."""
+    k, run = longest.k, verify(longest.k + 1)
+    return node_gain(longest.expected_tokens, k * cost + run, alpha ** (k + 1), cost + verify(k + 2) - run)
 
 
 def _survivals(acceptances: Sequence[float]) -> list[float]:
