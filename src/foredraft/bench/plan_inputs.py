@@ -1,13 +1,17 @@
-"""What `foredraft plan --measure` starts from: acceptance and costs of a proposer, on this machine, for this model."""
+"""What `foredraft plan` starts from where no figures are given: a proposer's acceptance and costs, measured on this
+machine or taken from the cell of a benchmark."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING
 
+from foredraft.bench.cells import Cell
 from foredraft.bench.suite import built_in
 from foredraft.bench.verify_cost import verify_curve
-from foredraft.control.economics import VerifyCurve
+from foredraft.control.economics import VerifyCurve, quotient
 from foredraft.errors import InvalidSpec
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import parse_spec
@@ -24,26 +28,50 @@ class PlanInputs:
 
     alpha: float
     cost: float
-    curve: VerifyCurve
+    curve: VerifyCurve | None
+    batch: int = 1  # how many texts shared a run
 
 
 def measured_inputs(llm: LLM, spec: str) -> PlanInputs:
     """Guess for one built-in prompt of each kind, greedily and alone, and time the target by its rows."""
     if parse_spec(spec).adaptive or spec == "off":
-        raise InvalidSpec(f"spec={spec!r} cannot be planned for; name a proposer, for instance quantised or ngram:k=6.")
+        raise InvalidSpec(f"spec={spec!r} cannot be planned for; name a proposer, for instance suffix or ngram:k=6.")
+    _refuse_copies(llm.dtype, spec)
     curve = verify_curve(llm)
     first_of_kind = {question.category: question for question in reversed(built_in())}
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0)
     room = llm.max_model_len - MAX_TOKENS
     prompts = [question.encoded(llm)[:room] for question in first_of_kind.values()]
     metrics = [llm.generate([prompt], params, spec=spec)[0].metrics for prompt in prompts]
-    reached = accepted = 0.0
-    for each in metrics:
-        survivals = each.acceptance_per_depth
-        accepted += sum(survivals) * each.target_runs
-        reached += sum([1.0, *survivals[:-1]][: len(survivals)]) * each.target_runs
+    counts = [(each.target_runs, *_reached_and_accepted(each.acceptance_per_depth)) for each in metrics]
+    reached, accepted = (sum(runs * pair[place] for runs, *pair in counts) for place in (0, 1))
     guesses = sum(each.drafted_tokens for each in metrics)
     if not guesses:
         raise InvalidSpec(f"spec={spec!r} guessed nothing for the built-in prompts; there is nothing to plan with.")
     draft_s = sum(each.draft_time_s for each in metrics)
     return PlanInputs(min(1.0, accepted / reached), draft_s / guesses / curve.seconds_at(1), curve)
+
+
+def inputs_of(cell: Cell, curve: VerifyCurve | None) -> PlanInputs:
+    """What a benchmark has found out about a setting. A cell without acceptances by depth has at least their mean."""
+    reached, accepted = _reached_and_accepted(cell.acceptance_per_depth or [cell.acceptance_rate])
+    batch = max(1, round(fmean(cell.group_sizes or [cell.batch])))
+    per_guess_s = quotient(cell.draft_time_per_run_s, cell.drafted_per_run)
+    cost = 0.0 if curve is None else per_guess_s / curve.seconds_at(batch)
+    return PlanInputs(min(1.0, accepted / reached), cost, curve, batch)
+
+
+def _reached_and_accepted(survivals: Sequence[float]) -> tuple[float, float]:
+    """How many guesses of a draft come to be judged, and how many of them are right."""
+    return sum([1.0, *survivals[:-1]][: len(survivals)]), sum(survivals)
+
+
+def _refuse_copies(dtype: str, spec: str) -> None:
+    """A copy of the target in as many bits is the target: it is always right, takes as long, and tells nothing."""
+    for choice in parse_spec(spec).choices:
+        bits = choice.options.get("bits", "4")
+        if choice.name == "quantised" and dtype in (f"int{bits}", "int4"):
+            raise InvalidSpec(
+                f"spec={spec!r} would draft with a copy of the model in {bits} bits, but the model itself has no more "
+                f"({dtype}); name another proposer, or a --dtype of more bits."
+            )

@@ -11,19 +11,26 @@ from foredraft.errors import InvalidParameter
 SUFFIXES = (".png", ".svg")
 
 
-def draw(figures: Outlook, file: Path) -> None:
+def require_drawing(file: Path) -> None:
+    """Say what is in the way of a picture before anything is measured for it."""
     if file.suffix not in SUFFIXES:
         raise InvalidParameter(f"{file} must end in {' or '.join(SUFFIXES)}.")
     try:
-        figure = import_module("matplotlib.figure").Figure(figsize=(6, 4), layout="constrained")
+        import_module("matplotlib.figure")
     except ImportError as error:
         raise InvalidParameter("--plot needs matplotlib; to get it: pip install matplotlib.") from error
+
+
+def draw(figures: Outlook, file: Path) -> None:
+    figure = import_module("matplotlib.figure").Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     axes.plot([each.k for each in figures.table], [each.speedup for each in figures.table], marker="o")
     axes.plot([figures.best.k], [figures.best.speedup], marker="o", markersize=12, fillstyle="none", color="black")
     axes.axhline(1.0, color="grey", linestyle="--")
     axes.set_ylim(bottom=0.0)
-    axes.set(xlabel="drafted tokens per run", ylabel="speed-up", title=f"α = {figures.alpha:g}, c = {figures.cost:g}")
+    axes.set(
+        xlabel="drafted tokens per run", ylabel="speed-up", title=f"α = {figures.alpha:.3g}, c = {figures.cost:.3g}"
+    )
     try:
         figure.savefig(file)
     except OSError as error:

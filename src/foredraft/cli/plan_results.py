@@ -1,0 +1,139 @@
+"""What the cells of a benchmark say to a person: the best setting per kind of text and batch size, and where measured
+ratios fall below 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from foredraft.bench.cells import ALL, Cell
+from foredraft.bench.measure import OFF
+from foredraft.bench.plan_inputs import PlanInputs, inputs_of
+from foredraft.cli.plan_answer import SMALL_GAIN, Table, percent, requests
+from foredraft.control.economics import VerifyCurve
+from foredraft.errors import InvalidParameter
+
+
+class Kind(NamedTuple):
+    """What was decoded, and how."""
+
+    category: str
+    temperature: float
+    dtype: str
+
+    @classmethod
+    def of(cls, cell: Cell) -> Kind:
+        return cls(cell.category, cell.temperature, cell.dtype)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was best for one kind of text at one batch size, None for plain decoding; `fastest` is the best that is not
+    off, where there is one."""
+
+    kind: Kind
+    batch: int
+    fastest: Cell | None
+
+    @property
+    def best(self) -> Cell | None:
+        return self.fastest if self.fastest and self.fastest.ratio_to_off > 1 else None
+
+    @property
+    def record(self) -> dict[str, Any]:
+        spec, ratio = (self.best.spec, self.best.ratio_to_off) if self.best else (OFF, 1.0)
+        return {**self.kind._asdict(), "batch": self.batch, "spec": spec, "ratio_to_off": ratio}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was measured, in words, and what lengths and break-evens can be computed from: the figures of `spec`."""
+
+    spec: str
+    inputs: PlanInputs
+    is_off_best: bool
+    several_batches: bool
+    premise: str
+    table: Table
+    sentences: list[str]
+    record: dict[str, Any]
+
+
+def compare(cells: Sequence[Cell], curve: VerifyCurve | None, file: Path) -> Comparison:
+    """The best speculation string per kind of text and batch size. Looked at more closely is the first kind, all texts
+    together where there is that, at its smallest batch: the fastest there whose lengths are its own, not auto's."""
+    kinds = sorted(dict.fromkeys(map(Kind.of, cells)), key=lambda kind: kind.category != ALL)
+    choices = [choice for kind in kinds for choice in _choices(kind, cells)]
+    first = next((choice for choice in choices if choice.fastest), None)
+    if first is None:
+        raise InvalidParameter(f"{file} has no setting beside off that kept its texts; bench with at least one --spec.")
+    usable = _usable([cell for cell in cells if Kind.of(cell) == first.kind], first.batch)
+    closely = max(usable, key=lambda cell: (not cell.spec.startswith("auto"), cell.ratio_to_off))
+    names = {kind: _name(kind, kinds) for kind in kinds}
+    flips = [(kind, *flip) for kind in kinds if (flip := _flip([each for each in choices if each.kind == kind]))]
+    sentences = [_advice(names[each.kind], each) for each in choices]
+    for kind, pays, lost in flips:
+        sentences.append(f"{names[kind]}: it pays at {requests(pays)}, no longer at {lost}: turn it off above {pays}.")
+    if lossy := dict.fromkeys(cell.spec for cell in cells if not cell.same_text):
+        sentences.append(f"Left out where their texts were not those of off: {', '.join(lossy)}.")
+    records = [each.record for each in choices]
+    rows = [
+        (names[each.kind], str(each.batch), record["spec"], f"{record['ratio_to_off']:.2f}x")
+        for each, record in zip(choices, records, strict=True)
+    ]
+    return Comparison(
+        spec=closely.spec,
+        inputs=inputs_of(closely, curve),
+        is_off_best=first.best is None,
+        several_batches=len({each.batch for each in choices if each.kind == first.kind}) > 1,
+        premise=f"Measured in {file}, in units of plain decoding.",
+        table=Table(("text", "batch", "best", "speed-up"), rows),
+        sentences=sentences,
+        record={
+            "best_spec": first.record["spec"],
+            "choices": records,
+            "flips": [{**kind._asdict(), "pays_at": pays, "flip_batch": lost} for kind, pays, lost in flips],
+        },
+    )
+
+
+def _name(kind: Kind, kinds: Sequence[Kind]) -> str:
+    """The category, with the temperature and the dtype where the file has several."""
+    temperature = f", temperature {kind.temperature}" if len({each.temperature for each in kinds}) > 1 else ""
+    dtype = f", {kind.dtype}" if len({each.dtype for each in kinds}) > 1 else ""
+    return kind.category + temperature + dtype
+
+
+def _choices(kind: Kind, cells: Sequence[Cell]) -> list[Choice]:
+    """The best at each batch size, in growing order; what changed a text is never chosen."""
+    mine = [cell for cell in cells if Kind.of(cell) == kind]
+    batches = sorted({cell.batch for cell in mine})
+    usable = {batch: _usable(mine, batch) for batch in batches}
+    return [
+        Choice(kind, batch, max(usable[batch], key=lambda cell: cell.ratio_to_off, default=None)) for batch in batches
+    ]
+
+
+def _usable(cells: Sequence[Cell], batch: int) -> list[Cell]:
+    return [cell for cell in cells if cell.batch == batch and cell.same_text and cell.spec != OFF]
+
+
+def _advice(name: str, choice: Choice) -> str:
+    where = f"{name}, {requests(choice.batch)}"
+    best, lost = choice.best, choice.fastest
+    if best is None:
+        return f"{where}: leave it off" + (f"; {lost.spec} has {lost.ratio_to_off:.2f} of its speed." if lost else ".")
+    gain = best.ratio_to_off - 1
+    if gain < SMALL_GAIN:
+        return f"{where}: {best.spec} gains only {percent(gain)}, so leave it off unless a longer bench agrees."
+    return f"{where}: use {best.spec}, {best.ratio_to_off:.2f} times as fast as off."
+
+
+def _flip(choices: Sequence[Choice]) -> tuple[int, int] | None:
+    """The largest batch at which guessing paid and the next that was measured; None if it never or always paid."""
+    paying = [place for place, choice in enumerate(choices) if choice.best]
+    if not paying or paying[-1] + 1 == len(choices):
+        return None
+    return choices[paying[-1]].batch, choices[paying[-1] + 1].batch
