@@ -109,6 +109,12 @@ class TestOrder:
         assert llm.seen == [set() if spec == "off" else {spec} for spec, *_ in llm.log]
         assert set(llm.engine.guesser.proposers) == {"ngram", "suffix"}
 
+    def test_the_controller_knows_other_prompts_and_never_this_one(self, llm: Any) -> None:
+        measure(llm, QUESTIONS[:2], Plan(("auto", "auto(ngram)"), repeats=2), lambda: None)
+        warm_up = ["0a", "0a"]  # backwards
+        assert llm.known[2:] == [warm_up] * 4 + [[*warm_up, "a0"]] * 4
+        assert llm.engine.guesser.controller.ledger_s == 4.0, "two of the warm-up, and one of each prompt"
+
     def test_all_settings_write_with_the_same_seeds_and_only_calls_are_timed(self, llm: Any) -> None:
         ticks: list[None] = []
         plan = Plan(("ngram",), batches=(2,), temperatures=(0.0, 0.8), repeats=1, seed=2**63 - 2)

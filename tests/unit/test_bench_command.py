@@ -84,7 +84,7 @@ class TestCommand:
     def test_without_a_terminal_it_prints_plain_lines(self, call: Command) -> None:
         code, out, _ = call("--limit", "6", "--repeats", "1")
         lines = out.splitlines()
-        assert (code, len(lines)) == (0, 1 + 4 * 7)
+        assert (code, len(lines)) == (0, 1 + 5 * 7)
         assert lines[-1].split() == ["ngram+suffix", "all", "1", "0", "6.0", "2.00x", "1.01x", "1.50", "yes"]
         assert "\x1b" not in out
 

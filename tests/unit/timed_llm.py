@@ -23,10 +23,11 @@ class TimedLLM:
         self.clock = 0.0
         self.log: list[tuple[str, list[str], tuple[int | None, ...]]] = []
         self.forgotten = 0
+        self.known: list[list[str]] = []  # what the controller remembered when it was asked
         self.seen: list[set[str]] = []  # the proposers that observed each run
         device = SimpleNamespace(type="cpu")
         self.engine = SimpleNamespace(
-            guesser=SimpleNamespace(forget=self._forget, proposers={}),
+            guesser=SimpleNamespace(forget=self._forget, proposers={}, controller=None),
             runner=SimpleNamespace(backend=SimpleNamespace(device=device)),
         )
 
@@ -44,6 +45,8 @@ class TimedLLM:
         if spec != "off":
             self.engine.guesser.proposers.setdefault(spec, object())
         self.seen.append(set(self.engine.guesser.proposers))
+        if spec.startswith("auto"):
+            self._learn("".join(map(chr, prompts[0])))
         tokens = [1, 2, 4 if spec in self.liars else 3]
         metrics = METRICS if spec == "off" else replace(METRICS, target_runs=2, drafted_tokens=2, accepted_tokens=1)
         output = CompletionOutput(0, "", tokens, "length", None, 7, None, None, metrics, self.error)
@@ -51,6 +54,15 @@ class TimedLLM:
 
     def close(self) -> None:
         """Nothing is open."""
+
+    def _learn(self, text: str) -> None:
+        """The controller remembers every text, and it comes with the first request that leaves the choice to it."""
+        guesser = self.engine.guesser
+        if guesser.controller is None:
+            guesser.controller = SimpleNamespace(acceptance=[], ledger_s=0.0)
+        self.known.append(list(guesser.controller.acceptance))
+        guesser.controller.acceptance.append(text)
+        guesser.controller.ledger_s += 1.0
 
     def _forget(self) -> None:
         self.forgotten += 1

@@ -1,7 +1,9 @@
 """Plain decoding and every speculation setting in one run, interleaved, so that a slow moment of the machine hits all.
 
-Nobody may profit from having seen a prompt: stores of finished texts are cleared before every timed run, and the LLM
-must have been opened with `prefix_caching=False`.
+Nobody may profit from having seen a prompt. Stores of finished texts are cleared before every timed run. The controller
+goes into every run of a group with what it had learnt before that group, as in service: how often guesses were right
+for other prompts, never for this one. What runs take on this machine stays known. The LLM must have been opened with
+`prefix_caching=False`.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING
@@ -21,6 +24,7 @@ from foredraft.proposers.registry import parse_spec
 from foredraft.types import RequestOutput
 
 if TYPE_CHECKING:
+    from foredraft.control.acceptance import Acceptance
     from foredraft.engine.engine import Engine
     from foredraft.llm import LLM
 
@@ -98,6 +102,24 @@ class Run:
     error: str | None = None
 
 
+@dataclass(frozen=True)
+class Learnt:
+    """What the controller knows of guesses, and what they have earned; nothing before there is one."""
+
+    acceptance: Acceptance | None = None
+    ledger_s: float = 0.0
+
+    @classmethod
+    def before(cls, engine: Engine) -> Learnt:
+        controller = engine.guesser.controller
+        return cls() if controller is None else cls(deepcopy(controller.acceptance), controller.ledger_s)
+
+    def back_to(self, engine: Engine) -> None:
+        controller = engine.guesser.controller
+        if controller is not None and self.acceptance is not None:
+            controller.acceptance, controller.ledger_s = deepcopy(self.acceptance), self.ledger_s
+
+
 def groups_of(questions: Sequence[Question], batch: int) -> list[Group]:
     """Chunks of each category in order, categories taking turns."""
     by_category: dict[str, list[int]] = {}
@@ -132,8 +154,11 @@ def measure(llm: LLM, questions: Sequence[Question], plan: Plan, tick: Tick) -> 
         for batch in plan.batches:
             for number, group in enumerate(groups_of(questions, batch)):
                 chosen = [prompts[index] for index in group.prompts], [params[index] for index in group.prompts]
+                learnt = Learnt.before(llm.engine)
                 for repeat in range(plan.repeats):
                     for spec in in_turn(plan.settings, number + repeat):
+                        if parse_spec(spec).adaptive:  # others teach the controller nothing about guesses
+                            learnt.back_to(llm.engine)
                         seconds, outputs = _timed(llm, *chosen, spec)
                         runs += [
                             _run(index, group, batch, number, repeat, temperature, spec, seconds, output)
@@ -154,10 +179,12 @@ def _encode(llm: LLM, index: int, question: Question) -> list[int]:
 
 
 def _warm_up(llm: LLM, prompts: list[list[int]], plan: Plan) -> None:
-    """The first runs of a model and of a proposer are the slowest: every setting makes one at the largest batch."""
+    """The first runs of a model and of a proposer are the slowest, and the first of the controller may measure the
+    machine: every setting makes one at the largest batch. Prompts are read backwards, which tells nothing of them."""
     params = SamplingParams(max_tokens=min(WARM_UP_TOKENS, plan.max_tokens), temperature=0.0)
+    backwards = [prompt[::-1] for prompt in prompts[: max(plan.batches)]]
     for spec in plan.settings:
-        _timed(llm, prompts[: max(plan.batches)], params, spec)
+        _timed(llm, backwards, params, spec)
 
 
 def _timed(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from foredraft.bench.report import Results
     from foredraft.llm import LLM
 
-DEFAULT_SPECS = ("ngram", "suffix", "ngram+suffix")
+DEFAULT_SPECS = ("auto", "ngram", "suffix", "ngram+suffix")
 HEADERS = ("spec", "category", "batch", "temp.", "tok/s", "speed-up", "predicted", "tokens/run", "same text?")
 
 
