@@ -16,6 +16,11 @@ from foredraft.errors import InvalidModel
 from foredraft.models import catalog
 from foredraft.proposers.registry import proposer_names
 
+NO_KERNELS = (
+    "torch serves on this CPU, because the fast kernels could not be built or loaded; "
+    "install a C compiler and reinstall to get them"
+)
+
 
 class Action(StrEnum):
     list = "list"
@@ -83,12 +88,18 @@ def _details(name: str) -> dict[str, Any]:
     """What the model's own header says, and which backend would serve it here; nothing while it is not fetched."""
     summary = _summary(name)
     if summary["path"] is None:
-        return {"dtype": None, "backend": None, "config": None}
+        return {"dtype": None, "backend": None, "note": None, "config": None}
     from foredraft.backends.choose import choose_backend, choose_device
 
     checkpoint = catalog.open_checkpoint(Path(summary["path"]))
     backend = choose_backend("auto", checkpoint.precision, choose_device("auto"), None)
-    return {"dtype": checkpoint.precision, "backend": backend.name, "config": asdict(checkpoint.config)}
+    is_slow = backend.name == "torch" and backend.device.type == "cpu"
+    return {
+        "dtype": checkpoint.precision,
+        "backend": backend.name,
+        "note": NO_KERNELS if is_slow else None,
+        "config": asdict(checkpoint.config),
+    }
 
 
 def _print_fields(record: dict[str, Any]) -> None:
@@ -99,7 +110,7 @@ def _print_fields(record: dict[str, Any]) -> None:
             for key, setting in value.items():
                 if setting not in (None, (), False):
                     print(f"  {key:<24} {setting}")
-        else:
+        elif field != "note" or value is not None:
             print(f"{field.removesuffix('_bytes'):<10} {_readable(field, value)}")
 
 
