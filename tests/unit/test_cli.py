@@ -16,6 +16,7 @@ import pytest
 from foredraft.cli.demo import PROMPTS
 from foredraft.cli.main import run
 from foredraft.params import SamplingParams
+from tests.tiny_models import random_model, save_model
 from tests.unit.fake_llm import METRICS, fake_module
 
 
@@ -257,9 +258,11 @@ class TestDemo:
         assert total["total"]["speedup"] == pytest.approx(3)
 
     def test_speculation_comes_first_and_neither_cache_nor_proposers_know_the_prompt(self, command: Command) -> None:
-        opened, warm_up, *asked, _ = command("demo", "--spec", "suffix", "--json").log
+        opened, *requests, _ = command("demo", "--spec", "suffix", "--json").log
+        warm_up, asked = requests[:2], requests[2:]
         assert opened[2]["prefix_caching"] is False
-        assert warm_up[3] == "off"
+        assert [spec for *_, spec in warm_up] == ["off", "suffix"]
+        assert not any(prompt in PROMPTS.values() for _, prompts, *_ in warm_up for prompt in prompts)
         assert [spec for *_, spec in asked] == ["suffix", "off"] * len(PROMPTS)
         assert [prompts[0][0]["content"] for _, prompts, *_ in asked[::2]] == list(PROMPTS.values())
 
@@ -288,9 +291,34 @@ class TestModels:
     @pytest.mark.parametrize("arguments", [["smollm2"], ["--model", "smollm2-135m"]])
     def test_info_in_json(self, command: Command, arguments: list[str]) -> None:
         (record,) = command("models", "info", *arguments, "--json").records
-        assert set(record) == {"name", "size_bytes", "licence", "path", "proposers", "dtype", "backend", "config"}
+        assert set(record) == {
+            "name",
+            "size_bytes",
+            "licence",
+            "path",
+            "proposers",
+            "dtype",
+            "backend",
+            "note",
+            "config",
+        }
         assert record["name"] == "smollm2-135m"
         assert record["path"] is None
+
+    @pytest.mark.parametrize("is_built", [True, False])
+    def test_info_says_where_slow_kernels_serve(
+        self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_built: bool
+    ) -> None:
+        from foredraft.backends import choose
+
+        if is_built and not choose.native_is_built():
+            pytest.skip("the kernels were not built here")
+        monkeypatch.setattr(choose, "native_is_built", lambda: is_built)
+        monkeypatch.setattr(choose.torch.cuda, "is_available", lambda: False)
+        folder = str(save_model(random_model("llama"), tmp_path / "model"))
+        (record,) = command("models", "info", folder, "--json").records
+        assert (record["backend"], record["note"] is None) == (("native", True) if is_built else ("torch", False))
+        assert ("install a C compiler" in command("models", "info", folder).out) != is_built
 
     @pytest.mark.parametrize(
         ("arguments", "sentence"),

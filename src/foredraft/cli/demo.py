@@ -1,7 +1,8 @@
 """`foredraft demo`: the first run. Fetches the default model and decodes a few prompts plain and speculatively, live.
 
 Nothing flatters speculation: a prompt is decoded speculatively before it is decoded plain, so that no proposer has seen
-its answer; the prefix cache is off; and rates are over the whole request, its prompt included.
+its answer; the prefix cache is off; and rates are over the whole request, its prompt included. What is done once, as
+loading and measuring the machine, is done before the clock starts.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from foredraft.llm import LLM
+
+WARM_UP_TOKENS = 8
 
 # By a short title. The first two ask for what can be copied from the prompt, the others for something new.
 PROMPTS = {
@@ -68,7 +71,7 @@ def demo(
         say(f"Fetching and loading {model}; the first time takes a while.")
     comparisons = [Comparison(title, prompt, spec) for title, prompt in PROMPTS.items()]
     with options.ModelOptions(model, spec, dtype, device, threads, exact, prefix_caching=False).open() as llm:
-        _warm_up(llm)
+        _warm_up(llm, spec)
         for comparison in comparisons:
             with _live_picture(comparison) if live else nullcontext():
                 comparison.decode(llm, params)
@@ -134,10 +137,23 @@ class Comparison:
         return errors if self.same_text else [*errors, f"{self.title}: the texts differ."]
 
 
-def _warm_up(llm: LLM) -> None:
-    """The first run of a model is the slowest and must not count. No proposer exists yet to learn from it."""
-    for _ in llm.stream("Hello", SamplingParams(max_tokens=2, temperature=0.0), spec="off"):
-        pass
+def _warm_up(llm: LLM, spec: str) -> None:
+    """First runs are the slowest and must not count, and the first request that leaves the choice to the controller
+    measures the machine. What proposers learn from this one word is no part of any answer."""
+    params = SamplingParams(max_tokens=WARM_UP_TOKENS, temperature=0.0)
+    with _patience("Measuring what runs take on this machine"):
+        for each in dict.fromkeys(("off", spec)):
+            for _ in llm.stream("Hello", params, spec=each):
+                pass
+
+
+def _patience(what: str) -> AbstractContextManager[Any]:
+    """Something that moves while there is nothing to see yet, on a terminal."""
+    if not sys.stderr.isatty():
+        return nullcontext()
+    from rich.console import Console
+
+    return Console(stderr=True).status(what)
 
 
 @dataclass(frozen=True)
