@@ -13,7 +13,8 @@ SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 BUILD_INPUTS := pyproject.toml $(wildcard setup.py src/foredraft/kernels/*.c src/foredraft/kernels/*.h src/foredraft/kernels/build.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow sanitize lint bench bench-control bench-plain bench-peers bench-kernels clean
+.PHONY: help demo test test-slow sanitize lint bench bench-control bench-plain bench-peers bench-kernels \
+	bench-busy bench-mixed bench-overhead clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -52,13 +53,22 @@ bench: .venv/.installed ## off, auto and fixed ways to guess on built-in prompts
 bench-peers: .venv/.installed-dev .peers/llama/.installed .peers/openvino/.installed ## Foredraft beside other engines; rewrites the table in README.md
 	@$(BIN)/python benchmarks/peers.py --readme $(ARGS)
 
-bench-kernels: .venv/.installed-dev ## whole steps and the native kernels beside the machine's limits
+bench-kernels: .venv/.installed-dev bench-busy ## whole steps and the native kernels beside the machine's limits
 	@$(BIN)/python benchmarks/step.py $(ARGS)
 	@$(BIN)/python benchmarks/kernels.py
 
-bench-control: .venv/.installed-dev ## what proposers cost, and the controller against the worst of them
+bench-busy: .venv/.installed-dev ## what a process costs that keeps one core busy
+	@$(BIN)/python benchmarks/busy.py
+
+bench-control: .venv/.installed-dev bench-mixed bench-overhead ## what proposers cost, and the controller against the worst of them
 	@$(BIN)/python benchmarks/proposers.py
 	@$(BIN)/python benchmarks/adversaries.py $(ARGS)
+
+bench-mixed: .venv/.installed-dev ## code editing and chat at once: auto beside off and on for all
+	@$(BIN)/python benchmarks/mixed.py $(ARGS)
+
+bench-overhead: .venv/.installed-dev ## what the controller itself costs of a step
+	@$(BIN)/python benchmarks/overhead.py
 
 clean: ## remove the environment and everything built
 	@rm -rf .venv .peers build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache

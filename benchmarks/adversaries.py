@@ -1,6 +1,6 @@
 """The controller against proposers that do their worst: `auto` beside `off`, interleaved, on the real model.
 
-    python benchmarks/adversaries.py [--model smollm2-135m] [--dtype bfloat16] [--tokens 256] [--rounds 5]
+    python benchmarks/adversaries.py [--model smollm2-135m] [--dtype bfloat16] [--max-tokens 256] [--rounds 5]
 
 Each adversary is the only proposer that `auto` may choose. Printed is the median time of both and whether `auto` stays
 within 2 % and 50 ms of `off`.
@@ -93,17 +93,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     llm = LLM(arguments.model, dtype=arguments.dtype, threads=arguments.threads, prefix_caching=False)
     prompt = llm.encode([{"role": "user", "content": "Tell me a long story about a clockmaker and her apprentice."}])
-    params = SamplingParams(max_tokens=arguments.tokens, temperature=0, ignore_eos=True)
+    params = SamplingParams(max_tokens=arguments.max_tokens, temperature=0, ignore_eos=True)
     decode = partial(run, llm, prompt, params)
     _, plain = decode(Spec())
     decode(Spec((ProposerChoice("ngram"),), adaptive=True))  # calibrates, if that was never done
-    print(f"{arguments.model} {arguments.dtype}, {arguments.tokens} tokens, median of {arguments.rounds} rounds")
+    print(f"{arguments.model} {arguments.dtype}, {arguments.max_tokens} tokens, median of {arguments.rounds} rounds")
     for adversary in adversaries(plain.token_ids):
         llm.engine.guesser.proposers[adversary.name] = adversary
         spec = Spec((ProposerChoice(adversary.name),), adaptive=True)

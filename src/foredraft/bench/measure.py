@@ -147,7 +147,7 @@ def num_timed_runs(questions: Sequence[Question], plan: Plan) -> int:
 def measure(llm: LLM, questions: Sequence[Question], plan: Plan, tick: Tick) -> list[Run]:
     """All timed runs, in the order in which they were made, after a warm-up that does not count."""
     prompts = [_encode(llm, index, question) for index, question in enumerate(questions)]
-    _warm_up(llm, prompts, plan)
+    warm_up(llm, prompts, plan)
     runs: list[Run] = []
     for temperature in plan.temperatures:
         params = [plan.params(temperature, index) for index in range(len(prompts))]
@@ -159,7 +159,7 @@ def measure(llm: LLM, questions: Sequence[Question], plan: Plan, tick: Tick) -> 
                     for spec in in_turn(plan.settings, number + repeat):
                         if parse_spec(spec).adaptive:  # others teach the controller nothing about guesses
                             learnt.back_to(llm.engine)
-                        seconds, outputs = _timed(llm, *chosen, spec)
+                        seconds, outputs = timed(llm, *chosen, spec)
                         runs += [
                             _run(index, group, batch, number, repeat, temperature, spec, seconds, output)
                             for index, output in zip(group.prompts, outputs, strict=True)
@@ -178,16 +178,16 @@ def _encode(llm: LLM, index: int, question: Question) -> list[int]:
     return tokens
 
 
-def _warm_up(llm: LLM, prompts: list[list[int]], plan: Plan) -> None:
+def warm_up(llm: LLM, prompts: list[list[int]], plan: Plan) -> None:
     """The first runs of a model and of a proposer are the slowest, and the first of the controller may measure the
     machine: every setting makes one at the largest batch. Prompts are read backwards, which tells nothing of them."""
     params = SamplingParams(max_tokens=min(WARM_UP_TOKENS, plan.max_tokens), temperature=0.0)
     backwards = [prompt[::-1] for prompt in prompts[: max(plan.batches)]]
     for spec in plan.settings:
-        _timed(llm, backwards, params, spec)
+        timed(llm, backwards, params, spec)
 
 
-def _timed(
+def timed(
     llm: LLM, prompts: list[list[int]], params: SamplingParams | list[SamplingParams], spec: str
 ) -> tuple[float, list[RequestOutput]]:
     llm.engine.guesser.forget()
