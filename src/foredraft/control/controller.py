@@ -1,7 +1,7 @@
 """When to guess, and how much: per step and sequence, so that the batch as a whole writes the most tokens per second.
 
-Guessing may never cost more than a little, so there is a ledger: a small allowance, which grows a little with time, plus
-what guessing has gained so far against plain decoding, minus what it has cost. A step may only risk what is in it.
+Guessing may never cost more than a little, so there is a ledger: a small allowance, which grows a little with time,
+plus what guessing has gained so far against plain decoding, minus what it has cost. A step may only risk what is in it.
 """
 
 from __future__ import annotations
