@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +141,38 @@ def test_sampled_siblings_are_drawn_without_replacement(folder: Path) -> None:
 def test_bad_settings_are_refused_with_a_sentence(folder: Path, spec: str, complaint: str) -> None:
     with pytest.raises(InvalidSpec, match=complaint):
         LLM(str(folder)).generate("x", spec=spec)
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with the same tokenizer, whose logits are padded to fewer columns than the target's."""
+    return save_model(random_model("llama", seed=3, vocab_size=NARROW), tmp_path_factory.mktemp("narrow"))
+
+
+NARROW = VOCAB - 32
+NARROW_SETTINGS = [
+    "draft_model:model={0}",
+    "draft_model:model={0},k=3,width=2",
+    "staged:chain=early_exit>draft_model(model={0})",
+]
+
+
+@pytest.mark.parametrize("acceptance", ["match", "rejection", "block"])
+@pytest.mark.parametrize("setting", NARROW_SETTINGS)
+def test_a_draft_model_may_have_a_narrower_vocabulary(
+    folder: Path, narrow: Path, setting: str, acceptance: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It guesses where it can read the text, also under a bias for tokens that it has not; elsewhere it is silent."""
+    few = {token: 8.0 for token in (*range(9), VOCAB - 1)}
+    params = SamplingParams(max_tokens=30, seed=2, ignore_eos=True, acceptance=acceptance, logit_bias=few)
+    prompts = [[5, 4, 3, 2], [5, VOCAB - 2, 3]]
+    llm = LLM(str(folder))
+    readable, unreadable = llm.generate(prompts, params, spec=setting.format(narrow))
+    assert [readable.token_ids, unreadable.token_ids] == [
+        one.token_ids for one in llm.generate(prompts, params, spec="off")
+    ]
+    assert readable.metrics.drafted_tokens > 0
+    assert unreadable.metrics.drafted_tokens == 0
+    sampled = replace(params, temperature=0.8)
+    assert llm.generate(prompts[0], sampled, spec=setting.format(narrow))[0].error is None
+    assert not caplog.records, "no proposer failed"

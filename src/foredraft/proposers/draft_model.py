@@ -55,8 +55,7 @@ def second_model(name: str, checkpoint: Checkpoint, dtype: str, target: TargetMo
         backend = choose_backend(target.runner.backend.name, dtype, target.runner.backend.device, target.threads)
         decoder = load_decoder(checkpoint, dtype, target.max_model_len, backend)
         runner = Runner(decoder, backend, target.kv.add_group(name, checkpoint.config, backend))
-        vocab_size = min(checkpoint.config.vocab_size, target.checkpoint.config.vocab_size)
-        accounts = Accounts(target.kv.block_size)
+        vocab_size, accounts = target.checkpoint.config.vocab_size, Accounts(target.kv.block_size)
         target.draft_runners[name] = DraftRunner(runner, target.kv.block_size, vocab_size, accounts)
     return target.draft_runners[name]
 
