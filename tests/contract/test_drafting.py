@@ -163,7 +163,7 @@ def test_a_draft_model_may_have_a_narrower_vocabulary(
     folder: Path, narrow: Path, setting: str, acceptance: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It guesses where it can read the text, also under a bias for tokens that it has not; elsewhere it is silent."""
-    few = {token: 8.0 for token in (*range(9), VOCAB - 1)}
+    few = dict.fromkeys((*range(9), VOCAB - 1), 8.0)
     params = SamplingParams(max_tokens=30, seed=2, ignore_eos=True, acceptance=acceptance, logit_bias=few)
     prompts = [[5, 4, 3, 2], [5, VOCAB - 2, 3]]
     llm = LLM(str(folder))

@@ -5,6 +5,7 @@ Shines on open text, where nothing can be copied, if the smaller model is severa
 from __future__ import annotations
 
 from dataclasses import dataclass
+from weakref import finalize
 
 from foredraft.backends.choose import choose_backend
 from foredraft.engine.runner import Runner
@@ -50,14 +51,17 @@ class DraftModel(ModelDrafter):
 
 
 def second_model(name: str, checkpoint: Checkpoint, dtype: str, target: TargetModel) -> DraftRunner:
-    """A model that guesses for the target, with a layer group of its own; loaded once under its name."""
-    if name not in target.draft_runners:
+    """A model that guesses for the target, with a layer group of its own; loaded once under its name, and gone with the
+    last proposer that holds it."""
+    model = target.draft_runners.get(name)
+    if model is None:
         backend = choose_backend(target.runner.backend.name, dtype, target.runner.backend.device, target.threads)
         decoder = load_decoder(checkpoint, dtype, target.max_model_len, backend)
         runner = Runner(decoder, backend, target.kv.add_group(name, checkpoint.config, backend))
         vocab_size, accounts = target.checkpoint.config.vocab_size, Accounts(target.kv.block_size)
-        target.draft_runners[name] = DraftRunner(runner, target.kv.block_size, vocab_size, accounts)
-    return target.draft_runners[name]
+        model = target.draft_runners[name] = DraftRunner(runner, target.kv.block_size, vocab_size, accounts)
+        finalize(model, target.kv.groups.pop, name).atexit = False
+    return model
 
 
 def check_same_vocabulary(name: str, draft: Tokenizer, target: Tokenizer) -> None:

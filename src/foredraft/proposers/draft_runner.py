@@ -24,7 +24,7 @@ class DraftRunner:
     accounts: Accounts | None  # None: its K and V are the target's own
 
     def can_read(self, tokens: Iterable[int]) -> bool:
-        """Whether the model has all of these tokens: its vocabulary may be padded to another width than the target's."""
+        """Whether the model has all of these tokens: its vocabulary may be padded to fewer than the target has."""
         return max(tokens, default=0) < self.runner.decoder.config.vocab_size
 
     def known_tokens(self, sequence: Sequence) -> int:
