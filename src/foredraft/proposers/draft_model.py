@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from weakref import finalize
 
 from foredraft.backends.choose import choose_backend
+from foredraft.config import DTYPES
 from foredraft.engine.runner import Runner
 from foredraft.errors import InvalidSpec
 from foredraft.models.catalog import open_checkpoint, resolve
@@ -29,6 +30,8 @@ class DraftModelOptions(DrafterOptions):
         super().__post_init__()
         if not self.model:
             raise InvalidSpec("draft_model needs a model: write draft_model:model=NAME_OR_PATH.")
+        if self.dtype not in ("auto", *DTYPES):
+            raise InvalidSpec(f"draft_model: dtype={self.dtype!r} is not known; use auto, {', '.join(DTYPES)}.")
 
 
 class DraftModel(ModelDrafter):
