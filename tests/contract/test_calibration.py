@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from foredraft.cli.main import run
 from foredraft.engine import calibration
 from foredraft.engine.calibration import calibrate, calibrated
 from foredraft.llm import LLM
@@ -75,3 +76,17 @@ def test_what_was_measured_is_not_measured_again(folder: Path, tmp_path: Path, m
     assert calibrated(runner, pool, 64, "float32", file) == measured
     monkeypatch.undo()
     assert calibrate(runner, pool, 64).curve.rows == measured.curve.rows
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_the_command_says_that_it_measures(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remarks = []
+    for _ in range(2):
+        monkeypatch.setattr("sys.argv", ["foredraft", *f"generate hi --model {folder} --max-tokens 3 --json".split()])
+        with pytest.raises(SystemExit, match="0"):
+            run()
+        remarks.append(capsys.readouterr().err.splitlines())
+    assert [len(lines) for lines in remarks] == [1, 0]
+    assert remarks[0][0].startswith("Measuring what runs of this model take on this machine")
