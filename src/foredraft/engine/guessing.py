@@ -130,7 +130,7 @@ class Guesser:
 
     def _proposer(self, choice: ProposerChoice) -> Proposer:
         key = str(choice)
-        proposer = self.proposers.pop(key, None) or self.make_proposer(choice)
+        proposer = self.proposers.pop(key) if key in self.proposers else self.make_proposer(choice)
         self.proposers[key] = proposer
         return proposer
 
