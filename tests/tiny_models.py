@@ -80,10 +80,12 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {
 }
 
 
-def random_model(name: str, seed: int = 0) -> Any:
+def random_model(name: str, seed: int = 0, vocab_size: int = VOCAB) -> Any:
     """A transformers model with random weights, norms and biases included, so that a forgotten one shows."""
     torch.manual_seed(seed)
-    model = _transformers().AutoModelForCausalLM.from_config(ARCHITECTURES[name](), attn_implementation="eager").eval()
+    config = ARCHITECTURES[name]()
+    config.vocab_size = vocab_size
+    model = _transformers().AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter.dim() == 1:

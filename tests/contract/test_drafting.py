@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,15 +129,63 @@ def test_sampled_siblings_are_drawn_without_replacement(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "complaint"),
     [
+        ("ngram:k=0", "must be from 1 to 64"),
+        ("ngram:depth=2", "it has k, min_n, max_n, which"),
+        ("auto(ngram+suffix:k=many)", "must be of type int"),
+        ("suffix:depth=inf", "above 0 and up to 64"),
+        ("suffix:depth=nan", "above 0 and up to 64"),
+        ("draft_model", "needs a model"),
         ("draft_model:model=x,k=40,width=2", "k times width at most 64"),
+        ("draft_model:model=x,dtype=int3", "use auto, float32"),
+        ("early_exit:layers=-1", "must be at least 0"),
         ("staged:chain=ngram", "needs two stages"),
         ("staged:chain=ngram>suffix", "suffix is no model"),
+        ("staged:chain=ngram>quantised(width=2)", "quantised is no model that guesses a chain"),
         ("staged:chain=lookahead>quantised", "listens to the target"),
+        ("staged:chain=off>quantised", "'off' is not one proposer; a chain is NAME>NAME"),
+        ("staged:chain=auto>quantised", "'auto' is not one proposer; a chain is NAME>NAME"),
         ("staged:chain=ngram>quantised(bits=5)", "must be 4 or 8"),
         ("staged:chain=ngram>nothing!", "cannot be read"),
         ("staged:width=2", "must be 1"),
     ],
 )
-def test_bad_settings_are_refused_with_a_sentence(folder: Path, spec: str, complaint: str) -> None:
+def test_bad_settings_are_refused_at_once_with_a_sentence(spec: str, complaint: str) -> None:
     with pytest.raises(InvalidSpec, match=complaint):
-        LLM(str(folder)).generate("x", spec=spec)
+        parse_spec(spec)
+    with pytest.raises(InvalidSpec, match=complaint):
+        LLM("no model is looked for", spec=spec)
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with the same tokenizer, whose logits are padded to fewer columns than the target's."""
+    return save_model(random_model("llama", seed=3, vocab_size=NARROW), tmp_path_factory.mktemp("narrow"))
+
+
+NARROW = VOCAB - 32
+NARROW_SETTINGS = [
+    "draft_model:model={0}",
+    "draft_model:model={0},k=3,width=2",
+    "staged:chain=early_exit>draft_model(model={0})",
+]
+
+
+@pytest.mark.parametrize("acceptance", ["match", "rejection", "block"])
+@pytest.mark.parametrize("setting", NARROW_SETTINGS)
+def test_a_draft_model_may_have_a_narrower_vocabulary(
+    folder: Path, narrow: Path, setting: str, acceptance: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It guesses where it can read the text, also under a bias for tokens that it has not; elsewhere it is silent."""
+    few = dict.fromkeys((*range(9), VOCAB - 1), 8.0)
+    params = SamplingParams(max_tokens=30, seed=2, ignore_eos=True, acceptance=acceptance, logit_bias=few)
+    prompts = [[5, 4, 3, 2], [5, VOCAB - 2, 3]]
+    llm = LLM(str(folder))
+    readable, unreadable = llm.generate(prompts, params, spec=setting.format(narrow))
+    assert [readable.token_ids, unreadable.token_ids] == [
+        one.token_ids for one in llm.generate(prompts, params, spec="off")
+    ]
+    assert readable.metrics.drafted_tokens > 0
+    assert unreadable.metrics.drafted_tokens == 0
+    sampled = replace(params, temperature=0.8)
+    assert llm.generate(prompts[0], sampled, spec=setting.format(narrow))[0].error is None
+    assert not caplog.records, "no proposer failed"

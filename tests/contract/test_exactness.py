@@ -87,3 +87,9 @@ def test_attention_that_depends_on_the_run_is_refused(folder: Path, tmp_path: Pa
     assert not layers_agree(backend, decoder)
     with pytest.raises(InvalidParameter, match="use exact=False"):
         ensure_exact(backend, decoder, "float32", tmp_path / "exact.json")
+
+
+def test_a_context_shorter_than_the_proof_can_be_proved(folder: Path, tmp_path: Path) -> None:
+    backend = choose_backend("auto", "float32", torch.device("cpu"), threads=2)
+    decoder = load_decoder(open_checkpoint(folder), "float32", 2, backend)
+    assert ensure_exact(backend, decoder, "float32", tmp_path / "exact.json").row_counts

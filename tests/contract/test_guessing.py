@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
-from foredraft.proposers.registry import ProposerChoice, Spec
-from foredraft.types import Commit, Draft, Sequence
-from tests.tiny_models import random_model, save_model
+from foredraft.proposers.registry import ProposerChoice, Spec, parse_spec
+from foredraft.types import Commit, CompletionOutput, Draft, Sequence
+from tests.tiny_models import VOCAB, random_model, save_model
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5], [8, 9, 7]]
 PARAMS = SamplingParams(max_tokens=40, temperature=0.8, seed=4, ignore_eos=True)
@@ -67,17 +70,13 @@ def test_a_proposer_that_fails_is_left_alone(
     llm = LLM(str(folder))
     broken = llm.engine.guesser.proposers["broken"] = Broken(where)
     spec = Spec((ProposerChoice("broken"), ProposerChoice("ngram")), adaptive=adaptive)
-    for index, prompt in enumerate(PROMPTS):
-        llm.engine.add(str(index), prompt, PARAMS, spec)
-    outputs = {}
     with caplog.at_level(logging.ERROR):
-        while llm.engine.has_work:
-            outputs.update({event.request_id: event.output for event in llm.engine.step() if event.output})
-    assert [outputs[str(index)].token_ids for index in range(3)] == [output.token_ids for output in plain]
+        outputs = run(llm, [spec] * 3)
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in plain]
     if where in ("propose", "observe"):
         assert broken.calls == 3, "it is not asked again"
         assert len([record for record in caplog.records if "broken failed" in record.message]) == 1
-        assert sum(output.metrics.decisions.get("proposer failed", 0) for output in outputs.values()) > 30
+        assert sum(output.metrics.decisions.get("proposer failed", 0) for output in outputs) > 30
 
 
 def test_every_step_of_an_adaptive_request_has_its_reason(folder: Path) -> None:
@@ -85,3 +84,124 @@ def test_every_step_of_an_adaptive_request_has_its_reason(folder: Path) -> None:
     assert sum(output.metrics.decisions.values()) >= output.metrics.target_runs - 1, "the last token needs no guess"
     (plain,) = LLM(str(folder)).generate([PROMPTS[0]], PARAMS, spec="ngram")
     assert plain.metrics.decisions == {}
+
+
+class Guessing(Broken):
+    """Guesses what it is told to, and counts whom it holds."""
+
+    def __init__(self, draft: Draft) -> None:
+        super().__init__("nowhere")
+        self.draft = draft
+
+    def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
+        return [self.draft for _ in sequences]
+
+
+def a_draft(*tokens: int, score: float = 0.5, origin: str = "broken", q: Any = None) -> Draft:
+    nodes = len(tokens)
+    return Draft(tokens, (-1,) * nodes, (score,) * nodes, (origin,) * nodes, q)
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [a_draft(10**6), a_draft(VOCAB), a_draft(-1), a_draft(*range(50)), a_draft(1, q=torch.ones(1, VOCAB - 1))],
+    ids=["far out", "one too many", "negative", "too long", "narrow q"],
+)
+def test_guesses_that_the_target_cannot_run_count_as_a_failure(
+    folder: Path, draft: Draft, caplog: pytest.LogCaptureFixture
+) -> None:
+    llm = LLM(str(folder))
+    plain = llm.generate(PROMPTS, PARAMS, spec="off")
+    llm.engine.guesser.proposers["broken"] = Guessing(draft)
+    specs = [Spec((ProposerChoice("broken"),)), Spec(), Spec((ProposerChoice("ngram"),))]
+    outputs = run(llm, specs)
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in plain]
+    assert len([record for record in caplog.records if "broken failed" in record.message]) == 1
+    failures = [output.metrics.decisions.get("proposer failed", 0) for output in outputs]
+    assert failures[0] >= outputs[0].metrics.target_runs - 1 and failures[1:] == [0, 0]
+
+
+def run(llm: LLM, specs: list[Spec], params: SamplingParams = PARAMS) -> list[CompletionOutput]:
+    """What becomes of the prompts, each with its own setting."""
+    for index, (prompt, spec) in enumerate(zip(PROMPTS, specs, strict=True)):
+        llm.engine.add(str(index), prompt, params, spec)
+    outputs: dict[str, CompletionOutput] = {}
+    while llm.engine.has_work:
+        outputs.update({event.request_id: event.output for event in llm.engine.step() if event.output})
+    return [outputs[str(index)] for index in range(len(specs))]
+
+
+def test_proposers_that_nobody_uses_are_let_go(folder: Path) -> None:
+    """But for the last few, and never one whose text still runs; a model goes with its last proposer."""
+    llm = LLM(str(folder))
+    guesser, params = llm.engine.guesser, SamplingParams(max_tokens=2, ignore_eos=True)
+    llm.engine.add("long", PROMPTS[0], replace(PARAMS, max_tokens=400), parse_spec("ngram:k=5+quantised:k=2"))
+    for k in range(1, 30):
+        llm.engine.add(str(k), PROMPTS[1], params, parse_spec(f"suffix:k={k}"))
+        while llm.engine.is_live(str(k)):
+            llm.engine.step()
+        assert len(guesser.proposers) <= 10
+    assert {"ngram:k=5", "quantised:k=2", "suffix:k=29"} <= set(guesser.proposers)
+    assert set(llm.engine.kv.groups) == {"target", "quantised int4"}
+    llm.engine.abort("long")
+    kept = list(guesser.proposers)
+    llm.generate(PROMPTS[0], params, spec=kept[0])
+    llm.generate(PROMPTS[0], params, spec="ngram:k=7")
+    assert kept[0] in guesser.proposers, "it was asked for a moment ago"
+    for k in range(1, 9):
+        llm.generate(PROMPTS[0], params, spec=f"ngram:k={k}")
+    assert len(guesser.proposers) == 8
+    assert set(llm.engine.kv.groups) == {"target"}
+
+
+def test_a_proposer_that_has_failed_is_still_told_which_texts_are_gone(folder: Path) -> None:
+    class Holding(Broken):
+        released: set[int] = set()
+
+        def release(self, sequence_ids: Iterable[int]) -> None:
+            self.released |= set(sequence_ids)
+
+    llm = LLM(str(folder))
+    llm.engine.guesser.proposers["broken"] = Holding("observe")
+    run(llm, [Spec((ProposerChoice("broken"),))] * 3)
+    assert len(Holding.released) == 3
+
+
+@pytest.mark.parametrize("first", ["one", "other"])
+def test_drafts_are_merged_in_the_order_of_the_request(folder: Path, first: str) -> None:
+    llm = LLM(str(folder))
+    names = ["one", "other"]
+    llm.engine.guesser.proposers.update({name: Guessing(a_draft(1, origin=name)) for name in names})
+    names.sort(key=lambda name: name != first)
+    llm.engine.add("0", PROMPTS[0], PARAMS, Spec(tuple(map(ProposerChoice, names))))
+    (sequence,) = llm.engine._by_request["0"]
+    while llm.engine.has_work:
+        llm.engine.step()
+    assert set(sequence.counters.drafted_by_origin) == {first}
+
+
+@pytest.mark.parametrize("method", ["ask", "choose", "observe", "release", "make"])
+@pytest.mark.parametrize("acceptance", ["match", "rejection"])
+def test_a_controller_that_fails_leaves_plain_decoding(
+    folder: Path, method: str, acceptance: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*arguments: Any) -> Any:
+        raise RuntimeError("a bug in the controller")
+
+    llm = LLM(str(folder))
+    params = replace(PARAMS, temperature=0.0, acceptance=acceptance)
+    plain = llm.generate(PROMPTS, params, spec="off")
+    guesser = llm.engine.guesser
+    if method == "make":
+        guesser._make_controller = fail
+    else:
+        guesser.prepare(parse_spec("auto"))
+        setattr(guesser.controller, method, fail)
+    specs = [parse_spec("auto(ngram+early_exit)"), parse_spec("auto"), parse_spec("off")]
+    for _ in range(2):
+        outputs = run(llm, specs, params)
+        assert [output.token_ids for output in outputs] == [output.token_ids for output in plain]
+    assert outputs[0].metrics.drafted_tokens == 0
+    assert outputs[1].metrics.decisions == {"controller failed": outputs[1].metrics.target_runs - 1}
+    assert outputs[2].metrics.decisions == {}
+    assert len([record for record in caplog.records if "controller failed" in record.message]) == 1

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from foredraft.control.controller import Controller
+from foredraft.control.costs import Calibration, Costs
+from foredraft.control.economics import VerifyCurve
 from foredraft.errors import InvalidSpec
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
@@ -235,6 +238,22 @@ RUNS = [
 ADAPTIVE = ["auto", "auto(ngram+quantised)", "auto(suffix+lookahead+early_exit)"]
 
 
+class SteadyCosts(Costs):
+    """Those of a machine on which rows are nearly free, whatever the clock says."""
+
+    def __init__(self) -> None:
+        super().__init__(Calibration(VerifyCurve((1, 64), (1.0, 1.01)), context=16, seconds_per_key=0.0))
+
+    def is_known(self, rows: int) -> bool:
+        return True
+
+    def draft(self, proposer: str) -> float:
+        return 0.01
+
+    def observe_run(self, rows: int, keys: int, seconds: float) -> None:
+        """Nothing changes."""
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("acceptance", ["match", "rejection"])
 @pytest.mark.parametrize("spec", ADAPTIVE)
@@ -247,11 +266,13 @@ def test_the_controller_changes_no_text(folder: Path, spec: str, acceptance: str
     )
     plain = LLM(str(folder)).generate(prompts, params, spec="off")
     llm = LLM(str(folder), kv_cache_tokens=304, max_num_batched_tokens=40, max_num_seqs=5)
+    llm.engine.guesser.controller = Controller(SteadyCosts())
     guessed = llm.generate(prompts, params, spec=spec)
     for on, off in zip(guessed, plain, strict=True):
         assert on.metrics.decisions
         if temperature == 0 or acceptance == "match":
             assert (on.token_ids, on.logprobs) == (off.token_ids, off.logprobs)
+    assert sum(on.metrics.drafted_tokens for on in guessed) > 100
 
 
 @pytest.mark.parametrize(("spec", "temperature", "acceptance"), RUNS)

@@ -29,9 +29,9 @@ from foredraft.audit.law import (
 )
 from foredraft.audit.prompts import BUILT_IN, Question, read_suite, spread
 from foredraft.audit.report import Check
-from foredraft.audit.text import num_prompts, text_checks, usable_proposers, with_pairs
+from foredraft.audit.text import num_prompts, text_checks, unusable_proposers, with_pairs
 from foredraft.cli.main import run
-from foredraft.errors import InvalidPrompt, InvalidSpec
+from foredraft.errors import InvalidModel, InvalidPrompt, InvalidSpec
 from foredraft.sampling.rules import RULES, Chance, Outcome, Target
 from foredraft.types import CompletionOutput, Draft, RequestOutput, TokenLogprob
 from tests.unit.fake_llm import METRICS
@@ -149,8 +149,9 @@ def test_the_law_of_what_is_wrong_fails(name: str) -> None:
 class FakeLLM:
     """Answers with three tokens; `lies` are the specs under which one token of one prompt differs in some way."""
 
-    def __init__(self, lies: dict[str, str] | None = None) -> None:
+    def __init__(self, lies: dict[str, str] | None = None, drafted: int = 5) -> None:
         self.lies = lies or {}
+        self.drafted = drafted
         self.batches: list[int] = []
         self.forgotten = 0
         self.engine = SimpleNamespace(runner=None, guesser=SimpleNamespace(forget=self._forget))
@@ -168,6 +169,8 @@ class FakeLLM:
         lie = self.lies.get(spec)
         if lie == "refused":
             raise InvalidSpec(f"{spec} needs an option.")
+        if lie == "unfit":
+            raise InvalidModel(f"{spec} does not fit the model.")
         return [
             RequestOutput(str(index), None, prompt, [self._output(prompt[0], lie if index == 1 else None)])
             for index, prompt in enumerate(prompts)
@@ -180,7 +183,9 @@ class FakeLLM:
         kept = 2 if lie == "length" else 3
         reason = "stop" if lie == "ending" else "length"
         error = "It broke." if lie == "error" else None
-        return CompletionOutput(0, "", tokens[:kept], reason, None, 7, logprobs[:kept], None, METRICS, error)
+        reasons = {lie: 1} if lie in ("proposer failed", "controller failed") else {"guessed": 2}
+        metrics = replace(METRICS, decisions=reasons, drafted_tokens=self.drafted)
+        return CompletionOutput(0, "", tokens[:kept], reason, None, 7, logprobs[:kept], None, metrics, error)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -207,6 +212,8 @@ class TestSameText:
             ("length", "prompt 1 differs at token 2: one text ends there"),
             ("ending", "prompt 1 ends with stop instead of length"),
             ("error", "prompt 1 failed: It broke."),
+            ("proposer failed", "proposer failed in 1 of 3 texts"),
+            ("controller failed", "controller failed in 1 of 3 texts"),
         ],
     )
     def test_whatever_differs_fails_and_is_pointed_at(self, lie: str, where: str) -> None:
@@ -214,6 +221,11 @@ class TestSameText:
         assert sound.passed
         assert not wrong.passed
         assert where in wrong.detail
+
+    def test_a_check_of_nothing_says_so(self) -> None:
+        (check, *_) = text_audit(FakeLLM(drafted=0), ["ngram"])
+        assert check.passed
+        assert check.detail == "3 prompts, 9 tokens, 1.00 tokens per run, nothing was guessed"
 
     def test_prompts_run_eight_at_once(self) -> None:
         llm = FakeLLM()
@@ -228,9 +240,11 @@ class TestSameText:
         assert (num_prompts("a+b", 40), num_prompts("a+b", 5), num_prompts("a", 40)) == (8, 5, 40)
 
     def test_the_default_is_every_proposer_that_needs_no_option_and_every_pair(self) -> None:
-        usable = usable_proposers(FakeLLM({"suffix": "refused"}))  # type: ignore[arg-type]
-        assert "ngram" in usable
-        assert "suffix" not in usable
+        llm: Any = FakeLLM({"suffix": "refused", "quantised": "unfit"})
+        assert unusable_proposers(llm) == {
+            "suffix": "suffix needs an option.",
+            "quantised": "quantised does not fit the model.",
+        }
         assert with_pairs(["a", "b", "c"]) == ["a", "b", "c", "auto", "a+b", "a+c", "b+c"]
 
 
@@ -281,8 +295,9 @@ class TestCommand:
 
     def test_json_is_one_line_of_the_promised_shape(self, audit: Callable[..., Any]) -> None:
         code, out, err = audit("--json", "--spec", "ngram", "--samples", "600")
-        assert (code, err, out.count("\n")) == (0, "", 1)
+        assert (code, out.count("\n")) == (0, 1)
         record = json.loads(out)
+        assert [json.loads(line) for line in err.splitlines()] == record["checks"], "each as it is done"
         assert set(record) == {"passed", "checks"}
         assert record["passed"] is True
         assert [check["name"] for check in record["checks"]] == [
@@ -294,10 +309,26 @@ class TestCommand:
         assert record["checks"][2] == {"name": "law: any", "passed": True, "detail": "600 texts"}
 
     def test_proposers_that_need_options_are_left_out_and_named(self, audit: Callable[..., Any]) -> None:
-        code, out, err = audit("--json", lies={"suffix": "refused"})
+        code, out, err = audit("--json", lies={"suffix": "refused", "quantised": "unfit"})
         assert code == 0
-        assert "suffix" not in out
-        assert "suffix" in err
+        assert "suffix" not in out and "quantised" not in out
+        assert err.splitlines()[:2] == [
+            "suffix is left out: suffix needs an option.",
+            "quantised is left out: quantised does not fit the model.",
+        ]
+
+    @pytest.mark.parametrize("arguments", [(), ("--json",)])
+    def test_each_check_is_shown_when_it_is_done(
+        self, audit: Callable[..., Any], arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def row_checks(runner: Any, tick: Any) -> Any:
+            raise InvalidModel("It ends here.")
+
+        monkeypatch.setattr(rows, "row_checks", row_checks)
+        code, out, err = audit(*arguments, "--spec", "ngram")
+        assert code == 2
+        shown = err.splitlines()[:-1] if arguments else out.splitlines()
+        assert ["same text: ngram, greedy" in shown[0], "law: any" in shown[-1], len(shown)] == [True, True, 3]
 
     def test_a_failed_check_ends_with_1(self, audit: Callable[..., Any]) -> None:
         code, out, _ = audit("--spec", "ngram", lies={"ngram": "token"})

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from foredraft.audit.prompts import Question
 from foredraft.audit.report import Check, Tick
-from foredraft.errors import InvalidSpec
+from foredraft.engine.guessing import CONTROLLER_FAILED, FAILED
+from foredraft.errors import ForedraftError
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import proposer_names
 from foredraft.types import CompletionOutput, TokenLogprob
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 MODES = {"greedy": 0.0, "seeded": 0.8}  # by their temperature
 FIRST_SEED = 2024  # of the first prompt; every prompt has its own
 BATCH = 8  # prompts that run at once
+FAILURES = (FAILED, CONTROLLER_FAILED)
 
 Token = tuple[int, str]  # a token's id, and its log probabilities to the last bit
 
@@ -31,12 +33,16 @@ class Answer:
     tokens: tuple[Token, ...]
     ending: str
     runs: int
+    drafted: int
+    failure: str | None  # of a proposer or of the controller, without which the text went on
     error: str | None
 
 
-def usable_proposers(llm: LLM) -> list[str]:
-    """The proposers that work with this model as they are: some need an option, for instance the name of a model."""
-    return [name for name in proposer_names() if _works_without_options(llm, name)]
+def unusable_proposers(llm: LLM) -> dict[str, str]:
+    """The proposers that do not work with this model as they are, and why: some need an option, as the name of a
+    model."""
+    complaints = {name: _complaint(llm, name) for name in proposer_names()}
+    return {name: complaint for name, complaint in complaints.items() if complaint is not None}
 
 
 def with_pairs(names: Sequence[str]) -> list[str]:
@@ -65,9 +71,9 @@ def text_checks(
             count = num_prompts(spec, len(prompts))
             guessed = _answers(llm, prompts[:count], params[:count], spec)
             tick()
-            difference = first_difference(plain[:count], guessed)
-            detail = _figures(guessed) if difference is None else f"{difference}; {_figures(guessed)}"
-            yield Check(f"same text: {spec}, {mode}", difference is None, detail)
+            problem = first_difference(plain[:count], guessed) or _failure(guessed)
+            detail = _figures(guessed) if problem is None else f"{problem}; {_figures(guessed)}"
+            yield Check(f"same text: {spec}, {mode}", problem is None, detail)
 
 
 def first_difference(plain: Sequence[Answer], guessed: Sequence[Answer]) -> str | None:
@@ -84,12 +90,12 @@ def first_difference(plain: Sequence[Answer], guessed: Sequence[Answer]) -> str 
     return None
 
 
-def _works_without_options(llm: LLM, name: str) -> bool:
+def _complaint(llm: LLM, name: str) -> str | None:
     try:
         llm.generate([llm.encode("Hello")], SamplingParams(max_tokens=1, temperature=0.0), spec=name)
-    except InvalidSpec:
-        return False
-    return True
+    except ForedraftError as error:
+        return str(error)
+    return None
 
 
 def _answers(llm: LLM, prompts: list[list[int]], params: list[SamplingParams], spec: str) -> list[Answer]:
@@ -104,7 +110,9 @@ def _answers(llm: LLM, prompts: list[list[int]], params: list[SamplingParams], s
 def _answer(output: CompletionOutput) -> Answer:
     bits = [_bits(logprob) for logprob in output.logprobs or ()]
     tokens = tuple(zip(output.token_ids, bits, strict=output.error is None))
-    return Answer(tokens, output.finish_reason, output.metrics.target_runs, output.error)
+    metrics = output.metrics
+    failure = next((reason for reason in metrics.decisions if reason in FAILURES), None)
+    return Answer(tokens, output.finish_reason, metrics.target_runs, metrics.drafted_tokens, failure, output.error)
 
 
 def _bits(logprob: TokenLogprob) -> str:
@@ -121,7 +129,14 @@ def _contrast(wanted: Token | None, got: Token | None) -> str:
     return f"log probability {got[1]} instead of {wanted[1]}"
 
 
+def _failure(answers: Sequence[Answer]) -> str | None:
+    """A text that went on without its proposer proves nothing about it."""
+    failed = [answer.failure for answer in answers if answer.failure is not None]
+    return f"{failed[0]} in {len(failed)} of {len(answers)} texts" if failed else None
+
+
 def _figures(answers: Sequence[Answer]) -> str:
     tokens = sum(len(answer.tokens) for answer in answers)
     runs = sum(answer.runs for answer in answers)
-    return f"{len(answers)} prompts, {tokens} tokens, {tokens / max(1, runs):.2f} tokens per run"
+    guessed = "" if any(answer.drafted for answer in answers) else ", nothing was guessed"
+    return f"{len(answers)} prompts, {tokens} tokens, {tokens / max(1, runs):.2f} tokens per run{guessed}"

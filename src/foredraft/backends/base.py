@@ -99,6 +99,7 @@ class Linear:
     outputs: int
     inputs: int
     bias: Tensor | None = None
+    kinds: tuple[str, ...] = ()  # of the weights that the parts were packed from
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -49,34 +51,35 @@ def audit(
     SamplingParams(max_tokens=max_tokens)
     questions = spread(BUILT_IN if suite is None else read_suite(suite), limit)
     with options.ModelOptions(model, dtype=dtype, device=device, threads=threads).open() as llm:
-        checks = _all_checks(llm, questions, specs or _default_specs(llm), max_tokens, samples)
+        checks = _all_checks(llm, questions, specs or _default_specs(llm), max_tokens, samples, as_json)
     passed = all(check.passed for check in checks)
     if as_json:
         print_json({"passed": passed, "checks": [asdict(check) for check in checks]})
-    elif sys.stdout.isatty():
-        _print_table(checks)
     else:
-        _print_lines(checks)
+        print(f"{sum(check.passed for check in checks)} of {len(checks)} checks passed.")
     if not passed:
         raise typer.Exit(1)
 
 
 def _default_specs(llm: LLM) -> list[str]:
-    """Every proposer that this model has, and every pair of them; says which ones are left out."""
-    from foredraft.audit.text import usable_proposers, with_pairs
+    """Every proposer that this model has, and every pair of them; says which ones are left out, and why."""
+    from foredraft.audit.text import unusable_proposers, with_pairs
     from foredraft.proposers.registry import proposer_names
 
-    usable = usable_proposers(llm)
-    left_out = [name for name in proposer_names() if name not in usable]
-    if left_out:
-        say(f"Left out, because they need options: {', '.join(left_out)}; name them with --spec.")
-    return with_pairs(usable)
+    left_out = unusable_proposers(llm)
+    for name, complaint in left_out.items():
+        say(f"{name} is left out: {complaint}")
+    return with_pairs([name for name in proposer_names() if name not in left_out])
 
 
-def _all_checks(llm: LLM, questions: list[Question], specs: list[str], max_tokens: int, samples: int) -> list[Check]:
+def _all_checks(
+    llm: LLM, questions: list[Question], specs: list[str], max_tokens: int, samples: int, as_json: bool
+) -> list[Check]:
+    """All checks, each shown as soon as it is done."""
     from foredraft.audit import law, rows, text
 
     done = 0
+    checks: list[Check] = []
     total = len(text.MODES) * (1 + len(specs)) + len(law.CASES) + rows.NUM_CHECKS
     with CountingProgress("Auditing", total) as progress:
 
@@ -85,34 +88,25 @@ def _all_checks(llm: LLM, questions: list[Question], specs: list[str], max_token
             done += 1
             progress.show(done)
 
-        return [
-            *text.text_checks(llm, questions, specs, max_tokens, tick),
-            *law.law_checks(samples, tick),
-            *rows.row_checks(llm.engine.runner, tick),
-        ]
+        def each() -> Iterator[Check]:
+            yield from text.text_checks(llm, questions, specs, max_tokens, tick)
+            yield from law.law_checks(samples, tick)
+            yield from rows.row_checks(llm.engine.runner, tick)
+
+        for check in each():
+            checks.append(check)
+            progress.hide()
+            _show(check, as_json)
+            progress.show(done)
+    return checks
 
 
-def _print_table(checks: list[Check]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=SIMPLE_HEAD)
-    for column in ("check", "", "what was seen"):
-        table.add_column(column)
-    for check in checks:
-        verdict = Text(VERDICTS[check.passed], style="green" if check.passed else "bold red")
-        table.add_row(Text(check.name), verdict, Text(check.detail))
-    Console().print(table)
-    print(_summary(checks))
-
-
-def _print_lines(checks: list[Check]) -> None:
-    for check in checks:
-        print(f"{VERDICTS[check.passed]}  {check.name}: {check.detail}")
-    print(_summary(checks))
-
-
-def _summary(checks: list[Check]) -> str:
-    return f"{sum(check.passed for check in checks)} of {len(checks)} checks passed."
+def _show(check: Check, as_json: bool) -> None:
+    """One line per check. With --json it goes to stderr: stdout is kept for the one object that is promised there."""
+    if as_json:
+        say(json.dumps(asdict(check), ensure_ascii=False))
+        return
+    verdict = VERDICTS[check.passed]
+    if sys.stdout.isatty():
+        verdict = f"\x1b[{32 if check.passed else 31}m{verdict}\x1b[39m"
+    print(f"{verdict}  {check.name}: {check.detail}", flush=True)

@@ -18,7 +18,7 @@ from foredraft.cli.chat import chat
 from foredraft.cli.demo import demo
 from foredraft.cli.generate import generate
 from foredraft.cli.models import models
-from foredraft.cli.output import say, show_cursor
+from foredraft.cli.output import library_remarks, say, show_cursor
 from foredraft.cli.plan import plan
 from foredraft.errors import ForedraftError
 
@@ -55,7 +55,8 @@ def foredraft(
 def run() -> None:
     """The entry point of the command; it always ends in SystemExit."""
     try:
-        code = app(standalone_mode=False)
+        with library_remarks():
+            code = app(standalone_mode=False)
     except (TyperException, ForedraftError) as error:
         say(one_sentence(error))
         sys.exit(2)

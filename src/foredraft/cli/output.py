@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
 from typing import Any
@@ -18,6 +20,25 @@ PROPOSER_COLOURS = (2, 5, 6, 3, 4)  # of a terminal's palette: green, magenta, c
 def say(sentence: str) -> None:
     """A remark for the person, on stderr, so that stdout holds nothing but results."""
     print(sentence, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def library_remarks() -> Iterator[None]:
+    """Passes on what the library logs, for instance that it takes seconds to measure the machine, as remarks."""
+    log, handler = logging.getLogger("foredraft"), _Remarks()
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+
+
+class _Remarks(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        say(self.format(record))
 
 
 def print_json(record: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence as Items
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -13,8 +13,8 @@ from foredraft.control.economics import VerifyCurve
 from foredraft.engine import disk_cache
 from foredraft.engine.batch import pack
 from foredraft.engine.blocks import BlockPool
+from foredraft.engine.kv import TARGET_GROUP, KVCache
 from foredraft.engine.runner import Runner
-from foredraft.errors import InvalidParameter
 from foredraft.params import SamplingParams
 from foredraft.types import Draft, Sequence, Work
 
@@ -23,13 +23,29 @@ log = logging.getLogger(__name__)
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 ROUNDS = 9
 CONTEXT = 256  # tokens before the rows that are timed
-_FAR = 3  # times as many tokens before the rows from which the cost of a key is told
+_FAR = 3  # times as many tokens before those rows from which the cost of a key is told
 _ENOUGH_S = 6.0  # no further round is begun after this
+
+
+@dataclass(frozen=True)
+class _Shapes:
+    """What is timed: these rows, each after `context` tokens, and some of them once more after `far` tokens."""
+
+    rows: tuple[int, ...]
+    context: int
+    far: int
+
+    @classmethod
+    def within(cls, max_model_len: int) -> _Shapes:
+        """As much of it as a text of this model may have."""
+        rows = tuple(count for count in ROWS if count <= 2 or count < max_model_len // 2)
+        far = max(0, min(_FAR * CONTEXT, max_model_len - rows[-1]))
+        return cls(rows, far // _FAR, far)
 
 
 def calibrated(runner: Runner, pool: BlockPool, max_model_len: int, dtype: str, file: Path) -> Calibration:
     """An earlier calibration of this model on this machine, or a new one."""
-    key = disk_cache.machine_key(runner.backend, runner.decoder, dtype)
+    key = disk_cache.machine_key(runner.backend, runner.decoder, dtype, _Shapes.within(max_model_len))
     match disk_cache.read(file, key):
         case {"rows": rows, "seconds": seconds, "context": int(context), "seconds_per_key": float(per_key)}:
             return Calibration(VerifyCurve(tuple(rows), tuple(seconds)), context, per_key)
@@ -40,38 +56,41 @@ def calibrated(runner: Runner, pool: BlockPool, max_model_len: int, dtype: str, 
     return new
 
 
-def calibrate(runner: Runner, pool: BlockPool, max_model_len: int, rows: Items[int] = ROWS) -> Calibration:
+def calibrate(runner: Runner, pool: BlockPool, max_model_len: int) -> Calibration:
     """Time the target on chains of rows after `CONTEXT` tokens, and once after more. The row counts take turns, so that
-    a slow moment hits all of them; the first round does not count. The blocks it borrows are given back."""
-    rows = [count for count in rows if count < max_model_len // 2]
-    context = max(1, min(CONTEXT, (max_model_len - max(rows)) // _FAR))
+    a slow moment hits all of them; the first round does not count.
+
+    It runs in blocks of its own, of the pool's size: texts that run or that are remembered lose nothing by it.
+    """
+    shapes = _Shapes.within(max_model_len)
     vocab = runner.decoder.config.vocab_size
-    tokens = [1 + index % (vocab - 1) for index in range(_FAR * context + max(rows))]
-    sequence = Sequence(-1, "", 0, tokens, len(tokens), SamplingParams().resolved({}), 0, 1)
-    if not pool.reserve(sequence, len(tokens)):
-        raise InvalidParameter(f"The KV cache has no room for {len(tokens)} tokens; raise kv_cache_tokens.")
-    try:
-        works = {count: _chain(sequence, context, tokens, count) for count in rows}
-        probe = max(count for count in rows if count <= 8)
-        far = _chain(sequence, _FAR * context, tokens, probe)
-        _time(runner, pool, Work(sequence, _FAR * context))
-        timings: dict[int, list[float]] = {count: [] for count in rows}
-        far_timings: list[float] = []
-        started = time.perf_counter()
-        for turn in range(ROUNDS + 1):
-            for count, work in works.items():
-                timings[count].append(_time(runner, pool, work))
-            far_timings.append(_time(runner, pool, far))
-            if turn == 0:
-                timings, far_timings = {count: [] for count in rows}, []
-            elif time.perf_counter() - started > _ENOUGH_S and turn >= 3:
-                break
-    finally:
-        pool.free(sequence, forget=True)
-    seconds = [median(timings[count]) for count in rows]
-    further_keys = probe * (_FAR - 1) * context
-    per_key = max(0.0, (median(far_timings) - median(timings[probe])) / further_keys)
-    return Calibration(VerifyCurve(tuple(rows), tuple(seconds)), context, per_key)
+    tokens = [1 + index % (vocab - 1) for index in range(shapes.far + shapes.rows[-1])]
+    kv = KVCache(pool.blocks_for(len(tokens)), pool.block_size)
+    own = Runner(runner.decoder, runner.backend, kv.add_group(TARGET_GROUP, runner.decoder.config, runner.backend))
+    params, blocks = SamplingParams().resolved({}), list(range(kv.num_blocks))
+    sequence = Sequence(-1, "", 0, tokens, len(tokens), params, 0, 1, block_table=blocks)
+
+    works = {count: _chain(sequence, shapes.context, tokens, count) for count in shapes.rows}
+    probe = max(count for count in shapes.rows if count <= 8)
+    far = _chain(sequence, shapes.far, tokens, probe)
+    if shapes.far:
+        _time(own, kv, Work(sequence, shapes.far))
+    timings: dict[int, list[float]] = {count: [] for count in shapes.rows}
+    far_timings: list[float] = []
+    started = time.perf_counter()
+    for turn in range(ROUNDS + 1):
+        for count, work in works.items():
+            timings[count].append(_time(own, kv, work))
+        far_timings.append(_time(own, kv, far))
+        if turn == 0:
+            timings, far_timings = {count: [] for count in shapes.rows}, []
+        elif time.perf_counter() - started > _ENOUGH_S and turn >= 3:
+            break
+    seconds = [median(timings[count]) for count in shapes.rows]
+    further_keys = probe * (shapes.far - shapes.context)
+    further_s = median(far_timings) - median(timings[probe])
+    per_key = max(0.0, further_s / further_keys) if further_keys else 0.0
+    return Calibration(VerifyCurve(shapes.rows, tuple(seconds)), shapes.context, per_key)
 
 
 def _chain(text: Sequence, context: int, tokens: list[int], rows: int) -> Work:
@@ -84,9 +103,9 @@ def _chain(text: Sequence, context: int, tokens: list[int], rows: int) -> Work:
     return Work(known, 1, nodes, Draft(drafted, tuple(range(-1, nodes - 1)), (1.0,) * nodes, ("",) * nodes))
 
 
-def _time(runner: Runner, pool: BlockPool, work: Work) -> float:
+def _time(runner: Runner, kv: KVCache, work: Work) -> float:
     started = time.perf_counter()
-    logits = runner.forward(pack([work], pool.block_size, runner.backend.device)).logits
+    logits = runner.forward(pack([work], kv.block_size, runner.backend.device)).logits
     if len(logits):
         float(logits[-1, 0])  # a device may still be at work: reading a number waits for it
     return time.perf_counter() - started

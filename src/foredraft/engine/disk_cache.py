@@ -5,25 +5,37 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from foredraft.backends.base import Backend
+from foredraft.kernels.build import processor_features, processor_model
 from foredraft.models.decoder import Decoder
 
 
-def machine_key(backend: Backend, decoder: Decoder, dtype: str) -> str:
-    """Names everything that a result may depend on: device, backend, threads, versions, precision, the model's
-    shapes."""
-    device = (
-        torch.cuda.get_device_name(backend.device)
-        if backend.device.type == "cuda"
-        else (platform.machine(), torch.backends.cpu.get_cpu_capability())
-    )
-    parts = (backend.name, backend.build, device, torch.get_num_threads(), dtype, decoder.config)
+def machine_key(backend: Backend, decoder: Decoder, dtype: str, measured: object = None) -> str:
+    """Names everything that a result may depend on: versions, device, backend, threads, the model's shapes and the
+    kinds of its weights, and what was `measured` of it."""
+    device: object = torch.cuda.get_device_name(backend.device) if backend.device.type == "cuda" else _processor()
+    code = (_version(), backend.name, backend.build, device, torch.get_num_threads())
+    parts = (*code, dtype, decoder.config, decoder.weight_kinds, measured)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+
+
+def _version() -> str:
+    try:
+        return version("foredraft")
+    except PackageNotFoundError:  # run from its sources
+        return ""
+
+
+def _processor() -> tuple[object, ...]:
+    """The processor's kind, model and abilities, as far as it tells."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    return platform.machine(), processor_model(), capability, sorted(processor_features())
 
 
 def read(file: Path, key: str) -> Any:

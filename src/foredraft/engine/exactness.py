@@ -20,6 +20,7 @@ from foredraft.engine import disk_cache
 from foredraft.engine.batch import pack
 from foredraft.errors import InvalidParameter
 from foredraft.models.decoder import Decoder
+from foredraft.models.rope import rope_table
 from foredraft.params import SamplingParams
 from foredraft.types import Sequence, Work
 
@@ -79,8 +80,9 @@ def agreeing_row_counts(backend: Backend, decoder: Decoder) -> tuple[int, ...]:
 @torch.inference_mode()
 def layers_agree(backend: Backend, decoder: Decoder) -> bool:
     """Whether a text's logits have the same bits token by token, at once, in two pieces, and among other sequences."""
-    few = replace(decoder, layers=decoder.layers[:_LAYERS])
     config, block_size = decoder.config, 16
+    rope = rope_table(config, _TOKENS).to(backend.device)  # the decoder's own may be shorter
+    few = replace(decoder, layers=decoder.layers[:_LAYERS], rope=rope)
     generator = torch.Generator().manual_seed(2)
     text, other = (torch.randint(config.vocab_size, (_TOKENS,), generator=generator).tolist() for _ in range(2))
     slots = (10 * block_size, config.num_kv_heads, config.head_dim)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 from foredraft.control.controller import Controller, Load, StepTimes
 from foredraft.proposers.base import Proposer
@@ -18,11 +19,17 @@ from foredraft.types import NO_DRAFT, Commit, Draft, Sequence, Work
 log = logging.getLogger(__name__)
 
 FAILED = "proposer failed"
+CONTROLLER_FAILED = "controller failed"
+
+_MOST_IDLE = 8  # proposers that no text uses, but that may be asked for again
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class _Guessed:
-    """What a sequence's request asked for: these proposers, and whether the controller decides about them."""
+    """What a sequence's request asked for: these proposers in its own order, and whether the controller decides about
+    them."""
 
     names: tuple[str, ...]
     adaptive: bool
@@ -40,44 +47,54 @@ class _Step:
 
 class Guesser:
     """The proposers by name, made when they are first asked for, and the controller, made with the first request that
-    leaves the choice to it."""
+    leaves the choice to it. Both may fail without harm: nothing more is asked of them, and texts go on without."""
 
     def __init__(
-        self, make_proposer: Callable[[ProposerChoice], Proposer], make_controller: Callable[[], Controller]
+        self,
+        make_proposer: Callable[[ProposerChoice], Proposer],
+        make_controller: Callable[[], Controller],
+        vocab_size: int,
     ) -> None:
         self.make_proposer = make_proposer
         self._make_controller = make_controller
-        self.proposers: dict[str, Proposer] = {}
+        self._vocab_size = vocab_size  # of the target's logits
+        self.proposers: dict[str, Proposer] = {}  # the one that was asked for last comes last
         self.controller: Controller | None = None
+        self._controller_failed = False
         self._texts: dict[int, _Guessed] = {}
         self._failed: set[str] = set()
         self._step: _Step | None = None
 
     def prepare(self, spec: Spec) -> int:
         """Make what a request will need, before it is admitted; returns how many slots its drafts may take."""
-        if spec.adaptive and self.controller is None:
-            self.controller = self._make_controller()
+        self._let_idle_ones_go()
+        if spec.adaptive and self.controller is None and not self._controller_failed:
+            try:
+                self.controller = self._make_controller()
+            except Exception:
+                self._give_controller_up()
         made = [self._proposer(choice) for choice in spec.choices]
         return max((proposer.num_lookahead_tokens for proposer in made), default=0)
 
     def enter(self, sequence: Sequence, spec: Spec) -> None:
-        self._texts[sequence.id] = _Guessed(tuple(map(str, spec.choices)), spec.adaptive)
+        self._texts[sequence.id] = _Guessed(tuple(dict.fromkeys(map(str, spec.choices))), spec.adaptive)
 
     def guess(self, works: list[Work]) -> list[Work]:
         """Give every work that has slots for one a draft, merged from the guesses of its proposers."""
         step = self._step = _Step(Load.of(works), [None] * len(works), reasons=[[] for _ in works])
-        guesses: list[list[Draft]] = [[] for _ in works]
+        guesses: list[dict[str, Draft]] = [{} for _ in works]
         for name, proposer in self.proposers.items():
             asked, budgets = self._budgets(name, proposer, works, step)
             if asked:
                 drafts = self._ask(name, proposer, [works[index] for index in asked], budgets, step)
                 for index, draft in zip(asked, drafts, strict=True):
                     if draft:
-                        guesses[index].append(draft)
+                        guesses[index][name] = draft
+                    elif name in self._failed:
+                        step.reasons[index].append(FAILED)
         if any(guesses):
             works = [
-                replace(work, draft=merge(drafts, work.num_lookahead_tokens)) if drafts else work
-                for work, drafts in zip(works, guesses, strict=True)
+                self._merged(work, drafts) if drafts else work for work, drafts in zip(works, guesses, strict=True)
             ]
         return self._chosen(works, step)
 
@@ -88,34 +105,44 @@ class Guesser:
     def observe(self, works: Items[Work], commits: Items[Commit], run_s: float, overhead_s: float) -> None:
         """Everybody learns what the texts really said, and the controller what it took."""
         for name, proposer in self.proposers.items():
-            self._guarded(name, partial(proposer.observe, commits))
+            if name not in self._failed:
+                self._guarded(name, partial(proposer.observe, commits))
         step = self._step
         assert step is not None
         for work, reasons in zip(works, step.reasons, strict=True):
             work.sequence.counters.decisions.update(reasons)
-        if self.controller is not None:
-            times = StepTimes(step.draft_s, run_s, overhead_s)
-            self.controller.observe(works, step.drafts, commits, step.load, times)
+        times = StepTimes(step.draft_s, run_s, overhead_s)
+        self._controlled(lambda controller: controller.observe(works, step.drafts, commits, step.load, times))
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         ids = list(sequence_ids)
         for sequence_id in ids:
             self._texts.pop(sequence_id, None)
         for name, proposer in self.proposers.items():
-            self._guarded(name, partial(proposer.release, ids))
-        if self.controller is not None:
-            self.controller.release(ids)
+            self._guarded(name, partial(proposer.release, ids))  # one that has failed may still hold them
+        self._controlled(lambda controller: controller.release(ids))
+        self._let_idle_ones_go()
 
     def forget(self) -> None:
         """Clear what proposers have learnt from finished texts, so that the next run starts cold."""
-        for proposer in self.proposers.values():
-            proposer.clear()
+        for name, proposer in self.proposers.items():
+            self._guarded(name, proposer.clear)
 
     def _proposer(self, choice: ProposerChoice) -> Proposer:
         key = str(choice)
-        if key not in self.proposers:
-            self.proposers[key] = self.make_proposer(choice)
-        return self.proposers[key]
+        proposer = self.proposers.pop(key) if key in self.proposers else self.make_proposer(choice)
+        self.proposers[key] = proposer
+        return proposer
+
+    def _let_idle_ones_go(self) -> None:
+        """Keep only a few of the proposers that no text uses, those that were asked for last. What they hold goes with
+        them, a model that they alone guess with too."""
+        if len(self.proposers) <= _MOST_IDLE:
+            return
+        used = {name for text in self._texts.values() for name in text.names}
+        for name in [name for name in self.proposers if name not in used][:-_MOST_IDLE]:
+            del self.proposers[name]
+            self._failed.discard(name)
 
     def _budgets(self, name: str, proposer: Proposer, works: list[Work], step: _Step) -> tuple[list[int], list[int]]:
         """Which works a proposer guesses for, and with how many nodes each."""
@@ -125,14 +152,15 @@ class Guesser:
             text = self._texts[work.sequence.id]
             if not work.num_lookahead_tokens or name not in text.names:
                 continue
+            if text.adaptive and self.controller is None:
+                continue
             if name in self._failed:
                 step.reasons[index].append(FAILED)
                 continue
             budget = work.num_lookahead_tokens
             if text.adaptive and not proposer.free:
-                assert self.controller is not None
-                most = min(budget, proposer.num_lookahead_tokens)
-                budget, reason = self.controller.ask(work, name, proposer.name, most, step.load)
+                ask = partial(_ask_controller, work, name, proposer, step.load)
+                budget, reason = self._controlled(ask) or (0, CONTROLLER_FAILED)
                 step.reasons[index].append(f"{proposer.name}: {reason}")
             if budget:
                 asked.append(index)
@@ -142,21 +170,40 @@ class Guesser:
     def _ask(self, name: str, proposer: Proposer, works: list[Work], budgets: list[int], step: _Step) -> list[Draft]:
         """One proposer's drafts; none from one that fails, which is not asked again."""
         started = time.perf_counter()
-        drafts: list[Draft] = []
-        self._guarded(name, lambda: drafts.extend(proposer.propose([work.sequence for work in works], budgets)))
-        if len(drafts) != len(works):
+        drafts = self._guarded(name, lambda: self._checked(proposer, works, budgets))
+        if drafts is None:
             return [NO_DRAFT] * len(works)
         seconds = time.perf_counter() - started
         if self.controller is not None and not proposer.free:
             decided = sum(self._texts[work.sequence.id].adaptive for work in works)
             step.draft_s += seconds * decided / len(works)  # what a request asked for itself is not the controller's
-            self.controller.costs.observe_draft(name, sum(map(len, drafts)), seconds)
+            nodes = sum(map(len, drafts))
+            self._controlled(lambda controller: controller.costs.observe_draft(name, nodes, seconds))
         return drafts
+
+    def _checked(self, proposer: Proposer, works: list[Work], budgets: list[int]) -> list[Draft]:
+        """A proposer's drafts, if they are such that the target can run them."""
+        drafts = proposer.propose([work.sequence for work in works], budgets)
+        if len(drafts) != len(works):
+            raise ValueError(f"{len(drafts)} drafts were guessed for {len(works)} texts")
+        for draft, budget in zip(drafts, budgets, strict=True):
+            if len(draft) > budget:
+                raise ValueError(f"{len(draft)} tokens were guessed where {budget} were asked for")
+            if draft and not 0 <= min(draft.tokens) <= max(draft.tokens) < self._vocab_size:
+                raise ValueError(f"tokens were guessed that the target does not have; it has {self._vocab_size}")
+            if draft.q is not None and tuple(draft.q.shape) != (len(draft), self._vocab_size):
+                raise ValueError(f"q has the shape {tuple(draft.q.shape)}, not {(len(draft), self._vocab_size)}")
+        return drafts
+
+    def _merged(self, work: Work, drafts: dict[str, Draft]) -> Work:
+        """The work with the guesses of all its proposers, in the order in which the request names them."""
+        names = self._texts[work.sequence.id].names
+        return replace(work, draft=merge([drafts[name] for name in names if name in drafts], work.num_lookahead_tokens))
 
     def _chosen(self, works: list[Work], step: _Step) -> list[Work]:
         """The works with what the controller lets pass of the drafts that are its to decide about."""
         mine = [self._texts[work.sequence.id].adaptive and work.num_lookahead_tokens > 0 for work in works]
-        if self.controller is None or not any(mine):
+        if not any(mine):
             step.load = Load.of(works) if any(work.draft for work in works) else step.load
             return works
         step.drafts = [work.draft if is_mine else None for work, is_mine in zip(works, mine, strict=True)]
@@ -164,7 +211,9 @@ class Guesser:
             step.load = Load.of(
                 [replace(work, draft=NO_DRAFT) if is_mine else work for work, is_mine in zip(works, mine, strict=True)]
             )
-        chosen, reasons = self.controller.choose(works, step.drafts, step.load)
+        chosen, reasons = self._controlled(
+            lambda controller: controller.choose(works, step.drafts, step.load)
+        ) or _without_controller(step.drafts)
         decided: list[Work] = []
         for work, is_mine, draft, reason, told in zip(works, mine, chosen, reasons, step.reasons, strict=True):
             if is_mine:
@@ -172,12 +221,38 @@ class Guesser:
             decided.append(replace(work, draft=draft) if is_mine and draft is not work.draft else work)
         return decided
 
-    def _guarded(self, name: str, action: Callable[[], None]) -> None:
-        """A proposer may fail without harm: nothing more is asked of it, and the texts go on without its guesses."""
-        if name in self._failed:
-            return
+    def _guarded(self, name: str, action: Callable[[], _T]) -> _T | None:
+        """Let a proposer do something; None where it fails."""
         try:
-            action()
+            return action()
         except Exception:
-            self._failed.add(name)
-            log.exception("The proposer %s failed and is not asked any more; texts go on without its guesses.", name)
+            if name not in self._failed:
+                self._failed.add(name)
+                log.exception("The proposer %s failed and is not asked any more; texts go on without it.", name)
+            return None
+
+    def _controlled(self, action: Callable[[Controller], _T]) -> _T | None:
+        """Let the controller do something; None where there is none, or where it fails."""
+        if self.controller is None:
+            return None
+        try:
+            return action(self.controller)
+        except Exception:
+            self._give_controller_up()
+            return None
+
+    def _give_controller_up(self) -> None:
+        self.controller, self._controller_failed = None, True
+        log.exception("The controller failed; nothing is guessed any more for texts that leave the choice to it.")
+
+
+def _ask_controller(work: Work, name: str, proposer: Proposer, load: Load, controller: Controller) -> tuple[int, str]:
+    most = min(work.num_lookahead_tokens, proposer.num_lookahead_tokens)
+    return controller.ask(work, name, proposer.name, most, load)
+
+
+def _without_controller(drafts: list[Draft | None]) -> tuple[list[Draft], list[str]]:
+    """Nothing is verified, but for drafts that were sampled: to drop those after looking at them would bias the
+    text."""
+    kept = [draft if draft is not None and draft.q is not None else NO_DRAFT for draft in drafts]
+    return kept, [CONTROLLER_FAILED] * len(kept)

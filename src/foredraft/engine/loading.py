@@ -80,6 +80,7 @@ def load_model(model: str, options: EngineConfig, progress: Progress | None = No
         guesser=Guesser(
             make_proposer=partial(build_proposer, target=target),
             make_controller=partial(_controller, runner, pool, max_model_len, dtype),
+            vocab_size=config.vocab_size,
         ),
     )
     return LoadedModel(engine, tokenizer, config, backend, dtype, max_model_len, exact_report)

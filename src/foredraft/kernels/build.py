@@ -70,6 +70,17 @@ def processor_features() -> frozenset[str]:
     return frozenset(words[0]) if words else frozenset()
 
 
+def processor_model() -> str:
+    """The processor's name; empty where it does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    # ARM processors have numbers instead of a name
+    words = [line for line in lines if line.lower().startswith(("model name", "cpu implementer", "cpu part"))]
+    return ", ".join(sorted({line.partition(":")[2].strip() for line in words}))
+
+
 def usable_levels() -> list[Level]:
     """The levels that are compiled and that this processor can run, best first."""
     features = processor_features()

@@ -54,6 +54,12 @@ class Decoder:
         """One object for the life of the decoder: what a backend has found out about it, it need not find out again."""
         return Stack(self.layers, self.norm, self.rope, self.config.residual_multiplier, self.config.rms_norm_eps)
 
+    @property
+    def weight_kinds(self) -> list[tuple[str, ...]]:
+        """The kinds of weights that every linear layer is made of, in order."""
+        inside = [linear for layer in self.layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        return [linear.kinds for linear in (self.embedding, *inside, self.head)]
+
     def logits(self, normed: Tensor, backend: Backend) -> Tensor:
         """Float32 logits [rows, vocab] of rows that have gone through `run`."""
         logits = backend.logits(normed, self.head)
@@ -152,4 +158,5 @@ def pack_linear(weights: list[Weight], bias: Tensor | None, backend: Backend) ->
         else:
             merged.append([weight])
     parts = tuple(backend.pack(join(group, sum(weight.outputs for weight in group))) for group in merged)
-    return Linear(parts, sum(weight.outputs for weight in weights), weights[0].inputs, bias)
+    kinds = tuple(group[0].kind for group in merged)
+    return Linear(parts, sum(weight.outputs for weight in weights), weights[0].inputs, bias, kinds)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
+from weakref import WeakValueDictionary
 
 from foredraft.types import Commit, Draft, Sequence
 
@@ -27,7 +28,8 @@ class TargetModel:
     kv: KVCache
     max_model_len: int
     threads: int | None
-    draft_runners: dict[str, DraftRunner] = field(default_factory=dict)  # models that guess, by name and precision
+    # Models that guess, by name and precision; each lives as long as a proposer guesses with it.
+    draft_runners: WeakValueDictionary[str, DraftRunner] = field(default_factory=WeakValueDictionary)
 
 
 class Proposer(Protocol):

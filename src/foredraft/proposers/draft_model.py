@@ -5,8 +5,10 @@ Shines on open text, where nothing can be copied, if the smaller model is severa
 from __future__ import annotations
 
 from dataclasses import dataclass
+from weakref import finalize
 
 from foredraft.backends.choose import choose_backend
+from foredraft.config import DTYPES
 from foredraft.engine.runner import Runner
 from foredraft.errors import InvalidSpec
 from foredraft.models.catalog import open_checkpoint, resolve
@@ -28,6 +30,8 @@ class DraftModelOptions(DrafterOptions):
         super().__post_init__()
         if not self.model:
             raise InvalidSpec("draft_model needs a model: write draft_model:model=NAME_OR_PATH.")
+        if self.dtype not in ("auto", *DTYPES):
+            raise InvalidSpec(f"draft_model: dtype={self.dtype!r} is not known; use auto, {', '.join(DTYPES)}.")
 
 
 class DraftModel(ModelDrafter):
@@ -50,15 +54,17 @@ class DraftModel(ModelDrafter):
 
 
 def second_model(name: str, checkpoint: Checkpoint, dtype: str, target: TargetModel) -> DraftRunner:
-    """A model that guesses for the target, with a layer group of its own; loaded once under its name."""
-    if name not in target.draft_runners:
+    """A model that guesses for the target, with a layer group of its own; loaded once under its name, and gone with the
+    last proposer that holds it."""
+    model = target.draft_runners.get(name)
+    if model is None:
         backend = choose_backend(target.runner.backend.name, dtype, target.runner.backend.device, target.threads)
         decoder = load_decoder(checkpoint, dtype, target.max_model_len, backend)
         runner = Runner(decoder, backend, target.kv.add_group(name, checkpoint.config, backend))
-        vocab_size = min(checkpoint.config.vocab_size, target.checkpoint.config.vocab_size)
-        accounts = Accounts(target.kv.block_size)
-        target.draft_runners[name] = DraftRunner(runner, target.kv.block_size, vocab_size, accounts)
-    return target.draft_runners[name]
+        vocab_size, accounts = target.checkpoint.config.vocab_size, Accounts(target.kv.block_size)
+        model = target.draft_runners[name] = DraftRunner(runner, target.kv.block_size, vocab_size, accounts)
+        finalize(model, target.kv.groups.pop, name).atexit = False
+    return model
 
 
 def check_same_vocabulary(name: str, draft: Tokenizer, target: Tokenizer) -> None:

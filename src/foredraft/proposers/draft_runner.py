@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -22,6 +23,10 @@ class DraftRunner:
     vocab_size: int  # of the target: what lies beyond cannot be guessed
     accounts: Accounts | None  # None: its K and V are the target's own
 
+    def can_read(self, tokens: Iterable[int]) -> bool:
+        """Whether the model has all of these tokens: its vocabulary may be padded to fewer than the target has."""
+        return max(tokens, default=0) < self.runner.decoder.config.vocab_size
+
     def known_tokens(self, sequence: Sequence) -> int:
         return sequence.num_computed_tokens if self.accounts is None else self.accounts.known_tokens(sequence)
 
@@ -30,6 +35,6 @@ class DraftRunner:
             self.accounts.wrote(sequence, tokens, num_slots)
 
     def logits(self, works: list[Work]) -> list[Tensor]:
-        """Of every work the logits that it asks for: [num_logits, vocab]."""
+        """Of every work the logits that it asks for: [num_logits, vocab], where vocab is the narrower of the two."""
         logits = self.runner.forward(pack(works, self.block_size, self.runner.backend.device)).logits
         return list(logits[:, : self.vocab_size].split([work.num_logits for work in works]))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from foredraft.errors import InvalidSpec
 from foredraft.proposers.base import Proposer
@@ -106,10 +107,7 @@ class ModelDrafter:
 
     @torch.inference_mode()
     def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
-        guesses = [
-            _Guess(sequence, min(budget, self.num_lookahead_tokens), self.model.known_tokens(sequence))
-            for sequence, budget in zip(sequences, budgets, strict=True)
-        ]
+        guesses = [self._begun(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
         while growing := [guess for guess in guesses if len(guess.tokens) < guess.budget and guess.depth < self.depth]:
             helped = self._helped(growing)
             works = [self._work(guess, below) for guess, below in zip(growing, helped, strict=True)]
@@ -122,12 +120,18 @@ class ModelDrafter:
                 self._account(guess)
         return [self._draft(guess) for guess in guesses]
 
+    def _begun(self, sequence: Sequence, budget: int) -> _Guess:
+        known = self.model.known_tokens(sequence)
+        readable = self.model.can_read(sequence.token_ids[known:])
+        return _Guess(sequence, min(budget, self.num_lookahead_tokens) if readable else 0, known)
+
     def _helped(self, growing: list[_Guess]) -> list[Draft]:
         """What the helper guesses behind each chain; the model adds a token of its own behind that."""
         if self.helper is None:
             return [NO_DRAFT] * len(growing)
         texts = [replace(g.sequence, token_ids=[*g.sequence.token_ids, *g.tokens]) for g in growing]
-        return self.helper.propose(texts, [guess.budget - len(guess.tokens) - 1 for guess in growing])
+        drafts = self.helper.propose(texts, [guess.budget - len(guess.tokens) - 1 for guess in growing])
+        return [draft if self.model.can_read(draft.tokens) else NO_DRAFT for draft in drafts]
 
     def _work(self, guess: _Guess, below: Draft) -> Work:
         """The tokens that are still to be run, the nodes so far, and the helper's guesses behind the last of them."""
@@ -216,7 +220,10 @@ class ModelDrafter:
     def _draft(self, guess: _Guess) -> Draft:
         if not guess.tokens:
             return NO_DRAFT
-        q = torch.stack(guess.q) if guess.is_sampled else None
+        q = None
+        if guess.is_sampled:  # what the model has no token for, it never guesses
+            q = torch.stack(guess.q)
+            q = functional.pad(q, (0, self.model.vocab_size - q.shape[1]))  # [nodes, the target's vocab]
         origin = (self.name,) * len(guess.tokens)
         return Draft(tuple(guess.tokens), tuple(guess.parents), tuple(guess.scores), origin, q)
 

@@ -17,6 +17,11 @@ from foredraft.proposers.drafting import DrafterOptions, ModelDrafter
 class EarlyExitOptions(DrafterOptions):
     layers: int = 0  # how many of the target's layers guess; 0: two thirds of them
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layers < 0:
+            raise InvalidSpec(f"early_exit: layers={self.layers} must be at least 0, which means two thirds of them.")
+
 
 class EarlyExit(ModelDrafter):
     """See the module. A guess writes K and V of the first layers where the target's run will write the same again."""
@@ -26,7 +31,7 @@ class EarlyExit(ModelDrafter):
     def __init__(self, options: EarlyExitOptions, target: TargetModel) -> None:
         decoder = target.runner.decoder
         layers = options.layers or max(1, 2 * len(decoder.layers) // 3)
-        if not 1 <= layers <= len(decoder.layers):
+        if layers > len(decoder.layers):
             raise InvalidSpec(f"early_exit: layers={layers} must be from 1 to {len(decoder.layers)}.")
         shallow = replace(decoder, layers=decoder.layers[:layers])
         runner = Runner(shallow, target.runner.backend, target.runner.kv[:layers])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import import_module
@@ -63,18 +62,24 @@ def _offered() -> EntryPoints:
 def build_proposer(choice: ProposerChoice, target: TargetModel) -> Proposer:
     """The proposer that a choice asks for. Its class has its options as a dataclass `Options`, and is made from those
     and the target."""
-    place = _BUILT_IN.get(choice.name)
-    if place is None:
-        (point,) = _offered().select(name=choice.name)
-        place = point.value
-    module, _, class_name = place.partition(":")
-    proposer_class = getattr(import_module(module), class_name)
-    proposer: Proposer = proposer_class(_options(choice, proposer_class.Options), target)
+    proposer: Proposer = proposer_class(choice.name)(read_options(choice), target)
     return proposer
 
 
-def _options(choice: ProposerChoice, options_class: type[Any]) -> Any:
-    """The options of a choice in the types of their defaults."""
+def proposer_class(name: str) -> type[Any]:
+    """The class of a proposer that there is."""
+    place = _BUILT_IN.get(name)
+    if place is None:
+        (point,) = _offered().select(name=name)
+        place = point.value
+    module, _, class_name = place.partition(":")
+    found: type[Any] = getattr(import_module(module), class_name)
+    return found
+
+
+def read_options(choice: ProposerChoice) -> Any:
+    """The options of a choice in the types of their defaults, as its proposer takes them."""
+    options_class = proposer_class(choice.name).Options
     kinds: dict[str, type[Any]] = {option.name: type(option.default) for option in fields(options_class)}
     values: dict[str, Any] = {}
     for name, text in choice.options.items():
@@ -87,30 +92,33 @@ def _options(choice: ProposerChoice, options_class: type[Any]) -> Any:
     return options_class(**values)
 
 
-def parse_spec(text: object, known: Collection[str] | None = None) -> Spec:
-    """Parse a speculation string against the proposers that there are."""
-    known = proposer_names() if known is None else known
+def parse_spec(text: object) -> Spec:
+    """Parse a speculation string against the proposers that there are, and check the options that it gives them."""
     if not isinstance(text, str):
         raise InvalidSpec(f"spec={text!r} must be a string such as {_GRAMMAR}.")
     if text == "off":
         return Spec()
     if text == "auto":
-        return Spec(tuple(ProposerChoice(name) for name in AUTO if name in known), adaptive=True)
+        return Spec(tuple(map(ProposerChoice, AUTO)), adaptive=True)
     inner = re.fullmatch(r"auto\((.*)\)", text)
     names = (inner.group(1) if inner else text).split("+")
-    return Spec(tuple(_choice(part, text, known) for part in names), adaptive=inner is not None)
+    return Spec(tuple(_choice(part, text) for part in names), adaptive=inner is not None)
 
 
-def _choice(part: str, text: str, known: Collection[str]) -> ProposerChoice:
+def _choice(part: str, text: str) -> ProposerChoice:
     name, _, settings = part.partition(":")
     if not _NAME.fullmatch(name):
         raise InvalidSpec(f"spec={text!r} cannot be read; it must be {_GRAMMAR}.")
-    if name not in known:
-        raise InvalidSpec(f"spec={text!r} names the proposer {name!r}; there are {', '.join(sorted(known)) or 'none'}.")
+    if name not in proposer_names():
+        raise InvalidSpec(
+            f"spec={text!r} names the proposer {name!r}; there are {', '.join(sorted(proposer_names()))}."
+        )
     options: dict[str, str] = {}
     for setting in filter(None, settings.split(",")):
         option, equals, value = setting.partition("=")
         if not equals or not _NAME.fullmatch(option) or not value:
             raise InvalidSpec(f"spec={text!r} has the option {setting!r}; options are written name=value.")
         options[option] = value
-    return ProposerChoice(name, options)
+    choice = ProposerChoice(name, options)
+    read_options(choice)
+    return choice

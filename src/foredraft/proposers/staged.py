@@ -8,9 +8,9 @@ import re
 from dataclasses import dataclass
 
 from foredraft.errors import InvalidSpec
-from foredraft.proposers.base import Proposer, TargetModel
+from foredraft.proposers.base import TargetModel
 from foredraft.proposers.drafting import DrafterOptions, ModelDrafter
-from foredraft.proposers.registry import build_proposer, parse_spec
+from foredraft.proposers.registry import ProposerChoice, build_proposer, parse_spec, proposer_class, read_options
 
 _FORM = "NAME>NAME or NAME(option=value;option=value)>NAME"
 
@@ -24,6 +24,7 @@ class StagedOptions(DrafterOptions):
         super().__post_init__()
         if self.width != 1:
             raise InvalidSpec(f"staged: width={self.width} must be 1; its stages guess chains for each other.")
+        _stages(self.chain)
 
 
 class Staged(ModelDrafter):
@@ -32,26 +33,35 @@ class Staged(ModelDrafter):
     Options = StagedOptions
 
     def __init__(self, options: StagedOptions, target: TargetModel) -> None:
-        parts = options.chain.split(">")
-        if len(parts) < 2:
-            raise InvalidSpec(f"staged: chain={options.chain!r} needs two stages or more, as {_FORM}.")
-        first, *models = (_stage(part, target) for part in parts)
-        if first.wants_said:
-            raise InvalidSpec(f"staged: {first.name} listens to the target itself and cannot draft for another stage.")
-        helper = first
+        helper, *models = (build_proposer(stage, target) for stage in _stages(options.chain))
         for stage in models:
-            if not isinstance(stage, ModelDrafter) or stage.width > 1:
-                raise InvalidSpec(f"staged: {stage.name} is no model that guesses a chain; only the first may be none.")
+            assert isinstance(stage, ModelDrafter)
             stage.helper = helper
             last = helper = stage
         super().__init__("staged", last.model, options, last.helper)
 
 
-def _stage(part: str, target: TargetModel) -> Proposer:
+def _stages(chain: str) -> list[ProposerChoice]:
+    """The stages of a chain. All but the first must be models that guess chains."""
+    parts = chain.split(">")
+    if len(parts) < 2:
+        raise InvalidSpec(f"staged: chain={chain!r} needs two stages or more, as {_FORM}.")
+    first, *models = stages = [_stage(part) for part in parts]
+    if getattr(proposer_class(first.name), "wants_said", False):
+        raise InvalidSpec(f"staged: {first.name} listens to the target itself and cannot draft for another stage.")
+    for stage in models:
+        if not issubclass(proposer_class(stage.name), ModelDrafter) or read_options(stage).width > 1:
+            raise InvalidSpec(f"staged: {stage.name} is no model that guesses a chain; only the first may be none.")
+    return stages
+
+
+def _stage(part: str) -> ProposerChoice:
     """A stage as it is written in the chain."""
     form = re.fullmatch(r"(\w+)(?:\((.*)\))?", part)
     if form is None:
         raise InvalidSpec(f"staged: the stage {part!r} cannot be read; a chain is {_FORM}.")
     name, settings = form.group(1), (form.group(2) or "").replace(";", ",")
-    (choice,) = parse_spec(f"{name}:{settings}" if settings else name).choices
-    return build_proposer(choice, target)
+    spec = parse_spec(f"{name}:{settings}" if settings else name)
+    if spec.adaptive or len(spec.choices) != 1:
+        raise InvalidSpec(f"staged: the stage {part!r} is not one proposer; a chain is {_FORM}.")
+    return spec.choices[0]

@@ -37,8 +37,11 @@ class SuffixOptions:
             raise InvalidSpec(f"suffix: k={self.k} must be from 1 to 64.")
         if not 1 <= self.min_n <= self.max_n <= 32:
             raise InvalidSpec(f"suffix: min_n={self.min_n}, max_n={self.max_n} must keep 1 ≤ min_n ≤ max_n ≤ 32.")
-        if not 0 < self.min_score < 1 or not self.depth > 0 or self.store < 0:
-            raise InvalidSpec("suffix: min_score must lie between 0 and 1, depth above 0, store at 0 or above.")
+        if not (0 < self.min_score < 1 and 0 < self.depth <= 64 and self.store >= 0):
+            raise InvalidSpec(
+                f"suffix: min_score={self.min_score} must lie between 0 and 1, depth={self.depth} above 0 and up to "
+                f"64, store={self.store} at 0 or above."
+            )
 
 
 class Suffix:

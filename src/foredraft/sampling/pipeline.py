@@ -23,7 +23,8 @@ _TIES = 32  # so many tokens beyond the k-th are looked at, in case they equal i
 def adjust(logits: Tensor, params: SamplingParams, prompt: Items[int], output: Items[int]) -> Tensor:
     """Logits [vocab] after repetition, presence and frequency penalties and logit bias, given the tokens before them.
 
-    Repetition counts prompt and output, presence and frequency only the output, as in vLLM.
+    Repetition counts prompt and output, presence and frequency only the output, as in vLLM. A bias is for the target's
+    tokens: those that a smaller model does not have are passed over.
     """
     repetition = cast(float, params.repetition_penalty)
     if repetition == 1 and not params.presence_penalty and not params.frequency_penalty and not params.logit_bias:
@@ -37,10 +38,9 @@ def adjust(logits: Tensor, params: SamplingParams, prompt: Items[int], output: I
         counts = Counter(output)
         amounts = [params.presence_penalty + params.frequency_penalty * count for count in counts.values()]
         logits[_ids(list(counts), logits)] -= torch.tensor(amounts, device=logits.device)
-    if params.logit_bias:
-        logits[_ids(list(params.logit_bias), logits)] += torch.tensor(
-            list(params.logit_bias.values()), device=logits.device
-        )
+    bias = {token: value for token, value in params.logit_bias.items() if token < len(logits)}
+    if bias:
+        logits[_ids(list(bias), logits)] += torch.tensor(list(bias.values()), device=logits.device)
     return logits
 
 

@@ -1,0 +1,92 @@
+"""Measuring what runs take disturbs nobody, and works however short texts may be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from foredraft.cli.main import run
+from foredraft.engine import calibration
+from foredraft.engine.calibration import calibrate, calibrated
+from foredraft.llm import LLM
+from foredraft.params import SamplingParams
+from foredraft.proposers.registry import parse_spec
+from tests.tiny_models import VOCAB, random_model, save_model
+
+PARAMS = SamplingParams(max_tokens=8, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(random_model("llama"), tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nothing was measured here before."""
+    monkeypatch.setattr("foredraft.engine.loading.cache_folder", lambda: tmp_path / "models")
+    return tmp_path
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_a_full_pool_is_no_reason_to_refuse(folder: Path) -> None:
+    llm = LLM(str(folder), kv_cache_tokens=64, max_num_seqs=2)
+    llm.engine.add("full", list(range(50)), PARAMS, parse_spec("off"))
+    llm.engine.step()
+    llm.engine.add("late", [3, 1, 4], PARAMS, parse_spec("auto"))
+    assert llm.engine.guesser.controller is not None
+    llm.engine.scheduler.check_integrity()
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_prefixes_stay_cached(folder: Path) -> None:
+    llm = LLM(str(folder), kv_cache_tokens=512)
+    prompts = [[(7 * place + seed) % VOCAB for place in range(120)] for seed in range(4)]
+    plain = llm.generate(prompts, PARAMS, spec="off")
+    again = llm.generate(prompts, PARAMS, spec="auto")
+    assert [output.metrics.cached_tokens for output in again] == [112] * 4
+    assert [output.token_ids for output in again] == [output.token_ids for output in plain]
+
+
+@pytest.mark.parametrize("max_model_len", [2, 3, 4, 5, 8, 33])
+@pytest.mark.usefixtures("empty_cache")
+def test_the_shortest_contexts_can_be_measured(folder: Path, max_model_len: int) -> None:
+    llm = LLM(str(folder), max_model_len=max_model_len)
+    llm.generate([[5]], PARAMS, spec="auto")
+    controller = llm.engine.guesser.controller
+    assert controller is not None
+    assert controller.costs.run(1, max_model_len) > 0
+
+
+def test_a_curve_is_that_of_the_context_it_is_asked_for(folder: Path, tmp_path: Path) -> None:
+    llm = LLM(str(folder))
+    runner, pool, file = llm.engine.runner, llm.engine.scheduler.pool, tmp_path / "costs.json"
+    short = calibrated(runner, pool, 32, "float32", file)
+    long = calibrated(runner, pool, llm.max_model_len, "float32", file)
+    assert (short.context, long.context) == (6, 149)
+    assert len(short.curve.rows) < len(long.curve.rows) == len(calibration.ROWS)
+
+
+def test_what_was_measured_is_not_measured_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM(str(folder))
+    runner, pool, file = llm.engine.runner, llm.engine.scheduler.pool, tmp_path / "costs.json"
+    measured = calibrated(runner, pool, 64, "float32", file)
+    monkeypatch.setattr(calibration, "calibrate", lambda *arguments: pytest.fail("measured again"))
+    assert calibrated(runner, pool, 64, "float32", file) == measured
+    monkeypatch.undo()
+    assert calibrate(runner, pool, 64).curve.rows == measured.curve.rows
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_the_command_says_that_it_measures(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remarks = []
+    for _ in range(2):
+        monkeypatch.setattr("sys.argv", ["foredraft", *f"generate hi --model {folder} --max-tokens 3 --json".split()])
+        with pytest.raises(SystemExit, match="0"):
+            run()
+        remarks.append(capsys.readouterr().err.splitlines())
+    assert [len(lines) for lines in remarks] == [1, 0]
+    assert remarks[0][0].startswith("Measuring what runs of this model take on this machine")
