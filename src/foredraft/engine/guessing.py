@@ -111,6 +111,8 @@ class Guesser:
         assert step is not None
         for work, reasons in zip(works, step.reasons, strict=True):
             work.sequence.counters.decisions.update(reasons)
+        if not any(self._texts[work.sequence.id].adaptive for work in works):
+            return  # nobody here left the choice to the controller, so nobody waits for it to learn
         times = StepTimes(step.draft_s, run_s, overhead_s)
         self._controlled(lambda controller: controller.observe(works, step.drafts, commits, step.load, times))
 
