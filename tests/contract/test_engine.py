@@ -132,6 +132,23 @@ def test_one_bad_prompt_leaves_nothing_of_the_others_behind(llm: LLM) -> None:
     assert is_idle(llm)
 
 
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_step_that_fails_after_its_commits_leaves_nothing_behind(
+    llm: LLM, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finished texts have left the scheduler by then, but not yet the engine."""
+
+    def observe(*args: Any, **kwargs: Any) -> None:
+        raise error("just now")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine.guesser, "observe", observe)
+        with pytest.raises(error, match="just now"):
+            llm.generate([PROMPT, [4, 5, 6]], [with_fields(max_tokens=1), GREEDY])
+    assert is_idle(llm)
+    assert llm.generate([PROMPT], GREEDY)[0].finish_reason == "length"
+
+
 class Poisoned(Runner):
     """A runner whose model goes wrong for texts that begin with one token, after a few good steps."""
 

@@ -221,11 +221,11 @@ class Engine:
     def _retire(self, commit: Commit) -> CompletionOutput:
         sequence = commit.sequence
         assert commit.finish_reason is not None
-        live = self._live.pop(sequence.id)
         siblings = self._by_request[sequence.request_id]
         siblings.remove(sequence)
         if not siblings:
             del self._by_request[sequence.request_id]
+        live = self._live.pop(sequence.id)
         self.guesser.release([sequence.id])
         if not isinstance(commit.stop_reason, str) and commit.error is None:
             live.detokenizer.finish()  # a stop string has ended the text already
