@@ -63,7 +63,8 @@ class Scheduler:
             if work is None:
                 self._take_blocks(sequence)
                 break
-            sequence.counters.cached_tokens += sequence.num_computed_tokens
+            if not sequence.counters.preemptions:  # after one it finds mostly what it computed itself
+                sequence.counters.cached_tokens = sequence.num_computed_tokens
             self.running.append(self.waiting.popleft())
             works.append(work)
             budget -= work.num_new_tokens
