@@ -118,6 +118,13 @@ def test_prompt_logprobs_do_not_depend_on_chunks_or_preemption(folder: Path, llm
         assert len(chunked.prompt_logprobs or ()) == 49
 
 
+def test_plain_decoding_is_not_charged_for_the_guesses_of_others(llm: LLM) -> None:
+    plain, guessed = llm.generate([PROMPT, PROMPT], GREEDY, spec=["off", "ngram"])
+    assert plain.metrics.draft_time_s == 0
+    assert guessed.metrics.draft_time_s > 0
+    assert plain.metrics.verify_time_s > 0
+
+
 def test_a_stream_left_early_frees_everything(llm: LLM) -> None:
     stream = llm.stream(PROMPT, with_fields(max_tokens=100))
     assert next(stream).token_id is not None

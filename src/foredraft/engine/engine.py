@@ -107,8 +107,9 @@ class Engine:
 
     def step(self) -> list[TokenEvent]:
         """One run of the target for everybody who is scheduled."""
+        scheduled = self.scheduler.schedule()
         started = time.perf_counter()
-        works = self.guesser.guess(self.scheduler.schedule())
+        works = self.guesser.guess(scheduled)
         drafted = time.perf_counter()
         output = self.runner.forward(pack(works, self.kv.block_size, self.runner.backend.device))
         with torch.inference_mode():
@@ -118,7 +119,7 @@ class Engine:
         self.kv.keep(works, verdicts, stops)
         commits = self.scheduler.update_from_output(works, verdicts, stops)
         done = time.perf_counter()
-        self._clock(commits, drafted - started, done - drafted)
+        self._clock(works, commits, drafted - started, done - drafted)
         self.guesser.observe(works, commits, run_s=ran - drafted, overhead_s=done - ran)
         return [event for commit, marks in zip(commits, settled, strict=True) for event in self._events(commit, marks)]
 
@@ -189,11 +190,14 @@ class Engine:
             settled.append(marks)
         return verdicts, stops, settled
 
-    def _clock(self, commits: Items[Commit], draft_time_s: float, verify_time_s: float) -> None:
+    def _clock(
+        self, works: Items[Work], commits: Items[Commit], draft_time_s: float, verify_time_s: float
+    ) -> None:
+        """Everybody waited for the run; only who might have got a draft waited for the guesses."""
         now = time.perf_counter()
-        for commit in commits:
+        for work, commit in zip(works, commits, strict=True):
             counters = commit.sequence.counters
-            counters.draft_time_s += draft_time_s
+            counters.draft_time_s += draft_time_s if work.num_lookahead_tokens else 0.0
             counters.verify_time_s += verify_time_s
             if commit.tokens:
                 counters.first_token_time = counters.first_token_time or now
