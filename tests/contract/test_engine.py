@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from foredraft.engine.async_engine import AsyncEngine
 from foredraft.engine.batch import ForwardBatch
 from foredraft.engine.runner import ForwardOutput, Runner
 from foredraft.errors import InvalidPrompt
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import Spec
-from foredraft.types import TokenEvent
 from tests.tiny_models import VOCAB, random_model, save_model
 
 PROMPT = [5, 9, 200, 17, 33]
@@ -203,57 +200,3 @@ def test_text_that_cannot_be_decoded_ends_only_its_own_request(llm: LLM) -> None
         reasons.update({e.request_id: e.finish_reason for e in llm.engine.step() if e.finish_reason})
     assert reasons == {"bad": "error", "good": "length"}
     assert is_idle(llm)
-
-
-def test_the_async_engine_serves_many_and_aborts_any(llm: LLM) -> None:
-    expected = {i: llm.generate([[i + 1, 7]], GREEDY)[0].token_ids for i in range(6)}
-
-    async def main() -> None:
-        engine = AsyncEngine(llm.engine)
-
-        async def ask(index: int) -> list[int]:
-            await engine.add(f"r{index}", [index + 1, 7], GREEDY, Spec())
-            return [event.token_id async for event in engine.stream(f"r{index}") if event.token_id is not None]
-
-        answers = await asyncio.gather(*(ask(index) for index in range(6)))
-        assert dict(enumerate(answers)) == expected
-
-        with pytest.raises(InvalidPrompt):
-            await engine.add("bad", [], GREEDY, Spec())
-
-        await engine.add("long", PROMPT, with_fields(max_tokens=400), Spec())
-        events: list[TokenEvent] = []
-        async for event in engine.stream("long"):
-            events.append(event)
-            if len(events) == 3:
-                await engine.abort("long")
-        assert events[-1].finish_reason == "abort"
-        assert 3 <= len(events) < 50
-
-        await engine.add("left", PROMPT, with_fields(max_tokens=400, n=2), Spec())
-        left = engine.stream("left")
-        await anext(left)
-        await left.aclose()  # type: ignore[attr-defined]
-        await engine.close()
-
-    asyncio.run(main())
-    assert is_idle(llm)
-
-
-def test_a_step_that_fails_ends_its_requests_and_not_the_async_engine(llm: LLM) -> None:
-    class Fails(Runner):
-        def forward(self, batch: ForwardBatch) -> ForwardOutput:
-            raise RuntimeError("out of memory")
-
-    async def main() -> None:
-        good = llm.engine.runner
-        llm.engine.runner = Fails(good.decoder, good.backend, good.kv)
-        engine = AsyncEngine(llm.engine)
-        await engine.add("first", PROMPT, GREEDY, Spec())
-        assert [event.finish_reason async for event in engine.stream("first")] == ["abort"]
-        llm.engine.runner = good
-        await engine.add("second", PROMPT, GREEDY, Spec())
-        assert [event.finish_reason async for event in engine.stream("second")][-1] == "length"
-        await engine.close()
-
-    asyncio.run(main())

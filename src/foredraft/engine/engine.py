@@ -27,6 +27,7 @@ from foredraft.types import (
     TARGET,
     Commit,
     CompletionOutput,
+    FinishReason,
     Sequence,
     SpecMetrics,
     Stop,
@@ -123,20 +124,26 @@ class Engine:
         self.guesser.observe(works, commits, run_s=ran - drafted, overhead_s=done - ran)
         return [event for commit, marks in zip(commits, settled, strict=True) for event in self._events(commit, marks)]
 
-    def abort(self, request_id: str) -> list[TokenEvent]:
+    def abort(self, request_id: str, error: str | None = None) -> list[TokenEvent]:
         """End a request wherever it is. Unknown and finished ones are ignored: a client may be late."""
+        reason: FinishReason = "abort" if error is None else "error"
         events: list[TokenEvent] = []
         for sequence in list(self._by_request.get(request_id, ())):
-            self.scheduler.abort(sequence)
-            events += self._events(Commit(sequence, (), (), (), "abort"), [])
+            self.scheduler.abort(sequence, reason)
+            events += self._events(Commit(sequence, (), (), (), reason, error=error), [])
         return events
 
     def is_live(self, request_id: str) -> bool:
         """Whether any sample of the request is still to be finished."""
         return request_id in self._by_request
 
-    def abort_all(self) -> list[TokenEvent]:
-        return [event for request_id in list(self._by_request) for event in self.abort(request_id)]
+    def abort_all(self, failure: BaseException | None = None) -> list[TokenEvent]:
+        """End everything. A step that failed as a whole can be blamed on nobody, and nobody may wait for ever: then all
+        end with an error."""
+        error = None
+        if failure is not None:
+            error = f"The engine failed while this request ran: {str(failure) or type(failure).__name__}."
+        return [event for request_id in list(self._by_request) for event in self.abort(request_id, error)]
 
     def _admit(self, prompt: list[int], params: SamplingParams) -> int:
         """Check a request against this model; returns how many tokens it may write."""
@@ -190,9 +197,7 @@ class Engine:
             settled.append(marks)
         return verdicts, stops, settled
 
-    def _clock(
-        self, works: Items[Work], commits: Items[Commit], draft_time_s: float, verify_time_s: float
-    ) -> None:
+    def _clock(self, works: Items[Work], commits: Items[Commit], draft_time_s: float, verify_time_s: float) -> None:
         """Everybody waited for the run; only who might have got a draft waited for the guesses."""
         now = time.perf_counter()
         for work, commit in zip(works, commits, strict=True):
