@@ -130,6 +130,66 @@ def test_a_stream_left_early_frees_everything(llm: LLM) -> None:
     assert is_idle(llm)
 
 
+def test_calls_may_overlap(llm: LLM) -> None:
+    other = [4, 5, 6]
+    alone = {prompt[0]: llm.generate([prompt], GREEDY)[0].token_ids for prompt in (PROMPT, other)}
+    first, second = llm.stream(PROMPT, GREEDY), llm.stream(other, GREEDY)
+    events = [next(first)]
+    between = llm.generate([other, PROMPT], GREEDY)
+    assert [output.token_ids for output in between] == [alone[4], alone[5]]
+    assert [output.request_id for output in between] == ["0", "1"]
+    seconds = [next(second), next(second)]
+    events += first
+    seconds += second
+    assert [event.token_id for event in events] == alone[5]
+    assert [event.token_id for event in seconds] == alone[4]
+    assert {event.request_id for event in (*events, *seconds)} == {"0"}
+    assert is_idle(llm)
+    assert not llm._inboxes
+
+
+def test_a_call_that_fails_or_is_refused_ends_no_other(llm: LLM) -> None:
+    stream = llm.stream(PROMPT, GREEDY)
+    events = [next(stream)]
+    with pytest.raises(InvalidPrompt):
+        llm.generate([PROMPT, [VOCAB + 5]], GREEDY)
+    left = llm.stream(PROMPT, GREEDY)
+    next(left)
+    left.close()  # type: ignore[attr-defined]
+    events += stream
+    assert (len(events), events[-1].finish_reason) == (12, "length")
+
+
+def test_a_stream_is_told_when_it_is_ended_from_elsewhere(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def observe(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("just now")
+
+    stream = llm.stream(PROMPT, GREEDY)
+    next(stream)
+    llm.close()
+    assert [event.finish_reason for event in stream] == ["abort"]
+
+    stream = llm.stream(PROMPT, GREEDY)
+    next(stream)
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine.guesser, "observe", observe)
+        with pytest.raises(RuntimeError, match="just now"):
+            llm.generate([PROMPT], GREEDY)
+    (last,) = stream
+    assert last.output is not None
+    assert (last.finish_reason, last.output.error) == (
+        "error",
+        "The engine failed while this request ran: just now.",
+    )
+    assert is_idle(llm)
+
+
+def test_progress_counts_prompts(llm: LLM) -> None:
+    seen: list[tuple[int, int]] = []
+    llm.generate([PROMPT, [4, 5, 6]], with_fields(n=2), progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 2), (2, 2)]
+
+
 def test_one_bad_prompt_leaves_nothing_of_the_others_behind(llm: LLM) -> None:
     with pytest.raises(InvalidPrompt):
         llm.generate([PROMPT, [VOCAB + 5]], GREEDY)
