@@ -49,6 +49,16 @@ PARAMETERS: list[tuple[dict[str, Any], str]] = [
     ({"repetition_penalty": 0}, "repetition_penalty=0 must be a number above 0 up to 100."),
     ({"logit_bias": {"a": 1}}, "logit_bias has the entry 'a': 1; it must map token ids to numbers from -100 to 100."),
     ({"logit_bias": {5: 101}}, "logit_bias has the entry 5: 101; it must map token ids to numbers from -100 to 100."),
+    (
+        {"logit_bias": {True: 1}},
+        "logit_bias has the entry True: 1; it must map token ids to numbers from -100 to 100.",
+    ),
+    ({"logit_bias": {1.5: 1}}, "logit_bias has the entry 1.5: 1; it must map token ids to numbers from -100 to 100."),
+    (
+        {"logit_bias": {5: float("nan")}},
+        "logit_bias has the entry 5: nan; it must map token ids to numbers from -100 to 100.",
+    ),
+    ({"logit_bias": {5: None}}, "logit_bias has the entry 5: None; it must map token ids to numbers from -100 to 100."),
     ({"logit_bias": [5]}, "logit_bias=[5] must map token ids to numbers from -100 to 100."),
     ({"n": 0}, "n=0 must be a whole number from 1 to 256."),
     ({"acceptance": "maybe"}, "acceptance='maybe' is not known; use match, rejection, block."),
@@ -60,6 +70,18 @@ def test_bad_parameters(fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ForedraftError) as caught:
         SamplingParams(**fields)
     assert str(caught.value) == sentence
+
+
+WRONG: list[Any] = [float("nan"), float("inf"), -float("inf"), "1", b"1", object(), {1}, 1j]
+
+
+@pytest.mark.parametrize("name", SamplingParams.names())
+def test_no_parameter_takes_what_is_not_of_its_kind(name: str) -> None:
+    for value in (*WRONG, True):
+        if (name, value) in (("stop", "1"), ("ignore_eos", True)):
+            continue
+        with pytest.raises(ForedraftError, match=f"{name}="):
+            SamplingParams(**{name: value})
 
 
 PROMPTS: list[tuple[str, Callable[[LLM], Any], str]] = [
