@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from foredraft.errors import InvalidParameter
 
 DTYPES = ("float32", "bfloat16", "int8", "int4")
+MAX_THREADS = 256  # as in kernels/pool.h
 QUANT_GROUP = 32  # weights of int8 and int4 share one scale (and minimum) per 32 inputs
 
 
@@ -71,6 +72,16 @@ class ModelConfig:
         return self.sliding_window if self.sliding_window is not None and windowed else 0
 
 
+def _is_whole(value: object) -> bool:
+    """Whether it is a whole number of at least 1."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def check_threads(threads: int) -> None:
+    if not _is_whole(threads) or threads > MAX_THREADS:
+        raise InvalidParameter(f"threads={threads!r} must be a whole number from 1 to {MAX_THREADS}.")
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """How an engine runs a model. `None` means: chosen from the model and the machine."""
@@ -91,17 +102,12 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in ("auto", *DTYPES):
             raise InvalidParameter(f"dtype={self.dtype!r} is not known; use auto, {', '.join(DTYPES)}.")
-        for name in (
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "max_model_len",
-            "kv_cache_tokens",
-            "block_size",
-            "threads",
-        ):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_cache_tokens", "block_size"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            if value is not None and not _is_whole(value):
                 raise InvalidParameter(f"{name}={value!r} must be a whole number of at least 1.")
+        if self.threads is not None:
+            check_threads(self.threads)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise InvalidParameter(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_seqs={self.max_num_seqs}: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from foredraft import LLM, SamplingParams
+from foredraft.backends.choose import usable_cores
 from foredraft.cli.main import run
 from foredraft.errors import ForedraftError
 from tests.tiny_models import VOCAB, random_model, save_model
@@ -193,6 +195,12 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"device": "tpu9"}, "device='tpu9' is not known; use auto, cpu or cuda."),
     ({"backend": "jax"}, "backend='jax' is not known; use auto, native, torch."),
     ({"max_num_seqs": 0}, "max_num_seqs=0 must be a whole number of at least 1."),
+    ({"threads": 0}, "threads=0 must be a whole number from 1 to 256."),
+    ({"threads": -1}, "threads=-1 must be a whole number from 1 to 256."),
+    ({"threads": 300}, "threads=300 must be a whole number from 1 to 256."),
+    ({"threads": 2.0}, "threads=2.0 must be a whole number from 1 to 256."),
+    ({"threads": True}, "threads=True must be a whole number from 1 to 256."),
+    ({"threads": "4"}, "threads='4' must be a whole number from 1 to 256."),
     ({"max_model_len": 100000}, "max_model_len=100000 is beyond the 512 positions that the model knows."),
     (
         {"spec": 3},
@@ -211,6 +219,16 @@ def test_bad_engine_options(folder: Path, options: dict[str, Any], sentence: str
     with pytest.raises(ForedraftError) as caught:
         LLM(str(folder), **options)
     assert str(caught.value) == sentence
+
+
+def test_threads_are_by_default_the_cores_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 5}, raising=False)
+    assert usable_cores() == 2
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {*range(384)}, raising=False)
+    assert usable_cores() == 256, "the kernels take no more"
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert usable_cores() == 1
 
 
 def test_an_unknown_engine_option_names_the_known_ones(folder: Path) -> None:
@@ -259,6 +277,7 @@ COMMANDS: list[tuple[str, str]] = [
     ("generate x --max-tokens 0", "max_tokens=0 must be a whole number of at least 1."),
     ("generate --file nowhere.jsonl", "nowhere.jsonl cannot be read: No such file or directory."),
     ("generate x --dtype int3", "dtype='int3' is not known; use auto, float32, bfloat16, int8, int4."),
+    ("generate x --threads 300", "threads=300 must be a whole number from 1 to 256."),
     ("generate x --model smollm2-135", f"There is no model 'smollm2-135' (did you mean 'smollm2-135m'?); {NOWHERE}"),
     ("frobnicate", "No such command 'frobnicate'."),
     ("models info", "Say which model: foredraft models info NAME; foredraft models lists the catalogue."),
