@@ -68,21 +68,27 @@ class LLM:
 
     def chat(
         self,
-        conversations: list[Message] | list[list[Message]],
+        conversations: str | list[int] | list[Message] | list[str] | list[list[int]] | list[list[Message]],
         params: SamplingParams | list[SamplingParams] | None = None,
         *,
         spec: str | list[str] | None = None,
         progress: DoneProgress | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or many, each a list of messages with `role` and `content`."""
-        if not isinstance(conversations, list) or not conversations:
+        """Answer one conversation or many. Each is a list of messages with `role` and `content`, a text that the user
+        says, or the token ids of a conversation, which are taken as they are."""
+        if not isinstance(conversations, str | list) or not conversations:
             raise InvalidPrompt(
-                "chat needs a list of messages, each with a role and a content, or a list of such lists."
+                "chat needs a text, token ids, a list of messages, each with a role and a content, or a list of those."
             )
-        several: list[Any] = [conversations] if isinstance(conversations[0], dict) else list(conversations)
-        if not all(isinstance(conversation, list) and conversation for conversation in several):
-            raise InvalidPrompt("Every conversation must be a non-empty list of messages with a role and a content.")
-        return self._collect(several, params, spec, progress)
+        one = _is_one_prompt(conversations) or isinstance(conversations[0], dict)
+        several: list[Any] = [conversations] if one else list(conversations)
+        if not all(isinstance(conversation, str | list) and conversation for conversation in several):
+            raise InvalidPrompt(
+                "Every conversation must be a text, token ids, or a list of messages with a role and a content, and "
+                "not empty."
+            )
+        said = [[{"role": "user", "content": each}] if isinstance(each, str) else each for each in several]
+        return self._collect(said, params, spec, progress)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, spec: str | None = None

@@ -12,6 +12,7 @@ from foredraft.engine.batch import ForwardBatch
 from foredraft.engine.runner import ForwardOutput, Runner
 from foredraft.errors import InvalidPrompt
 from foredraft.llm import LLM
+from foredraft.models.chat_template import ChatTemplate
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import Spec
 from tests.tiny_models import VOCAB, random_model, save_model
@@ -188,6 +189,21 @@ def test_progress_counts_prompts(llm: LLM) -> None:
     seen: list[tuple[int, int]] = []
     llm.generate([PROMPT, [4, 5, 6]], with_fields(n=2), progress=lambda done, total: seen.append((done, total)))
     assert seen == [(1, 2), (2, 2)]
+
+
+def test_chat_takes_one_or_many_texts_ids_or_messages(llm: LLM) -> None:
+    template = "<s>{% for message in messages %}{{ message.role }}:{{ message.content }}{% endfor %}"
+    llm.tokenizer._chat_template = ChatTemplate(template, {})
+    hello, ids = [{"role": "user", "content": "hello"}], [7, 8, 9]
+    rendered = llm.tokenizer.encode("<s>user:hello", add_special_tokens=False)
+
+    def asked(conversations: Any) -> list[list[int]]:
+        return [output.prompt_token_ids for output in llm.chat(conversations, with_fields(max_tokens=1))]
+
+    for one, expected in (("hello", rendered), (hello, rendered), (ids, ids)):
+        assert asked(one) == [expected]
+        assert asked([one, one]) == [expected, expected]
+    assert asked(["hello", hello, ids]) == [rendered, rendered, ids]
 
 
 def test_one_bad_prompt_leaves_nothing_of_the_others_behind(llm: LLM) -> None:

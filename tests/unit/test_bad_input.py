@@ -159,12 +159,22 @@ PROMPTS: list[tuple[str, Callable[[LLM], Any], str]] = [
     (
         "chat of nothing",
         lambda llm: llm.chat([]),
-        "chat needs a list of messages, each with a role and a content, or a list of such lists.",
+        "chat needs a text, token ids, a list of messages, each with a role and a content, or a list of those.",
     ),
     (
         "chat with an empty conversation",
         lambda llm: llm.chat([[]]),
-        "Every conversation must be a non-empty list of messages with a role and a content.",
+        "Every conversation must be a text, token ids, or a list of messages with a role and a content, and not empty.",
+    ),
+    (
+        "chat of a number",
+        lambda llm: llm.chat(7),
+        "chat needs a text, token ids, a list of messages, each with a role and a content, or a list of those.",
+    ),
+    (
+        "chat of nothing said",
+        lambda llm: llm.chat(""),
+        "chat needs a text, token ids, a list of messages, each with a role and a content, or a list of those.",
     ),
 ]
 
