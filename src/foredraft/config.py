@@ -91,7 +91,7 @@ class EngineConfig:
     backend: str = "auto"
     exact: bool = True
     max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512
+    max_num_batched_tokens: int | None = None
     max_model_len: int | None = None
     kv_cache_tokens: int | None = None
     block_size: int = 16
@@ -108,8 +108,20 @@ class EngineConfig:
                 raise InvalidParameter(f"{name}={value!r} must be a whole number of at least 1.")
         if self.threads is not None:
             check_threads(self.threads)
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        for name in ("exact", "prefix_caching"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidParameter(f"{name}={getattr(self, name)!r} must be True or False.")
+        if not isinstance(self.device, str):
+            raise InvalidParameter(f"device={self.device!r} must be a text: auto, cpu or cuda.")
+        if not isinstance(self.prefix_salt, str):
+            raise InvalidParameter(f"prefix_salt={self.prefix_salt!r} must be a text.")
+        if self.rows_per_step < self.max_num_seqs:
             raise InvalidParameter(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_seqs={self.max_num_seqs}: "
                 "every running sequence needs one row per step; raise the first or lower the second."
             )
+
+    @property
+    def rows_per_step(self) -> int:
+        """max_num_batched_tokens, where None means enough for a prompt's chunk and for every sequence."""
+        return max(512, self.max_num_seqs) if self.max_num_batched_tokens is None else self.max_num_batched_tokens

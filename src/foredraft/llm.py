@@ -36,14 +36,16 @@ class LLM:
         **options: Any,
     ) -> None:
         """`model` is a catalogue name, a GGUF file, a safetensors folder or a hub id; `options` are the fields of
-        EngineConfig: dtype, device, exact, max_num_seqs, kv_cache_tokens, max_model_len and so on."""
+        EngineConfig: dtype, device, exact, max_num_seqs, kv_cache_tokens, max_model_len and so on. None is the default
+        of each."""
         known = EngineConfig.__dataclass_fields__
         for name in options:
             if name not in known:
                 raise InvalidParameter(f"LLM has no option {name!r}; it has {', '.join(known)}.")
         self.spec = spec
         parse_spec(spec)
-        loaded = load_model(model, EngineConfig(**options), progress)
+        given = {name: value for name, value in options.items() if value is not None}
+        loaded = load_model(model, EngineConfig(**given), progress)
         self.engine = loaded.engine
         self.tokenizer = loaded.tokenizer
         self.model_config = loaded.config

@@ -13,6 +13,7 @@ import pytest
 from foredraft import LLM, SamplingParams
 from foredraft.backends.choose import usable_cores
 from foredraft.cli.main import run
+from foredraft.config import EngineConfig
 from foredraft.errors import ForedraftError
 from tests.tiny_models import VOCAB, random_model, save_model
 
@@ -211,6 +212,11 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"threads": 2.0}, "threads=2.0 must be a whole number from 1 to 256."),
     ({"threads": True}, "threads=True must be a whole number from 1 to 256."),
     ({"threads": "4"}, "threads='4' must be a whole number from 1 to 256."),
+    ({"max_num_seqs": 1.5}, "max_num_seqs=1.5 must be a whole number of at least 1."),
+    ({"exact": "no"}, "exact='no' must be True or False."),
+    ({"prefix_caching": 0}, "prefix_caching=0 must be True or False."),
+    ({"prefix_salt": b"x"}, "prefix_salt=b'x' must be a text."),
+    ({"device": 0}, "device=0 must be a text: auto, cpu or cuda."),
     ({"max_model_len": 100000}, "max_model_len=100000 is beyond the 512 positions that the model knows."),
     (
         {"spec": 3},
@@ -229,6 +235,24 @@ def test_bad_engine_options(folder: Path, options: dict[str, Any], sentence: str
     with pytest.raises(ForedraftError) as caught:
         LLM(str(folder), **options)
     assert str(caught.value) == sentence
+
+
+def test_none_is_the_default_of_every_engine_option(folder: Path) -> None:
+    options: dict[str, Any] = {**dict.fromkeys(EngineConfig.__dataclass_fields__), "kv_cache_tokens": 64}
+    assert LLM(str(folder), spec="off", **options).generate([3, 4], SamplingParams(max_tokens=2))[0].token_ids
+
+
+def test_many_sequences_get_as_many_rows() -> None:
+    assert EngineConfig().rows_per_step == 512
+    assert EngineConfig(max_num_seqs=600).rows_per_step == 600
+    assert EngineConfig(max_num_seqs=6, max_num_batched_tokens=7).rows_per_step == 7
+
+
+@pytest.mark.parametrize("model", [123, None, b"smollm2-135m", ["smollm2-135m"]])
+def test_a_model_is_named_by_text(model: Any) -> None:
+    with pytest.raises(ForedraftError) as caught:
+        LLM(model)
+    assert str(caught.value) == f"model={model!r} is not the name of a model; {NOWHERE}"
 
 
 def test_threads_are_by_default_the_cores_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
