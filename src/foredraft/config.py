@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from foredraft.errors import InvalidParameter
 
 DTYPES = ("float32", "bfloat16", "int8", "int4")
+MAX_THREADS = 256  # as in kernels/pool.h
 QUANT_GROUP = 32  # weights of int8 and int4 share one scale (and minimum) per 32 inputs
 
 
@@ -71,6 +72,16 @@ class ModelConfig:
         return self.sliding_window if self.sliding_window is not None and windowed else 0
 
 
+def _is_whole(value: object) -> bool:
+    """Whether it is a whole number of at least 1."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def check_threads(threads: int) -> None:
+    if not _is_whole(threads) or threads > MAX_THREADS:
+        raise InvalidParameter(f"threads={threads!r} must be a whole number from 1 to {MAX_THREADS}.")
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """How an engine runs a model. `None` means: chosen from the model and the machine."""
@@ -80,7 +91,7 @@ class EngineConfig:
     backend: str = "auto"
     exact: bool = True
     max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512
+    max_num_batched_tokens: int | None = None
     max_model_len: int | None = None
     kv_cache_tokens: int | None = None
     block_size: int = 16
@@ -91,19 +102,26 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in ("auto", *DTYPES):
             raise InvalidParameter(f"dtype={self.dtype!r} is not known; use auto, {', '.join(DTYPES)}.")
-        for name in (
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "max_model_len",
-            "kv_cache_tokens",
-            "block_size",
-            "threads",
-        ):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_cache_tokens", "block_size"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            if value is not None and not _is_whole(value):
                 raise InvalidParameter(f"{name}={value!r} must be a whole number of at least 1.")
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        if self.threads is not None:
+            check_threads(self.threads)
+        for name in ("exact", "prefix_caching"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidParameter(f"{name}={getattr(self, name)!r} must be True or False.")
+        if not isinstance(self.device, str):
+            raise InvalidParameter(f"device={self.device!r} must be a text: auto, cpu or cuda.")
+        if not isinstance(self.prefix_salt, str):
+            raise InvalidParameter(f"prefix_salt={self.prefix_salt!r} must be a text.")
+        if self.rows_per_step < self.max_num_seqs:
             raise InvalidParameter(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_seqs={self.max_num_seqs}: "
                 "every running sequence needs one row per step; raise the first or lower the second."
             )
+
+    @property
+    def rows_per_step(self) -> int:
+        """max_num_batched_tokens, where None means enough for a prompt's chunk and for every sequence."""
+        return max(512, self.max_num_seqs) if self.max_num_batched_tokens is None else self.max_num_batched_tokens

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
+from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from foredraft.config import EngineConfig
@@ -19,7 +22,10 @@ DoneProgress = Callable[[int, int], None]
 
 
 class LLM:
-    """A model ready to write. One thread at a time; for servers there is AsyncEngine over `llm.engine`."""
+    """A model ready to write. One thread at a time; for servers there is AsyncEngine over `llm.engine`.
+
+    Calls may overlap: whoever steps the engine steps it for all, and what is not its own waits for its owner.
+    """
 
     def __init__(
         self,
@@ -30,14 +36,16 @@ class LLM:
         **options: Any,
     ) -> None:
         """`model` is a catalogue name, a GGUF file, a safetensors folder or a hub id; `options` are the fields of
-        EngineConfig: dtype, device, exact, max_num_seqs, kv_cache_tokens, max_model_len and so on."""
+        EngineConfig: dtype, device, exact, max_num_seqs, kv_cache_tokens, max_model_len and so on. None is the default
+        of each."""
         known = EngineConfig.__dataclass_fields__
         for name in options:
             if name not in known:
                 raise InvalidParameter(f"LLM has no option {name!r}; it has {', '.join(known)}.")
         self.spec = spec
         parse_spec(spec)
-        loaded = load_model(model, EngineConfig(**options), progress)
+        given = {name: value for name, value in options.items() if value is not None}
+        loaded = load_model(model, EngineConfig(**given), progress)
         self.engine = loaded.engine
         self.tokenizer = loaded.tokenizer
         self.model_config = loaded.config
@@ -45,6 +53,8 @@ class LLM:
         self.backend_name = loaded.backend.name
         self.dtype = loaded.dtype
         self.exact_report = loaded.exact_report
+        self._request_ids = count()
+        self._inboxes: dict[str, deque[TokenEvent]] = {}  # where the events of a request wait for the call it is of
 
     def generate(
         self,
@@ -60,21 +70,27 @@ class LLM:
 
     def chat(
         self,
-        conversations: list[Message] | list[list[Message]],
+        conversations: str | list[int] | list[Message] | list[str] | list[list[int]] | list[list[Message]],
         params: SamplingParams | list[SamplingParams] | None = None,
         *,
         spec: str | list[str] | None = None,
         progress: DoneProgress | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or many, each a list of messages with `role` and `content`."""
-        if not isinstance(conversations, list) or not conversations:
+        """Answer one conversation or many. Each is a list of messages with `role` and `content`, a text that the user
+        says, or the token ids of a conversation, which are taken as they are."""
+        if not isinstance(conversations, str | list) or not conversations:
             raise InvalidPrompt(
-                "chat needs a list of messages, each with a role and a content, or a list of such lists."
+                "chat needs a text, token ids, a list of messages, each with a role and a content, or a list of those."
             )
-        several: list[Any] = [conversations] if isinstance(conversations[0], dict) else list(conversations)
-        if not all(isinstance(conversation, list) and conversation for conversation in several):
-            raise InvalidPrompt("Every conversation must be a non-empty list of messages with a role and a content.")
-        return self._collect(several, params, spec, progress)
+        one = _is_one_prompt(conversations) or isinstance(conversations[0], dict)
+        several: list[Any] = [conversations] if one else list(conversations)
+        if not all(isinstance(conversation, str | list) and conversation for conversation in several):
+            raise InvalidPrompt(
+                "Every conversation must be a text, token ids, or a list of messages with a role and a content, and "
+                "not empty."
+            )
+        said = [[{"role": "user", "content": each}] if isinstance(each, str) else each for each in several]
+        return self._collect(said, params, spec, progress)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, spec: str | None = None
@@ -106,7 +122,7 @@ class LLM:
 
     def close(self) -> None:
         """Abort whatever runs."""
-        self.engine.abort_all()
+        self._deliver(self.engine.abort_all())
 
     def _run(
         self,
@@ -116,14 +132,35 @@ class LLM:
     ) -> Iterator[TokenEvent]:
         every_params = _one_each("params", params, SamplingParams(), SamplingParams, len(prompts))
         every_spec = [parse_spec(text) for text in _one_each("spec", spec, self.spec, str, len(prompts))]
+        places = {str(next(self._request_ids)): str(index) for index in range(len(prompts))}
+        inbox: deque[TokenEvent] = deque()
         try:
-            for index, prompt in enumerate(prompts):
-                self.engine.add(str(index), prompt, every_params[index], every_spec[index])
-            while self.engine.has_work:
-                yield from self.engine.step()
+            for request_id, prompt, each, its_spec in zip(places, prompts, every_params, every_spec, strict=True):
+                self.engine.add(request_id, prompt, each, its_spec)
+                self._inboxes[request_id] = inbox
+            while inbox or any(map(self.engine.is_live, places)):
+                if not inbox:
+                    self._step()
+                while inbox:
+                    event = inbox.popleft()
+                    yield replace(event, request_id=places[event.request_id])
         finally:
-            for index in range(len(prompts)):
-                self.engine.abort(str(index))
+            for request_id in places:
+                self.engine.abort(request_id)
+                self._inboxes.pop(request_id, None)
+
+    def _step(self) -> None:
+        """One step for all calls. If it fails, the caller is told by the exception and the others by their events."""
+        try:
+            self._deliver(self.engine.step())
+        except BaseException as error:
+            self._deliver(self.engine.abort_all(error))
+            raise
+
+    def _deliver(self, events: list[TokenEvent]) -> None:
+        for event in events:
+            if event.request_id in self._inboxes:
+                self._inboxes[event.request_id].append(event)
 
     def _collect(
         self,
@@ -133,14 +170,17 @@ class LLM:
         progress: DoneProgress | None,
     ) -> list[RequestOutput]:
         encoded = [self.encode(prompt) for prompt in prompts]
+        every_params = _one_each("params", params, SamplingParams(), SamplingParams, len(prompts))
         finished: list[list[CompletionOutput]] = [[] for _ in prompts]
         done = 0
-        for event in self._run(encoded, params, spec):
+        for event in self._run(encoded, every_params, spec):
             if event.output is not None:
-                finished[int(event.request_id)].append(event.output)
-                done += 1
-                if progress is not None:
-                    progress(done, len(prompts))
+                index = int(event.request_id)
+                finished[index].append(event.output)
+                if len(finished[index]) == every_params[index].n:
+                    done += 1
+                    if progress is not None:
+                        progress(done, len(prompts))
         return [
             RequestOutput(
                 str(index), prompt if isinstance(prompt, str) else None, ids, sorted(outputs, key=lambda o: o.index)

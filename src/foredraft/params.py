@@ -27,7 +27,8 @@ class SamplingParams:
     """How to pick tokens and when to stop.
 
     With `temperature=None` the model's own generation config fills every unset sampling field (greedy if it has none);
-    once a temperature is given, unset fields are neutral. `temperature=0` is greedy.
+    once a temperature is given, unset fields are neutral. `temperature=0` is greedy. None, which JSON clients send for
+    what they leave open, is the default of every field but `max_tokens`, where it could also mean "no limit".
     """
 
     max_tokens: int = 256
@@ -49,6 +50,9 @@ class SamplingParams:
     acceptance: str = "match"
 
     def __post_init__(self) -> None:
+        for name in ("ignore_eos", "presence_penalty", "frequency_penalty", "n", "acceptance"):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, getattr(SamplingParams, name))
         _whole(self, "max_tokens", low=1)
         _number(self, "temperature", low=0.0, high=100.0)
         _number(self, "top_p", low=0.0, high=1.0, open_low=True)
@@ -92,7 +96,7 @@ def _number(params: SamplingParams, name: str, low: float, high: float, open_low
 
 def _whole(params: SamplingParams, name: str, low: int, high: int | None = None) -> None:
     value = getattr(params, name)
-    if value is None and name != "max_tokens" and name != "n":
+    if value is None and name != "max_tokens":
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
         allowed = f"of at least {low}" if high is None else f"from {low} to {high}"
@@ -116,16 +120,19 @@ def _token_ids(ids: Any) -> tuple[int, ...]:
 
 
 def _logit_bias(bias: Any) -> dict[int, float]:
+    if bias is None:
+        return {}
     if not isinstance(bias, Mapping):
         raise InvalidParameter(f"logit_bias={bias!r} must map token ids to numbers from -100 to 100.")
     checked: dict[int, float] = {}
     for token, value in bias.items():
         try:
-            token_id = int(token)  # JSON clients send the ids as strings
-        except (TypeError, ValueError, OverflowError):
-            token_id = -1
+            token_id: Any = int(token) if isinstance(token, str) else token  # JSON clients send the ids as strings
+        except ValueError:
+            token_id = None
+        whole = isinstance(token_id, int) and not isinstance(token_id, bool) and token_id >= 0
         number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 100
-        if token_id < 0 or not number:
+        if not whole or not number:
             raise InvalidParameter(
                 f"logit_bias has the entry {token!r}: {value!r}; it must map token ids to numbers from -100 to 100."
             )

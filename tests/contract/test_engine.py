@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from foredraft.engine.async_engine import AsyncEngine
 from foredraft.engine.batch import ForwardBatch
 from foredraft.engine.runner import ForwardOutput, Runner
 from foredraft.errors import InvalidPrompt
 from foredraft.llm import LLM
+from foredraft.models.chat_template import ChatTemplate
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import Spec
-from foredraft.types import TokenEvent
 from tests.tiny_models import VOCAB, random_model, save_model
 
 PROMPT = [5, 9, 200, 17, 33]
@@ -118,6 +116,13 @@ def test_prompt_logprobs_do_not_depend_on_chunks_or_preemption(folder: Path, llm
         assert len(chunked.prompt_logprobs or ()) == 49
 
 
+def test_plain_decoding_is_not_charged_for_the_guesses_of_others(llm: LLM) -> None:
+    plain, guessed = llm.generate([PROMPT, PROMPT], GREEDY, spec=["off", "ngram"])
+    assert plain.metrics.draft_time_s == 0
+    assert guessed.metrics.draft_time_s > 0
+    assert plain.metrics.verify_time_s > 0
+
+
 def test_a_stream_left_early_frees_everything(llm: LLM) -> None:
     stream = llm.stream(PROMPT, with_fields(max_tokens=100))
     assert next(stream).token_id is not None
@@ -126,10 +131,102 @@ def test_a_stream_left_early_frees_everything(llm: LLM) -> None:
     assert is_idle(llm)
 
 
+def test_calls_may_overlap(llm: LLM) -> None:
+    other = [4, 5, 6]
+    alone = {prompt[0]: llm.generate([prompt], GREEDY)[0].token_ids for prompt in (PROMPT, other)}
+    first, second = llm.stream(PROMPT, GREEDY), llm.stream(other, GREEDY)
+    events = [next(first)]
+    between = llm.generate([other, PROMPT], GREEDY)
+    assert [output.token_ids for output in between] == [alone[4], alone[5]]
+    assert [output.request_id for output in between] == ["0", "1"]
+    seconds = [next(second), next(second)]
+    events += first
+    seconds += second
+    assert [event.token_id for event in events] == alone[5]
+    assert [event.token_id for event in seconds] == alone[4]
+    assert {event.request_id for event in (*events, *seconds)} == {"0"}
+    assert is_idle(llm)
+    assert not llm._inboxes
+
+
+def test_a_call_that_fails_or_is_refused_ends_no_other(llm: LLM) -> None:
+    stream = llm.stream(PROMPT, GREEDY)
+    events = [next(stream)]
+    with pytest.raises(InvalidPrompt):
+        llm.generate([PROMPT, [VOCAB + 5]], GREEDY)
+    left = llm.stream(PROMPT, GREEDY)
+    next(left)
+    left.close()  # type: ignore[attr-defined]
+    events += stream
+    assert (len(events), events[-1].finish_reason) == (12, "length")
+
+
+def test_a_stream_is_told_when_it_is_ended_from_elsewhere(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def observe(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("just now")
+
+    stream = llm.stream(PROMPT, GREEDY)
+    next(stream)
+    llm.close()
+    assert [event.finish_reason for event in stream] == ["abort"]
+
+    stream = llm.stream(PROMPT, GREEDY)
+    next(stream)
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine.guesser, "observe", observe)
+        with pytest.raises(RuntimeError, match="just now"):
+            llm.generate([PROMPT], GREEDY)
+    (last,) = stream
+    assert last.output is not None
+    assert (last.finish_reason, last.output.error) == (
+        "error",
+        "The engine failed while this request ran: just now.",
+    )
+    assert is_idle(llm)
+
+
+def test_progress_counts_prompts(llm: LLM) -> None:
+    seen: list[tuple[int, int]] = []
+    llm.generate([PROMPT, [4, 5, 6]], with_fields(n=2), progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 2), (2, 2)]
+
+
+def test_chat_takes_one_or_many_texts_ids_or_messages(llm: LLM) -> None:
+    template = "<s>{% for message in messages %}{{ message.role }}:{{ message.content }}{% endfor %}"
+    llm.tokenizer._chat_template = ChatTemplate(template, {})
+    hello, ids = [{"role": "user", "content": "hello"}], [7, 8, 9]
+    rendered = llm.tokenizer.encode("<s>user:hello", add_special_tokens=False)
+
+    def asked(conversations: Any) -> list[list[int]]:
+        return [output.prompt_token_ids for output in llm.chat(conversations, with_fields(max_tokens=1))]
+
+    for one, expected in (("hello", rendered), (hello, rendered), (ids, ids)):
+        assert asked(one) == [expected]
+        assert asked([one, one]) == [expected, expected]
+    assert asked(["hello", hello, ids]) == [rendered, rendered, ids]
+
+
 def test_one_bad_prompt_leaves_nothing_of_the_others_behind(llm: LLM) -> None:
     with pytest.raises(InvalidPrompt):
         llm.generate([PROMPT, [VOCAB + 5]], GREEDY)
     assert is_idle(llm)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_step_that_fails_after_its_commits_leaves_nothing_behind(
+    llm: LLM, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finished texts have left the scheduler by then, but not yet the engine."""
+
+    def observe(*args: Any, **kwargs: Any) -> None:
+        raise error("just now")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine.guesser, "observe", observe)
+        with pytest.raises(error, match="just now"):
+            llm.generate([PROMPT, [4, 5, 6]], [with_fields(max_tokens=1), GREEDY])
+    assert is_idle(llm)
+    assert llm.generate([PROMPT], GREEDY)[0].finish_reason == "length"
 
 
 class Poisoned(Runner):
@@ -179,57 +276,3 @@ def test_text_that_cannot_be_decoded_ends_only_its_own_request(llm: LLM) -> None
         reasons.update({e.request_id: e.finish_reason for e in llm.engine.step() if e.finish_reason})
     assert reasons == {"bad": "error", "good": "length"}
     assert is_idle(llm)
-
-
-def test_the_async_engine_serves_many_and_aborts_any(llm: LLM) -> None:
-    expected = {i: llm.generate([[i + 1, 7]], GREEDY)[0].token_ids for i in range(6)}
-
-    async def main() -> None:
-        engine = AsyncEngine(llm.engine)
-
-        async def ask(index: int) -> list[int]:
-            await engine.add(f"r{index}", [index + 1, 7], GREEDY, Spec())
-            return [event.token_id async for event in engine.stream(f"r{index}") if event.token_id is not None]
-
-        answers = await asyncio.gather(*(ask(index) for index in range(6)))
-        assert dict(enumerate(answers)) == expected
-
-        with pytest.raises(InvalidPrompt):
-            await engine.add("bad", [], GREEDY, Spec())
-
-        await engine.add("long", PROMPT, with_fields(max_tokens=400), Spec())
-        events: list[TokenEvent] = []
-        async for event in engine.stream("long"):
-            events.append(event)
-            if len(events) == 3:
-                await engine.abort("long")
-        assert events[-1].finish_reason == "abort"
-        assert 3 <= len(events) < 50
-
-        await engine.add("left", PROMPT, with_fields(max_tokens=400, n=2), Spec())
-        left = engine.stream("left")
-        await anext(left)
-        await left.aclose()  # type: ignore[attr-defined]
-        await engine.close()
-
-    asyncio.run(main())
-    assert is_idle(llm)
-
-
-def test_a_step_that_fails_ends_its_requests_and_not_the_async_engine(llm: LLM) -> None:
-    class Fails(Runner):
-        def forward(self, batch: ForwardBatch) -> ForwardOutput:
-            raise RuntimeError("out of memory")
-
-    async def main() -> None:
-        good = llm.engine.runner
-        llm.engine.runner = Fails(good.decoder, good.backend, good.kv)
-        engine = AsyncEngine(llm.engine)
-        await engine.add("first", PROMPT, GREEDY, Spec())
-        assert [event.finish_reason async for event in engine.stream("first")] == ["abort"]
-        llm.engine.runner = good
-        await engine.add("second", PROMPT, GREEDY, Spec())
-        assert [event.finish_reason async for event in engine.stream("second")][-1] == "length"
-        await engine.close()
-
-    asyncio.run(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 
 from foredraft import LLM, SamplingParams
+from foredraft.backends.choose import usable_cores
 from foredraft.cli.main import run
+from foredraft.config import EngineConfig
 from foredraft.errors import ForedraftError
 from tests.tiny_models import VOCAB, random_model, save_model
 
@@ -49,6 +52,16 @@ PARAMETERS: list[tuple[dict[str, Any], str]] = [
     ({"repetition_penalty": 0}, "repetition_penalty=0 must be a number above 0 up to 100."),
     ({"logit_bias": {"a": 1}}, "logit_bias has the entry 'a': 1; it must map token ids to numbers from -100 to 100."),
     ({"logit_bias": {5: 101}}, "logit_bias has the entry 5: 101; it must map token ids to numbers from -100 to 100."),
+    (
+        {"logit_bias": {True: 1}},
+        "logit_bias has the entry True: 1; it must map token ids to numbers from -100 to 100.",
+    ),
+    ({"logit_bias": {1.5: 1}}, "logit_bias has the entry 1.5: 1; it must map token ids to numbers from -100 to 100."),
+    (
+        {"logit_bias": {5: float("nan")}},
+        "logit_bias has the entry 5: nan; it must map token ids to numbers from -100 to 100.",
+    ),
+    ({"logit_bias": {5: None}}, "logit_bias has the entry 5: None; it must map token ids to numbers from -100 to 100."),
     ({"logit_bias": [5]}, "logit_bias=[5] must map token ids to numbers from -100 to 100."),
     ({"n": 0}, "n=0 must be a whole number from 1 to 256."),
     ({"acceptance": "maybe"}, "acceptance='maybe' is not known; use match, rejection, block."),
@@ -60,6 +73,18 @@ def test_bad_parameters(fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ForedraftError) as caught:
         SamplingParams(**fields)
     assert str(caught.value) == sentence
+
+
+WRONG: list[Any] = [float("nan"), float("inf"), -float("inf"), "1", b"1", object(), {1}, 1j]
+
+
+@pytest.mark.parametrize("name", SamplingParams.names())
+def test_no_parameter_takes_what_is_not_of_its_kind(name: str) -> None:
+    for value in (*WRONG, True):
+        if (name, value) in (("stop", "1"), ("ignore_eos", True)):
+            continue
+        with pytest.raises(ForedraftError, match=f"{name}="):
+            SamplingParams(**{name: value})
 
 
 PROMPTS: list[tuple[str, Callable[[LLM], Any], str]] = [
@@ -135,12 +160,22 @@ PROMPTS: list[tuple[str, Callable[[LLM], Any], str]] = [
     (
         "chat of nothing",
         lambda llm: llm.chat([]),
-        "chat needs a list of messages, each with a role and a content, or a list of such lists.",
+        "chat needs a text, token ids, a list of messages, each with a role and a content, or a list of those.",
     ),
     (
         "chat with an empty conversation",
         lambda llm: llm.chat([[]]),
-        "Every conversation must be a non-empty list of messages with a role and a content.",
+        "Every conversation must be a text, token ids, or a list of messages with a role and a content, and not empty.",
+    ),
+    (
+        "chat of a number",
+        lambda llm: llm.chat(7),
+        "chat needs a text, token ids, a list of messages, each with a role and a content, or a list of those.",
+    ),
+    (
+        "chat of nothing said",
+        lambda llm: llm.chat(""),
+        "chat needs a text, token ids, a list of messages, each with a role and a content, or a list of those.",
     ),
 ]
 
@@ -171,6 +206,17 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"device": "tpu9"}, "device='tpu9' is not known; use auto, cpu or cuda."),
     ({"backend": "jax"}, "backend='jax' is not known; use auto, native, torch."),
     ({"max_num_seqs": 0}, "max_num_seqs=0 must be a whole number of at least 1."),
+    ({"threads": 0}, "threads=0 must be a whole number from 1 to 256."),
+    ({"threads": -1}, "threads=-1 must be a whole number from 1 to 256."),
+    ({"threads": 300}, "threads=300 must be a whole number from 1 to 256."),
+    ({"threads": 2.0}, "threads=2.0 must be a whole number from 1 to 256."),
+    ({"threads": True}, "threads=True must be a whole number from 1 to 256."),
+    ({"threads": "4"}, "threads='4' must be a whole number from 1 to 256."),
+    ({"max_num_seqs": 1.5}, "max_num_seqs=1.5 must be a whole number of at least 1."),
+    ({"exact": "no"}, "exact='no' must be True or False."),
+    ({"prefix_caching": 0}, "prefix_caching=0 must be True or False."),
+    ({"prefix_salt": b"x"}, "prefix_salt=b'x' must be a text."),
+    ({"device": 0}, "device=0 must be a text: auto, cpu or cuda."),
     ({"max_model_len": 100000}, "max_model_len=100000 is beyond the 512 positions that the model knows."),
     (
         {"spec": 3},
@@ -189,6 +235,34 @@ def test_bad_engine_options(folder: Path, options: dict[str, Any], sentence: str
     with pytest.raises(ForedraftError) as caught:
         LLM(str(folder), **options)
     assert str(caught.value) == sentence
+
+
+def test_none_is_the_default_of_every_engine_option(folder: Path) -> None:
+    options: dict[str, Any] = {**dict.fromkeys(EngineConfig.__dataclass_fields__), "kv_cache_tokens": 64}
+    assert LLM(str(folder), spec="off", **options).generate([3, 4], SamplingParams(max_tokens=2))[0].token_ids
+
+
+def test_many_sequences_get_as_many_rows() -> None:
+    assert EngineConfig().rows_per_step == 512
+    assert EngineConfig(max_num_seqs=600).rows_per_step == 600
+    assert EngineConfig(max_num_seqs=6, max_num_batched_tokens=7).rows_per_step == 7
+
+
+@pytest.mark.parametrize("model", [123, None, b"smollm2-135m", ["smollm2-135m"]])
+def test_a_model_is_named_by_text(model: Any) -> None:
+    with pytest.raises(ForedraftError) as caught:
+        LLM(model)
+    assert str(caught.value) == f"model={model!r} is not the name of a model; {NOWHERE}"
+
+
+def test_threads_are_by_default_the_cores_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 5}, raising=False)
+    assert usable_cores() == 2
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {*range(384)}, raising=False)
+    assert usable_cores() == 256, "the kernels take no more"
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert usable_cores() == 1
 
 
 def test_an_unknown_engine_option_names_the_known_ones(folder: Path) -> None:
@@ -237,6 +311,7 @@ COMMANDS: list[tuple[str, str]] = [
     ("generate x --max-tokens 0", "max_tokens=0 must be a whole number of at least 1."),
     ("generate --file nowhere.jsonl", "nowhere.jsonl cannot be read: No such file or directory."),
     ("generate x --dtype int3", "dtype='int3' is not known; use auto, float32, bfloat16, int8, int4."),
+    ("generate x --threads 300", "threads=300 must be a whole number from 1 to 256."),
     ("generate x --model smollm2-135", f"There is no model 'smollm2-135' (did you mean 'smollm2-135m'?); {NOWHERE}"),
     ("frobnicate", "No such command 'frobnicate'."),
     ("models info", "Say which model: foredraft models info NAME; foredraft models lists the catalogue."),

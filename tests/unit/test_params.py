@@ -75,6 +75,12 @@ class TestNormalised:
     def test_stop_token_ids(self, ids: Any, expected: tuple[int, ...]) -> None:
         assert SamplingParams(stop_token_ids=ids).stop_token_ids == expected
 
+    @pytest.mark.parametrize("name", sorted({*SamplingParams.names()} - {"max_tokens"}))
+    def test_none_of_json_clients_is_the_default(self, name: str) -> None:
+        fields: dict[str, Any] = {name: None}
+        assert SamplingParams(**fields) == SamplingParams()
+        assert SamplingParams(**fields).resolved(MODEL) == SamplingParams().resolved(MODEL)
+
     def test_logit_bias_of_json_clients(self) -> None:
         bias: dict[Any, float] = {"17": -100, 4: 0.5}
         assert SamplingParams(logit_bias=bias).logit_bias == {17: -100.0, 4: 0.5}

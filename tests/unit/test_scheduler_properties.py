@@ -214,6 +214,19 @@ def test_drafts_do_not_reach_beyond_the_last_token() -> None:
     assert [work.num_lookahead_tokens for _ in range(2) for work in one_step(scheduler)] == [2, 1]
 
 
+def test_what_a_text_finds_of_its_own_after_it_was_sent_back_is_no_cached_prompt() -> None:
+    scheduler = Scheduler(BlockPool(6, 2), max_num_seqs=2, max_num_batched_tokens=8)
+    for id in range(2):
+        scheduler.add(make_sequence([id, 5, 6], id=id, max_tokens=8))
+    _, younger = scheduler.waiting
+    while not younger.counters.preemptions:
+        one_step(scheduler)
+    scheduler.abort(scheduler.running[0])
+    one_step(scheduler)
+    assert younger.num_computed_tokens > 3
+    assert younger.counters.cached_tokens == 0
+
+
 def test_who_is_sent_back_waits_for_the_next_step() -> None:
     """Letting it in again at once, with a first chunk that happens to fit, would send it back again and again."""
     scheduler = Scheduler(BlockPool(4, 2, prefix_caching=False), max_num_seqs=2, max_num_batched_tokens=2)

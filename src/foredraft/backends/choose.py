@@ -8,6 +8,7 @@ import torch
 
 from foredraft.backends.base import Backend
 from foredraft.backends.torch import TorchBackend
+from foredraft.config import MAX_THREADS
 from foredraft.errors import InvalidParameter
 
 BACKENDS = ("native", "torch")
@@ -18,6 +19,12 @@ def native_is_built() -> bool:
     from foredraft.backends.native import load_library
 
     return load_library() is not None
+
+
+def usable_cores() -> int:
+    """How many cores this process may run on, where the system tells; no more than the kernels can use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MAX_THREADS)
 
 
 def choose_device(name: str) -> torch.device:
@@ -37,7 +44,7 @@ def choose_device(name: str) -> torch.device:
 
 def choose_backend(name: str, dtype: str, device: torch.device, threads: int | None) -> Backend:
     """`auto` is the native kernels on a CPU for which they were built, else torch."""
-    threads = threads or os.cpu_count() or 1
+    threads = usable_cores() if threads is None else threads
     if name not in ("auto", *BACKENDS):
         raise InvalidParameter(f"backend={name!r} is not known; use auto, {', '.join(BACKENDS)}.")
     if device.type == "cpu":

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from foredraft.backends.base import AttentionShape, LayerKV, Linear, Stack, Weight
 from foredraft.backends.native_layers import AttentionDescription, StackDescription, describe_shape, describe_stack
-from foredraft.config import QUANT_GROUP
+from foredraft.config import QUANT_GROUP, check_threads
 from foredraft.engine.batch import ForwardBatch
 from foredraft.kernels.build import usable_levels
 
@@ -38,7 +38,6 @@ VALUE_DTYPES = {
     "q5": torch.uint8,
 }
 GROUPS = {"q6": QUANT_GROUP // 2}  # inputs that share a scale, where they are not QUANT_GROUP
-MAX_THREADS = 256
 
 ERRORS = {
     1: "a tensor is missing",
@@ -152,8 +151,7 @@ class NativeBackend:
         found = library or load_library()
         if found is None:
             raise RuntimeError("The native kernels are not built; run: python -m foredraft.kernels.build")
-        if not 1 <= threads <= MAX_THREADS:
-            raise ValueError(f"threads={threads} must be between 1 and {MAX_THREADS}.")
+        check_threads(threads)
         self.device = torch.device("cpu")
         self.activation_dtype = torch.float32
         self.kv_dtype = torch.float32 if dtype == "float32" else torch.bfloat16

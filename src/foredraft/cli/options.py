@@ -21,7 +21,7 @@ Spec = Annotated[str, typer.Option("--spec", help="Speculation: off, auto, ngram
 
 Dtype = Annotated[str, typer.Option("--dtype", help="float32, bfloat16, int8, int4, or auto: as the file has it.")]
 Device = Annotated[str, typer.Option("--device", help="Where to run; auto picks the best there is.")]
-Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads; all cores when not given.")]
+Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads; all usable cores when not given.")]
 Exact = Annotated[
     bool, typer.Option("--exact/--no-exact", help="Bits that do not depend on batch mates, chunks or drafts.")
 ]

@@ -27,6 +27,7 @@ from foredraft.types import (
     TARGET,
     Commit,
     CompletionOutput,
+    FinishReason,
     Sequence,
     SpecMetrics,
     Stop,
@@ -107,8 +108,9 @@ class Engine:
 
     def step(self) -> list[TokenEvent]:
         """One run of the target for everybody who is scheduled."""
+        scheduled = self.scheduler.schedule()
         started = time.perf_counter()
-        works = self.guesser.guess(self.scheduler.schedule())
+        works = self.guesser.guess(scheduled)
         drafted = time.perf_counter()
         output = self.runner.forward(pack(works, self.kv.block_size, self.runner.backend.device))
         with torch.inference_mode():
@@ -118,24 +120,30 @@ class Engine:
         self.kv.keep(works, verdicts, stops)
         commits = self.scheduler.update_from_output(works, verdicts, stops)
         done = time.perf_counter()
-        self._clock(commits, drafted - started, done - drafted)
+        self._clock(works, commits, drafted - started, done - drafted)
         self.guesser.observe(works, commits, run_s=ran - drafted, overhead_s=done - ran)
         return [event for commit, marks in zip(commits, settled, strict=True) for event in self._events(commit, marks)]
 
-    def abort(self, request_id: str) -> list[TokenEvent]:
+    def abort(self, request_id: str, error: str | None = None) -> list[TokenEvent]:
         """End a request wherever it is. Unknown and finished ones are ignored: a client may be late."""
+        reason: FinishReason = "abort" if error is None else "error"
         events: list[TokenEvent] = []
         for sequence in list(self._by_request.get(request_id, ())):
-            self.scheduler.abort(sequence)
-            events += self._events(Commit(sequence, (), (), (), "abort"), [])
+            self.scheduler.abort(sequence, reason)
+            events += self._events(Commit(sequence, (), (), (), reason, error=error), [])
         return events
 
     def is_live(self, request_id: str) -> bool:
         """Whether any sample of the request is still to be finished."""
         return request_id in self._by_request
 
-    def abort_all(self) -> list[TokenEvent]:
-        return [event for request_id in list(self._by_request) for event in self.abort(request_id)]
+    def abort_all(self, failure: BaseException | None = None) -> list[TokenEvent]:
+        """End everything. A step that failed as a whole can be blamed on nobody, and nobody may wait for ever: then all
+        end with an error."""
+        error = None
+        if failure is not None:
+            error = f"The engine failed while this request ran: {str(failure) or type(failure).__name__}."
+        return [event for request_id in list(self._by_request) for event in self.abort(request_id, error)]
 
     def _admit(self, prompt: list[int], params: SamplingParams) -> int:
         """Check a request against this model; returns how many tokens it may write."""
@@ -189,11 +197,12 @@ class Engine:
             settled.append(marks)
         return verdicts, stops, settled
 
-    def _clock(self, commits: Items[Commit], draft_time_s: float, verify_time_s: float) -> None:
+    def _clock(self, works: Items[Work], commits: Items[Commit], draft_time_s: float, verify_time_s: float) -> None:
+        """Everybody waited for the run; only who might have got a draft waited for the guesses."""
         now = time.perf_counter()
-        for commit in commits:
+        for work, commit in zip(works, commits, strict=True):
             counters = commit.sequence.counters
-            counters.draft_time_s += draft_time_s
+            counters.draft_time_s += draft_time_s if work.num_lookahead_tokens else 0.0
             counters.verify_time_s += verify_time_s
             if commit.tokens:
                 counters.first_token_time = counters.first_token_time or now
@@ -221,11 +230,11 @@ class Engine:
     def _retire(self, commit: Commit) -> CompletionOutput:
         sequence = commit.sequence
         assert commit.finish_reason is not None
-        live = self._live.pop(sequence.id)
         siblings = self._by_request[sequence.request_id]
         siblings.remove(sequence)
         if not siblings:
             del self._by_request[sequence.request_id]
+        live = self._live.pop(sequence.id)
         self.guesser.release([sequence.id])
         if not isinstance(commit.stop_reason, str) and commit.error is None:
             live.detokenizer.finish()  # a stop string has ended the text already

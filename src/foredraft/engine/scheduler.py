@@ -11,7 +11,7 @@ from collections.abc import Sequence as Items
 from dataclasses import replace
 
 from foredraft.engine.blocks import BlockPool
-from foredraft.types import TARGET, Commit, Sequence, Stop, Verdict, Work
+from foredraft.types import TARGET, Commit, FinishReason, Sequence, Stop, Verdict, Work
 
 
 class Scheduler:
@@ -63,7 +63,8 @@ class Scheduler:
             if work is None:
                 self._take_blocks(sequence)
                 break
-            sequence.counters.cached_tokens += sequence.num_computed_tokens
+            if not sequence.counters.preemptions:  # after one it finds mostly what it computed itself
+                sequence.counters.cached_tokens = sequence.num_computed_tokens
             self.running.append(self.waiting.popleft())
             works.append(work)
             budget -= work.num_new_tokens
@@ -77,14 +78,13 @@ class Scheduler:
         """Take over what the target said: append tokens, give back unused slots, retire what is finished."""
         return [self._commit(*item) for item in zip(works, verdicts, stops, strict=True)]
 
-    def abort(self, sequence: Sequence) -> None:
-        """Drop a sequence wherever it is; everything it held is free afterwards."""
-        if sequence in self.waiting:
-            self.waiting.remove(sequence)
-        else:
-            self.running.remove(sequence)
+    def abort(self, sequence: Sequence, reason: FinishReason = "abort") -> None:
+        """Drop a sequence wherever it is, even nowhere any more; everything it held is free afterwards."""
+        for line in (self.waiting, self.running):
+            if sequence in line:
+                line.remove(sequence)
         self.pool.free(sequence)
-        sequence.finish_reason = "abort"
+        sequence.finish_reason = reason
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless order and blocks are as they should be."""

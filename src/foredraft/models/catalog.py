@@ -90,7 +90,9 @@ def cache_folder() -> Path:
 
 def resolve(name_or_path: str | os.PathLike[str], progress: Progress | None = None) -> Path:
     """The file or folder of a model, fetched first where needed; `progress` watches a catalogue model's download."""
-    text = os.fspath(name_or_path)
+    text = os.fspath(name_or_path) if isinstance(name_or_path, str | os.PathLike) else name_or_path
+    if not isinstance(text, str):
+        raise InvalidModel(f"model={text!r} is not the name of a model; give {ALLOWED}.")
     for model in _MODELS:
         if text.lower() in (model.name, *model.aliases):
             return model.path or _fetch(model, progress)
