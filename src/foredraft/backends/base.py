@@ -34,9 +34,9 @@ class Weight:
     "q4"   uint8 codes 0..15                scales and minimums
     "q4k"  uint8 codes 0..15                scales and minimums, of blocks too
 
-    A weight is scale * code + minimum. Scales and minimums are float16 [outputs, inputs / 32]; where blocks have theirs,
-    float16 [outputs, inputs / 256], they are int8 and what counts is the product. The scales of q6 are [outputs,
-    inputs / 16].
+    A weight is scale * code + minimum. Scales and minimums are float16 [outputs, inputs / 32]; where blocks have
+    theirs, float16 [outputs, inputs / 256], they are int8 and what counts is the product. The scales of q6 are
+    [outputs, inputs / 16].
     """
 
     kind: str
