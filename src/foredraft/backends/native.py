@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -198,7 +199,7 @@ class NativeBackend:
                 f"A {weight.kind} weight [{outputs}, {inputs}] cannot be packed: inputs come in "
                 f"{'blocks' if kind.blocks else 'groups'} of {BLOCK if kind.blocks else QUANT_GROUP}."
             )
-        memory = torch.empty(size, dtype=torch.uint8)
+        memory = torch.from_numpy(np.empty(size, np.uint8))  # torch's allocator rounds up, by a tenth on some machines
         plain = byref(_describe_plain(weight, kind))
         if code := self._library.fd_pack(kind.number, outputs, inputs, plain, memory.data_ptr()):
             raise _refusal("pack", code)
