@@ -114,7 +114,7 @@ def _in_runs(backend: Backend, rows: Tensor, linear: Linear, count: int, shift: 
     for start in range(0, shift + total, count):
         result = backend.linear(moved[start : start + count], linear)
         wanted = result[max(0, shift - start) : shift + total - start].cpu().contiguous()
-        digest.update(wanted.view(torch.uint8).numpy())
+        digest.update(wanted.view(torch.uint8).numpy().data)
     _set_tiles(backend, saved)
     return digest.digest()
 
