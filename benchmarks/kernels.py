@@ -28,7 +28,7 @@ def random_weight(kind: str, outputs: int, inputs: int) -> Weight:
     if kind in ("f32", "bf16"):
         dtype = torch.float32 if kind == "f32" else torch.bfloat16
         return Weight(kind, torch.randn(outputs, inputs, dtype=torch.float32).to(dtype))
-    scales = torch.rand(outputs, inputs // GROUP) / 100
+    scales = torch.rand(outputs, inputs // GROUP).half() / 100
     if kind == "q8":
         return Weight(kind, torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8), scales)
     return Weight(kind, torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8), scales, -8 * scales)

@@ -17,7 +17,8 @@ from foredraft.engine.batch import ForwardBatch
 from foredraft.kernels.build import usable_levels
 
 LEVELS = usable_levels()
-KINDS = ("f32", "bf16", "q8", "q6", "q5", "q4")
+KINDS = ("f32", "bf16", "q8", "q6", "q5", "q4", "q5k", "q4k")
+BLOCKS = ("q6", "q5k", "q4k")  # kinds whose inputs come in blocks of 256
 ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33, 65)
 THREADS = 2
 BLOCK = 16
@@ -43,19 +44,32 @@ def error(result: Tensor, reference: Tensor) -> float:
     return float((result.double() - reference).norm() / reference.norm())
 
 
+def fitting(kind: str, inputs: int) -> int:
+    """As many inputs, or the next number that a weight of this kind can have."""
+    return -(-inputs // 256) * 256 if kind in BLOCKS else inputs
+
+
 def random_weight(kind: str, outputs: int, inputs: int) -> Weight:
+    """Without minimums the codes lie around 0, with them the weights do."""
     if kind == "f32":
         return Weight(kind, torch.randn(outputs, inputs))
     if kind == "bf16":
         return Weight(kind, torch.randn(outputs, inputs).bfloat16())
-    scales = torch.rand(outputs, inputs // 32) + 0.01
     if kind == "q8":
-        return Weight(kind, torch.randint(-128, 128, (outputs, inputs), dtype=torch.int8), scales)
+        codes = torch.randint(-128, 128, (outputs, inputs), dtype=torch.int8)
+        return Weight(kind, codes, torch.rand(outputs, inputs // 32).half() + 0.01)
     if kind == "q6":
         codes = torch.randint(-32, 32, (outputs, inputs), dtype=torch.int8)
-        return Weight(kind, codes, torch.rand(outputs, inputs // 16) - 0.5)
-    codes = torch.randint(0, 16 if kind == "q4" else 32, (outputs, inputs), dtype=torch.uint8)
-    return Weight(kind, codes, scales, torch.randn(outputs, inputs // 32) - 7.5 * scales)
+        scales = torch.randint(-128, 128, (outputs, inputs // 16), dtype=torch.int8)
+        return Weight(kind, codes, scales, block_scales=torch.randn(outputs, inputs // 256).half() / 128)
+    limit = 16 if kind in ("q4", "q4k") else 32
+    codes = torch.randint(0, limit, (outputs, inputs), dtype=torch.uint8)
+    if kind in BLOCKS:
+        scales = torch.randint(0, 64, (outputs, inputs // 32), dtype=torch.int8)
+        block_scales = torch.rand(outputs, inputs // 256).half() / 64
+        return Weight(kind, codes, scales, scales.flip(1), block_scales, -block_scales * limit / 2)
+    scales = torch.rand(outputs, inputs // 32).half() + 0.01
+    return Weight(kind, codes, scales, torch.randn(outputs, inputs // 32).half() - scales * limit / 2)
 
 
 def linear_of(backend: NativeBackend, *weights: Weight, bias: bool = True) -> Linear:
@@ -73,6 +87,7 @@ def bf16_rounded(*shape: int) -> Tensor:
 def test_linear_is_exact_and_rows_do_not_know_each_other(
     backend: NativeBackend, kind: str, outputs: int, inputs: int
 ) -> None:
+    inputs = fitting(kind, inputs)
     weight = random_weight(kind, outputs, inputs)
     layer = linear_of(backend, weight)
     x = bf16_rounded(max(ROW_COUNTS), inputs)
@@ -97,13 +112,14 @@ def test_linear_takes_any_number_of_inputs(backend: NativeBackend, kind: str, in
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_threads_change_no_bit(kind: str) -> None:
-    weight = random_weight(kind, 1000, 576)
+    inputs = fitting(kind, 576)
+    weight = random_weight(kind, 1000, inputs)
     results = []
     for threads in (1, 2, 3):
         backend = NativeBackend("float32", threads)
-        layer = Linear((backend.pack(weight),), 1000, 576)
+        layer = Linear((backend.pack(weight),), 1000, inputs)
         torch.manual_seed(7)
-        results.append([backend.linear(torch.randn(rows, 576), layer) for rows in (1, 9, 300)])
+        results.append([backend.linear(torch.randn(rows, inputs), layer) for rows in (1, 9, 300)])
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
@@ -118,10 +134,10 @@ def test_parts_of_several_kinds_fill_one_output(backend: NativeBackend) -> None:
 
 
 @pytest.mark.parametrize("magnitude", [0.0, 2.0**-140, 2.0**-100, 2.0**100])
-@pytest.mark.parametrize("kind", ["q8", "q6", "q5", "q4"])
+@pytest.mark.parametrize("kind", KINDS[2:])
 def test_extreme_activations_are_not_lost(backend: NativeBackend, kind: str, magnitude: float) -> None:
-    weight = random_weight(kind, 16, 64)
-    x = bf16_rounded(3, 64) * magnitude
+    weight = random_weight(kind, 16, fitting(kind, 64))
+    x = bf16_rounded(3, weight.inputs) * magnitude
     result = backend.linear(x, linear_of(backend, weight, bias=False))
     reference = x.double() @ weight.dense().double().T
     assert torch.allclose(result.double(), reference, rtol=0, atol=2e-5 * float(reference.abs().max()) + 1e-33)
@@ -129,8 +145,8 @@ def test_extreme_activations_are_not_lost(backend: NativeBackend, kind: str, mag
 
 def test_a_broken_row_stays_alone(backend: NativeBackend) -> None:
     for kind in KINDS:
-        layer = linear_of(backend, random_weight(kind, 40, 64))
-        x = torch.randn(9, 64)
+        layer = linear_of(backend, random_weight(kind, 40, fitting(kind, 64)))
+        x = torch.randn(9, layer.inputs)
         clean = backend.linear(x, layer)
         x[4, 7] = float("nan")
         broken = backend.linear(x, layer)
@@ -141,7 +157,8 @@ def test_a_broken_row_stays_alone(backend: NativeBackend) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_embedding_returns_the_dequantised_rows(backend: NativeBackend, kind: str) -> None:
-    weights = [random_weight(kind, 50, 96), random_weight("q8", 30, 96)]
+    inputs = fitting(kind, 96)
+    weights = [random_weight(kind, 50, inputs), random_weight("q8", 30, inputs)]
     ids = torch.randint(0, 80, (23,))
     expected = torch.cat([weight.dense() for weight in weights])[ids]
     assert torch.equal(backend.embed(ids, linear_of(backend, *weights)), expected)
@@ -355,8 +372,11 @@ def test_wrong_input_is_an_exception_and_not_a_crash(backend: NativeBackend) -> 
         lambda: backend.embed(torch.tensor([-1]), layer),
         lambda: backend.gated(torch.randn(2, 7)),
         lambda: backend.rms_norm(torch.randn(2, 8), torch.randn(7), 1e-5),
-        lambda: backend.pack(Weight("q4", torch.zeros(4, 33, dtype=torch.uint8), torch.zeros(4, 1), torch.zeros(4, 1))),
-        lambda: backend.pack(Weight("q4", torch.zeros(4, 32, dtype=torch.uint8), torch.zeros(4, 1))),
+        lambda: backend.pack(Weight("q4", torch.zeros(4, 33, dtype=torch.uint8), *[torch.zeros(4, 1).half()] * 2)),
+        lambda: backend.pack(Weight("q4", torch.zeros(4, 32, dtype=torch.uint8), torch.zeros(4, 1).half())),
+        lambda: backend.pack(Weight("q4", torch.zeros(4, 32, dtype=torch.uint8), *[torch.zeros(4, 1)] * 2)),
+        lambda: backend.pack(replace(random_weight("q4k", 4, 256), block_minimums=None)),
+        lambda: backend.pack(replace(random_weight("q6", 4, 256), values=torch.zeros(4, 224, dtype=torch.int8))),
         lambda: backend.pack(Weight("q3", torch.zeros(4, 32, dtype=torch.uint8))),
         lambda: backend.attend(torch.randn(1, 575), scene.cache, shape, batch),
         lambda: backend.attend(q, LayerKV(scene.cache.k, scene.cache.v.bfloat16()), shape, batch),

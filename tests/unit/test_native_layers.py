@@ -26,7 +26,7 @@ from foredraft.params import SamplingParams
 from foredraft.types import Draft, Sequence, Work
 from tests.backends import needs_native
 from tests.tiny_models import ARCHITECTURES, VOCAB, random_model, save_model
-from tests.unit.test_native_kernels import KINDS, random_weight
+from tests.unit.test_native_kernels import KINDS, fitting, random_weight
 
 pytestmark = needs_native
 BLOCK, BLOCKS = 16, 24
@@ -120,7 +120,8 @@ def test_projections_of_many_parts(decoder: Decoder) -> None:
     def mixed(linear: Linear) -> Linear:
         """Other weights, packed in parts of every kind that its number of inputs allows."""
         sizes = [linear.outputs - 7 * (len(KINDS) - 1), *[7] * (len(KINDS) - 1)]
-        kinds = KINDS if linear.inputs % 32 == 0 else ("f32",) * len(KINDS)
+        in_groups = linear.inputs % 32 == 0
+        kinds = [k if in_groups and fitting(k, linear.inputs) == linear.inputs else "f32" for k in KINDS]
         parts = [backend.pack(random_weight(k, size, linear.inputs)) for k, size in zip(kinds, sizes, strict=True)]
         return Linear(tuple(parts), linear.outputs, linear.inputs, linear.bias)
 

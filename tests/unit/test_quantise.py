@@ -17,11 +17,24 @@ def random(outputs: int = 6, inputs: int = 96) -> torch.Tensor:
 
 DENSE = Weight("f32", random())
 HALF = Weight("bf16", random().bfloat16())
-Q8 = Weight("q8", torch.randint(-127, 128, (6, 96), dtype=torch.int8), random(6, 3).abs())
-Q4 = Weight("q4", torch.randint(0, 16, (6, 96), dtype=torch.uint8), random(6, 3).abs(), random(6, 3))
+Q8 = Weight("q8", torch.randint(-127, 128, (6, 96), dtype=torch.int8), random(6, 3).abs().half())
+Q4 = Weight("q4", torch.randint(0, 16, (6, 96), dtype=torch.uint8), random(6, 3).abs().half(), random(6, 3).half())
 
-Q6 = Weight("q6", torch.randint(-32, 32, (6, 96), dtype=torch.int8), random(6, 6))
-Q5 = Weight("q5", torch.randint(0, 32, (6, 96), dtype=torch.uint8), random(6, 3).abs(), random(6, 3))
+Q6 = Weight(
+    "q6",
+    torch.randint(-32, 32, (6, 256), dtype=torch.int8),
+    torch.randint(-128, 128, (6, 16), dtype=torch.int8),
+    block_scales=random(6, 1).half(),
+)
+Q4K = Weight(
+    "q4k",
+    torch.randint(0, 16, (6, 256), dtype=torch.uint8),
+    torch.randint(0, 64, (6, 8), dtype=torch.int8),
+    torch.randint(0, 64, (6, 8), dtype=torch.int8),
+    random(6, 1).half(),
+    random(6, 1).half(),
+)
+Q5 = Weight("q5", torch.randint(0, 32, (6, 96), dtype=torch.uint8), random(6, 3).abs().half(), random(6, 3).half())
 
 # weight, dtype, head?, precision of the file -> kind
 KINDS = [
@@ -41,6 +54,8 @@ KINDS = [
     (Q8, "int4", False, "int8", "q4"),
     (HALF, "int4", True, "bfloat16", "q8"),  # the head of a dense model keeps 8 bits
     (DENSE, "int4", False, "int4", "q8"),  # a tensor of more bits in a 4-bit file keeps 8
+    (Q4K, "int8", False, "int4", "q8"),
+    (Q4K, "int4", False, "int4", "q4k"),
     (Q4, "int4", True, "int4", "q4"),  # a head that the file has in 4 bits stays so
 ]
 
@@ -49,12 +64,11 @@ KINDS = [
 def test_kind(weight: Weight, dtype: str, is_head: bool, file_precision: str, kind: str) -> None:
     converted = convert(weight, dtype, is_head, file_precision)
     assert converted.kind == kind
-    assert (converted.outputs, converted.inputs) == (6, 96)
-    assert converted.dense().shape == (6, 96)
+    assert converted.dense().shape == (converted.outputs, converted.inputs) == weight.values.shape
 
 
 @pytest.mark.parametrize(
-    ("weight", "dtype"), [(HALF, "bfloat16"), (Q8, "int8"), (Q6, "int8"), (Q5, "int8"), (Q4, "int4")]
+    ("weight", "dtype"), [(HALF, "bfloat16"), (Q8, "int8"), (Q6, "int8"), (Q5, "int8"), (Q4, "int4"), (Q4K, "int4")]
 )
 def test_what_is_there_already_is_kept(weight: Weight, dtype: str) -> None:
     assert convert(weight, dtype, False, dtype) is weight
@@ -77,9 +91,9 @@ def test_8_bits_round_to_the_nearest_code() -> None:
     converted = convert(DENSE, "int8", False, "float32")
     assert converted.values.dtype == torch.int8 and converted.scales is not None
     groups = DENSE.values.view(6, 3, 32)
-    assert torch.equal(converted.scales, groups.abs().amax(2) / 127)
+    assert torch.equal(converted.scales, (groups.abs().amax(2) / 127).half())
     error = (converted.dense() - DENSE.values).view(6, 3, 32).abs()
-    assert (error <= converted.scales[:, :, None] * 0.5001).all()
+    assert (error <= converted.scales[:, :, None].float() * 0.55).all()  # the scale is rounded as well
     assert converted.values.view(6, 3, 32).abs().amax(2).eq(127).all()
 
 
@@ -87,18 +101,18 @@ def test_4_bits_span_minimum_to_maximum() -> None:
     converted = convert(DENSE, "int4", False, "float32")
     assert converted.values.dtype == torch.uint8 and converted.scales is not None and converted.minimums is not None
     groups, codes = DENSE.values.view(6, 3, 32), converted.values.view(6, 3, 32)
-    assert torch.equal(converted.minimums, groups.amin(2))
+    assert torch.equal(converted.minimums, groups.amin(2).half())
     assert codes.amin(2).eq(0).all() and codes.amax(2).eq(15).all()
     error = (converted.dense() - DENSE.values).view(6, 3, 32).abs()
-    assert (error <= converted.scales[:, :, None] * 0.5001).all()
+    assert (error <= converted.scales[:, :, None].float() * 0.55).all()  # the scale is rounded as well
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
-def test_groups_without_spread_are_exact(dtype: str) -> None:
+def test_groups_without_spread(dtype: str) -> None:
     zeros = Weight("f32", torch.zeros(2, 32))
     assert torch.equal(convert(zeros, dtype, False, "float32").dense(), zeros.values)
     constant = Weight("f32", torch.full((2, 32), 0.75))
-    assert torch.allclose(convert(constant, dtype, False, "float32").dense(), constant.values)
+    assert torch.allclose(convert(constant, dtype, False, "float32").dense(), constant.values, rtol=2**-11)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])

@@ -24,23 +24,27 @@ from foredraft.engine.batch import ForwardBatch
 class Weight:
     """A linear layer's weight as the model file gives it, row-major [outputs, inputs], before packing.
 
-    kind   values                           scales, minimums: float32 [outputs, inputs / 32]
+    kind   values                           scales and minimums
     "f32"  float32                          none
     "bf16" bfloat16                         none
-    "q8"   int8 codes, w = scale * code     scales
-    "q6"   int8 codes, w = scale * code     scales [outputs, inputs / 16]
-    "q5"   uint8 codes 0..127,              scales and minimums
-           w = scale * code + minimum
-    "q4"   uint8 codes 0..15 (one a byte),  scales and minimums
-           w = scale * code + minimum
+    "q8"   int8 codes                       scales
+    "q6"   int8 codes -32..31               scales, of blocks too
+    "q5"   uint8 codes 0..31                scales and minimums
+    "q5k"  uint8 codes 0..31                scales and minimums, of blocks too
+    "q4"   uint8 codes 0..15                scales and minimums
+    "q4k"  uint8 codes 0..15                scales and minimums, of blocks too
 
-    q6 and q5 hold what GGUF's 5-bit and 6-bit types mean exactly, in 8 bits a code.
+    A weight is scale * code + minimum. Scales and minimums are float16 [outputs, inputs / 32]; where blocks have
+    theirs, float16 [outputs, inputs / 256], they are int8 and what counts is the product. The scales of q6 are
+    [outputs, inputs / 16].
     """
 
     kind: str
     values: Tensor
     scales: Tensor | None = None
     minimums: Tensor | None = None
+    block_scales: Tensor | None = None
+    block_minimums: Tensor | None = None
 
     @property
     def outputs(self) -> int:
@@ -50,20 +54,37 @@ class Weight:
     def inputs(self) -> int:
         return self.values.shape[1]
 
+    @property
+    def parts(self) -> tuple[Tensor | None, ...]:
+        """All tensors, a row for each output."""
+        return self.values, self.scales, self.minimums, self.block_scales, self.block_minimums
+
     def rows(self, start: int, stop: int) -> Weight:
         """Some of the outputs."""
-        scales, minimums = (None if part is None else part[start:stop] for part in (self.scales, self.minimums))
-        return Weight(self.kind, self.values[start:stop], scales, minimums)
+        return _weight(self.kind, [None if part is None else part[start:stop] for part in self.parts])
 
     def dense(self) -> Tensor:
         """The float32 matrix that this weight stands for."""
         if self.scales is None:
             return self.values.float()
-        groups = self.values.view(self.outputs, -1, self.inputs // self.scales.shape[1]).float()
-        dense = groups * self.scales[:, :, None]
+        groups = self.values.view(self.outputs, self.scales.shape[1], -1).float()
+        dense = groups * _factors(self.scales, self.block_scales)[:, :, None]
         if self.minimums is not None:
-            dense = dense + self.minimums[:, :, None]
+            dense = dense + _factors(self.minimums, self.block_minimums)[:, :, None]
         return dense.view(self.outputs, self.inputs)
+
+
+def _factors(of_groups: Tensor, of_blocks: Tensor | None) -> Tensor:
+    """float32 [outputs, groups]; the products are exact."""
+    if of_blocks is None:
+        return of_groups.float()
+    return (of_groups.view(*of_blocks.shape, -1).float() * of_blocks.float()[:, :, None]).flatten(1)
+
+
+def _weight(kind: str, parts: Items[Tensor | None]) -> Weight:
+    values, *factors = parts
+    assert values is not None
+    return Weight(kind, values, *factors)
 
 
 def join(pieces: Iterable[Weight], outputs: int) -> Weight:
@@ -71,19 +92,17 @@ def join(pieces: Iterable[Weight], outputs: int) -> Weight:
     whole: list[Tensor | None] = []
     kind, filled = "", 0
     for piece in pieces:
-        parts = (piece.values, piece.scales, piece.minimums)
         if piece.outputs == outputs:
             return piece
         if not whole:
             kind = piece.kind
-            whole = [None if part is None else part.new_empty(outputs, part.shape[1]) for part in parts]
-        for target, part in zip(whole, parts, strict=True):
+            whole = [None if part is None else part.new_empty(outputs, part.shape[1]) for part in piece.parts]
+        for target, part in zip(whole, piece.parts, strict=True):
             if target is not None and part is not None:
                 _bytes(target)[filled : filled + piece.outputs] = _bytes(part)
         filled += piece.outputs
-    values, scales, minimums = whole
-    assert values is not None and filled == outputs
-    return Weight(kind, values, scales, minimums)
+    assert filled == outputs
+    return _weight(kind, whole)
 
 
 def _bytes(tensor: Tensor) -> NDArray[np.uint8]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,16 +29,29 @@ from foredraft.config import QUANT_GROUP, check_threads
 from foredraft.engine.batch import ForwardBatch
 from foredraft.kernels.build import usable_levels
 
-KINDS = {"f32": 0, "bf16": 1, "q8": 2, "q4": 3, "q6": 4, "q5": 5}
-VALUE_DTYPES = {
-    "f32": torch.float32,
-    "bf16": torch.bfloat16,
-    "q8": torch.int8,
-    "q4": torch.uint8,
-    "q6": torch.int8,
-    "q5": torch.uint8,
+
+@dataclass(frozen=True)
+class _Kind:
+    """How the kernels know a kind of weight, and what its tensors are (see Weight)."""
+
+    number: int
+    dtype: torch.dtype
+    groups: int = 0  # inputs that share a scale; 0: there are no scales
+    minimums: bool = False
+    blocks: bool = False  # blocks of inputs have factors too
+
+
+KINDS = {
+    "f32": _Kind(0, torch.float32),
+    "bf16": _Kind(1, torch.bfloat16),
+    "q8": _Kind(2, torch.int8, QUANT_GROUP),
+    "q4": _Kind(3, torch.uint8, QUANT_GROUP, minimums=True),
+    "q6": _Kind(4, torch.int8, QUANT_GROUP // 2, blocks=True),
+    "q5": _Kind(5, torch.uint8, QUANT_GROUP, minimums=True),
+    "q5k": _Kind(6, torch.uint8, QUANT_GROUP, minimums=True, blocks=True),
+    "q4k": _Kind(7, torch.uint8, QUANT_GROUP, minimums=True, blocks=True),
 }
-GROUPS = {"q6": QUANT_GROUP // 2}  # inputs that share a scale, where they are not QUANT_GROUP
+BLOCK = 256  # inputs
 
 ERRORS = {
     1: "a tensor is missing",
@@ -50,6 +64,10 @@ ERRORS = {
 
 class _Weight(Structure):
     _fields_ = [("data", c_void_p), ("outputs", c_int64), ("inputs", c_int64), ("kind", c_int32)]
+
+
+class _Plain(Structure):
+    _fields_ = [(name, c_void_p) for name in ("values", "scales", "minimums", "block_scales", "block_minimums")]
 
 
 class _Batch(Structure):
@@ -70,7 +88,7 @@ class _KV(Structure):
 
 _SIGNATURES: dict[str, tuple[type, ...]] = {
     "fd_set_threads": (c_int,),
-    "fd_pack": (c_int, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p),
+    "fd_pack": (c_int, c_int64, c_int64, POINTER(_Plain), c_void_p),
     "fd_linear": (POINTER(_Weight), c_void_p, c_int64, c_void_p, c_void_p, c_int64),
     "fd_embed": (POINTER(_Weight), c_int64, c_int64, c_void_p, c_int64, c_void_p),
     "fd_rms_norm": (c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p),
@@ -173,27 +191,17 @@ class NativeBackend:
         if weight.kind not in KINDS:
             raise ValueError(f"A weight of kind {weight.kind!r} is not known; the kinds are {', '.join(KINDS)}.")
         kind, (outputs, inputs) = KINDS[weight.kind], _matrix("weight", weight.values)
-        size = self._library.fd_packed_bytes(kind, outputs, inputs)
+        size = self._library.fd_packed_bytes(kind.number, outputs, inputs)
         if size < 0:
             raise ValueError(
-                f"A {weight.kind} weight [{outputs}, {inputs}] cannot be packed: inputs come in groups of 32."
+                f"A {weight.kind} weight [{outputs}, {inputs}] cannot be packed: inputs come in "
+                f"{'blocks' if kind.blocks else 'groups'} of {BLOCK if kind.blocks else QUANT_GROUP}."
             )
-        values = _pointer("values", weight.values, VALUE_DTYPES[weight.kind], outputs, inputs)
-        groups = inputs // GROUPS.get(weight.kind, QUANT_GROUP)
-        scales = self._group_values("scales", weight.scales, weight.kind in ("q8", "q6", "q5", "q4"), outputs, groups)
-        minimums = self._group_values("minimums", weight.minimums, weight.kind in ("q5", "q4"), outputs, groups)
-        memory = torch.empty(size, dtype=torch.uint8)
-        if code := self._library.fd_pack(kind, outputs, inputs, values, scales, minimums, memory.data_ptr()):
+        memory = torch.from_numpy(np.empty(size, np.uint8))  # torch's allocator rounds up, by a tenth on some machines
+        plain = byref(_describe_plain(weight, kind))
+        if code := self._library.fd_pack(kind.number, outputs, inputs, plain, memory.data_ptr()):
             raise _refusal("pack", code)
-        return Packed(memory, outputs, inputs, byref(_Weight(memory.data_ptr(), outputs, inputs, kind)))
-
-    @staticmethod
-    def _group_values(name: str, values: Tensor | None, needed: bool, outputs: int, groups: int) -> int | None:
-        if not needed:
-            return None
-        if values is None:
-            raise ValueError(f"The weight has no {name}.")
-        return _pointer(name, values, torch.float32, outputs, groups)
+        return Packed(memory, outputs, inputs, byref(_Weight(memory.data_ptr(), outputs, inputs, kind.number)))
 
     def linear(self, x: Tensor, weight: Linear) -> Tensor:
         rows, inputs = _matrix("x", x)
@@ -355,3 +363,22 @@ def _describe_batch(batch: ForwardBatch) -> _Batch:
         _pointer("path_lens", batch.path_lens, torch.int32, rows),
         *(rows, sequences, width, depth, batch.block_size),
     )
+
+
+def _describe_plain(weight: Weight, kind: _Kind) -> _Plain:
+    def factors(name: str, values: Tensor | None, dtype: torch.dtype, inputs: int) -> int:
+        if values is None:
+            raise ValueError(f"The weight has no {name}.")
+        return _pointer(name, values, dtype, weight.outputs, weight.inputs // inputs)
+
+    plain = _Plain(values=_pointer("values", weight.values, kind.dtype, weight.outputs, weight.inputs))
+    dtype = torch.int8 if kind.blocks else torch.float16
+    if kind.groups:
+        plain.scales = factors("scales", weight.scales, dtype, kind.groups)
+    if kind.groups and kind.blocks:
+        plain.block_scales = factors("block_scales", weight.block_scales, torch.float16, BLOCK)
+    if kind.minimums:
+        plain.minimums = factors("minimums", weight.minimums, dtype, kind.groups)
+    if kind.minimums and kind.blocks:
+        plain.block_minimums = factors("block_minimums", weight.block_minimums, torch.float16, BLOCK)
+    return plain

@@ -8,6 +8,7 @@ shape.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -68,8 +69,8 @@ def agreeing_row_counts(backend: Backend, decoder: Decoder) -> tuple[int, ...]:
             backend.device, backend.activation_dtype
         )
         results = {count: _in_runs(backend, rows, linear, count, shift=0) for count in ROW_COUNTS}
-        steady = [c for c in ROW_COUNTS if torch.equal(results[c], _in_runs(backend, rows, linear, c, shift=1))]
-        classes = [{c for c in steady if torch.equal(results[c], results[d])} for d in steady]
+        steady = [c for c in ROW_COUNTS if results[c] == _in_runs(backend, rows, linear, c, shift=1)]
+        classes = [{c for c in steady if results[c] == results[d]} for d in steady]
         agreeing = [a & c for a in agreeing for c in classes] if agreeing else classes
     best = max(agreeing, key=lambda counts: (len(counts), -min(counts, default=0)), default=set())
     if not best:
@@ -106,15 +107,18 @@ def layers_agree(backend: Backend, decoder: Decoder) -> bool:
     return all(torch.equal(reference, run(pieces, other)) for pieces, other in ways)
 
 
-def _in_runs(backend: Backend, rows: Tensor, linear: Linear, count: int, shift: int) -> Tensor:
-    """The first ROW_COUNTS[-1] rows through a layer, `count` at a time, each at another place of its run per
-    `shift`."""
+def _in_runs(backend: Backend, rows: Tensor, linear: Linear, count: int, shift: int) -> bytes:
+    """The bits of the first ROW_COUNTS[-1] rows after a layer, which they pass `count` at a time, each at another place
+    of its run per `shift`. A digest of them: all logits of so many rows would take more memory than a small model."""
     saved, total = _tiles(backend), ROW_COUNTS[-1]
     _set_tiles(backend, None)
-    moved = rows.roll(shift, 0)[: total + count]
-    result = torch.cat([backend.linear(run, linear) for run in moved[: (total // count + 1) * count].split(count)])
+    moved, digest = rows.roll(shift, 0), hashlib.sha256()
+    for start in range(0, shift + total, count):
+        result = backend.linear(moved[start : start + count], linear)
+        wanted = result[max(0, shift - start) : shift + total - start].cpu().contiguous()
+        digest.update(wanted.view(torch.uint8).numpy().data)
     _set_tiles(backend, saved)
-    return result[shift : shift + total]
+    return digest.digest()
 
 
 def _distinct_linears(decoder: Decoder) -> list[Linear]:

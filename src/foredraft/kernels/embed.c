@@ -1,29 +1,42 @@
 /* Embedding: single rows taken back out of the packed panels, as float32. */
 #include "layout.h"
 
+/* One factor, as load_factors has it. */
+static float factor(int kind, const uint8_t *block, const uint8_t *group, int row, int o) {
+    float factors[LANES];
+    store(factors, load_factors(kind, block, group, row, o / LANES * LANES));
+    return factors[o % LANES];
+}
+
+/* The code of input k of output o. */
+static int code(int bits, const uint8_t *codes, int k, int o) {
+    if (bits == 8) return (int8_t)codes[code_index(k, o)];
+    if (bits == 4) {
+        uint8_t two = codes[code_index(k / 8 * 4 + k % 4, o)];
+        return k % 8 < 4 ? two & 15 : two >> 4;
+    }
+    const uint8_t *three = codes + code_index(k / 16 * 12 + k % 4, o);
+    if (k % 16 < 12) return (int8_t)three[k % 16 / 4 * PANEL * 4] >> 2;
+    return (int8_t)(three[0] << 6 | (three[PANEL * 4] & 3) << 4 | (three[2 * PANEL * 4] & 3) << 2) >> 2;
+}
+
 static void unpack_row(const fd_weight *weight, int64_t output, float *y) {
-    int o = (int)(output % PANEL);
-    const void *panel = (const char *)weight->data + output / PANEL * panel_bytes(weight->kind, weight->inputs);
+    int o = (int)(output % PANEL), kind = weight->kind;
+    const void *panel = (const char *)weight->data + output / PANEL * panel_bytes(kind, weight->inputs);
     const float *f32 = panel;
     const uint16_t *bf16 = panel;
-    const q8_group *q8 = panel;
-    const q4_group *q4 = panel;
-    const q6_group *q6 = panel;
-    const q5_group *q5 = panel;
-    for (int64_t k = 0; k < weight->inputs; k++) {
-        int64_t g = k / GROUP;
-        int at = (int)(k % GROUP);
-        switch (weight->kind) {
-        case FD_F32: y[k] = f32[k * PANEL + o]; break;
-        case FD_BF16: y[k] = widen_bf16(bf16[k / 2 * PANEL * 2 + o * 2 + k % 2]); break;
-        case FD_Q8: y[k] = q8[g].scales[o] * q8[g].codes[code_index(at, o)]; break;
-        case FD_Q4: {
-            uint8_t two = q4[g].codes[at / 8 * (PANEL * 4) + o * 4 + at % 4];
-            y[k] = q4[g].scales[o] * (at % 8 < 4 ? two & 15 : two >> 4) + q4[g].minimums[o];
-            break;
-        }
-        case FD_Q6: y[k] = q6[g].scales[at / 16][o] * q6[g].codes[code_index(at, o)]; break;
-        case FD_Q5: y[k] = q5[g].scales[o] * q5[g].codes[code_index(at, o)] + q5[g].minimums[o]; break;
+    if (kind < FD_Q8) {
+        for (int64_t k = 0; k < weight->inputs; k++)
+            y[k] = kind == FD_F32 ? f32[k * PANEL + o] : widen_bf16(bf16[k / 2 * PANEL * 2 + o * 2 + k % 2]);
+        return;
+    }
+    for (int64_t g = 0; g < weight->inputs / GROUP; g++) {
+        const uint8_t *block = block_of(kind, panel, g), *group = group_of(kind, panel, g);
+        float first = factor(kind, block, group, 0, o), second = factor(kind, block, group, group_rows(kind) - 1, o);
+        for (int k = 0; k < GROUP; k++) {
+            float whole = (float)code(code_bits(kind), group + factor_bytes(kind), k, o);
+            if (scaling_of(kind) == MINIMUM) y[g * GROUP + k] = first * whole + second;
+            else y[g * GROUP + k] = (k < GROUP / 2 ? first : second) * whole;
         }
     }
 }

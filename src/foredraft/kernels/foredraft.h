@@ -19,7 +19,13 @@ enum fd_error {
 };
 
 /* How the numbers of a weight are stored; the layouts are drawn in layout.h. */
-enum fd_kind { FD_F32 = 0, FD_BF16 = 1, FD_Q8 = 2, FD_Q4 = 3, FD_Q6 = 4, FD_Q5 = 5 };
+enum fd_kind { FD_F32 = 0, FD_BF16 = 1, FD_Q8 = 2, FD_Q4 = 3, FD_Q6 = 4, FD_Q5 = 5, FD_Q5K = 6, FD_Q4K = 7 };
+
+/* A weight before packing: row-major [outputs, inputs] values, a code a byte where they are codes. The factors of groups
+ * are float16, or int8 where blocks have factors too, which are float16; NULL where the kind has none. */
+typedef struct {
+    const void *values, *scales, *minimums, *block_scales, *block_minimums;
+} fd_plain;
 
 /* A weight packed by fd_pack. */
 typedef struct {
@@ -78,8 +84,7 @@ typedef struct {
 int fd_set_threads(int threads);
 
 int64_t fd_packed_bytes(int kind, int64_t outputs, int64_t inputs); /* -1: no such weight */
-int fd_pack(int kind, int64_t outputs, int64_t inputs, const void *values, const float *scales, const float *minimums,
-            void *packed);
+int fd_pack(int kind, int64_t outputs, int64_t inputs, const fd_plain *plain, void *packed);
 
 /* y[row * y_stride + output] = x[row] . weight[output] + bias[output]; bias may be NULL. */
 int fd_linear(const fd_weight *weight, const float *x, int64_t rows, const float *bias, float *y, int64_t y_stride);

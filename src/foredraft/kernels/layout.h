@@ -4,13 +4,25 @@
  *   f32   [inputs][16 outputs] float                                           64 bytes per input
  *   bf16  [inputs / 2][16 outputs][2 inputs] bfloat16: one 32-bit lane holds two inputs of one output, widened by a
  *         shift (even) and a mask (odd); also what the bfloat16 dot products of newer machines want
- *   q8    [inputs / 32] groups of { 16 scales, 8 x [16 outputs][4 inputs] int8 }                   576 bytes
- *   q4    [inputs / 32] groups of { 16 scales, 16 minimums, 4 x [16 outputs][4 bytes] }            384 bytes
- *         the low nibbles of a q4 vector are inputs 8p .. 8p+3, its high nibbles inputs 8p+4 .. 8p+7
- *   q6    [inputs / 32] groups of { 2 x 16 scales, for inputs 0 .. 15 and 16 .. 31, codes as in q8 }  640 bytes
- *   q5    [inputs / 32] groups of { 16 scales, 16 minimums, codes as in q8 }                       640 bytes
  *
- * The inputs of f32 and bf16 are padded with zeros to a multiple of 4. */
+ * The inputs of f32 and bf16 are padded with zeros to a multiple of 4. The other kinds hold groups of 32 inputs, and the
+ * K kinds blocks of 8 groups. A factor is a float16, or in K kinds a small integer times the float16 of its block: the
+ * numbers that the file has, which are multiplied when they are needed (exactly: 11 bits by 8).
+ *
+ *   kind  a block has             a group has                codes      bytes of a group, bits a weight
+ *   q8                            16 scales                  bytes      544               8.5
+ *   q5                            16 scales, 16 minimums     sixes      448               7
+ *   q4                            16 scales, 16 minimums     nibbles    320               5
+ *   q6    16 scales               2 x 16 scales              sixes      416 + 32 / 8      6.5625
+ *   q5k   16 scales, 16 minimums  16 scales, 16 minimums     sixes      416 + 64 / 8      6.625
+ *   q4k   16 scales, 16 minimums  16 scales, 16 minimums     nibbles    288 + 64 / 8      4.625
+ *
+ * The two rows of scales of q6 are those of inputs 0 .. 15 and of inputs 16 .. 31. Codes, factors first:
+ *
+ *   bytes    8 x [16 outputs][4 inputs] int8
+ *   nibbles  4 x [16 outputs][4 bytes]: low nibbles are inputs 8p .. 8p+3, high nibbles inputs 8p+4 .. 8p+7
+ *   sixes    2 x 3 x [16 outputs][4 bytes], signed: the upper six bits of the three vectors of a half are inputs 0 .. 3,
+ *            4 .. 7 and 8 .. 11; the lower two bits are those of inputs 12 .. 15, upper ones first */
 #ifndef FD_LAYOUT_H
 #define FD_LAYOUT_H
 
@@ -18,53 +30,60 @@
 #include "simd.h"
 
 #define GROUP 32
-#define Q8_CODES (PANEL * GROUP) /* bytes of a group's codes, also of an unpacked q4 group */
-#define Q4_CODES (PANEL * GROUP / 2)
+#define BLOCK_GROUPS 8
+#define GROUP_CODES (PANEL * GROUP) /* of a group; also their bytes where they are unpacked */
 
-typedef struct {
-    float scales[PANEL];
-    int8_t codes[Q8_CODES];
-} q8_group;
+/* What a group has beside codes: one scale per output, a scale and a minimum, or a scale for each half. */
+enum scaling { SCALE, MINIMUM, HALVES };
 
-typedef struct {
-    float scales[PANEL], minimums[PANEL];
-    uint8_t codes[Q4_CODES];
-} q4_group;
+INLINE enum scaling scaling_of(int kind) { return kind == FD_Q8 ? SCALE : kind == FD_Q6 ? HALVES : MINIMUM; }
+INLINE int is_k(int kind) { return kind == FD_Q6 || kind == FD_Q5K || kind == FD_Q4K; }
+INLINE int code_bits(int kind) { return kind == FD_Q8 ? 8 : kind == FD_Q4 || kind == FD_Q4K ? 4 : 6; }
 
-typedef struct {
-    float scales[2][PANEL];
-    int8_t codes[Q8_CODES];
-} q6_group;
+/* Rows of 16 factors, and their bytes: what a group has, and what a block of a K kind has for all its groups. */
+INLINE int group_rows(int kind) { return scaling_of(kind) == SCALE ? 1 : 2; }
+INLINE int block_rows(int kind) { return !is_k(kind) ? 0 : scaling_of(kind) == MINIMUM ? 2 : 1; }
+INLINE int factor_bytes(int kind) { return group_rows(kind) * PANEL * (is_k(kind) ? 1 : 2); }
+INLINE int block_head(int kind) { return block_rows(kind) * PANEL * 2; }
 
-typedef struct {
-    float scales[PANEL], minimums[PANEL];
-    int8_t codes[Q8_CODES];
-} q5_group;
+INLINE int groups_per_block(int kind) { return is_k(kind) ? BLOCK_GROUPS : 1; }
+INLINE int group_bytes(int kind) { return factor_bytes(kind) + GROUP_CODES * code_bits(kind) / 8; }
+INLINE int block_bytes(int kind) { return block_head(kind) + groups_per_block(kind) * group_bytes(kind); }
+
+/* Group g of a panel, and the block that it lies in. */
+INLINE const uint8_t *block_of(int kind, const void *panel, int64_t g) {
+    return (const uint8_t *)panel + g / groups_per_block(kind) * block_bytes(kind);
+}
+INLINE const uint8_t *group_of(int kind, const void *panel, int64_t g) {
+    return block_of(kind, panel, g) + block_head(kind) + g % groups_per_block(kind) * group_bytes(kind);
+}
+
+/* The factors of row `row` (0: scales; 1: minimums, or the scales of the second half) for outputs o .. o+LANES-1. */
+INLINE vf load_factors(int kind, const uint8_t *block, const uint8_t *group, int row, int o) {
+    if (!is_k(kind)) return load_halves(group + (row * PANEL + o) * 2);
+    int block_row = block_rows(kind) == 2 ? row : 0;
+    return load_halves(block + (block_row * PANEL + o) * 2) * load_bytes(group + row * PANEL + o);
+}
 
 INLINE int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
 /* Bytes of one panel, or -1 for an impossible weight. */
 INLINE int64_t panel_bytes(int kind, int64_t inputs) {
     if (inputs < 1) return -1;
-    switch (kind) {
-    case FD_F32: return round_up(inputs, 4) * PANEL * 4;
-    case FD_BF16: return round_up(inputs, 4) * PANEL * 2;
-    case FD_Q8: return inputs % GROUP ? -1 : inputs / GROUP * (int64_t)sizeof(q8_group);
-    case FD_Q4: return inputs % GROUP ? -1 : inputs / GROUP * (int64_t)sizeof(q4_group);
-    case FD_Q6: return inputs % GROUP ? -1 : inputs / GROUP * (int64_t)sizeof(q6_group);
-    case FD_Q5: return inputs % GROUP ? -1 : inputs / GROUP * (int64_t)sizeof(q5_group);
-    default: return -1;
-    }
+    if (kind == FD_F32) return round_up(inputs, 4) * PANEL * 4;
+    if (kind == FD_BF16) return round_up(inputs, 4) * PANEL * 2;
+    int64_t block = groups_per_block(kind) * GROUP;
+    return inputs % block ? -1 : inputs / block * block_bytes(kind);
 }
 
 INLINE int64_t num_panels(int64_t outputs) { return (outputs + PANEL - 1) / PANEL; }
 
-/* The place in a group's codes of input k (0 .. 31) of output o (0 .. 15). */
+/* The place among a group's bytes, or unpacked codes, of input k (0 .. 31) of output o (0 .. 15). */
 INLINE int code_index(int k, int o) { return k / 4 * (PANEL * 4) + o * 4 + k % 4; }
 
 INLINE int check_weight(const fd_weight *weight) {
     if (!weight || !weight->data) return FD_NULL;
-    if (weight->kind < FD_F32 || weight->kind > FD_Q5) return FD_KIND;
+    if (weight->kind < FD_F32 || weight->kind > FD_Q4K) return FD_KIND;
     return weight->outputs < 1 || panel_bytes(weight->kind, weight->inputs) < 0 ? FD_SHAPE : FD_OK;
 }
 

@@ -56,34 +56,16 @@ static void float_panel(const linear_job *job, const void *panel, int64_t row, i
     }
 }
 
-static void quant_panel_rows(const linear_job *job, const void *data, int64_t row, int64_t rows, float *sums,
-                             int8_t *scratch) {
+static void quant_panel(const linear_job *job, const void *panel, int64_t row, int64_t rows, float *sums,
+                        void *scratch) {
     int64_t groups = job->weight->inputs / GROUP;
     const x_group *x = job->quantised + row * groups;
-    switch (job->weight->kind) {
-    case FD_Q8: {
-        quant_panel panel = {data, ((const q8_group *)data)->codes, sizeof(q8_group), sizeof(q8_group), groups};
-        quant_rows(&panel, SCALE, x, rows, sums);
-        return;
-    }
-    case FD_Q6: {
-        quant_panel panel = {data, ((const q6_group *)data)->codes, sizeof(q6_group), sizeof(q6_group), groups};
-        quant_rows(&panel, HALVES, x, rows, sums);
-        return;
-    }
-    case FD_Q5: {
-        quant_panel panel = {data, ((const q5_group *)data)->codes, sizeof(q5_group), sizeof(q5_group), groups};
-        quant_rows(&panel, MINIMUM, x, rows, sums);
-        return;
-    }
-    }
-    quant_panel panel = {data, scratch, sizeof(q4_group), Q8_CODES, groups};
     if (rows <= PACKED_ROWS) {
-        packed_rows(&panel, x, rows, sums);
+        packed_rows(job->weight->kind, panel, groups, x, rows, sums);
         return;
     }
-    unpack_nibbles(data, groups, scratch);
-    quant_rows(&panel, MINIMUM, x, rows, sums);
+    wide_panel wide = widen_any(job->weight->kind, panel, groups, scratch);
+    wide_rows(&wide, x, rows, sums);
 }
 
 static void write_results(const linear_job *job, const float *sums, int64_t row, int64_t rows, int64_t output) {
@@ -109,7 +91,7 @@ static void linear_item(void *context, int64_t item, int worker) {
     for (; panel < end; panel++) {
         const char *data = (const char *)weight->data + panel * bytes;
         if (weight->kind <= FD_BF16) float_panel(job, data, row, rows, sums, scratch_panel(job, worker));
-        else quant_panel_rows(job, data, row, rows, sums, scratch_panel(job, worker));
+        else quant_panel(job, data, row, rows, sums, scratch_panel(job, worker));
         write_results(job, sums, row, rows, panel * PANEL);
     }
 }
@@ -165,7 +147,7 @@ int fd_linear(const fd_weight *weight, const float *x, int64_t rows, const float
     int64_t per_item = panels / (pool_threads() * ITEMS_PER_THREAD);
     job.panels_per_item = per_item < 1 ? 1 : per_item;
     job.items_per_block = (panels + job.panels_per_item - 1) / job.panels_per_item;
-    int64_t panel_scratch = weight->kind == FD_Q4 ? weight->inputs * PANEL : INPUT_BLOCK * PANEL * 4;
+    int64_t panel_scratch = weight->kind >= FD_Q8 ? wide_bytes(weight->inputs) : INPUT_BLOCK * PANEL * 4;
     error = pool_reserve((size_t)(job.row_block * PANEL * 4 + panel_scratch), (size_t)prepared_bytes(weight, rows));
     if (!error) {
         prepare(&job);

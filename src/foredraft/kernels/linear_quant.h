@@ -11,12 +11,7 @@
 
 #include "dot.h"
 
-INLINE float power_of_two(uint32_t biased_exponent) {
-    uint32_t bits = biased_exponent << 23;
-    float f;
-    memcpy(&f, &bits, 4);
-    return f;
-}
+INLINE float power_of_two(uint32_t biased_exponent) { return float_of_bits(biased_exponent << 23); }
 
 /* The exponent of the smallest power of two that makes a group integers of at most 32639 (so that the high plane fits
  * int8), or 0 where the group holds an infinity or NaN. */
@@ -57,112 +52,208 @@ static void quantise_row(const float *x, int64_t groups, x_group *out) {
     }
 }
 
-/* A panel as the tiles see it: 8-bit codes either inside the packed groups or unpacked, scales always in place. */
-typedef struct {
-    const char *packed; /* q8_group, q4_group, q6_group or q5_group: scales first, then minimums */
-    const int8_t *codes;
-    int64_t packed_bytes, code_bytes; /* from group to group */
-    int64_t groups;
-} quant_panel;
-
 INLINE vf to_float(vi x) { return __builtin_convertvector(x, vf); }
 
-/* What a group has beside codes: one scale per output, a scale and a minimum, or a scale for each half. */
-enum scaling { SCALE, MINIMUM, HALVES };
+/* acc += what the dot products of a group, or of half of one, stand for. */
+INLINE void add_dots(vf acc[][PANEL_VECS], vi dots[][PANEL_VECS], enum scaling scaling, const vf scales[],
+                     const vf minimums[], const x_group *const x[], int rows, int vecs) {
+    FOR(r, rows)
+        FOR(v, vecs) {
+            acc[r][v] = muladd(acc[r][v], scales[v] * x[r]->scale, to_float(dots[r][v]));
+            if (scaling == MINIMUM) acc[r][v] = muladd(acc[r][v], minimums[v], splat(x[r]->sum));
+        }
+}
 
-/* One tile of `rows` rows by `vecs` vectors, from vector `vec`. `rows`, `vecs`, `scaling` and `nibbles` (straight from
- * the packed 4-bit codes) are literals at every call. x [rows, groups], y [rows, 16].
+/* Few rows over a panel as it is packed, one tile of `rows` rows by `vecs` vectors from vector `vec`; `kind`, `rows` and
+ * `vecs` are literals at every call. x [rows, groups], y [rows, 16].
  *
  * Besides the dot products, a result vector and group takes a conversion (2 cycles of one of the two units of a
- * Neoverse N1), a multiplication and one multiply-add, with minimums two. A row, a group and 16 outputs: 44 cycles at
- * the least, 50 (q8) and 52 (q4) measured in tiles of 4 rows. */
-INLINE void quant_tile(const quant_panel *panel, enum scaling scaling, int nibbles, const x_group *x, float *y,
-                       int rows, int vec, int vecs) {
+ * Neoverse N1), a multiplication and one multiply-add, with minimums two; and every factor a conversion, in K kinds also
+ * the move of a byte and a multiplication. */
+INLINE void packed_tile(int kind, const void *panel, int64_t groups, const x_group *x, float *y, int rows, int vec,
+                        int vecs) {
+    enum scaling scaling = scaling_of(kind);
     vf acc[4][PANEL_VECS];
     FOR(r, rows)
         FOR(v, vecs) acc[r][v] = (vf){0};
-    const char *packed = panel->packed;
+    const uint8_t *block = panel;
+    for (const x_group *end = x + groups; x < end; block += block_bytes(kind)) {
+        const uint8_t *group = block + block_head(kind);
+        for (int i = 0; i < groups_per_block(kind); i++, x++, group += group_bytes(kind)) {
+            const uint8_t *codes = group + factor_bytes(kind);
+            const x_group *xs[4];
+            FOR(r, rows) xs[r] = x + r * groups;
+            FOR(part, scaling == HALVES ? 2 : 1) {
+                int halves = scaling == HALVES ? 1 : 2;
+                vi dots[4][PANEL_VECS];
+                if (code_bits(kind) == 8) dot_codes((const int8_t *)codes, part, halves, xs, rows, vec, vecs, dots);
+                else if (code_bits(kind) == 6) dot_sixes(codes, part, halves, xs, rows, vec, vecs, dots);
+                else dot_nibbles(codes, xs, rows, vec, vecs, dots);
+                vf scales[PANEL_VECS], minimums[PANEL_VECS];
+                FOR(v, vecs) {
+                    scales[v] = load_factors(kind, block, group, part, (vec + v) * LANES);
+                    if (scaling == MINIMUM) minimums[v] = load_factors(kind, block, group, 1, (vec + v) * LANES);
+                }
+                add_dots(acc, dots, scaling, scales, minimums, xs, rows, vecs);
+            }
+        }
+    }
+    FOR(r, rows)
+        FOR(v, vecs) store(y + r * PANEL + (vec + v) * LANES, acc[r][v]);
+}
+
+#define PACKED_TILE(name, kind, rows, vecs)                                                          \
+    KERNEL void name(const void *panel, int64_t groups, const x_group *x, float *y, int vec) {       \
+        packed_tile(kind, panel, groups, x, y, rows, vec, vecs);                                     \
+    }
+#define PACKED_TILES(name, kind)                  \
+    PACKED_TILE(name##_1, kind, 1, PANEL_VECS)    \
+    PACKED_TILE(name##_2, kind, 2, PANEL_VECS)    \
+    PACKED_TILE(name##_3, kind, 3, TILE_VECS)     \
+    PACKED_TILE(name##_4, kind, 4, TILE_VECS)
+PACKED_TILES(q8, FD_Q8)
+PACKED_TILES(q6, FD_Q6)
+PACKED_TILES(q5, FD_Q5)
+PACKED_TILES(q5k, FD_Q5K)
+PACKED_TILES(q4, FD_Q4)
+PACKED_TILES(q4k, FD_Q4K)
+
+/* Up to four rows over one panel as it is packed: for q4 71, 120 and 228 cycles for one, two and four rows, a
+ * group and 16 outputs, from the cache. Widened first they would take 34 + 51, 102 and 193. */
+#define PACKED_ROWS 4
+static void packed_rows(int kind, const void *panel, int64_t groups, const x_group *x, int64_t rows, float *y) {
+    typedef void (*tile)(const void *, int64_t, const x_group *, float *, int);
+    static const tile tiles[][PACKED_ROWS] = {
+        [FD_Q8] = {q8_1, q8_2, q8_3, q8_4},     [FD_Q6] = {q6_1, q6_2, q6_3, q6_4},
+        [FD_Q5] = {q5_1, q5_2, q5_3, q5_4},     [FD_Q5K] = {q5k_1, q5k_2, q5k_3, q5k_4},
+        [FD_Q4] = {q4_1, q4_2, q4_3, q4_4},     [FD_Q4K] = {q4k_1, q4k_2, q4k_3, q4k_4},
+    };
+    int vecs = rows <= 2 ? PANEL_VECS : TILE_VECS;
+    for (int vec = 0; vec < PANEL_VECS; vec += vecs) tiles[kind][rows - 1](panel, groups, x, y, vec);
+}
+
+/* A panel as many rows see it, whatever its kind: codes of 8 bits (code_index), those of q8 where they are packed, and
+ * factors [groups][2][16] as in load_factors. */
+typedef struct {
+    const int8_t *codes;
+    int64_t code_bytes; /* from group to group */
+    const float *factors;
+    int64_t groups;
+    enum scaling scaling;
+} wide_panel;
+
+/* The 4-bit or 6-bit codes of one group to 8 bits. 32 stores, one a cycle. */
+INLINE void widen_codes(int bits, const uint8_t *restrict packed, int8_t *restrict codes) {
+    if (bits == 4)
+        for (int p = 0; p < 4; p++)
+            for (int i = 0; i < PANEL * 4; i++) {
+                uint8_t two = packed[p * PANEL * 4 + i];
+                codes[2 * p * PANEL * 4 + i] = (int8_t)(two & 15);
+                codes[(2 * p + 1) * PANEL * 4 + i] = (int8_t)(two >> 4);
+            }
+    else
+        for (int half = 0; half < 2; half++)
+            for (int i = 0; i < PANEL * 4; i++) {
+                const uint8_t *three = packed + half * 3 * PANEL * 4 + i;
+                int8_t *four = codes + half * 4 * PANEL * 4 + i;
+                uint8_t a = three[0], b = three[PANEL * 4], c = three[2 * PANEL * 4];
+                four[0] = (int8_t)((int8_t)a >> 2);
+                four[PANEL * 4] = (int8_t)((int8_t)b >> 2);
+                four[2 * PANEL * 4] = (int8_t)((int8_t)c >> 2);
+                four[3 * PANEL * 4] = (int8_t)((int8_t)(uint8_t)(a << 6 | (b & 3) << 4 | (c & 3) << 2) >> 2);
+            }
+}
+
+/* The next panel, which follows in memory, is asked for on the way: it arrives while this one is computed with. */
+INLINE wide_panel widen_panel(int kind, const void *panel, int64_t groups, void *scratch) {
+    float *factors = scratch;
+    int8_t *codes = (int8_t *)(factors + groups * 2 * PANEL);
+    int64_t next = panel_bytes(kind, groups * GROUP);
+    for (int64_t g = 0; g < groups; g++) {
+        const uint8_t *block = block_of(kind, panel, g), *group = group_of(kind, panel, g);
+        if (code_bits(kind) < 8) {
+            FOR_STEP(line, group_bytes(kind), 64) __builtin_prefetch(group + next + line, 0, 2);
+            widen_codes(code_bits(kind), group + factor_bytes(kind), codes + g * GROUP_CODES);
+        }
+        FOR(row, group_rows(kind))
+            FOR_STEP(o, PANEL, LANES)
+                store(factors + (g * 2 + row) * PANEL + o, load_factors(kind, block, group, row, o));
+    }
+    if (code_bits(kind) == 8)
+        return (wide_panel){(const int8_t *)panel + factor_bytes(kind), group_bytes(kind), factors, groups, scaling_of(kind)};
+    return (wide_panel){codes, GROUP_CODES, factors, groups, scaling_of(kind)};
+}
+
+/* Bytes of the scratch that widen_panel fills. */
+INLINE int64_t wide_bytes(int64_t inputs) { return inputs * PANEL + inputs / GROUP * 2 * PANEL * 4; }
+
+KERNEL wide_panel widen_any(int kind, const void *panel, int64_t groups, void *scratch) {
+    switch (kind) {
+    case FD_Q8: return widen_panel(FD_Q8, panel, groups, scratch);
+    case FD_Q6: return widen_panel(FD_Q6, panel, groups, scratch);
+    case FD_Q5: return widen_panel(FD_Q5, panel, groups, scratch);
+    case FD_Q5K: return widen_panel(FD_Q5K, panel, groups, scratch);
+    case FD_Q4: return widen_panel(FD_Q4, panel, groups, scratch);
+    default: return widen_panel(FD_Q4K, panel, groups, scratch);
+    }
+}
+
+/* A tile as above, over a wide panel. A row, a group and 16 outputs: 44 cycles at the least, 50 (one scale) and 52
+ * (minimums) measured in tiles of 4 rows. */
+INLINE void wide_tile(enum scaling scaling, const wide_panel *panel, const x_group *x, float *y, int rows, int vec,
+                      int vecs) {
+    vf acc[4][PANEL_VECS];
+    FOR(r, rows)
+        FOR(v, vecs) acc[r][v] = (vf){0};
+    const float *factors = panel->factors + vec * LANES;
     const int8_t *codes = panel->codes;
     for (const x_group *end = x + panel->groups; x < end; x++) {
         const x_group *xs[4];
         FOR(r, rows) xs[r] = x + r * panel->groups;
         FOR(part, scaling == HALVES ? 2 : 1) {
-            vi sums[4][PANEL_VECS];
-            if (nibbles) dot_nibbles(((const q4_group *)packed)->codes, xs, rows, vec, vecs, sums);
-            else dot_codes(codes, part, scaling == HALVES ? 1 : 2, xs, rows, vec, vecs, sums);
-            const float *scales = (const float *)packed + part * PANEL + vec * LANES, *minimums = scales + PANEL;
-            FOR(r, rows)
-                FOR(v, vecs) {
-                    acc[r][v] = muladd(acc[r][v], load(scales + v * LANES) * xs[r]->scale, to_float(sums[r][v]));
-                    if (scaling == MINIMUM)
-                        acc[r][v] = muladd(acc[r][v], load(minimums + v * LANES), splat(xs[r]->sum));
-                }
+            vi dots[4][PANEL_VECS];
+            dot_codes(codes, part, scaling == HALVES ? 1 : 2, xs, rows, vec, vecs, dots);
+            vf scales[PANEL_VECS], minimums[PANEL_VECS];
+            FOR(v, vecs) {
+                scales[v] = load(factors + part * PANEL + v * LANES);
+                minimums[v] = load(factors + PANEL + v * LANES);
+            }
+            add_dots(acc, dots, scaling, scales, minimums, xs, rows, vecs);
         }
-        packed += panel->packed_bytes;
+        factors += 2 * PANEL;
         codes += panel->code_bytes;
     }
     FOR(r, rows)
         FOR(v, vecs) store(y + r * PANEL + (vec + v) * LANES, acc[r][v]);
 }
 
-#define QUANT_TILE(name, scaling, nibbles, rows, vecs)                                \
-    KERNEL void name(const quant_panel *panel, const x_group *x, float *y, int vec) { \
-        quant_tile(panel, scaling, nibbles, x, y, rows, vec, vecs);                   \
+#define WIDE_TILE(name, scaling, rows, vecs)                                         \
+    KERNEL void name(const wide_panel *panel, const x_group *x, float *y, int vec) { \
+        wide_tile(scaling, panel, x, y, rows, vec, vecs);                            \
     }
-QUANT_TILE(q8_4, SCALE, 0, 4, TILE_VECS)
-QUANT_TILE(q8_3, SCALE, 0, 3, TILE_VECS)
-QUANT_TILE(q8_2, SCALE, 0, 2, TILE_VECS)
-QUANT_TILE(q8_1, SCALE, 0, 1, PANEL_VECS)
-QUANT_TILE(q4_4, MINIMUM, 0, 4, TILE_VECS)
-QUANT_TILE(q4_3, MINIMUM, 0, 3, TILE_VECS)
-QUANT_TILE(q4_2, MINIMUM, 0, 2, TILE_VECS)
-QUANT_TILE(q4_1, MINIMUM, 0, 1, PANEL_VECS)
-QUANT_TILE(q6_4, HALVES, 0, 4, TILE_VECS)
-QUANT_TILE(q6_3, HALVES, 0, 3, TILE_VECS)
-QUANT_TILE(q6_2, HALVES, 0, 2, TILE_VECS)
-QUANT_TILE(q6_1, HALVES, 0, 1, PANEL_VECS)
-QUANT_TILE(q4_4_packed, MINIMUM, 1, 4, TILE_VECS)
-QUANT_TILE(q4_3_packed, MINIMUM, 1, 3, TILE_VECS)
-QUANT_TILE(q4_2_packed, MINIMUM, 1, 2, PANEL_VECS)
-QUANT_TILE(q4_1_packed, MINIMUM, 1, 1, PANEL_VECS)
+#define WIDE_TILES(name, scaling)                 \
+    WIDE_TILE(name##_1, scaling, 1, PANEL_VECS)   \
+    WIDE_TILE(name##_2, scaling, 2, TILE_VECS)    \
+    WIDE_TILE(name##_3, scaling, 3, TILE_VECS)    \
+    WIDE_TILE(name##_4, scaling, 4, TILE_VECS)
+WIDE_TILES(scale, SCALE)
+WIDE_TILES(minimum, MINIMUM)
+WIDE_TILES(halves, HALVES)
 
-/* All rows over one panel of 8-bit codes. */
-static void quant_rows(const quant_panel *panel, enum scaling scaling, const x_group *x, int64_t rows, float *y) {
-    typedef void (*tile)(const quant_panel *, const x_group *, float *, int);
+/* All rows over one wide panel. */
+static void wide_rows(const wide_panel *panel, const x_group *x, int64_t rows, float *y) {
+    typedef void (*tile)(const wide_panel *, const x_group *, float *, int);
     static const tile tiles[3][4] = {
-        [SCALE] = {q8_1, q8_2, q8_3, q8_4},
-        [MINIMUM] = {q4_1, q4_2, q4_3, q4_4},
-        [HALVES] = {q6_1, q6_2, q6_3, q6_4},
+        [SCALE] = {scale_1, scale_2, scale_3, scale_4},
+        [MINIMUM] = {minimum_1, minimum_2, minimum_3, minimum_4},
+        [HALVES] = {halves_1, halves_2, halves_3, halves_4},
     };
+    const tile *chosen = tiles[panel->scaling];
     for (; rows >= 4; rows -= 4, x += 4 * panel->groups, y += 4 * PANEL)
-        for (int vec = 0; vec < PANEL_VECS; vec += TILE_VECS) tiles[scaling][3](panel, x, y, vec);
-    if (rows == 1) tiles[scaling][0](panel, x, y, 0);
+        for (int vec = 0; vec < PANEL_VECS; vec += TILE_VECS) chosen[3](panel, x, y, vec);
+    if (rows == 1) chosen[0](panel, x, y, 0);
     else if (rows)
-        for (int vec = 0; vec < PANEL_VECS; vec += TILE_VECS) tiles[scaling][rows - 1](panel, x, y, vec);
-}
-
-/* Up to four rows over one panel of 4-bit codes as they are: 68, 118, 175 and 225 cycles for a group and 16 outputs,
- * from the cache. Unpacked first they would take 34 + 51, 102, 145 and 193. */
-#define PACKED_ROWS 4
-static void packed_rows(const quant_panel *panel, const x_group *x, int64_t rows, float *y) {
-    if (rows == 1) q4_1_packed(panel, x, y, 0);
-    else if (rows == 2) q4_2_packed(panel, x, y, 0);
-    else
-        for (int vec = 0; vec < PANEL_VECS; vec += TILE_VECS) (rows == 3 ? q4_3_packed : q4_4_packed)(panel, x, y, vec);
-}
-
-/* 4-bit codes of a whole panel to 8 bits: [groups] x Q8_CODES. The next panel, which follows in memory, is asked for on
- * the way: it arrives while this one is computed with. 32 stores, one a cycle. */
-KERNEL void unpack_nibbles(const q4_group *restrict groups, int64_t count, int8_t *restrict codes) {
-    for (int64_t g = 0; g < count; g++) {
-        FOR_STEP(line, (int)sizeof(q4_group), 64) __builtin_prefetch((const char *)(groups + count + g) + line, 0, 2);
-        for (int p = 0; p < 4; p++)
-            for (int i = 0; i < PANEL * 4; i++) {
-                uint8_t two = groups[g].codes[p * PANEL * 4 + i];
-                codes[g * Q8_CODES + 2 * p * PANEL * 4 + i] = (int8_t)(two & 15);
-                codes[g * Q8_CODES + (2 * p + 1) * PANEL * 4 + i] = (int8_t)(two >> 4);
-            }
-    }
+        for (int vec = 0; vec < PANEL_VECS; vec += TILE_VECS) chosen[rows - 1](panel, x, y, vec);
 }
 
 #endif

@@ -5,77 +5,68 @@
 typedef struct {
     int kind;
     int64_t outputs, inputs;
-    const void *values;
-    const float *scales, *minimums;
+    const fd_plain *plain;
     char *packed;
 } pack_job;
 
 static void pack_f32(const pack_job *job, float *panel, int64_t first, int lanes) {
-    const float *values = (const float *)job->values + first * job->inputs;
+    const float *values = (const float *)job->plain->values + first * job->inputs;
     for (int o = 0; o < lanes; o++)
         for (int64_t k = 0; k < job->inputs; k++) panel[k * PANEL + o] = values[o * job->inputs + k];
 }
 
 static void pack_bf16(const pack_job *job, uint16_t *panel, int64_t first, int lanes) {
-    const uint16_t *values = (const uint16_t *)job->values + first * job->inputs;
+    const uint16_t *values = (const uint16_t *)job->plain->values + first * job->inputs;
     for (int o = 0; o < lanes; o++)
         for (int64_t k = 0; k < job->inputs; k++)
             panel[k / 2 * PANEL * 2 + o * 2 + k % 2] = values[o * job->inputs + k];
 }
 
-/* The 32 codes of one output, 4 at a time to where code_index says. */
-INLINE void pack_codes(const int8_t *codes, int o, int8_t *packed) {
-    FOR_STEP(k, GROUP, 4) memcpy(packed + code_index(k, o), codes + k, 4);
-}
-
-static void pack_q8(const pack_job *job, q8_group *panel, int64_t first, int lanes) {
-    int64_t groups = job->inputs / GROUP;
-    const int8_t *codes = (const int8_t *)job->values + first * job->inputs;
-    for (int o = 0; o < lanes; o++)
-        for (int64_t g = 0; g < groups; g++) {
-            panel[g].scales[o] = job->scales[(first + o) * groups + g];
-            pack_codes(codes + o * job->inputs + g * GROUP, o, panel[g].codes);
+/* The 32 codes of output o, 4 at a time to where layout.h has them. */
+INLINE void pack_codes(int bits, const uint8_t *codes, int o, uint8_t *packed) {
+    uint32_t quads[GROUP / 4];
+    memcpy(quads, codes, sizeof quads);
+    if (bits == 8)
+        FOR(q, GROUP / 4) memcpy(packed + code_index(4 * q, o), quads + q, 4);
+    else if (bits == 4)
+        FOR(p, GROUP / 8) {
+            uint32_t both = (quads[2 * p] & 0x0f0f0f0f) | (quads[2 * p + 1] & 0x0f0f0f0f) << 4;
+            memcpy(packed + code_index(4 * p, o), &both, 4);
+        }
+    else
+        FOR(t, 6) {
+            uint32_t upper = quads[t / 3 * 4 + t % 3], lower = quads[t / 3 * 4 + 3];
+            uint32_t both = (upper & 0x3f3f3f3f) << 2 | (lower >> (4 - t % 3 * 2) & 0x03030303);
+            memcpy(packed + code_index(4 * t, o), &both, 4);
         }
 }
 
-static void pack_q6(const pack_job *job, q6_group *panel, int64_t first, int lanes) {
-    int64_t groups = job->inputs / GROUP;
-    const int8_t *codes = (const int8_t *)job->values + first * job->inputs;
-    for (int o = 0; o < lanes; o++)
-        for (int64_t g = 0; g < groups; g++) {
-            const float *scales = job->scales + ((first + o) * groups + g) * 2;
-            panel[g].scales[0][o] = scales[0];
-            panel[g].scales[1][o] = scales[1];
-            pack_codes(codes + o * job->inputs + g * GROUP, o, panel[g].codes);
-        }
+/* One factor of output o of the panel, `bytes` wide: number `index` of row-major [outputs, count]. */
+INLINE void pack_factor(const void *factors, int64_t output, int64_t count, int64_t index, int bytes, uint8_t *packed) {
+    memcpy(packed + output % PANEL * bytes, (const char *)factors + (output * count + index) * bytes, (size_t)bytes);
 }
 
-static void pack_q5(const pack_job *job, q5_group *panel, int64_t first, int lanes) {
-    int64_t groups = job->inputs / GROUP;
-    const int8_t *codes = (const int8_t *)job->values + first * job->inputs;
-    for (int o = 0; o < lanes; o++)
-        for (int64_t g = 0; g < groups; g++) {
-            panel[g].scales[o] = job->scales[(first + o) * groups + g];
-            panel[g].minimums[o] = job->minimums[(first + o) * groups + g];
-            pack_codes(codes + o * job->inputs + g * GROUP, o, panel[g].codes);
+static void pack_quantised(const pack_job *job, uint8_t *panel, int64_t first, int lanes) {
+    int kind = job->kind, width = is_k(kind) ? 1 : 2, head = block_head(kind);
+    int64_t groups = job->inputs / GROUP, blocks = groups / groups_per_block(kind);
+    const fd_plain *plain = job->plain;
+    for (int64_t output = first; output < first + lanes; output++) {
+        for (int64_t b = 0; b < blocks && head; b++) {
+            uint8_t *block = (uint8_t *)block_of(kind, panel, b * groups_per_block(kind));
+            pack_factor(plain->block_scales, output, blocks, b, 2, block);
+            if (block_rows(kind) == 2) pack_factor(plain->block_minimums, output, blocks, b, 2, block + PANEL * 2);
         }
-}
-
-static void pack_q4(const pack_job *job, q4_group *panel, int64_t first, int lanes) {
-    int64_t groups = job->inputs / GROUP;
-    const uint8_t *codes = (const uint8_t *)job->values + first * job->inputs;
-    for (int o = 0; o < lanes; o++)
         for (int64_t g = 0; g < groups; g++) {
-            panel[g].scales[o] = job->scales[(first + o) * groups + g];
-            panel[g].minimums[o] = job->minimums[(first + o) * groups + g];
-            FOR_STEP(k, GROUP, 8) {
-                uint32_t low, high;
-                memcpy(&low, codes + o * job->inputs + g * GROUP + k, 4);
-                memcpy(&high, codes + o * job->inputs + g * GROUP + k + 4, 4);
-                uint32_t both = (low & 0x0f0f0f0fu) | (high & 0x0f0f0f0fu) << 4;
-                memcpy(panel[g].codes + k / 8 * (PANEL * 4) + o * 4, &both, 4);
-            }
+            uint8_t *group = (uint8_t *)group_of(kind, panel, g);
+            if (scaling_of(kind) == HALVES)
+                FOR(half, 2) pack_factor(plain->scales, output, 2 * groups, 2 * g + half, width, group + half * PANEL);
+            else pack_factor(plain->scales, output, groups, g, width, group);
+            if (scaling_of(kind) == MINIMUM)
+                pack_factor(plain->minimums, output, groups, g, width, group + PANEL * width);
+            const uint8_t *codes = (const uint8_t *)plain->values + output * job->inputs + g * GROUP;
+            pack_codes(code_bits(kind), codes, (int)(output % PANEL), group + factor_bytes(kind));
         }
+    }
 }
 
 static void pack_panel(void *context, int64_t item, int worker) {
@@ -88,10 +79,7 @@ static void pack_panel(void *context, int64_t item, int worker) {
     switch (job->kind) {
     case FD_F32: pack_f32(job, panel, first, lanes); break;
     case FD_BF16: pack_bf16(job, panel, first, lanes); break;
-    case FD_Q8: pack_q8(job, panel, first, lanes); break;
-    case FD_Q4: pack_q4(job, panel, first, lanes); break;
-    case FD_Q6: pack_q6(job, panel, first, lanes); break;
-    case FD_Q5: pack_q5(job, panel, first, lanes); break;
+    default: pack_quantised(job, panel, first, lanes); break;
     }
 }
 
@@ -100,13 +88,21 @@ int64_t fd_packed_bytes(int kind, int64_t outputs, int64_t inputs) {
     return bytes < 0 || outputs < 1 ? -1 : bytes * num_panels(outputs);
 }
 
-int fd_pack(int kind, int64_t outputs, int64_t inputs, const void *values, const float *scales, const float *minimums,
-            void *packed) {
+/* Whether everything is there that the kind has. */
+static int is_complete(int kind, const fd_plain *plain) {
+    if (!plain || !plain->values) return 0;
+    if (kind < FD_Q8) return 1;
+    int has_minimums = scaling_of(kind) == MINIMUM;
+    return plain->scales && (!has_minimums || plain->minimums) &&
+           (!is_k(kind) || (plain->block_scales && (!has_minimums || plain->block_minimums)));
+}
+
+int fd_pack(int kind, int64_t outputs, int64_t inputs, const fd_plain *plain, void *packed) {
     fd_weight weight = {packed, outputs, inputs, kind};
     int error = check_weight(&weight);
     if (error) return error;
-    if (!values || (kind >= FD_Q8 && !scales) || ((kind == FD_Q4 || kind == FD_Q5) && !minimums)) return FD_NULL;
-    pack_job job = {kind, outputs, inputs, values, scales, minimums, packed};
+    if (!is_complete(kind, plain)) return FD_NULL;
+    pack_job job = {kind, outputs, inputs, plain, packed};
     pool_take();
     pool_run(num_panels(outputs), outputs * inputs, pack_panel, &job);
     pool_give();

@@ -212,13 +212,14 @@ INLINE vf odd_bf16(vu pair) {
 #endif
 }
 
-/* A bfloat16 is the upper half of a float. */
-INLINE float widen_bf16(uint16_t x) {
-    uint32_t bits = (uint32_t)x << 16;
+INLINE float float_of_bits(uint32_t bits) {
     float f;
     memcpy(&f, &bits, 4);
     return f;
 }
+
+/* A bfloat16 is the upper half of a float. */
+INLINE float widen_bf16(uint16_t x) { return float_of_bits((uint32_t)x << 16); }
 
 /* LANES neighbouring bfloat16. */
 INLINE vf load_bf16(const uint16_t *p) {
@@ -232,6 +233,50 @@ INLINE vf load_bf16(const uint16_t *p) {
     float four[LANES];
     for (int i = 0; i < LANES; i++) four[i] = widen_bf16(p[i]);
     return load(four);
+#endif
+}
+
+/* A float16 as a float: shifted to the place of a float's bits it is too small by 2**112, also where it is subnormal. */
+INLINE float widen_half(uint16_t x) {
+    uint32_t sign = (uint32_t)(x & 0x8000) << 16, magnitude = (uint32_t)(x & 0x7fff) << 13;
+    if (magnitude >= 0x0f800000) return float_of_bits(sign | 0x7f800000 | magnitude); /* infinity and NaN */
+    return float_of_bits(sign | magnitude) * 0x1p112f;
+}
+
+/* LANES neighbouring float16. */
+INLINE vf load_halves(const void *p) {
+#if defined(__aarch64__)
+    return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p)));
+#elif LANES == 16
+    return _mm512_cvtph_ps(_mm256_loadu_si256(p));
+#elif LANES == 8
+    return _mm256_cvtph_ps(_mm_loadu_si128(p));
+#else
+    uint16_t halves[LANES];
+    memcpy(halves, p, sizeof halves);
+    vf v;
+    for (int i = 0; i < LANES; i++) v[i] = widen_half(halves[i]);
+    return v;
+#endif
+}
+
+/* LANES neighbouring int8, as floats. NEON puts each byte on top of a lane, and takes the lane for a number with 24
+ * binary places; the assembly is what vld1q_lane_u32 stands for, without the lanes that GCC would keep. */
+INLINE vf load_bytes(const void *p) {
+#if defined(__aarch64__)
+    static const uint8_t tops[16] = {255, 255, 255, 0, 255, 255, 255, 1, 255, 255, 255, 2, 255, 255, 255, 3};
+    uint8x16_t four;
+    __asm__("ldr %s0, %1" : "=w"(four) : "m"(*(const int8_t(*)[4])p));
+    return vcvtq_n_f32_s32(vreinterpretq_s32_u8(vqtbl1q_u8(four, vld1q_u8(tops))), 24);
+#elif LANES == 16
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p)));
+#elif LANES == 8
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p)));
+#else
+    const int8_t *bytes = p;
+    vf v;
+    for (int i = 0; i < LANES; i++) v[i] = (float)bytes[i];
+    return v;
 #endif
 }
 

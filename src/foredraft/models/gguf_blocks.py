@@ -78,8 +78,8 @@ def _q6_k(rows: Rows) -> Weight:
     codes <<= 4
     codes |= low
     codes -= 32
-    scales = _halves(blocks, 208)[:, :, None] * torch.from_numpy(blocks[:, :, 192:208].view(np.int8).astype(np.float32))
-    return Weight("q6", torch.from_numpy(codes.view(np.int8)), scales.flatten(1))
+    scales = torch.from_numpy(blocks[:, :, 192:208].view(np.int8).reshape(len(rows), -1))
+    return Weight("q6", torch.from_numpy(codes.view(np.int8)), scales, block_scales=_halves(blocks, 208))
 
 
 def _q5_k(rows: Rows) -> Weight:
@@ -88,7 +88,7 @@ def _q5_k(rows: Rows) -> Weight:
     codes = _fields(blocks[:, :, 16:48], 1)
     codes <<= 4
     codes |= _nibbles(blocks[:, :, 48:].reshape(len(rows), -1, 32))
-    return Weight("q5", torch.from_numpy(codes), *_k_factors(blocks))
+    return Weight("q5k", torch.from_numpy(codes), *_k_factors(blocks))
 
 
 def _q5_1(rows: Rows) -> Weight:
@@ -121,22 +121,20 @@ def _q4_k(rows: Rows) -> Weight:
     # w = d * scale * code - dmin * minimum
     blocks = rows.reshape(len(rows), -1, 144)
     codes = _nibbles(blocks[:, :, 16:].reshape(len(rows), -1, 32))
-    return Weight("q4", torch.from_numpy(codes), *_k_factors(blocks))
+    return Weight("q4k", torch.from_numpy(codes), *_k_factors(blocks))
 
 
-def _k_factors(blocks: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales and minimums of Q4_K and Q5_K blocks, each [rows, groups of 32]."""
+def _k_factors(blocks: Rows) -> list[torch.Tensor]:
+    """Scales and minimums of the groups of Q4_K and Q5_K blocks, and of the blocks, as a Weight has them."""
     factors = Q4_K.get_scale_min(blocks[:, :, 4:16].reshape(-1, 12))
-    scale, minimum = (torch.from_numpy(factor.astype(np.float32)).view(len(blocks), -1, 8) for factor in factors)
-    scales = _halves(blocks, 0)[:, :, None] * scale
-    minimums = _halves(blocks, 2)[:, :, None] * -minimum
-    return scales.flatten(1), minimums.flatten(1)
+    scales, minimums = (torch.from_numpy(factor.view(np.int8).reshape(len(blocks), -1)) for factor in factors)
+    return [scales, minimums, _halves(blocks, 0), -_halves(blocks, 2)]
 
 
 def _halves(blocks: Rows, offset: int) -> torch.Tensor:
-    """The float16 at byte `offset` of every block, as float32 [rows, blocks]."""
+    """The float16 at byte `offset` of every block: [rows, blocks]."""
     halves = blocks[:, :, offset : offset + 2].view(np.float16)
-    return torch.from_numpy(halves[:, :, 0].astype(np.float32))
+    return torch.from_numpy(halves[:, :, 0].copy())
 
 
 def _nibbles(packed: Rows) -> Rows:

@@ -13,7 +13,8 @@ from foredraft.backends.base import Weight, join
 from foredraft.config import QUANT_GROUP
 from foredraft.errors import InvalidModel
 
-_EIGHT_BITS = ("q8", "q6", "q5")  # the kinds with 8 bits a code
+_FOUR_BITS = ("q4", "q4k")
+_EIGHT_BITS = ("q8", "q6", "q5", "q5k")  # the kinds of more than 4 bits, which count as 8
 _PIECE_WEIGHTS = 1 << 20  # that are dense at once
 
 
@@ -30,7 +31,7 @@ def convert(weight: Weight, dtype: str, is_head: bool, file_precision: str) -> W
     if dtype == "int8":
         return weight if weight.kind in _EIGHT_BITS else _by_rows(weight, _to_8_bits)
     if dtype == "int4":
-        if weight.kind == "q4":
+        if weight.kind in _FOUR_BITS:
             return weight
         if is_head or file_precision == "int4":
             return weight if weight.kind in _EIGHT_BITS else _by_rows(weight, _to_8_bits)
@@ -51,17 +52,18 @@ def _to_bfloat16(weight: Weight) -> Weight:
 def _to_8_bits(weight: Weight) -> Weight:
     """Symmetric: the largest magnitude of a group becomes 127."""
     groups = _groups(weight)
-    scales = groups.abs().amax(dim=2) / 127
-    codes = (groups / _nonzero(scales)[:, :, None]).round().clamp(-127, 127)
+    scales = (groups.abs().amax(dim=2) / 127).half()
+    codes = (groups / _nonzero(scales)).round().clamp(-127, 127)
     return Weight("q8", codes.to(torch.int8).view(weight.outputs, weight.inputs), scales)
 
 
 def _to_4_bits(weight: Weight) -> Weight:
     """Asymmetric: the smallest weight of a group becomes code 0, the largest code 15."""
     groups = _groups(weight)
-    minimums = groups.amin(dim=2)
-    scales = (groups.amax(dim=2) - minimums) / 15
-    codes = ((groups - minimums[:, :, None]) / _nonzero(scales)[:, :, None]).round().clamp(0, 15)
+    minimums = groups.amin(dim=2).half()
+    spread = groups - minimums.float()[:, :, None]
+    scales = (spread.amax(dim=2) / 15).half()
+    codes = (spread / _nonzero(scales)).round().clamp(0, 15)
     return Weight("q4", codes.to(torch.uint8).view(weight.outputs, weight.inputs), scales, minimums)
 
 
@@ -76,5 +78,6 @@ def _groups(weight: Weight) -> torch.Tensor:
 
 
 def _nonzero(scales: torch.Tensor) -> torch.Tensor:
-    """Groups without spread divide by 1, which gives code 0 for all of them."""
-    return torch.where(scales == 0, 1.0, scales)
+    """What the weights of a group are divided by [outputs, groups, 1]. Groups without spread divide by 1, which gives
+    code 0 for all of them."""
+    return torch.where(scales == 0, 1.0, scales.float())[:, :, None]
