@@ -9,12 +9,20 @@
 
 #include "layout.h"
 
+/* Whether many rows run in the tiles of linear_amx.h, which want planes as well. */
+#if defined(__AMX_TILE__) && defined(__AMX_INT8__) && defined(__AMX_BF16__)
+#define HAS_TILES 1
+#else
+#define HAS_TILES 0
+#endif
+
 /* One group of 32 quantised activations: x = scale * code. */
 typedef struct {
     int8_t codes[2 * GROUP]; /* the planes, or the pairs */
     float scale;             /* a power of two */
     float sum;               /* of the x */
-    float unused[2];         /* keeps the codes of the next group aligned */
+    int32_t planes;          /* whether the codes are planes for tiles, where both are in use */
+    float unused;            /* keeps the codes of the next group aligned */
 } x_group;
 
 #if defined(__ARM_FEATURE_DOTPROD)

@@ -43,6 +43,7 @@ INLINE void quantise_group(const float *x, uint32_t exponent, x_group *group) {
         total += rounded;
     }
     store_codes(integers, group);
+    group->planes = 0;
     group->scale = exponent ? power_of_two(exponent) : __builtin_nanf(""); /* a broken group is NaN as a whole */
     group->sum = group->scale * (float)sum_lanes_i32((vi)total);
 }
@@ -126,6 +127,10 @@ QUANT_TILE(q4_3_packed, MINIMUM, 1, 3, TILE_VECS)
 QUANT_TILE(q4_2_packed, MINIMUM, 1, 2, PANEL_VECS)
 QUANT_TILE(q4_1_packed, MINIMUM, 1, 1, PANEL_VECS)
 
+/* The same in the tiles of linear_amx.h, from groups that were split into planes for them. */
+static void quant_rows_in_tiles(const quant_panel *panel, enum scaling scaling, const x_group *x, int64_t rows,
+                                float *y);
+
 /* All rows over one panel of 8-bit codes. */
 static void quant_rows(const quant_panel *panel, enum scaling scaling, const x_group *x, int64_t rows, float *y) {
     typedef void (*tile)(const quant_panel *, const x_group *, float *, int);
@@ -134,6 +139,10 @@ static void quant_rows(const quant_panel *panel, enum scaling scaling, const x_g
         [MINIMUM] = {q4_1, q4_2, q4_3, q4_4},
         [HALVES] = {q6_1, q6_2, q6_3, q6_4},
     };
+    if (HAS_TILES && x->planes) {
+        quant_rows_in_tiles(panel, scaling, x, rows, y);
+        return;
+    }
     for (; rows >= 4; rows -= 4, x += 4 * panel->groups, y += 4 * PANEL)
         for (int vec = 0; vec < PANEL_VECS; vec += TILE_VECS) tiles[scaling][3](panel, x, y, vec);
     if (rows == 1) tiles[scaling][0](panel, x, y, 0);
