@@ -50,7 +50,10 @@ pytestmark = pytest.mark.skipif(not LEVELS, reason="the native kernels are not b
 @pytest.fixture(params=[level.name for level in LEVELS])
 def backend(request: pytest.FixtureRequest) -> NativeBackend:
     level = next(level for level in LEVELS if level.name == request.param)
-    return NativeBackend("float32", 1, open_library(level.library))
+    try:
+        return NativeBackend("float32", 1, open_library(level.library))
+    except OSError as error:  # the processor has the level, but the system does not grant it
+        pytest.skip(str(error))
 
 
 def some_logits(vocab: int) -> Tensor:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from foredraft.backends import native
 from foredraft.backends.base import AttentionShape, LayerKV, Linear, Weight
 from foredraft.backends.native import NativeBackend, load_library, open_library
 from foredraft.engine.batch import ForwardBatch
-from foredraft.kernels.build import usable_levels
+from foredraft.kernels.build import Level, usable_levels
 
 LEVELS = usable_levels()
 KINDS = ("f32", "bf16", "q8", "q6", "q5", "q4", "q5k", "q4k")
@@ -34,10 +37,16 @@ def seed() -> None:
     torch.manual_seed(value)
 
 
+def backend_of(level: Level) -> NativeBackend:
+    try:
+        return NativeBackend("float32", THREADS, open_library(level.library))
+    except OSError as error:  # the processor has the level, but the system does not grant it
+        pytest.skip(str(error))
+
+
 @pytest.fixture(params=[level.name for level in LEVELS])
 def backend(request: pytest.FixtureRequest) -> NativeBackend:
-    level = next(level for level in LEVELS if level.name == request.param)
-    return NativeBackend("float32", THREADS, open_library(level.library))
+    return backend_of(next(level for level in LEVELS if level.name == request.param))
 
 
 def error(result: Tensor, reference: Tensor) -> float:
@@ -108,6 +117,47 @@ def test_linear_takes_any_number_of_inputs(backend: NativeBackend, kind: str, in
     layer = linear_of(backend, weight, bias=False)
     assert error(backend.linear(x, layer), x.double() @ weight.dense().double().T) < 1e-5
     assert torch.equal(backend.linear(x[4:5], layer), backend.linear(x, layer)[4:5])
+
+
+@pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
+@pytest.mark.parametrize("inputs", [32, 96, 608])
+@pytest.mark.parametrize("kind", ["q8", "q6", "q5", "q5k", "q4", "q4k"])
+def test_quantised_layers_have_the_same_bits_at_every_level(kind: str, inputs: int, level: Level) -> None:
+    """Whatever serves a number of rows: packed codes, unpacked ones, or tiles."""
+    inputs = fitting(kind, inputs)
+    plainest = next((other for other in reversed(LEVELS) if other.name != "sse4"), level)
+    if level.name in ("sse4", plainest.name):
+        pytest.skip("sse4 rounds each multiply-add twice, and a level need not be compared with itself")
+    weight = random_weight(kind, 40, inputs)
+    backends = backend_of(level), backend_of(plainest)
+    layers = [linear_of(backend, weight, bias=False) for backend in backends]
+    x = torch.randn(70, inputs) * torch.logspace(-9, 9, 70)[:, None]
+    x[3, 5] = x[40, inputs - 1] = 65278.0  # a group whose largest number just fits two planes of int8
+    expected = backends[1].linear(x, layers[1])
+    for rows in range(1, 71):
+        assert torch.equal(backends[0].linear(x[70 - rows :], layers[0]), expected[70 - rows :])
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(16, 32), (33, 31), (40, 65), (100, 130), (17, 700)])
+def test_bf16_rows_do_not_know_how_many_there_are(backend: NativeBackend, outputs: int, inputs: int) -> None:
+    weight = random_weight("bf16", outputs, inputs)
+    layer = linear_of(backend, weight, bias=False)
+    x = torch.randn(70, inputs) * torch.logspace(-9, 9, 70)[:, None]
+    together = backend.linear(x, layer)
+    reference = x.double() @ weight.dense().double().T
+    assert max(error(row, right) for row, right in zip(together, reference, strict=True)) < 1e-5
+    for rows in range(1, 70):
+        assert torch.equal(backend.linear(x[70 - rows :], layer), together[70 - rows :])
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), 3.4e38, -3.4e38])
+@pytest.mark.parametrize("kind", ["f32", "bf16"])
+def test_what_is_huge_or_infinite_stays_so(backend: NativeBackend, kind: str, value: float) -> None:
+    weight = Weight(kind, (torch.randn(40, 67) * 2.0**-20).to(torch.float32 if kind == "f32" else torch.bfloat16))
+    x = torch.randn(5, 67)
+    x[2, 66] = value
+    result = backend.linear(x, linear_of(backend, weight, bias=False))
+    assert torch.allclose(result.double(), x.double() @ weight.dense().double().T, rtol=1e-5, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -414,3 +464,19 @@ def test_nothing_in_nothing_out(backend: NativeBackend) -> None:
 
 def test_the_best_library_is_found() -> None:
     assert load_library() is not None
+
+
+def test_a_refused_level_leaves_the_next_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system may keep a level's registers from a process, although the processor has them."""
+    refused: list[Path] = []
+
+    def refuse_the_first(path: Path) -> ctypes.CDLL:
+        if not refused:
+            refused.append(path)
+            raise OSError("the system does not let this process use these instructions")
+        return open_library(path)
+
+    monkeypatch.setattr(native, "open_library", refuse_the_first)
+    library = load_library()
+    assert refused == [LEVELS[0].library]
+    assert library is None if len(LEVELS) == 1 else library is not None and library._name != str(refused[0])

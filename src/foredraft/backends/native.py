@@ -59,6 +59,7 @@ ERRORS = {
     3: "the kind of weight is unknown",
     4: "an index (token, slot, position or block) points outside its table",
     5: "there was not enough memory",
+    6: "the system does not let this process use these instructions",
 }
 
 
@@ -87,6 +88,7 @@ class _KV(Structure):
 
 
 _SIGNATURES: dict[str, tuple[type, ...]] = {
+    "fd_ready": (),
     "fd_set_threads": (c_int,),
     "fd_pack": (c_int, c_int64, c_int64, POINTER(_Plain), c_void_p),
     "fd_linear": (POINTER(_Weight), c_void_p, c_int64, c_void_p, c_void_p, c_int64),
@@ -107,13 +109,15 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
 
 
 def open_library(path: Path) -> ctypes.CDLL:
-    """Load one compiled library and declare its functions."""
+    """Load one compiled library and declare its functions; raises OSError where the system refuses its level."""
     library = ctypes.CDLL(str(path))
     for name, arguments in _SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, c_int
     library.fd_draw.argtypes, library.fd_draw.restype = (c_void_p, c_int64, c_float, c_double, c_uint64), c_int64
     library.fd_packed_bytes.argtypes, library.fd_packed_bytes.restype = (c_int, c_int64, c_int64), c_int64
+    if code := library.fd_ready():
+        raise OSError(f"{path.name} cannot run here: {ERRORS[code]}.")
     return library
 
 
@@ -122,7 +126,7 @@ def load_library() -> ctypes.CDLL | None:
     for level in usable_levels():
         try:
             return open_library(level.library)
-        except (OSError, AttributeError):  # built for another system, or by an older version
+        except (OSError, AttributeError):  # built for another system, refused by this one, or of an older version
             continue
     return None
 

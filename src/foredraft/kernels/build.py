@@ -35,10 +35,13 @@ class Level:
 
 _AVX2 = frozenset({"avx2", "fma", "bmi1", "bmi2", "f16c"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_AMX = frozenset({"amx_tile", "amx_int8", "amx_bf16"})
+_AMX_FLAGS = ("-mamx-tile", "-mamx-int8", "-mamx-bf16")
 
 # Best first.
 LEVELS: dict[str, tuple[Level, ...]] = {
     "x86_64": (
+        Level("amx", ("-march=x86-64-v4", "-mavx512vnni", *_AMX_FLAGS), _AVX512 | {"avx512_vnni"} | _AMX),
         Level("avx512vnni", ("-march=x86-64-v4", "-mavx512vnni"), _AVX512 | {"avx512_vnni"}),
         Level("avx512", ("-march=x86-64-v4",), _AVX512),
         Level("avx2", ("-march=x86-64-v3",), _AVX2),

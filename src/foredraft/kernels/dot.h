@@ -9,6 +9,13 @@
 
 #include "layout.h"
 
+/* Whether many rows run in the tiles of linear_amx.h. */
+#if defined(__AMX_TILE__) && defined(__AMX_INT8__) && defined(__AMX_BF16__)
+#define HAS_TILES 1
+#else
+#define HAS_TILES 0
+#endif
+
 /* One group of 32 quantised activations: x = scale * code. */
 typedef struct {
     int8_t codes[2 * GROUP]; /* the planes, or the pairs */

@@ -16,6 +16,7 @@ enum fd_error {
     FD_KIND = 3,      /* an unknown weight kind */
     FD_RANGE = 4,     /* an index (token, slot, position, block) points outside its table */
     FD_NO_MEMORY = 5, /* scratch memory could not be had */
+    FD_REFUSED = 6,   /* the system does not let this process use the instructions of this level */
 };
 
 /* How the numbers of a weight are stored; the layouts are drawn in layout.h. */
@@ -80,6 +81,9 @@ typedef struct {
     int64_t count, width, rope_positions, rotary_dim;
     float multiplier, eps; /* of the residual stream, and of the norms */
 } fd_stack;
+
+/* To be called first: asks the system for what the level needs, and fails where it is refused. */
+int fd_ready(void);
 
 int fd_set_threads(int threads);
 

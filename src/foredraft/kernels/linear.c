@@ -1,9 +1,11 @@
 /* The linear verb: splits rows into blocks that stay in the cache and outputs into panels, and hands the pieces out. */
+#include "linear_amx.h"
 #include "linear_float.h"
 #include "linear_quant.h"
 #include "pool.h"
 
 #define X_BLOCK_BYTES (384 * 1024) /* activations of one row block: they stay in a core's second-level cache */
+#define ROW_UNIT (HAS_TILES ? MAX_TILE_ROWS : TILE_ROWS) /* a row block is a multiple of it */
 #define INPUT_BLOCK 768 /* inputs of a widened panel block: 48 KiB, in the first-level cache */
 #define ITEMS_PER_THREAD 8 /* more: better balance beside other programs; fewer: longer streams of weights */
 
@@ -14,7 +16,9 @@ typedef struct {
     const float *bias;
     float *y;
     int64_t y_stride;
-    x_group *quantised; /* [rows, groups] */
+    x_group *quantised; /* [rows, groups]: quantised weights */
+    tile_x planes;      /* the same where they run in tiles */
+    uint16_t *split;    /* [rows, split_stride]: bf16 layers that run in tiles */
     int64_t panels_per_item, row_block;
     int64_t items_per_block;
 } linear_job;
@@ -60,12 +64,14 @@ static void quant_panel(const linear_job *job, const void *panel, int64_t row, i
                         void *scratch) {
     int64_t groups = job->weight->inputs / GROUP;
     const x_group *x = job->quantised + row * groups;
-    if (rows <= PACKED_ROWS) {
+    int tiled = tiles_serve(job->weight->kind, job->rows);
+    if (rows <= PACKED_ROWS && !tiled) {
         packed_rows(job->weight->kind, panel, groups, x, rows, sums);
         return;
     }
     wide_panel wide = widen_any(job->weight->kind, panel, groups, scratch);
-    wide_rows(&wide, x, rows, sums);
+    if (tiled) wide_rows_in_tiles(&wide, &job->planes, row, rows, sums);
+    else wide_rows(&wide, x, rows, sums);
 }
 
 static void write_results(const linear_job *job, const float *sums, int64_t row, int64_t rows, int64_t output) {
@@ -75,6 +81,22 @@ static void write_results(const linear_job *job, const float *sums, int64_t row,
         if (job->bias)
             for (int64_t o = 0; o < lanes; o++) y[o] = sums[r * PANEL + o] + job->bias[output + o];
         else memcpy(y, sums + r * PANEL, 4 * (size_t)lanes);
+    }
+}
+
+/* Panels of bf16 weights over one block of rows, in tiles. */
+static void bf16_panels_in_tiles(const linear_job *job, int64_t panel, int64_t end, int64_t row, int64_t rows) {
+    int64_t inputs = job->weight->inputs, bytes = panel_bytes(FD_BF16, inputs);
+    int count = rows_of_a_tile(rows);
+    _Alignas(64) bf16_sums sums;
+    for (; panel < end; panel += BF16_PANELS) {
+        int64_t panels = end - panel < BF16_PANELS ? end - panel : BF16_PANELS;
+        const char *data = (const char *)job->weight->data + panel * bytes;
+        for (int64_t next = 0; next < rows; next += count) {
+            int64_t first = row + tile_start(next, rows);
+            bf16_rows_in_tiles(data, bytes, panels, inputs, job->split + first * split_stride(inputs), sums);
+            for (int64_t p = 0; p < panels; p++) write_results(job, sums[p], first, count, (panel + p) * PANEL);
+        }
     }
 }
 
@@ -88,26 +110,44 @@ static void linear_item(void *context, int64_t item, int worker) {
     int64_t end = panel + job->panels_per_item < panels ? panel + job->panels_per_item : panels;
     int64_t bytes = panel_bytes(weight->kind, weight->inputs);
     float *sums = scratch_sums(worker);
+    int tiled = tiles_serve(weight->kind, job->rows);
+    if (tiled) begin_tiles(weight->kind, rows);
+    if (tiled && weight->kind == FD_BF16) {
+        bf16_panels_in_tiles(job, panel, end, row, rows);
+        panel = end;
+    }
     for (; panel < end; panel++) {
         const char *data = (const char *)weight->data + panel * bytes;
         if (weight->kind <= FD_BF16) float_panel(job, data, row, rows, sums, scratch_panel(job, worker));
         else quant_panel(job, data, row, rows, sums, scratch_panel(job, worker));
         write_results(job, sums, row, rows, panel * PANEL);
     }
+    if (tiled) end_tiles();
 }
 
 static void quantise_item(void *context, int64_t row, int worker) {
     (void)worker;
     const linear_job *job = context;
     int64_t groups = job->weight->inputs / GROUP;
-    quantise_row(job->x + row * job->x_stride, groups, job->quantised + row * groups);
+    const float *x = job->x + row * job->x_stride;
+    if (tiles_serve(job->weight->kind, job->rows)) split_into_planes(x, groups, row, &job->planes);
+    else quantise_row(x, groups, job->quantised + row * groups);
 }
 
-/* x as the tiles want it: quantised, or padded to a multiple of 4 inputs where it is not. Lives in the shared scratch.
- */
+static void split_item(void *context, int64_t row, int worker) {
+    (void)worker;
+    const linear_job *job = context;
+    int64_t inputs = job->weight->inputs;
+    split_row(job->x + row * inputs, inputs, job->split + row * split_stride(inputs));
+}
+
+/* x as the tiles want it: quantised, split, or padded to a multiple of 4 inputs where it is not. Lives in the shared
+ * scratch. */
 static int64_t prepared_bytes(const fd_weight *weight, int64_t rows) {
     int64_t inputs = weight->inputs;
-    if (weight->kind >= FD_Q8) return rows * (inputs / GROUP) * (int64_t)sizeof(x_group);
+    if (weight->kind == FD_BF16 && tiles_serve(FD_BF16, rows)) return rows * split_stride(inputs) * 2;
+    if (weight->kind >= FD_Q8)
+        return rows * (inputs / GROUP) * (tiles_serve(weight->kind, rows) ? TILE_X_BYTES : (int64_t)sizeof(x_group));
     return inputs % 4 ? rows * round_up(inputs, 4) * 4 : 0;
 }
 
@@ -115,7 +155,11 @@ static void prepare(linear_job *job) {
     int64_t inputs = job->weight->inputs, rows = job->rows;
     if (job->weight->kind >= FD_Q8) {
         job->quantised = pool_shared();
+        job->planes = tile_x_in(pool_shared(), inputs / GROUP, rows);
         pool_run(rows, rows * inputs * 2, quantise_item, job);
+    } else if (job->weight->kind == FD_BF16 && tiles_serve(FD_BF16, rows)) {
+        job->split = pool_shared();
+        pool_run(rows, rows * inputs, split_item, job);
     } else if (inputs % 4) {
         float *padded = pool_shared();
         int64_t stride = round_up(inputs, 4);
@@ -139,13 +183,15 @@ int fd_linear(const fd_weight *weight, const float *x, int64_t rows, const float
         .weight = weight, .x = x, .x_stride = weight->inputs, .rows = rows, .bias = bias, .y = y, .y_stride = y_stride};
     int64_t panels = num_panels(weight->outputs);
     int64_t x_row_bytes = weight->kind >= FD_Q8 ? weight->inputs * 2 : weight->inputs * 4;
-    int64_t fitting = X_BLOCK_BYTES / x_row_bytes / TILE_ROWS * TILE_ROWS;
-    job.row_block = fitting < TILE_ROWS ? TILE_ROWS : fitting;
+    int64_t fitting = X_BLOCK_BYTES / x_row_bytes / ROW_UNIT * ROW_UNIT;
+    job.row_block = fitting < ROW_UNIT ? ROW_UNIT : fitting;
     if (job.row_block > rows) job.row_block = rows;
 
     pool_take();
     int64_t per_item = panels / (pool_threads() * ITEMS_PER_THREAD);
     job.panels_per_item = per_item < 1 ? 1 : per_item;
+    if (weight->kind == FD_BF16 && tiles_serve(FD_BF16, rows) && panels >= pool_threads() * BF16_PANELS)
+        job.panels_per_item = round_up(job.panels_per_item, BF16_PANELS);
     job.items_per_block = (panels + job.panels_per_item - 1) / job.panels_per_item;
     int64_t panel_scratch = weight->kind >= FD_Q8 ? wide_bytes(weight->inputs) : INPUT_BLOCK * PANEL * 4;
     error = pool_reserve((size_t)(job.row_block * PANEL * 4 + panel_scratch), (size_t)prepared_bytes(weight, rows));
