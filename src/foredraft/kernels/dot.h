@@ -159,12 +159,10 @@ INLINE void dot_sixes(const uint8_t *codes, int first, int halves, const x_group
 #else
 
 INLINE void store_codes(const vi x[GROUP / LANES], x_group *group) {
-    static const int order[4] = {0, 2, 1, 3};
-    int32_t all[GROUP];
-    memcpy(all, x, sizeof all);
-    for (int k = 0; k < GROUP; k++) {
-        int16_t value = (int16_t)all[k / 4 * 4 + order[k % 4]];
-        memcpy(group->codes + 2 * k, &value, 2);
+    typedef int16_t narrow __attribute__((vector_size(2 * LANES)));
+    FOR(i, GROUP / LANES) {
+        narrow codes = __builtin_convertvector(__builtin_shuffle(x[i], MIDDLES_EXCHANGED), narrow);
+        memcpy(group->codes + i * 2 * LANES, &codes, sizeof codes);
     }
 }
 

@@ -146,8 +146,8 @@ static void split_item(void *context, int64_t row, int worker) {
 static int64_t prepared_bytes(const fd_weight *weight, int64_t rows) {
     int64_t inputs = weight->inputs;
     if (weight->kind == FD_BF16 && tiles_serve(FD_BF16, rows)) return rows * split_stride(inputs) * 2;
-    if (weight->kind >= FD_Q8)
-        return rows * (inputs / GROUP) * (tiles_serve(weight->kind, rows) ? TILE_X_BYTES : (int64_t)sizeof(x_group));
+    if (weight->kind >= FD_Q8 && tiles_serve(weight->kind, rows)) return tile_x_bytes(inputs / GROUP, rows);
+    if (weight->kind >= FD_Q8) return rows * (inputs / GROUP) * (int64_t)sizeof(x_group);
     return inputs % 4 ? rows * round_up(inputs, 4) * 4 : 0;
 }
 

@@ -44,7 +44,10 @@ typedef struct {
     int64_t rows;
 } tile_x;
 
-#define TILE_X_BYTES (2 * GROUP + 2 * 4) /* of a group and row */
+/* Some more scales and sums than there are may be read, though not used. */
+INLINE int64_t tile_x_bytes(int64_t groups, int64_t rows) {
+    return groups * rows * (2 * GROUP + 2 * 4) + MAX_TILE_ROWS * 4;
+}
 
 INLINE tile_x tile_x_in(void *memory, int64_t groups, int64_t rows) {
     int8_t *planes = memory;
@@ -111,96 +114,100 @@ static void split_into_planes(const float *x, int64_t groups, int64_t row, const
     }
 }
 
-/* The dot products of two neighbouring units, each [high, low][rows][outputs]. A unit is what shares a scale: a group,
- * or half a group of q6. */
-typedef int32_t tile_dots[2][2][MAX_TILE_ROWS][PANEL];
+/* The dot products of a unit, [high, low][rows][outputs]. A unit is what shares a scale: a group, or half a group of
+ * q6. */
+typedef int32_t tile_dots[2][MAX_TILE_ROWS][PANEL];
 
 /* Tiles `high` and `low` = both planes of a unit's x times its codes in tile `b`, exact integers. */
-#define MULTIPLY_UNIT(unit, high, low, b)                                                              \
-    {                                                                                                  \
-        int64_t group_ = (unit) / parts, part_ = (unit) % parts;                                       \
-        const int8_t *planes_ = x->planes + (group_ * x->rows + row) * 2 * GROUP + part_ * GROUP / 2;  \
-        _tile_zero(high);                                                                              \
-        _tile_zero(low);                                                                               \
+#define MULTIPLY_UNIT(unit, high, low, b)                                                               \
+    {                                                                                                   \
+        int64_t group_ = (unit) / parts, part_ = (unit) % parts;                                        \
+        const int8_t *planes_ = x->planes + (group_ * x->rows + row) * 2 * GROUP + part_ * GROUP / 2;   \
+        _tile_zero(high);                                                                               \
+        _tile_zero(low);                                                                                \
         _tile_loadd(b, panel->codes + group_ * panel->code_bytes + part_ * GROUP_CODES / 2, 4 * PANEL); \
-        _tile_loadd(4, planes_, 2 * GROUP);                                                            \
-        _tile_dpbssd(high, 4, b);                                                                      \
-        _tile_loadd(5, planes_ + GROUP, 2 * GROUP);                                                    \
-        _tile_dpbssd(low, 5, b);                                                                       \
+        _tile_loadd(4, planes_, 2 * GROUP);                                                             \
+        _tile_dpbssd(high, 4, b);                                                                       \
+        _tile_loadd(5, planes_ + GROUP, 2 * GROUP);                                                     \
+        _tile_dpbssd(low, 5, b);                                                                        \
     }
 
-/* y += the dot products of `units` units from `unit`, with the operations of add_dots in their order. */
-INLINE void fold_units(const wide_panel *panel, enum scaling scaling, const tile_x *x, int64_t row, int rows,
-                       int64_t unit, int units, tile_dots dots, float *y) {
+/* acc += the dot products of a unit, with the operations of add_dots in their order. */
+INLINE void fold_unit(const wide_panel *panel, enum scaling scaling, const tile_x *x, int64_t row, int64_t unit,
+                      tile_dots dots, int rows, vf acc[][PANEL_VECS]) {
     int parts = scaling == HALVES ? 2 : 1;
+    int64_t group = unit / parts;
+    const float *x_scales = x->scales + group * x->rows + row, *x_sums = x->sums + group * x->rows + row;
     FOR(v, PANEL_VECS) {
-        vf scales[2], minimums[2];
-        const float *x_scales[2], *x_sums[2];
-        FOR(u, units) {
-            int64_t group = (unit + u) / parts, place = group * x->rows + row;
-            const float *from = panel->factors + group * 2 * PANEL + v * LANES;
-            scales[u] = load(from + (unit + u) % parts * PANEL);
-            if (scaling == MINIMUM) minimums[u] = load(from + PANEL);
-            x_scales[u] = x->scales + place;
-            x_sums[u] = x->sums + place;
-        }
-        for (int r = 0; r < rows; r++) {
-            vf acc = load(y + r * PANEL + v * LANES);
-            FOR(u, units) {
-                vi high = (vi)load(&dots[u][0][r][v * LANES]), low = (vi)load(&dots[u][1][r][v * LANES]);
-                acc = muladd(acc, scales[u] * x_scales[u][r], to_float((high << 8) + low));
-                if (scaling == MINIMUM) acc = muladd(acc, minimums[u], splat(x_sums[u][r]));
-            }
-            store(y + r * PANEL + v * LANES, acc);
+        const float *from = panel->factors + group * 2 * PANEL + v * LANES;
+        vf scales = load(from + unit % parts * PANEL), minimums = load(from + PANEL);
+        FOR(r, rows) {
+            vi high = (vi)load(&dots[0][r][v * LANES]), low = (vi)load(&dots[1][r][v * LANES]);
+            acc[r][v] = muladd(acc[r][v], scales * x_scales[r], to_float((high << 8) + low));
+            if (scaling == MINIMUM) acc[r][v] = muladd(acc[r][v], minimums, splat(x_sums[r]));
         }
     }
 }
 
-/* One tile of rows, from `row`, over one panel. A group, 16 rows and 16 outputs take 2 tile products (32 cycles), 40
- * rows of tiles to load (20 cycles), 32 to store (32 cycles) and 16 x 5 vector operations to fold, with minimums 16 x
- * 6, 2 a cycle: 40 or 48 cycles, which are the bound, because other units do the rest. (Vectors alone would take 256
- * multiplications of pairs, 128 cycles, in place of the products.) What two units give is folded while the next two are
- * multiplied, so that nobody waits for a tile to be stored. */
-INLINE void quant_tiles(const wide_panel *panel, enum scaling scaling, const tile_x *x, int64_t row, int rows,
+/* One tile of `count` rows, from `row`, over one panel. `rows` is a literal, at least as many: what the others give is
+ * forgotten.
+ *
+ * A group, 16 rows and 16 outputs take 2 tile products (32 cycles), 40 rows of tiles to load (20 cycles), 32 to store
+ * (32 cycles) and 16 x 5 vector operations to fold, with minimums 16 x 6, 2 a cycle: 40 or 48 cycles, which are the
+ * bound, because other units do the rest. (Vectors alone would take 256 multiplications of pairs, 128 cycles, in place
+ * of the products.) What a unit gives is folded while the next one is multiplied, so that nobody waits for a tile to be
+ * stored. The two buffers are 4 KiB together, and the sums stay in registers: a processor takes a load for one of what
+ * is being stored 4 KiB away, and waits. */
+INLINE void quant_tiles(const wide_panel *panel, enum scaling scaling, const tile_x *x, int64_t row, int count, int rows,
                         float *y) {
-    _Alignas(64) tile_dots dots[2];
-    int parts = scaling == HALVES ? 2 : 1, turn = 0;
-    int64_t unit = 0, units = panel->groups * parts;
-    memset(y, 0, 4 * PANEL * (size_t)rows);
-    for (; unit < units; unit += 2, turn = !turn) {
-        MULTIPLY_UNIT(unit, 0, 1, 6)
-        _tile_stored(0, dots[turn][0][0], 4 * PANEL);
-        _tile_stored(1, dots[turn][0][1], 4 * PANEL);
-        if (unit + 1 < units) {
-            MULTIPLY_UNIT(unit + 1, 2, 3, 7)
-            _tile_stored(2, dots[turn][1][0], 4 * PANEL);
-            _tile_stored(3, dots[turn][1][1], 4 * PANEL);
+    _Alignas(4096) tile_dots dots[2] = {{{{0}}}};
+    int parts = scaling == HALVES ? 2 : 1;
+    int64_t units = panel->groups * parts;
+    vf acc[MAX_TILE_ROWS][PANEL_VECS];
+    FOR(r, rows)
+        FOR(v, PANEL_VECS) acc[r][v] = (vf){0};
+    for (int64_t unit = 0; unit < units; unit++) {
+        if (unit % 2) {
+            MULTIPLY_UNIT(unit, 2, 3, 7)
+            _tile_stored(2, dots[1][0], 4 * PANEL);
+            _tile_stored(3, dots[1][1], 4 * PANEL);
+            fold_unit(panel, scaling, x, row, unit - 1, dots[0], rows, acc);
+        } else {
+            MULTIPLY_UNIT(unit, 0, 1, 6)
+            _tile_stored(0, dots[0][0], 4 * PANEL);
+            _tile_stored(1, dots[0][1], 4 * PANEL);
+            if (unit) fold_unit(panel, scaling, x, row, unit - 1, dots[1], rows, acc);
         }
-        if (unit) fold_units(panel, scaling, x, row, rows, unit - 2, 2, dots[!turn], y);
     }
-    if (units % 2) fold_units(panel, scaling, x, row, rows, units - 1, 1, dots[!turn], y);
-    else fold_units(panel, scaling, x, row, rows, units - 2, 2, dots[!turn], y);
+    fold_unit(panel, scaling, x, row, units - 1, dots[(units - 1) % 2], rows, acc);
+    FOR(r, rows)
+        if (r < count)
+            FOR(v, PANEL_VECS) store(y + r * PANEL + v * LANES, acc[r][v]);
 }
 #undef MULTIPLY_UNIT
 
-#define QUANT_TILES(name, scaling)                                                                          \
-    KERNEL void name(const wide_panel *panel, const tile_x *x, int64_t row, int rows, float *y) {           \
-        quant_tiles(panel, scaling, x, row, rows, y);                                                       \
+#define QUANT_TILES(name, scaling, rows)                                                             \
+    KERNEL void name(const wide_panel *panel, const tile_x *x, int64_t row, int count, float *y) { \
+        quant_tiles(panel, scaling, x, row, count, rows, y);                                         \
     }
-QUANT_TILES(scale_tiles, SCALE)
-QUANT_TILES(minimum_tiles, MINIMUM)
-QUANT_TILES(halves_tiles, HALVES)
+QUANT_TILES(scale_tiles_8, SCALE, 8)
+QUANT_TILES(minimum_tiles_8, MINIMUM, 8)
+QUANT_TILES(halves_tiles_8, HALVES, 8)
+QUANT_TILES(scale_tiles, SCALE, MAX_TILE_ROWS)
+QUANT_TILES(minimum_tiles, MINIMUM, MAX_TILE_ROWS)
+QUANT_TILES(halves_tiles, HALVES, MAX_TILE_ROWS)
 
 /* All rows from `row` over one wide panel. */
 static void wide_rows_in_tiles(const wide_panel *panel, const tile_x *x, int64_t row, int64_t rows, float *y) {
-    finish_writes(panel->codes);
+    typedef void (*tiles)(const wide_panel *, const tile_x *, int64_t, int, float *);
+    static const tiles few[] = {[SCALE] = scale_tiles_8, [MINIMUM] = minimum_tiles_8, [HALVES] = halves_tiles_8};
+    static const tiles many[] = {[SCALE] = scale_tiles, [MINIMUM] = minimum_tiles, [HALVES] = halves_tiles};
     int count = rows_of_a_tile(rows);
+    tiles chosen = (count <= 8 ? few : many)[panel->scaling];
+    finish_writes(panel->codes);
     for (int64_t next = 0; next < rows; next += count) {
         int64_t first = tile_start(next, rows);
-        float *sums = y + first * PANEL;
-        if (panel->scaling == SCALE) scale_tiles(panel, x, row + first, count, sums);
-        else if (panel->scaling == MINIMUM) minimum_tiles(panel, x, row + first, count, sums);
-        else halves_tiles(panel, x, row + first, count, sums);
+        chosen(panel, x, row + first, count, y + first * PANEL);
     }
 }
 

@@ -108,39 +108,54 @@ INLINE quad load_quad(const float *p) { return p; }
 #define muladd_quad(acc, w, x, j) muladd(acc, w, splat((x)[j]))
 #endif
 
-/* The sum of all lanes: neighbours first, always in this order. */
+INLINE vf pick(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
+
+INLINE vf vmax(vf a, vf b) { return pick(a > b, a, b); }
+
+/* Every lane's partner, `distance` lanes (a literal power of two below LANES) away from it, and lanes with the middle
+ * two of every four exchanged: masks for __builtin_shuffle. */
+#define EACH_LANE_4(f, n) f(0, n), f(1, n), f(2, n), f(3, n)
+#define EACH_LANE_8(f, n) EACH_LANE_4(f, n), f(4, n), f(5, n), f(6, n), f(7, n)
+#define EACH_LANE_16(f, n) EACH_LANE_8(f, n), f(8, n), f(9, n), f(10, n), f(11, n), f(12, n), f(13, n), f(14, n), f(15, n)
+#if LANES == 16
+#define EACH_LANE EACH_LANE_16
+#elif LANES == 8
+#define EACH_LANE EACH_LANE_8
+#else
+#define EACH_LANE EACH_LANE_4
+#endif
+#define PARTNER_OF(lane, distance) (lane) ^ (distance)
+#define PARTNERS(distance) ((vi){EACH_LANE(PARTNER_OF, distance)})
+#define MIDDLE_OF(lane, unused) (lane) / 4 * 4 + (lane) % 2 * 2 + (lane) % 4 / 2
+#define MIDDLES_EXCHANGED ((vi){EACH_LANE(MIDDLE_OF, 0)})
+
+/* All lanes as one, in a tree: neighbours first, always in this order. `meet` is an expression of `lanes` and
+ * `partners`. */
+#define MEET(meet, distance)                                         \
+    if (LANES > (distance)) {                                        \
+        partners = __builtin_shuffle(lanes, PARTNERS(distance));     \
+        lanes = meet;                                                \
+    }
+#define TREE(type, v, meet)                                          \
+    ({                                                               \
+        type lanes = v, partners;                                    \
+        MEET(meet, 1) MEET(meet, 2) MEET(meet, 4) MEET(meet, 8)      \
+        lanes[0];                                                    \
+    })
+
 INLINE float sum_lanes(vf v) {
 #if defined(__aarch64__)
     return vaddvq_f32(v);
 #else
-    float a[LANES];
-    memcpy(a, &v, sizeof v);
-    for (int width = LANES; width > 1; width /= 2)
-        for (int i = 0; i < width / 2; i++) a[i] = a[2 * i] + a[2 * i + 1];
-    return a[0];
+    return TREE(vf, v, lanes + partners);
 #endif
 }
-
-/* out[i] = sum_lanes(v[i]) for four vectors at once. */
-INLINE void sum_lanes4(const vf v[4], float *out) {
-#if defined(__aarch64__)
-    vst1q_f32(out, vpaddq_f32(vpaddq_f32(v[0], v[1]), vpaddq_f32(v[2], v[3])));
-#else
-    for (int i = 0; i < 4; i++) out[i] = sum_lanes(v[i]);
-#endif
-}
-
-INLINE vf pick(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
-
-INLINE vf vmax(vf a, vf b) { return pick(a > b, a, b); }
 
 INLINE float max_lanes(vf v) {
 #if defined(__aarch64__)
     return vmaxvq_f32(v);
 #else
-    float best = v[0];
-    for (int i = 1; i < LANES; i++) best = v[i] > best ? v[i] : best;
-    return best;
+    return TREE(vf, v, vmax(lanes, partners));
 #endif
 }
 
@@ -149,9 +164,7 @@ INLINE uint32_t max_lanes_u32(vu v) {
 #if defined(__aarch64__)
     return vmaxvq_u32((uint32x4_t)v);
 #else
-    uint32_t best = v[0];
-    for (int i = 1; i < LANES; i++) best = v[i] > best ? v[i] : best;
-    return best;
+    return (uint32_t)TREE(vi, (vi)v, (lanes & (lanes > partners)) | (partners & ~(lanes > partners)));
 #endif
 }
 
@@ -160,10 +173,27 @@ INLINE int32_t sum_lanes_i32(vi v) {
 #if defined(__aarch64__)
     return vaddvq_s32((int32x4_t)v);
 #else
-    uint32_t sum = 0;
-    for (int i = 0; i < LANES; i++) sum += (uint32_t)v[i];
-    return (int32_t)sum;
+    return (int32_t)TREE(vu, (vu)v, lanes + partners);
 #endif
+}
+
+/* out[i] = sum_lanes(v[i]) for four vectors at once: 6 shuffles and 5 additions instead of 16 and 16. */
+INLINE void sum_lanes4(const vf v[4], float *out) {
+#if defined(__aarch64__)
+    vst1q_f32(out, vpaddq_f32(vpaddq_f32(v[0], v[1]), vpaddq_f32(v[2], v[3])));
+#elif LANES == 16
+#define PAIRS(a, b) (_mm512_shuffle_ps(a, b, 0x88) + _mm512_shuffle_ps(a, b, 0xdd))
+    __m512 quarters = PAIRS(PAIRS(v[0], v[1]), PAIRS(v[2], v[3]));
+    __m512 halves = quarters + _mm512_shuffle_f32x4(quarters, quarters, _MM_SHUFFLE(2, 3, 0, 1));
+    _mm_storeu_ps(out, _mm512_castps512_ps128(halves) + _mm512_extractf32x4_ps(halves, 2));
+#elif LANES == 8
+#define PAIRS(a, b) (_mm256_shuffle_ps(a, b, 0x88) + _mm256_shuffle_ps(a, b, 0xdd))
+    __m256 halves = PAIRS(PAIRS(v[0], v[1]), PAIRS(v[2], v[3]));
+    _mm_storeu_ps(out, _mm256_castps256_ps128(halves) + _mm256_extractf128_ps(halves, 1));
+#else
+    for (int i = 0; i < 4; i++) out[i] = sum_lanes(v[i]);
+#endif
+#undef PAIRS
 }
 
 /* x[i] = e**x[i] to 2 units in the last place; 0 below -87.3, infinity above 88.3. Polynomial of Cephes' expf.
