@@ -79,8 +79,10 @@ class TestSuite:
 
 
 class TestOrder:
-    def test_groups_hold_one_category_and_the_last_may_be_smaller(self) -> None:
-        assert groups_of(QUESTIONS, 2) == [Group("a", (0, 2)), Group("b", (1, 3)), Group("a", (4,)), Group("b", (5,))]
+    def test_groups_hold_one_category_and_are_full(self) -> None:
+        halves = [Group("a", (0, 2)), Group("b", (1, 3)), Group("a", (4, 0)), Group("b", (5, 1))]
+        assert groups_of(QUESTIONS, 2) == halves
+        assert groups_of(QUESTIONS, 4) == [Group("a", (0, 2, 4, 0)), Group("b", (1, 3, 5, 1))]
         assert [group.prompts for group in groups_of(QUESTIONS, 1)] == [(n,) for n in range(6)]
 
     def test_every_setting_is_first_in_its_turn(self) -> None:
@@ -125,7 +127,7 @@ class TestOrder:
         assert seeds["off"] == seeds["ngram"]
         assert seeds["off"][0] == (2**63 - 2, 0)
         assert {(run.spec, run.seconds) for run in runs} == {("off", 1.0), ("ngram", 0.5)}
-        assert {(run.prompt, run.group_size) for run in runs} == {(0, 2), (1, 2), (2, 2), (3, 2), (4, 1), (5, 1)}
+        assert {(run.prompt, run.group_size) for run in runs} == {(prompt, 2) for prompt in range(6)}
 
     def test_a_prompt_that_does_not_fit_is_named(self, llm: Any) -> None:
         with pytest.raises(InvalidPrompt, match="Prompt 1 of the suite has 100 tokens"):

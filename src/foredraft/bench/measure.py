@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import cycle, islice, zip_longest
 from typing import TYPE_CHECKING
 
 from foredraft.audit.prompts import Question
@@ -70,7 +70,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Group:
-    """Prompts of one category, by their indices, that run at once. The last one of a category may be smaller."""
+    """Prompts of one category, by their indices, that run at once; some more than once where the category has few."""
 
     category: str
     prompts: tuple[int, ...]
@@ -121,12 +121,16 @@ class Learnt:
 
 
 def groups_of(questions: Sequence[Question], batch: int) -> list[Group]:
-    """Chunks of each category in order, categories taking turns."""
+    """Chunks of each category in order, categories taking turns. What is missing to a full batch is taken from the
+    category's beginning again: a batch of 8 is 8 texts at once, or it says nothing about a batch of 8."""
     by_category: dict[str, list[int]] = {}
     for index, question in enumerate(questions):
         by_category.setdefault(question.category, []).append(index)
     chunks = [
-        [Group(category, tuple(indices[start : start + batch])) for start in range(0, len(indices), batch)]
+        [
+            Group(category, tuple(islice(cycle([*indices[start:], *indices[:start]]), batch)))
+            for start in range(0, len(indices), batch)
+        ]
         for category, indices in by_category.items()
     ]
     return [group for turn in zip_longest(*chunks) for group in turn if group is not None]

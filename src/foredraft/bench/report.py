@@ -105,18 +105,23 @@ def describe_versions() -> dict[str, str]:
 
 
 def describe_model(name: str, llm: LLM) -> dict[str, Any]:
-    return {"name": name, "dtype": llm.dtype, "backend": llm.backend_name, "exact": str(llm.exact_report)}
+    return {"name": _file_name(name), "dtype": llm.dtype, "backend": llm.backend_name, "exact": str(llm.exact_report)}
 
 
 def describe_settings(plan: Plan, suite: str, prompts: int) -> dict[str, Any]:
     measured_on = datetime.now(UTC).isoformat(timespec="seconds")
     return {
-        "suite": suite,
+        "suite": _file_name(suite),
         "prompts": prompts,
         **asdict(plan),
         "specs": list(plan.settings),
         "measured_on": measured_on,
     }
+
+
+def _file_name(name: str) -> str:
+    """A file or folder without where it lies: a report travels, and that is nobody's business."""
+    return Path(name).name if Path(name).exists() else name
 
 
 def write_results(results: Results, folder: Path) -> Path:

@@ -57,7 +57,6 @@ def bench(
     plan = Plan(chosen, _batches(batch), tuple(dict.fromkeys(temperatures or [0.0])), max_tokens, repeats, seed)
     questions = load_suite(suite, limit)
     _make_folder(out)
-    _warn_of_small_groups(questions, plan)
     opening = options.ModelOptions(model, "off", dtype, device, threads, prefix_caching=False)
     with opening.open() as llm:
         results = _measured(llm, questions, plan, model, suite)
@@ -86,15 +85,6 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidParameter(f"--out {folder} cannot be made: {error.strerror}.") from error
-
-
-def _warn_of_small_groups(questions: list[Question], plan: Plan) -> None:
-    from foredraft.bench.measure import groups_of
-
-    for batch in plan.batches:
-        largest = max(len(group.prompts) for group in groups_of(questions, batch))
-        if largest < batch:
-            say(f"No kind has {batch} prompts: batch {batch} runs at most {largest} at once.")
 
 
 def _measured(llm: LLM, questions: list[Question], plan: Plan, model: str, suite: str) -> Results:

@@ -17,7 +17,7 @@ _PRIOR = 30.0  # trials that the proposer's own belief counts for
 _MOST = 400.0  # trials that are remembered of a class
 _OWN_PRIOR = 16.0  # trials that a request's likeness to others counts for
 _OWN_MEMORY = 0.95  # how much of a request's record outlives one more trial: about twenty trials count
-_SUREST = 0.995
+_SUREST = 0.92  # no guess is taken to be surer: those that look surest are partly lucky
 _HOPE = 1.5  # of two further trials so many are taken to be right
 
 _Origin = tuple[str, bool]  # a proposer, and whether its guess is the first of a draft: later ones are oftener right

@@ -21,9 +21,9 @@ MEASURING, RESTING, PROBE = "measuring", "resting", "probe"
 
 _ALLOWANCE_S = 0.02  # what may be lost before anything is gained, or one plain step where that takes longer
 _ALLOWANCE_SHARE = 0.005  # and on top, of all time spent
-_MOST_SAVED = 25.0  # allowances: what is beyond that does not pay for later losses
+_MOST_SAVED = 5.0  # allowances: what is beyond that does not pay for later losses
 _LEAST_SURVIVAL = 0.02  # a node that is less likely is not even considered
-_MARGIN = 1.05  # guessing must promise this much more than not to guess: estimates err
+_MARGIN = 1.1  # guessing must promise this much more than not to guess: what looks best is partly luck
 _BLAME = 3.0  # a step that takes longer than this times what was expected was held up by something else
 _PROBE_EVERY = 64  # steps at least, after which a resting model is asked again
 _PROBE_SHARE = 0.005  # and what that may cost, of the time since it was last asked

@@ -6,8 +6,9 @@
  *   q6                             A: half of it               int8 [rows][16]    B: their half, 4 x [16][4]
  *   bf16   0 .. 2  3 4     5 .. 7  A: 32 inputs of x           bf16 [rows][32]    B: 32 inputs, 16 x [16][2]
  *
- * By the maker's figures a tile product takes 16 cycles for 16 rows, and its result is there after 52. Loading a tile
- * takes half a cycle for each of its rows, storing one a whole cycle.
+ * A tile product is said to take 16 cycles for 16 rows, with its result there after 52; loading a tile half a cycle for
+ * each of its rows, storing one a whole cycle. Measured in one run on a Xeon, 2 threads, 8192 x 1536 from memory, 1, 16
+ * and 32 rows: bf16 1.1, 1.1 and 1.5 ms (vectors 1.8, 3.5 and 5.2), q4 0.8, 1.5 and 2.5 ms (vectors 0.8, 2.7 and 4.9).
  *
  * A row of C depends on the same row of A alone, so that a row's bits do not depend on the others. */
 #ifndef FD_LINEAR_AMX_H

@@ -118,8 +118,8 @@ PACKED_TILES(q5k, FD_Q5K)
 PACKED_TILES(q4, FD_Q4)
 PACKED_TILES(q4k, FD_Q4K)
 
-/* Up to four rows over one panel as it is packed: for q4 71, 120 and 228 cycles for one, two and four rows, a
- * group and 16 outputs, from the cache. Widened first they would take 34 + 51, 102 and 193. */
+/* Up to four rows over one panel as it is packed. To widen it first takes 34 cycles a group and 16 outputs on a Neoverse
+ * N1, which is more than is saved by it for so few. */
 #define PACKED_ROWS 4
 static void packed_rows(int kind, const void *panel, int64_t groups, const x_group *x, int64_t rows, float *y) {
     typedef void (*tile)(const void *, int64_t, const x_group *, float *, int);
