@@ -68,7 +68,7 @@ class TestCommand:
         monkeypatch.setattr(verify_cost, "verify_curve", lambda llm: COST)
 
     def test_json_has_one_cell_a_line(self, call: Command, llm: TimedLLM, tmp_path: Path) -> None:
-        code, out, err = call("--json", "--limit", "6", "--batch", "2,1", "--spec", "ngram", "--repeats", "1")
+        code, out, _ = call("--json", "--limit", "6", "--batch", "2,1", "--spec", "ngram", "--repeats", "1")
         cells = [json.loads(line) for line in out.splitlines()]
         assert code == 0
         assert len(cells) == 2 * 2 * 7
@@ -143,5 +143,5 @@ def test_from_end_to_end_on_a_tiny_model(call: Command, tmp_path: Path) -> None:
     assert any(cell.drafted_per_run > 0 for cell in cells)
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["verify_cost"]["rows"][:4] == [1, 2, 3, 4]
-    assert len(results["runs"]) == 6 * 2 * 2 * 3
+    assert len(results["runs"]) == (6 + 8) * 2 * 3  # a batch of 2 takes one of three prompts twice
     assert (tmp_path / "out" / "report.html").read_text().count("<svg") >= 5

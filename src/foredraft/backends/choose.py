@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 import torch
@@ -10,6 +11,8 @@ from foredraft.backends.base import Backend
 from foredraft.backends.torch import TorchBackend
 from foredraft.config import MAX_THREADS
 from foredraft.errors import InvalidParameter
+
+log = logging.getLogger(__name__)
 
 BACKENDS = ("native", "torch")
 
@@ -53,6 +56,8 @@ def choose_backend(name: str, dtype: str, device: torch.device, threads: int | N
             from foredraft.backends.native import NativeBackend
 
             return NativeBackend(dtype, threads)
+        if name == "auto":
+            log.warning("The fast kernels were not built for this machine, so torch's serve; a C compiler would help.")
     if name == "native" and device.type != "cpu":
         raise InvalidParameter(
             f"backend='native' runs on the CPU, not on {device}; use device='cpu' or backend='torch'."
