@@ -25,6 +25,7 @@ _MOST_SAVED = 5.0  # allowances: what is beyond that does not pay for later loss
 _LEAST_SURVIVAL = 0.02  # a node that is less likely is not even considered
 _MARGIN = 1.1  # guessing must promise this much more than not to guess: what looks best is partly luck
 _BLAME = 3.0  # a step that takes longer than this times what was expected was held up by something else
+_QUIET_STEPS = 8  # steps without a guess that are learnt from at once
 _PROBE_EVERY = 64  # steps at least, after which a resting model is asked again
 _PROBE_SHARE = 0.005  # and what that may cost, of the time since it was last asked
 
@@ -41,11 +42,12 @@ class Load:
 
     @classmethod
     def of(cls, works: Items[Work]) -> Load:
-        return cls(
-            rows=sum(work.num_rows for work in works),
-            keys=sum(_keys(work, work.num_rows) for work in works),
-            texts=sum(work.reaches_end for work in works),
-        )
+        rows = keys = texts = 0
+        for work in works:
+            rows += work.num_rows
+            keys += _keys(work, work.num_rows)
+            texts += work.reaches_end
+        return cls(rows, keys, texts)
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class Controller:
         self._allowance_s = max(_ALLOWANCE_S, costs.run(1, 0))
         self.ledger_s = self._allowance_s
         self._rested: Counter[tuple[int, str]] = Counter()  # (sequence, proposer) -> steps since it was last asked
+        self._quiet: list[tuple[Load, StepTimes]] = []  # steps without a guess that nothing was learnt from yet
 
     def ask(self, work: Work, proposer: str, origin: str, most: int, load: Load) -> tuple[int, str]:
         """How many guesses to ask of a proposer that takes time to guess, and why. `origin` is the name that its
@@ -101,6 +104,7 @@ class Controller:
         """
         if not any(drafts):
             return [NO_DRAFT] * len(drafts), [NO_GUESS] * len(drafts)
+        self._learn_from_quiet_steps()
         nodes: list[_Node] = []
         least = self._least_survival(load)
         for index, draft in enumerate(drafts):
@@ -137,7 +141,17 @@ class Controller:
     def observe(
         self, works: Items[Work], drafts: Items[Draft | None], commits: Items[Commit], load: Load, times: StepTimes
     ) -> None:
-        """Learn from a step: `drafts` are those before anything was cut from them, `load` is that without them."""
+        """Learn from a step: `drafts` are those before anything was cut from them, `load` is that without them.
+
+        Steps without a guess teach only what runs take, several of them at once: code that is called once a step is out
+        of the caches by then, and slow.
+        """
+        if not times.draft_s and not any(drafts) and not any(work.draft for work in works):
+            self._quiet.append((load, times))
+            if len(self._quiet) >= _QUIET_STEPS:
+                self._learn_from_quiet_steps()
+            return
+        self._learn_from_quiet_steps()
         run = Load.of(works) if any(work.draft for work in works) else load
         plain = self.costs.run(load.rows, load.keys)
         expected = plain if run == load else self.costs.run(run.rows, run.keys)
@@ -148,8 +162,7 @@ class Controller:
         further = sum(len(commit.tokens) - 1 for commit in mine)
         gain = further * self._plain_token(load) if further else 0.0
         if mine:
-            earned = gain - cost - times.draft_s + _ALLOWANCE_SHARE * plain
-            self.ledger_s = min(_MOST_SAVED * self._allowance_s, self.ledger_s + earned)
+            self._book(gain - cost - times.draft_s + _ALLOWANCE_SHARE * plain)
         for draft, commit in zip(drafts, commits, strict=True):
             if draft is not None:
                 self.acceptance.observe(commit.sequence.id, draft, commit.tokens)
@@ -158,6 +171,16 @@ class Controller:
         gone = set(sequence_ids)
         self.acceptance.release(gone)
         self._rested = Counter({pair: steps for pair, steps in self._rested.items() if pair[0] not in gone})
+
+    def _learn_from_quiet_steps(self) -> None:
+        for load, times in self._quiet:
+            self.costs.observe_overhead(times.overhead_s)
+            self.costs.observe_run(load.rows, load.keys, times.run_s)
+            self._book(_ALLOWANCE_SHARE * (times.run_s + times.overhead_s))
+        self._quiet.clear()
+
+    def _book(self, earned_s: float) -> None:
+        self.ledger_s = min(_MOST_SAVED * self._allowance_s, self.ledger_s + earned_s)
 
     def _plain_token(self, load: Load) -> float:
         """Seconds per token of a step in which every text gets one and nothing else is run."""

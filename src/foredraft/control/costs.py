@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
-from statistics import median
 
 from foredraft.control.economics import VerifyCurve
 
@@ -60,13 +60,13 @@ class Costs:
     def draft(self, proposer: str) -> float | None:
         """Seconds per guess; None for one that was never asked."""
         times = self._per_node.get(proposer)
-        return None if times is None else median(times)
+        return None if times is None else _median(times)
 
     def observe_run(self, rows: int, keys: int, seconds: float) -> None:
         """A real run of the target."""
         expected = self._unscaled(self._measured.curve, rows, keys)
         self._recent.append(seconds / self._unscaled(self._curve, rows, keys))
-        self._speed = median(self._recent)
+        self._speed = _median(self._recent)
         shape = seconds / (expected * self._speed)
         self._num_runs += 1
         if _POSSIBLE[0] < shape < _POSSIBLE[1]:
@@ -80,7 +80,7 @@ class Costs:
     def observe_overhead(self, seconds: float) -> None:
         """What a real step took beside guessing and running: sampling, bookkeeping."""
         self._overheads.append(seconds)
-        self._overhead = median(self._overheads)
+        self._overhead = _median(self._overheads)
 
     def observe_draft(self, proposer: str, nodes: int, seconds: float) -> None:
         """A real call of a proposer, which gave so many guesses."""
@@ -100,6 +100,11 @@ class Costs:
         """Bend the curve to what row counts really took, where there are runs enough to tell."""
         self._since_renewal = 0
         measured = self._measured.curve
-        factors = [median(shapes) if len(shapes) >= _SHAPE_STEPS // 2 else 1.0 for shapes in self._by_shape]
+        factors = [_median(shapes) if len(shapes) >= _SHAPE_STEPS // 2 else 1.0 for shapes in self._by_shape]
         bent = tuple(seconds * factor for seconds, factor in zip(measured.seconds, factors, strict=True))
         self._curve = VerifyCurve(measured.rows, bent)
+
+
+def _median(values: Collection[float]) -> float:
+    """The upper one of two in the middle. Some come by in every step, and those of `statistics` take their time."""
+    return sorted(values)[len(values) // 2]

@@ -110,7 +110,8 @@ class Guesser:
         step = self._step
         assert step is not None
         for work, reasons in zip(works, step.reasons, strict=True):
-            work.sequence.counters.decisions.update(reasons)
+            for reason in reasons:
+                work.sequence.counters.decisions[reason] += 1
         if not any(self._texts[work.sequence.id].adaptive for work in works):
             return  # nobody here left the choice to the controller, so nobody waits for it to learn
         times = StepTimes(step.draft_s, run_s, overhead_s)
