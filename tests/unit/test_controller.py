@@ -139,6 +139,14 @@ def test_large_batches_flip_the_sign() -> None:
     assert sum(crowded.verified[-20:]) < 20
 
 
+def test_where_no_guess_can_pay_nobody_need_be_asked() -> None:
+    bound = Calibration(VerifyCurve(ROWS, tuple(0.001 * rows for rows in ROWS)), 0, 0.0)
+    assert not Controller(Costs(bound)).may_pay(Load(1, 0, 1))
+    assert not Controller(Costs(bound)).may_pay(Load(32, 0, 32))
+    assert Controller(Costs(CHEAP)).may_pay(Load(1, 0, 1))
+    assert not Controller(Costs(DEAR)).may_pay(Load(32, 0, 32))
+
+
 def test_no_guess_is_told_apart() -> None:
     world = World(CHEAP)
     world.write(50, lambda _: 0.0, lambda _: NO_DRAFT)

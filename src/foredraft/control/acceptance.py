@@ -17,7 +17,7 @@ _PRIOR = 30.0  # trials that the proposer's own belief counts for
 _MOST = 400.0  # trials that are remembered of a class
 _OWN_PRIOR = 16.0  # trials that a request's likeness to others counts for
 _OWN_MEMORY = 0.95  # how much of a request's record outlives one more trial: about twenty trials count
-_SUREST = 0.92  # no guess is taken to be surer: those that look surest are partly lucky
+SUREST = 0.92  # no guess is taken to be surer: those that look surest are partly lucky
 _HOPE = 1.5  # of two further trials so many are taken to be right
 
 _Origin = tuple[str, bool]  # a proposer, and whether its guess is the first of a draft: later ones are oftener right
@@ -61,7 +61,7 @@ class Acceptance:
         if record is None or not record.trials:
             return None
         hoped = (record.right + _HOPE) / (record.trials + 2)  # one bad guess is no verdict
-        return min(_SUREST, self._bend(sequence_id, (proposer, True)) * hoped)
+        return min(SUREST, self._bend(sequence_id, (proposer, True)) * hoped)
 
     def observe(self, sequence_id: int, draft: Draft, tokens: Sequence[int]) -> None:
         """Score a draft, verified or not, by the tokens that came."""
@@ -86,7 +86,7 @@ class Acceptance:
 
     def _likely(self, sequence_id: int, draft: Draft, node: int) -> float:
         kind = _class_of(draft, node)
-        return min(_SUREST, self._common_rate(kind, _belief(draft, node)) * self._bend(sequence_id, kind[0]))
+        return min(SUREST, self._common_rate(kind, _belief(draft, node)) * self._bend(sequence_id, kind[0]))
 
     def _common_rate(self, kind: _Class, belief: float) -> float:
         record = self._common.get(kind)

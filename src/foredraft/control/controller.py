@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from foredraft.control.acceptance import Acceptance
+from foredraft.control.acceptance import SUREST, Acceptance
 from foredraft.control.costs import Costs
 from foredraft.control.economics import best_length
 from foredraft.types import NO_DRAFT, Commit, Draft, Work
@@ -26,6 +26,7 @@ _LEAST_SURVIVAL = 0.02  # a node that is less likely is not even considered
 _MARGIN = 1.1  # guessing must promise this much more than not to guess: what looks best is partly luck
 _BLAME = 3.0  # a step that takes longer than this times what was expected was held up by something else
 _QUIET_STEPS = 8  # steps without a guess that are learnt from at once
+_GUESSES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # numbers of guesses that are tried on a step to see if any would pay
 _PROBE_EVERY = 64  # steps at least, after which a resting model is asked again
 _PROBE_SHARE = 0.005  # and what that may cost, of the time since it was last asked
 
@@ -68,6 +69,7 @@ class Controller:
         self._allowance_s = max(_ALLOWANCE_S, costs.run(1, 0))
         self.ledger_s = self._allowance_s
         self._rested: Counter[tuple[int, str]] = Counter()  # (sequence, proposer) -> steps since it was last asked
+        self._may_pay: dict[tuple[int, int], bool] = {}  # (rows, texts) -> whether any guess could
         self._quiet: list[tuple[Load, StepTimes]] = []  # steps without a guess that nothing was learnt from yet
 
     def ask(self, work: Work, proposer: str, origin: str, most: int, load: Load) -> tuple[int, str]:
@@ -97,13 +99,26 @@ class Controller:
             return 0, LEDGER
         return self._probe(pair, plain, per_node + (verify(2) - 1) * plain)
 
+    def may_pay(self, load: Load) -> bool:
+        """Whether any number of guesses, as sure as guesses can be, would pay beside what runs in any case. Where rows
+        cost what they bring nobody need be asked."""
+        shape = (load.rows, load.texts)
+        if shape not in self._may_pay:
+            texts, reach = max(1, load.texts), load.keys // load.rows
+            least = _MARGIN * texts / self.costs.run(load.rows, load.keys)
+            self._may_pay[shape] = any(
+                (texts + SUREST * more) / self.costs.run(load.rows + more, load.keys + more * reach) > least
+                for more in _GUESSES
+            )
+        return self._may_pay[shape]
+
     def choose(self, works: Items[Work], drafts: Items[Draft | None], load: Load) -> tuple[list[Draft], list[str]]:
         """What to verify of each draft, and why; None stands for a sequence that is not the controller's.
 
         All nodes of all sequences compete: the likeliest come first, as many as make the most tokens per second.
         """
         if not any(drafts):
-            return [NO_DRAFT] * len(drafts), [NO_GUESS] * len(drafts)
+            return [NO_DRAFT] * len(drafts), [NO_GUESS if self.may_pay(load) else TOO_UNSURE] * len(drafts)
         self._learn_from_quiet_steps()
         nodes: list[_Node] = []
         least = self._least_survival(load)
@@ -150,6 +165,7 @@ class Controller:
             self._quiet.append((load, times))
             if len(self._quiet) >= _QUIET_STEPS:
                 self._learn_from_quiet_steps()
+                self._may_pay.clear()  # by now it may be otherwise
             return
         self._learn_from_quiet_steps()
         run = Load.of(works) if any(work.draft for work in works) else load

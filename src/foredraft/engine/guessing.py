@@ -161,6 +161,8 @@ class Guesser:
                 step.reasons[index].append(FAILED)
                 continue
             budget = work.num_lookahead_tokens
+            if text.adaptive and proposer.free and not self._controlled(lambda each: each.may_pay(step.load)):
+                continue
             if text.adaptive and not proposer.free:
                 ask = partial(_ask_controller, work, name, proposer, step.load)
                 budget, reason = self._controlled(ask) or (0, CONTROLLER_FAILED)
