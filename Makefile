@@ -37,7 +37,7 @@ sanitize: .venv/.installed-dev ## the native kernels under the address and undef
 	@PYTHONPATH=build/sanitize/src ASAN_OPTIONS=detect_leaks=0 \
 		LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so)" \
 		$(BIN)/python -m pytest --capture=sys -p no:cacheprovider -p tests.malloc_tensors \
-		tests/unit/test_native_kernels.py tests/unit/test_native_layers.py tests/unit/test_draw.py $(ARGS)
+		tests/native $(ARGS)
 
 lint: .venv/.installed-dev ## style and types
 	@$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format ."; exit 1; }

@@ -25,8 +25,8 @@ from foredraft.models.decoder import Decoder, load_decoder
 from foredraft.params import SamplingParams
 from foredraft.types import Draft, Sequence, Work
 from tests.backends import needs_native
+from tests.native.weights import KINDS, fitting, random_weight
 from tests.tiny_models import ARCHITECTURES, VOCAB, random_model, save_model
-from tests.unit.test_native_kernels import KINDS, fitting, random_weight
 
 pytestmark = needs_native
 BLOCK, BLOCKS = 16, 24

@@ -12,17 +12,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.backends.native import NativeBackend, open_library
+from foredraft.backends.native import NativeBackend
 from foredraft.backends.torch import TorchBackend
-from foredraft.kernels.build import FLAGS, SOURCES, Level, usable_levels
+from foredraft.kernels.build import FLAGS, SOURCES, Level
 from foredraft.params import SamplingParams
 from foredraft.sampling import draw as reference
 from foredraft.sampling.noise import gumbel, stream_key, uniform
 from foredraft.sampling.verify import pick, verify
 from foredraft.types import Work
+from tests.backends import needs_native
+from tests.native.conftest import LEVELS
 from tests.unit.unit_helpers import make_sequence
 
-LEVELS = usable_levels()
 SETTINGS = [
     {"temperature": 0.0},
     {"temperature": 0.02},
@@ -44,16 +45,7 @@ SHAPES = {
     "mostly forbidden": lambda x: torch.where(x > 1, x, -math.inf).index_fill(0, torch.tensor([len(x) - 1]), 0.5),
 }
 
-pytestmark = pytest.mark.skipif(not LEVELS, reason="the native kernels are not built")
-
-
-@pytest.fixture(params=[level.name for level in LEVELS])
-def backend(request: pytest.FixtureRequest) -> NativeBackend:
-    level = next(level for level in LEVELS if level.name == request.param)
-    try:
-        return NativeBackend("float32", 1, open_library(level.library))
-    except OSError as error:  # the processor has the level, but the system does not grant it
-        pytest.skip(str(error))
+pytestmark = needs_native
 
 
 def some_logits(vocab: int) -> Tensor:

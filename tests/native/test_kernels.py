@@ -1,0 +1,127 @@
+"""The small verbs against float64, and what all kernels share: refusals, threads, and the choice of a library."""
+
+from __future__ import annotations
+
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from foredraft.backends import native
+from foredraft.backends.base import LayerKV, Linear, Weight
+from foredraft.backends.native import NativeBackend, load_library, open_library
+from tests.backends import needs_native
+from tests.native.conftest import LEVELS
+from tests.native.scene import Scene, attention_shape
+from tests.native.weights import error, linear_of, random_weight
+
+pytestmark = needs_native
+
+
+@pytest.mark.parametrize("width", [1, 7, 64, 576, 577, 1000])
+def test_norms_and_gate(backend: NativeBackend, width: int) -> None:
+    x, update, weight = torch.randn(33, width), torch.randn(33, width), torch.randn(width)
+
+    def reference(value: Tensor) -> Tensor:
+        value = value.double()
+        return value / (value.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+
+    assert error(backend.rms_norm(x, weight, 1e-5), reference(x)) < 1e-6
+    total, normed = backend.add_rms_norm(x.clone(), update, 0.5, weight, 1e-5)
+    assert torch.equal(total, x + 0.5 * update)
+    assert error(normed, reference(total)) < 1e-6
+    gate_up = 8 * torch.randn(33, 2 * width)
+    gate, up = gate_up.double().split(width, dim=1)
+    result = backend.gated(gate_up)
+    assert error(result, torch.nn.functional.silu(gate) * up) < 1e-6
+    for row in (0, 13, 32):
+        one = slice(row, row + 1)
+        assert torch.equal(backend.rms_norm(x[one], weight, 1e-5), backend.rms_norm(x, weight, 1e-5)[one])
+        assert torch.equal(backend.gated(gate_up[one]), result[one])
+
+
+def test_gate_survives_extreme_values(backend: NativeBackend) -> None:
+    gates = torch.tensor([[-1e30, -200.0, -88.0, -0.0, 0.0, 88.0, 200.0, 1e30]])
+    result = backend.gated(torch.cat([gates, torch.ones_like(gates)], 1))
+    assert torch.allclose(result, torch.nn.functional.silu(gates), atol=1e-30)
+
+
+def test_wrong_input_is_an_exception_and_not_a_crash(backend: NativeBackend) -> None:
+    layer = linear_of(backend, random_weight("q4", 40, 64))
+    shape, other_shape = attention_shape(3, 64, rotary_dim=64), attention_shape(9, 64)
+    scene = Scene(shape, [30], torch.float32)
+    scene.rows = [(0, 30, [])]
+    batch, q, rope = scene.batch(), torch.randn(1, 576), torch.zeros(30, 2, 32)
+    wrong_calls = [
+        lambda: backend.linear(torch.randn(2, 63), layer),
+        lambda: backend.linear(torch.randn(64, 2).T, layer),
+        lambda: backend.linear(torch.randn(2, 64).double(), layer),
+        lambda: backend.linear(None, layer),  # type: ignore[arg-type]
+        lambda: backend.linear(torch.randn(2, 64), Linear(layer.parts, 41, 64)),
+        lambda: backend.linear(torch.randn(2, 64), Linear(layer.parts, 39, 64)),
+        lambda: backend.embed(torch.tensor([40]), layer),
+        lambda: backend.embed(torch.tensor([-1]), layer),
+        lambda: backend.gated(torch.randn(2, 7)),
+        lambda: backend.rms_norm(torch.randn(2, 8), torch.randn(7), 1e-5),
+        lambda: backend.pack(Weight("q4", torch.zeros(4, 33, dtype=torch.uint8), *[torch.zeros(4, 1).half()] * 2)),
+        lambda: backend.pack(Weight("q4", torch.zeros(4, 32, dtype=torch.uint8), torch.zeros(4, 1).half())),
+        lambda: backend.pack(Weight("q4", torch.zeros(4, 32, dtype=torch.uint8), *[torch.zeros(4, 1)] * 2)),
+        lambda: backend.pack(replace(random_weight("q4k", 4, 256), block_minimums=None)),
+        lambda: backend.pack(replace(random_weight("q6", 4, 256), values=torch.zeros(4, 224, dtype=torch.int8))),
+        lambda: backend.pack(Weight("q3", torch.zeros(4, 32, dtype=torch.uint8))),
+        lambda: backend.attend(torch.randn(1, 575), scene.cache, shape, batch),
+        lambda: backend.attend(q, LayerKV(scene.cache.k, scene.cache.v.bfloat16()), shape, batch),
+        lambda: backend.attend(q, LayerKV(scene.cache.k[:20], scene.cache.v[:20]), shape, batch),
+        lambda: backend.rope_and_store(torch.randn(1, 960), None, None, rope[:29], scene.cache, shape, batch),
+        lambda: backend.attend(torch.randn(1, 27 * 64), scene.cache, replace(other_shape, num_kv_heads=9), batch),
+        lambda: NativeBackend("float32", 0),
+    ]
+    for call in wrong_calls:
+        with pytest.raises((ValueError, RuntimeError), match=r"\.$"):
+            call()
+    for name in ("sequences", "block_tables", "prefix_lens", "path_lens", "slots"):
+        corrupted = scene.batch()
+        getattr(corrupted, name)[:] = 10**6
+        with pytest.raises(ValueError, match="native kernel"):
+            backend.rope_and_store(torch.randn(1, 960), None, None, rope, scene.cache, shape, corrupted)
+            backend.attend(q, scene.cache, shape, corrupted)
+
+
+def test_python_threads_may_share_the_kernels(backend: NativeBackend) -> None:
+    layer = linear_of(backend, random_weight("q4", 500, 320))
+    inputs = [torch.randn(rows, 320) for rows in (1, 2, 5, 40) * 10]
+    expected = [backend.linear(x, layer) for x in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda x: backend.linear(x, layer), inputs))
+    assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
+
+
+def test_nothing_in_nothing_out(backend: NativeBackend) -> None:
+    layer = linear_of(backend, random_weight("bf16", 40, 64))
+    assert backend.linear(torch.empty(0, 64), layer).shape == (0, 40)
+    assert backend.embed(torch.empty(0, dtype=torch.int64), layer).shape == (0, 64)
+    assert backend.gated(torch.empty(0, 8)).shape == (0, 4)
+
+
+def test_the_best_library_is_found() -> None:
+    assert load_library() is not None
+
+
+def test_a_refused_level_leaves_the_next_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system may keep a level's registers from a process, although the processor has them."""
+    refused: list[Path] = []
+
+    def refuse_the_first(path: Path) -> ctypes.CDLL:
+        if not refused:
+            refused.append(path)
+            raise OSError("the system does not let this process use these instructions")
+        return open_library(path)
+
+    monkeypatch.setattr(native, "open_library", refuse_the_first)
+    library = load_library()
+    assert refused == [LEVELS[0].library]
+    assert library is None if len(LEVELS) == 1 else library is not None and library._name != str(refused[0])

@@ -1,0 +1,54 @@
+"""Random weights of every kind that the kernels know, layers of them, and how far a result is from the right one."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from foredraft.backends.base import Linear, Weight
+from foredraft.backends.native import NativeBackend
+
+KINDS = ("f32", "bf16", "q8", "q6", "q5", "q4", "q5k", "q4k")
+BLOCKS = ("q6", "q5k", "q4k")  # kinds whose inputs come in blocks of 256
+
+
+def fitting(kind: str, inputs: int) -> int:
+    """As many inputs, or the next number that a weight of this kind can have."""
+    return -(-inputs // 256) * 256 if kind in BLOCKS else inputs
+
+
+def random_weight(kind: str, outputs: int, inputs: int) -> Weight:
+    """Without minimums the codes lie around 0, with them the weights do."""
+    if kind == "f32":
+        return Weight(kind, torch.randn(outputs, inputs))
+    if kind == "bf16":
+        return Weight(kind, torch.randn(outputs, inputs).bfloat16())
+    if kind == "q8":
+        codes = torch.randint(-128, 128, (outputs, inputs), dtype=torch.int8)
+        return Weight(kind, codes, torch.rand(outputs, inputs // 32).half() + 0.01)
+    if kind == "q6":
+        codes = torch.randint(-32, 32, (outputs, inputs), dtype=torch.int8)
+        scales = torch.randint(-128, 128, (outputs, inputs // 16), dtype=torch.int8)
+        return Weight(kind, codes, scales, block_scales=torch.randn(outputs, inputs // 256).half() / 128)
+    limit = 16 if kind in ("q4", "q4k") else 32
+    codes = torch.randint(0, limit, (outputs, inputs), dtype=torch.uint8)
+    if kind in BLOCKS:
+        scales = torch.randint(0, 64, (outputs, inputs // 32), dtype=torch.int8)
+        block_scales = torch.rand(outputs, inputs // 256).half() / 64
+        return Weight(kind, codes, scales, scales.flip(1), block_scales, -block_scales * limit / 2)
+    scales = torch.rand(outputs, inputs // 32).half() + 0.01
+    return Weight(kind, codes, scales, torch.randn(outputs, inputs // 32).half() - scales * limit / 2)
+
+
+def linear_of(backend: NativeBackend, *weights: Weight, bias: bool = True) -> Linear:
+    outputs = sum(weight.outputs for weight in weights)
+    parts = tuple(backend.pack(weight) for weight in weights)
+    return Linear(parts, outputs, weights[0].inputs, torch.randn(outputs) if bias else None)
+
+
+def bf16_rounded(*shape: int) -> Tensor:
+    return torch.randn(*shape).bfloat16().float()
+
+
+def error(result: Tensor, reference: Tensor) -> float:
+    return float((result.double() - reference).norm() / reference.norm())
