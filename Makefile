@@ -51,7 +51,7 @@ bench: .venv/.installed ## off, auto and fixed ways to guess on built-in prompts
 	@$(BIN)/foredraft bench $(ARGS)
 
 bench-peers: .venv/.installed-dev .peers/llama/.installed .peers/openvino/.installed ## Foredraft beside other engines; rewrites the table in README.md
-	@$(BIN)/python benchmarks/peers.py --readme $(ARGS)
+	@$(BIN)/python benchmarks/peers.py --readme bench-peers $(ARGS)
 
 bench-kernels: .venv/.installed-dev bench-busy ## whole steps and the native kernels beside the machine's limits
 	@$(BIN)/python benchmarks/step.py $(ARGS)

@@ -7,6 +7,7 @@ import time
 from peer_serve import Writing, serve
 
 from foredraft import LLM, SamplingParams, __version__
+from foredraft.bench.measure import Learnt
 from foredraft.proposers.registry import parse_spec
 
 
@@ -15,14 +16,17 @@ class ForedraftEngine:
         self.options = {"dtype": "int4", "device": "cpu", "threads": threads, "prefix_caching": False}
         self.model = model
         self.llms: dict[str, LLM] = {}
+        self.learnt: dict[str, Learnt] = {}
         self.about = {"version": __version__}
 
     def write(self, prompt: list[int], max_tokens: int, stop: list[int], mode: str) -> Writing:
         spec = "off" if mode == "plain" else mode
         if spec not in self.llms:
             self.llms[spec] = LLM(self.model, spec=spec, **self.options)
+            self.learnt[spec] = Learnt.before(self.llms[spec].engine)
         engine = self.llms[spec].engine
         engine.guesser.forget()
+        self.learnt[spec].back_to(engine)
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0, stop_token_ids=stop)
         writing = Writing(time.perf_counter())
         engine.add("0", prompt, params, parse_spec(spec))

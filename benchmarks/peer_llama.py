@@ -18,7 +18,7 @@ class LlamaEngine:
         common = {"n_ctx": CONTEXT, "n_threads": threads, "n_threads_batch": threads, "verbose": False}
         self.plain = Llama(model, **common)
         self.speculative = Llama(model, **common, logits_all=True, draft_model=self.lookup)
-        self.about = {"version": f"through llama-cpp-python {__version__}"}
+        self.about = {"version": f"through llama-cpp-python {__version__}", "settings": "whose own prompt lookup it is"}
 
     def write(self, prompt: list[int], max_tokens: int, stop: list[int], mode: str) -> Writing:
         llm = self.plain if mode == "plain" else self.speculative

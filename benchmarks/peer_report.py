@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from common import PREFILL_TOKENS
 from peer_results import CHAT, COPY, FOREDRAFT, LLAMA, PEERS, PLAIN, Peer, Results
-from plain import PREFILL_TOKENS
 
 
 def report(results: Results, settings: dict[str, Any], cpu: str) -> str:
@@ -13,11 +14,23 @@ def report(results: Results, settings: dict[str, Any], cpu: str) -> str:
     intro = (
         f"{settings['file']}, the same file and the same tokens for every engine; greedy, batch 1, at most "
         f"{settings['max_tokens']} tokens, {settings['threads']} threads of {cpu}; {counts[COPY]} prompts whose answer "
-        f"copies (code with one name changed, a list repeated) and {counts[CHAT]} of open chat, all distinct, nothing "
-        f"remembered between them; median of {settings['rounds']} interleaved rounds, without the prefill, which is "
-        f"of {PREFILL_TOKENS} tokens. {_versions(results)} `make bench-peers` repeats it."
+        f"copies (code with one name changed, a list repeated; taken because the default model does copy them) and "
+        f"{counts[CHAT]} of open chat, all distinct, nothing remembered between them; median of {settings['rounds']} "
+        f"interleaved rounds, without the prefill, which is of {PREFILL_TOKENS} tokens. {_versions(results)} "
+        f"To repeat it: `{_command(settings)}`."
     )
     return "\n\n".join([intro, _table(results), *_comparisons(results), *_failures(results)])
+
+
+def _command(settings: dict[str, Any]) -> str:
+    named = {"model": Path(settings["model"]).name, "prompts": settings["prompts"][CHAT]}
+    options = named | {
+        "threads": settings["threads"],
+        "rounds": settings["rounds"],
+        "max-tokens": settings["max_tokens"],
+    }
+    arguments = " ".join(f"--{name} {value}" for name, value in options.items())
+    return f'make bench-peers ARGS="{arguments}"'
 
 
 def _versions(results: Results) -> str:
@@ -77,11 +90,10 @@ def _comparisons(results: Results) -> list[str]:
         f"Foredraft to llama.cpp, both plain: {plain[0]} on {COPY}, {plain[1]} on {CHAT}, {prefill} in prefill."
     ]
     for kind in (COPY, CHAT):
-        best = results.best_lookup(LLAMA, kind)
-        if best is not None:
-            rate = results.rate(LLAMA, best, kind)
-            ours = ", ".join(f"`{m}` {_ratio(results.rate(FOREDRAFT, m, kind), rate)}" for m in FOREDRAFT.modes[1:])
-            sentences.append(f"Foredraft to llama.cpp's best on {kind} ({_title(best)}): {ours}.")
+        best = results.best_mode(LLAMA, kind)
+        rate = results.rate(LLAMA, best, kind)
+        ours = ", ".join(f"`{m}` {_ratio(results.rate(FOREDRAFT, m, kind), rate)}" for m in FOREDRAFT.modes[1:])
+        sentences.append(f"Foredraft to llama.cpp's fastest way on {kind} ({_title(best)}): {ours}.")
     return [" ".join(sentences)]
 
 

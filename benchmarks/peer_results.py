@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass, field
 
-from plain import say
+from common import say
 
 PLAIN = "plain"
 COPY, CHAT = "copying", "open chat"
@@ -23,7 +23,7 @@ class Peer:
 
 FOREDRAFT = Peer("Foredraft int4", "peer_foredraft.py", (PLAIN, "suffix", "ngram", "auto"))
 LLAMA = Peer("llama.cpp", "peer_llama.py", (PLAIN, *LOOKUPS))
-TRANSFORMERS = Peer("transformers", "peer_transformers.py", (PLAIN, "lookup-10"))
+TRANSFORMERS = Peer("transformers", "peer_transformers.py", (PLAIN, *LOOKUPS))
 OPENVINO = Peer("OpenVINO GenAI", "peer_openvino.py", (PLAIN, "lookup-5", "lookup-10"))
 PEERS = (FOREDRAFT, LLAMA, TRANSFORMERS, OPENVINO)
 
@@ -54,9 +54,9 @@ class Results:
         samples = self.prefill.get(peer.name)
         return statistics.median(samples) if samples and self.runs(peer, PLAIN) else None
 
-    def best_lookup(self, peer: Peer, kind: str) -> str | None:
-        rates = {mode: self.rate(peer, mode, kind) or 0.0 for mode in peer.modes[1:] if self.runs(peer, mode)}
-        return max(rates, key=rates.__getitem__, default=None)
+    def best_mode(self, peer: Peer, kind: str) -> str:
+        """The fastest way that the engine has, plain decoding included; plain must run."""
+        return max(peer.modes, key=lambda mode: self.rate(peer, mode, kind) or 0.0)
 
     def differences(self, peer: Peer, mode: str) -> list[int | None]:
         """For every text where it first differs from the engine's own plain text, counted from 1."""

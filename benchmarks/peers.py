@@ -5,7 +5,7 @@ Decoding is greedy, one prompt at a time, and nothing is remembered from one pro
 over the rounds of tokens after the first run of the model, all prompts of a kind together, per second. An engine or a
 mode that does not run is listed with the reason.
 
-    python benchmarks/peers.py [--out results.json] [--readme]     (make bench-peers makes the environments first)
+    make bench-peers [ARGS="--out results.json --rounds 2"]     (it makes the environments first)
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from common import PREFILL_TOKENS, Prompts, rewrite_readme, say
 from peer_report import report
 from peer_results import CHAT, COPY, FOREDRAFT, LLAMA, OPENVINO, PLAIN, TRANSFORMERS, Peer, Results
-from plain import PREFILL_TOKENS, Prompts, cpu_name, say
+
+from foredraft.bench.report import cpu_name
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-README = ROOT / "README.md"
-BEGIN, END = "<!-- bench-peers:begin -->", "<!-- bench-peers:end -->"
-
 TIMEOUT_S = 600  # for one answer, loading included
 
 
@@ -221,7 +220,7 @@ def main() -> None:
     parser.add_argument("--llama-python", type=Path, default=ROOT / ".peers/llama/bin/python")
     parser.add_argument("--openvino-python", type=Path, default=ROOT / ".peers/openvino/bin/python")
     parser.add_argument("--out", type=Path, help="write all figures and texts to this file")
-    parser.add_argument("--readme", action="store_true", help="rewrite the table in README.md")
+    parser.add_argument("--readme", metavar="SECTION", help="rewrite the table in this section of README.md")
     options = parser.parse_args()
 
     from foredraft.models.catalog import resolve
@@ -240,8 +239,7 @@ def main() -> None:
     if options.out:
         options.out.write_text(json.dumps(_as_json(results, settings), indent=1) + "\n", encoding="utf-8")
     if options.readme:
-        before, rest = README.read_text(encoding="utf-8").split(BEGIN)
-        README.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+        rewrite_readme(options.readme, text)
 
 
 def _as_json(results: Results, settings: dict[str, Any]) -> dict[str, Any]:

@@ -13,10 +13,7 @@ import json
 import multiprocessing
 import os
 import platform
-import random
 import statistics
-import subprocess
-import sys
 import time
 import warnings
 from collections import defaultdict
@@ -26,10 +23,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
-README = Path(__file__).parents[1] / "README.md"
-BEGIN, END = "<!-- bench-plain:begin -->", "<!-- bench-plain:end -->"
+from common import PREFILL_TOKENS, Prompts, rewrite_readme, say
 
-PREFILL_TOKENS = 512
 PROMPT_TOKENS = 32  # of the prompts whose decoding is timed
 DECODE_TOKENS = 64
 BATCH = 8
@@ -200,17 +195,6 @@ def _load(contender: Contender, model: str, threads: int) -> Engine:
     return TransformersEngine(resolve(model), contender, threads)
 
 
-class Prompts:
-    """Distinct prompts, the same in every run: tokens drawn at random, since plain decoding takes as long for any."""
-
-    def __init__(self, vocab_size: int) -> None:
-        self.vocab_size = vocab_size
-
-    def prompt(self, name: str, tokens: int) -> list[int]:
-        draw = random.Random(name)
-        return [draw.randrange(self.vocab_size // 10, self.vocab_size * 9 // 10) for _ in range(tokens)]
-
-
 @dataclass(frozen=True)
 class Cell:
     """One measured figure."""
@@ -277,19 +261,16 @@ def table(cells: list[Cell]) -> str:
         return next(c for c in cells if (c.engine, c.dtype, c.exact, c.measure, c.batch) == key)
 
     best = {m: max(find(who, m).tokens_per_s for who in THEIRS) for m in ("decode", "prefill")}
-    bfloat16 = {m: find(THEIRS[1], m).tokens_per_s for m in ("decode", "prefill")}
     lines = [
-        "| | decode, tok/s | to best transformers | to its bfloat16 "
-        "| prefill, tok/s | to best transformers | to its bfloat16 |",
-        "|---|--:|--:|--:|--:|--:|--:|",
+        "| | decode, tok/s | to best transformers | prefill, tok/s | to best transformers |",
+        "|---|--:|--:|--:|--:|",
     ]
     for who in (*THEIRS, *OURS):
         row = [who.title]
         for measure, full in (("decode", DECODE_TOKENS), ("prefill", PREFILL_TOKENS)):
             cell = find(who, measure)
             star = "" if cell.tokens == full else f" ({cell.tokens} tokens)"
-            row.append(f"{cell.tokens_per_s:.3g}{star}")
-            row += [_ratio(cell.tokens_per_s / rate[measure]) for rate in (best, bfloat16)]
+            row += [f"{cell.tokens_per_s:.3g}{star}", f"{cell.tokens_per_s / best[measure]:.2f}×"]
         lines.append(f"| {' | '.join(row)} |")
     ours = Contender("Foredraft", BATCH_DTYPE, True)
     one, many = find(ours, "decode").tokens_per_s, find(ours, "decode", BATCH).tokens_per_s
@@ -298,10 +279,6 @@ def table(cells: list[Cell]) -> str:
         f"{BATCH} prompts at once, {BATCH_DTYPE}: {many:.1f} tok/s in all, {many / one:.2f}× of one prompt alone.",
     ]
     return "\n".join(lines)
-
-
-def _ratio(value: float) -> str:
-    return f"{value:.2f}×" if value < 10 else f"{value:.0f}×"
 
 
 def report(results: dict[str, Any], cells: list[Cell]) -> str:
@@ -315,26 +292,6 @@ def report(results: dict[str, Any], cells: list[Cell]) -> str:
     )
 
 
-def rewrite_readme(text: str) -> None:
-    before, rest = README.read_text(encoding="utf-8").split(BEGIN)
-    _, after = rest.split(END)
-    README.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
-
-
-def cpu_name() -> str:
-    """The processor's name as the system tells it, else its architecture."""
-    try:
-        lines = subprocess.run(["lscpu"], capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}).stdout
-    except OSError:
-        lines = ""
-    names = [line.partition(":")[2].strip() for line in lines.splitlines() if line.startswith("Model name")]
-    return names[0] if names and names[0] not in ("", "-") else platform.processor() or platform.machine()
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2-135m")
@@ -345,6 +302,7 @@ def main() -> None:
     options = parser.parse_args()
 
     from foredraft import __version__
+    from foredraft.bench.report import cpu_name
     from foredraft.models.catalog import open_checkpoint, resolve
 
     versions = {"foredraft": __version__, **{name: version(name) for name in ("torch", "transformers")}}
@@ -361,7 +319,7 @@ def main() -> None:
     if options.out:
         options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if options.readme:
-        rewrite_readme(text)
+        rewrite_readme("bench-plain", text)
 
 
 if __name__ == "__main__":

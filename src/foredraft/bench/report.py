@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -84,7 +85,7 @@ def describe_machine(llm: LLM) -> dict[str, Any]:
 
     device = llm.engine.runner.backend.device
     return {
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
@@ -239,10 +240,11 @@ def _facts(facts: dict[str, Any]) -> str:
     return f"<dl>{pairs}</dl>"
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """The processor's name as the system tells it, else its architecture."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        told = subprocess.run(["lscpu"], capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}).stdout
     except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+        told = ""
+    names = [line.partition(":")[2].strip() for line in told.splitlines() if line.startswith("Model name")]
+    return names[0] if names and names[0] not in ("", "-") else platform.processor() or platform.machine()
