@@ -29,6 +29,14 @@ def test_the_example_proposer_guesses_and_changes_no_text(tmp_path: Path, monkey
     assert on.metrics.drafted_tokens > 0
 
 
+@pytest.mark.parametrize("page", ["../README.md", "usage.md"])
+@pytest.mark.usefixtures("default_model")
+def test_the_first_lines_of_python_run(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    exec(code, {})
+    assert capsys.readouterr().out
+
+
 def test_every_proposer_and_option_is_on_its_page() -> None:
     from dataclasses import fields
     from importlib import import_module

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import typer
 from typer.exceptions import TyperException
 
 from foredraft.cli import main
+from foredraft.errors import InvalidSpec
+from foredraft.proposers.registry import parse_spec
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -58,6 +61,9 @@ def parse(arguments: list[str]) -> None:
         group.commands[arguments[0]].make_context(arguments[0], arguments[1:])
     else:
         group.make_context("foredraft", arguments)
+    for option, value in pairwise(arguments):
+        if option == "--spec":
+            parse_spec(value)
 
 
 @pytest.mark.parametrize("line", COMMANDS)
@@ -86,9 +92,12 @@ def test_commands_are_found() -> None:
     assert len(fenced(TEXTS["docs/economics.md"])) >= 7
 
 
-@pytest.mark.parametrize("line", ["foredraft burn", "foredraft bench --speck ngram", "foredraft plan --k-max 0"])
+@pytest.mark.parametrize(
+    "line",
+    ["foredraft burn", "foredraft bench --speck ngram", "foredraft plan --k-max 0", "foredraft chat --spec nogram"],
+)
 def test_a_command_that_is_none_is_noticed(line: str) -> None:
-    with pytest.raises((AssertionError, TyperException)):
+    with pytest.raises((AssertionError, TyperException, InvalidSpec)):
         parse(words(line)[1:])
 
 

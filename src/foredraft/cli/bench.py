@@ -124,7 +124,7 @@ def _write(results: Results, out: Path) -> None:
         raise InvalidParameter(f"The results cannot be written to {out}: {error.strerror}.") from error
     say(f"Wrote results.json and report.html to {out}.")
     if not drawn:
-        say("The report has no plots, because matplotlib is not installed; to get it: pip install 'foredraft[bench]'.")
+        say("The report has no plots, because matplotlib is not installed; to get it: pip install matplotlib.")
 
 
 def _failures(results: Results) -> list[str]:
