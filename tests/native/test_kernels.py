@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.backends import native
+from foredraft.backends import native_library
 from foredraft.backends.base import LayerKV, Linear, Weight
-from foredraft.backends.native import NativeBackend, load_library, open_library
+from foredraft.backends.native import NativeBackend
+from foredraft.backends.native_library import load_library, open_library
 from tests.backends import needs_native
 from tests.native.conftest import LEVELS
 from tests.native.scene import Scene, attention_shape
@@ -64,6 +66,8 @@ def test_wrong_input_is_an_exception_and_not_a_crash(backend: NativeBackend) -> 
         lambda: backend.linear(torch.randn(2, 64), Linear(layer.parts, 41, 64)),
         lambda: backend.linear(torch.randn(2, 64), Linear(layer.parts, 39, 64)),
         lambda: backend.embed(torch.tensor([40]), layer),
+        lambda: backend.embed(torch.tensor([39]), Linear(layer.parts, 41, 64)),
+        lambda: backend.embed(torch.tensor([39]), Linear(layer.parts, 40, 32)),
         lambda: backend.embed(torch.tensor([-1]), layer),
         lambda: backend.gated(torch.randn(2, 7)),
         lambda: backend.rms_norm(torch.randn(2, 8), torch.randn(7), 1e-5),
@@ -121,7 +125,38 @@ def test_a_refused_level_leaves_the_next_best(monkeypatch: pytest.MonkeyPatch) -
             raise OSError("the system does not let this process use these instructions")
         return open_library(path)
 
-    monkeypatch.setattr(native, "open_library", refuse_the_first)
+    monkeypatch.setattr(native_library, "open_library", refuse_the_first)
     library = load_library()
     assert refused == [LEVELS[0].library]
     assert library is None if len(LEVELS) == 1 else library is not None and library._name != str(refused[0])
+
+
+def test_a_library_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_library, "sources_digest", lambda: "of another day")
+    with pytest.raises(OSError, match="other sources; run: python -m foredraft"):
+        open_library(LEVELS[0].library)
+    assert load_library() is None
+
+
+def test_a_forked_child_starts_its_own_threads(backend: NativeBackend) -> None:
+    """Also when the parent was at work."""
+    layer = linear_of(backend, random_weight("q4", 2000, 320))
+    x = torch.randn(8, 320)
+    expected = backend.linear(x, layer)
+    parent_works = True
+
+    def keep_working() -> None:
+        while parent_works:
+            backend.linear(x, layer)
+
+    with ThreadPoolExecutor(1) as pool:
+        busy = pool.submit(keep_working)
+        statuses = []
+        for _ in range(20):
+            child = os.fork()
+            if child == 0:
+                os._exit(0 if all(torch.equal(backend.linear(x, layer), expected) for _ in range(3)) else 1)
+            statuses.append(os.waitpid(child, 0)[1])
+        parent_works = False
+        busy.result()
+    assert statuses == [0] * 20

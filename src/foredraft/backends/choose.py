@@ -19,7 +19,7 @@ BACKENDS = ("native", "torch")
 
 def native_is_built() -> bool:
     """Whether the C kernels were built for this machine."""
-    from foredraft.backends.native import load_library
+    from foredraft.backends.native_library import load_library
 
     return load_library() is not None
 
@@ -57,14 +57,17 @@ def choose_backend(name: str, dtype: str, device: torch.device, threads: int | N
 
             return NativeBackend(dtype, threads)
         if name == "auto":
-            log.warning("The fast kernels were not built for this machine, so torch's serve; a C compiler would help.")
+            log.warning(
+                "The fast kernels are not built for this machine, so torch's serve; with a C compiler, "
+                "python -m foredraft.kernels.build builds them."
+            )
     if name == "native" and device.type != "cpu":
         raise InvalidParameter(
             f"backend='native' runs on the CPU, not on {device}; use device='cpu' or backend='torch'."
         )
     if name == "native":
         raise InvalidParameter(
-            "backend='native' was asked for, but its kernels were not built for this machine; "
-            "install a C compiler and reinstall, or use backend='torch'."
+            "backend='native' was asked for, but its kernels are not built for this machine; with a C compiler, "
+            "python -m foredraft.kernels.build builds them; or use backend='torch'."
         )
     return TorchBackend(dtype, device)

@@ -1,7 +1,7 @@
 """The CPU backend in C: checks tensors, hands their pointers to the kernels, and turns error codes into sentences.
 
 The kernels give every row its own fixed sequence of operations, so a row's bits depend on that row alone. Activations
-are float32; weights stay as they were packed (float32, bfloat16, 8 or 4 bits); K and V are float32 or bfloat16.
+are float32; weights stay as they were packed (float32, bfloat16, 4 to 8 bits); K and V are float32 or bfloat16.
 
 A small model runs some 300 verbs per token, so all layers of a run are one call (kernels/layers.c), and what does not
 change between calls (layers, shapes, caches, the batch of a run) is checked and translated once and then remembered.
@@ -14,7 +14,7 @@ import hashlib
 import weakref
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from ctypes import POINTER, Structure, addressof, byref, c_double, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import Structure, addressof, byref, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,17 @@ import torch
 from torch import Tensor
 
 from foredraft.backends.base import AttentionShape, LayerKV, Linear, Stack, Weight
-from foredraft.backends.native_layers import AttentionDescription, StackDescription, describe_shape, describe_stack
+from foredraft.backends.native_layers import StackDescription, describe_shape, describe_stack
+from foredraft.backends.native_library import (
+    ERRORS,
+    BatchDescription,
+    KVDescription,
+    PlainDescription,
+    WeightDescription,
+    load_library,
+)
 from foredraft.config import QUANT_GROUP, check_threads
 from foredraft.engine.batch import ForwardBatch
-from foredraft.kernels.build import usable_levels
 
 
 @dataclass(frozen=True)
@@ -52,83 +59,6 @@ KINDS = {
     "q4k": _Kind(7, torch.uint8, QUANT_GROUP, minimums=True, blocks=True),
 }
 BLOCK = 256  # inputs
-
-ERRORS = {
-    1: "a tensor is missing",
-    2: "the shapes do not fit together",
-    3: "the kind of weight is unknown",
-    4: "an index (token, slot, position or block) points outside its table",
-    5: "there was not enough memory",
-    6: "the system does not let this process use these instructions",
-}
-
-
-class _Weight(Structure):
-    _fields_ = [("data", c_void_p), ("outputs", c_int64), ("inputs", c_int64), ("kind", c_int32)]
-
-
-class _Plain(Structure):
-    _fields_ = [(name, c_void_p) for name in ("values", "scales", "minimums", "block_scales", "block_minimums")]
-
-
-class _Batch(Structure):
-    _fields_ = [
-        *((name, c_void_p) for name in ("positions", "slots", "sequences", "block_tables")),
-        *((name, c_void_p) for name in ("prefix_lens", "paths", "path_lens")),
-        *((name, c_int64) for name in ("rows", "num_sequences", "table_width", "depth", "block_size")),
-    ]
-
-
-class _KV(Structure):
-    _fields_ = [
-        *((name, c_void_p) for name in ("k", "v")),
-        *((name, c_int64) for name in ("slots", "kv_heads", "head_dim")),
-        ("is_bf16", c_int32),
-    ]
-
-
-_SIGNATURES: dict[str, tuple[type, ...]] = {
-    "fd_ready": (),
-    "fd_set_threads": (c_int,),
-    "fd_pack": (c_int, c_int64, c_int64, POINTER(_Plain), c_void_p),
-    "fd_linear": (POINTER(_Weight), c_void_p, c_int64, c_void_p, c_void_p, c_int64),
-    "fd_embed": (POINTER(_Weight), c_int64, c_int64, c_void_p, c_int64, c_void_p),
-    "fd_rms_norm": (c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p),
-    "fd_add_rms_norm": (c_void_p, c_void_p, c_float, c_void_p, c_float, c_int64, c_int64, c_void_p),
-    "fd_gated": (c_void_p, c_int64, c_int64, c_void_p),
-    "fd_rope_and_store": (
-        *(c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
-        *(POINTER(_KV), POINTER(AttentionDescription), POINTER(_Batch), c_void_p),
-    ),
-    "fd_attend": (c_void_p, POINTER(_KV), POINTER(AttentionDescription), POINTER(_Batch), c_void_p),
-    "fd_run_layers": (
-        *(POINTER(StackDescription), c_int64, c_int64, POINTER(c_void_p)),
-        *(POINTER(_Batch), c_void_p, c_void_p),
-    ),
-}
-
-
-def open_library(path: Path) -> ctypes.CDLL:
-    """Load one compiled library and declare its functions; raises OSError where the system refuses its level."""
-    library = ctypes.CDLL(str(path))
-    for name, arguments in _SIGNATURES.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = arguments, c_int
-    library.fd_draw.argtypes, library.fd_draw.restype = (c_void_p, c_int64, c_float, c_double, c_uint64), c_int64
-    library.fd_packed_bytes.argtypes, library.fd_packed_bytes.restype = (c_int, c_int64, c_int64), c_int64
-    if code := library.fd_ready():
-        raise OSError(f"{path.name} cannot run here: {ERRORS[code]}.")
-    return library
-
-
-def load_library() -> ctypes.CDLL | None:
-    """The best library that was built and that this processor can run; None where there is none."""
-    for level in usable_levels():
-        try:
-            return open_library(level.library)
-        except (OSError, AttributeError):  # built for another system, refused by this one, or of an older version
-            continue
-    return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,6 +87,14 @@ def _matrix(name: str, tensor: Tensor) -> torch.Size:
     if not isinstance(tensor, Tensor) or tensor.dim() != 2:
         raise ValueError(f"{name} must be a matrix [rows, width].")
     return tensor.shape
+
+
+def _check_parts(weight: Linear) -> None:
+    if any(part.inputs != weight.inputs for part in weight.parts) or weight.outputs != sum(
+        part.outputs for part in weight.parts
+    ):
+        parts = ", ".join(f"[{part.outputs}, {part.inputs}]" for part in weight.parts)
+        raise ValueError(f"The parts {parts} do not make a layer [{weight.outputs}, {weight.inputs}].")
 
 
 def _refusal(verb: str, code: int) -> Exception:
@@ -205,28 +143,25 @@ class NativeBackend:
         plain = byref(_describe_plain(weight, kind))
         if code := self._library.fd_pack(kind.number, outputs, inputs, plain, memory.data_ptr()):
             raise _refusal("pack", code)
-        return Packed(memory, outputs, inputs, byref(_Weight(memory.data_ptr(), outputs, inputs, kind.number)))
+        return Packed(
+            memory, outputs, inputs, byref(WeightDescription(memory.data_ptr(), outputs, inputs, kind.number))
+        )
 
     def linear(self, x: Tensor, weight: Linear) -> Tensor:
-        rows, inputs = _matrix("x", x)
+        rows, _ = _matrix("x", x)
         outputs = weight.outputs
         source = _pointer("x", x, torch.float32, rows, weight.inputs)
         bias = None if weight.bias is None else _pointer("bias", weight.bias, torch.float32, outputs)
         y = torch.empty(rows, outputs, dtype=torch.float32)
         target, column = y.data_ptr(), 0
+        _check_parts(weight)
         for part in weight.parts:
-            if part.inputs != inputs or column + part.outputs > outputs:
-                raise ValueError(
-                    f"A part [{part.outputs}, {part.inputs}] does not fit the layer [{outputs}, {inputs}]."
-                )
             part_bias = None if bias is None else bias + 4 * column
             if rows and (
                 code := self._library.fd_linear(part.reference, source, rows, part_bias, target + 4 * column, outputs)
             ):
                 raise _refusal("linear", code)
             column += part.outputs
-        if column != outputs:
-            raise ValueError(f"The parts of a linear layer have {column} outputs together, not {outputs}.")
         return y
 
     def logits(self, x: Tensor, weight: Linear) -> Tensor:
@@ -236,6 +171,7 @@ class NativeBackend:
         rows = len(token_ids)
         ids = _pointer("token_ids", token_ids, torch.int64, rows)
         y = torch.empty(rows, weight.inputs, dtype=torch.float32)
+        _check_parts(weight)
         first = 0
         for part in weight.parts if rows else ():
             if code := self._library.fd_embed(part.reference, first, weight.outputs, ids, rows, y.data_ptr()):
@@ -343,21 +279,21 @@ class NativeBackend:
             raise ValueError(f"No logit reaches the floor {floor}, so there is no token to draw.")
         return token
 
-    def _describe_kv(self, kv: LayerKV) -> _KV:
+    def _describe_kv(self, kv: LayerKV) -> KVDescription:
         if kv.k.dim() != 3:
             raise ValueError("k must be [slots, kv_heads, head_dim].")
         k, v = (_pointer(name, side, self.kv_dtype, *kv.k.shape) for name, side in (("k", kv.k), ("v", kv.v)))
-        return _KV(k, v, *kv.k.shape, self.kv_dtype is torch.bfloat16)
+        return KVDescription(k, v, *kv.k.shape, self.kv_dtype is torch.bfloat16)
 
 
 def _describe_stack(stack: Stack) -> StackDescription:
     return describe_stack(stack, _pointer)
 
 
-def _describe_batch(batch: ForwardBatch) -> _Batch:
+def _describe_batch(batch: ForwardBatch) -> BatchDescription:
     rows, (sequences, width) = batch.num_rows, _matrix("block_tables", batch.block_tables)
     _, depth = _matrix("paths", batch.paths)
-    return _Batch(
+    return BatchDescription(
         _pointer("positions", batch.positions, torch.int64, rows),
         _pointer("slots", batch.slots, torch.int64, rows),
         _pointer("sequences", batch.sequences, torch.int32, rows),
@@ -369,13 +305,13 @@ def _describe_batch(batch: ForwardBatch) -> _Batch:
     )
 
 
-def _describe_plain(weight: Weight, kind: _Kind) -> _Plain:
+def _describe_plain(weight: Weight, kind: _Kind) -> PlainDescription:
     def factors(name: str, values: Tensor | None, dtype: torch.dtype, inputs: int) -> int:
         if values is None:
             raise ValueError(f"The weight has no {name}.")
         return _pointer(name, values, dtype, weight.outputs, weight.inputs // inputs)
 
-    plain = _Plain(values=_pointer("values", weight.values, kind.dtype, weight.outputs, weight.inputs))
+    plain = PlainDescription(values=_pointer("values", weight.values, kind.dtype, weight.outputs, weight.inputs))
     dtype = torch.int8 if kind.blocks else torch.float16
     if kind.groups:
         plain.scales = factors("scales", weight.scales, dtype, kind.groups)

@@ -73,8 +73,10 @@ def calibrate(runner: Runner, pool: BlockPool, max_model_len: int) -> Calibratio
     works = {count: _chain(sequence, shapes.context, tokens, count) for count in shapes.rows}
     probe = max(count for count in shapes.rows if count <= 8)
     far = _chain(sequence, shapes.far, tokens, probe)
-    if shapes.far:
-        _time(own, kv, Work(sequence, shapes.far))
+    while sequence.num_computed_tokens < shapes.far:  # in pieces no larger than the runs to be timed, for memory's sake
+        piece = min(shapes.rows[-1], shapes.far - sequence.num_computed_tokens)
+        _time(own, kv, Work(sequence, piece))
+        sequence.num_computed_tokens += piece
     timings: dict[int, list[float]] = {count: [] for count in shapes.rows}
     far_timings: list[float] = []
     started = time.perf_counter()

@@ -1,9 +1,9 @@
 """The start-up self-test behind `exact=True`: proves on this device that a row's bits do not depend on its neighbours.
 
 First every shape of linear layer is run with different numbers of rows; the largest set of row counts that agree
-bit for bit becomes the backend's tiles, if it needs any. Then one layer of the model is run token by token, all at
-once, and among other sequences, and must give the same bits. Results are kept on disk per device, dtype and model
-shape.
+bit for bit becomes the backend's tiles, if it needs any. Then the first layers of the model are run token by token, all
+at once, and among other sequences, and must give the same bits. Results are kept on disk per device, dtype and model
+shape. Bits are compared by their digests: the logits of many rows would take more memory than a small model.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def agreeing_row_counts(backend: Backend, decoder: Decoder) -> tuple[int, ...]:
 
 @torch.inference_mode()
 def layers_agree(backend: Backend, decoder: Decoder) -> bool:
-    """Whether a text's logits have the same bits token by token, at once, in two pieces, and among other sequences."""
+    """Whether a text's logits have the same bits token by token, at once, in pieces, and among other sequences."""
     config, block_size = decoder.config, 16
     rope = rope_table(config, _TOKENS).to(backend.device)  # the decoder's own may be shorter
     few = replace(decoder, layers=decoder.layers[:_LAYERS], rope=rope)
@@ -88,43 +88,47 @@ def layers_agree(backend: Backend, decoder: Decoder) -> bool:
     text, other = (torch.randint(config.vocab_size, (_TOKENS,), generator=generator).tolist() for _ in range(2))
     slots = (10 * block_size, config.num_kv_heads, config.head_dim)
 
-    def run(pieces: list[int], with_other: bool) -> Tensor:
+    def run(pieces: list[int], with_other: bool) -> bytes:
         kv = [
             LayerKV(*(torch.zeros(slots, dtype=backend.kv_dtype, device=backend.device) for _ in "kv"))
             for _ in few.layers
         ]
         sequences = [_sequence(text, [2, 0, 5, 7, 9]), _sequence(other, [1, 3, 4, 6, 8])][: 1 + with_other]
-        rows: list[Tensor] = []
+        digest = hashlib.sha256()
         for piece in pieces:
             batch = pack([Work(sequence, piece) for sequence in sequences], block_size, backend.device)
-            rows.append(few.logits(few.run(batch, kv, backend).normed[:piece], backend))
+            _add_bits(digest, few.logits(few.run(batch, kv, backend).normed[:piece], backend))
             for sequence in sequences:
                 sequence.num_computed_tokens += piece
-        return torch.cat(rows)
+        return digest.digest()
 
     reference = run([1] * _TOKENS, with_other=False)
     ways = (([_TOKENS], False), ([13, 7, _TOKENS - 20], True), ([_TOKENS], True))
-    return all(torch.equal(reference, run(pieces, other)) for pieces, other in ways)
+    return all(reference == run(pieces, other) for pieces, other in ways)
 
 
 def _in_runs(backend: Backend, rows: Tensor, linear: Linear, count: int, shift: int) -> bytes:
     """The bits of the first ROW_COUNTS[-1] rows after a layer, which they pass `count` at a time, each at another place
-    of its run per `shift`. A digest of them: all logits of so many rows would take more memory than a small model."""
+    of its run per `shift`."""
     saved, total = _tiles(backend), ROW_COUNTS[-1]
     _set_tiles(backend, None)
     moved, digest = rows.roll(shift, 0), hashlib.sha256()
     for start in range(0, shift + total, count):
-        result = backend.linear(moved[start : start + count], linear)
-        wanted = result[max(0, shift - start) : shift + total - start].cpu().contiguous()
-        digest.update(wanted.view(torch.uint8).numpy().data)
+        wanted = slice(max(0, shift - start), shift + total - start)
+        _add_bits(digest, backend.linear(moved[start : start + count], linear)[wanted])
     _set_tiles(backend, saved)
     return digest.digest()
 
 
+def _add_bits(digest: hashlib._Hash, values: Tensor) -> None:
+    digest.update(values.cpu().contiguous().view(torch.uint8).numpy().data)
+
+
 def _distinct_linears(decoder: Decoder) -> list[Linear]:
-    layer = decoder.layers[0]
-    linears = [layer.qkv, layer.output, layer.gate_up, layer.down, decoder.head]
-    return list({(linear.outputs, linear.inputs): linear for linear in linears}.values())
+    """One of each shape and kind of weights; layers of one model may differ in both."""
+    linears = [linear for layer in decoder.layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+    kinds = {(linear.outputs, linear.inputs, linear.kinds): linear for linear in (*linears, decoder.head)}
+    return list(kinds.values())
 
 
 def _sequence(tokens: list[int], block_table: list[int]) -> Sequence:

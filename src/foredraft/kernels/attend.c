@@ -17,6 +17,7 @@
 #include <stdatomic.h>
 
 #define TILE 16
+#define MOST_PARTIAL_BYTES (16 << 20) /* beyond this a tile is one item: many rows have enough tiles, or nearly */
 
 typedef struct {
     const float *q;
@@ -305,10 +306,10 @@ int fd_attend(const float *q, const fd_kv *kv, const fd_attention *shape, const 
         int32_t *tiles = pool_shared();
         job.num_tiles = cut_tiles(batch, tiles);
         int64_t wanted = 4 * pool_threads() / job.num_tiles; /* runs for each tile, so that all threads have work */
-        if (pool_threads() > 1 && wanted > 1 && job.blocks > 1) {
+        size_t partial_bytes = 4 * (size_t)(batch->rows * shape->heads * job.blocks * PARTIAL(job.width));
+        if (pool_threads() > 1 && wanted > 1 && job.blocks > 1 && partial_bytes <= MOST_PARTIAL_BYTES) {
             job.runs = min64(wanted, job.blocks);
-            error = pool_reserve(0, tile_bytes +
-                                        4 * (size_t)(batch->rows * shape->heads * job.blocks * PARTIAL(job.width)));
+            error = pool_reserve(0, tile_bytes + partial_bytes);
             tiles = pool_shared();
             if (!error) cut_tiles(batch, tiles); /* the shared scratch may have moved */
             job.partials = (float *)((char *)tiles + tile_bytes);

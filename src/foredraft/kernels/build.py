@@ -6,6 +6,7 @@ one shared library; `backends.native` loads the best one that the processor at h
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shlex
@@ -33,7 +34,7 @@ class Level:
         return SOURCES / f"libforedraft-{self.name}.so"
 
 
-_AVX2 = frozenset({"avx2", "fma", "bmi1", "bmi2", "f16c"})
+_AVX2 = frozenset({"avx2", "fma", "bmi1", "bmi2", "f16c", "abm", "movbe"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _AMX = frozenset({"amx_tile", "amx_int8", "amx_bf16"})
 _AMX_FLAGS = ("-mamx-tile", "-mamx-int8", "-mamx-bf16")
@@ -84,6 +85,14 @@ def processor_model() -> str:
     return ", ".join(sorted({line.partition(":")[2].strip() for line in words}))
 
 
+def sources_digest() -> str:
+    """Of what a library is made of; it carries the digest, so that one of other sources is noticed."""
+    digest = hashlib.sha256()
+    for path in sorted([*SOURCES.glob("*.c"), *SOURCES.glob("*.h")]):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
 def usable_levels() -> list[Level]:
     """The levels that are compiled and that this processor can run, best first."""
     features = processor_features()
@@ -96,7 +105,16 @@ def compile_level(level: Level) -> None:
     sources = sorted(str(path) for path in SOURCES.glob("*.c"))
     unfinished = level.library.with_suffix(f".{os.getpid()}.tmp")
     try:
-        command = [*compiler, *FLAGS, *level.flags, "-o", str(unfinished), *sources, "-lm"]
+        command = [
+            *compiler,
+            *FLAGS,
+            *level.flags,
+            f'-DFD_SOURCES="{sources_digest()}"',
+            "-o",
+            str(unfinished),
+            *sources,
+            "-lm",
+        ]
         subprocess.run(command, check=True, capture_output=True, text=True)
         unfinished.replace(level.library)
     finally:

@@ -82,6 +82,9 @@ typedef struct {
     float multiplier, eps; /* of the residual stream, and of the norms */
 } fd_stack;
 
+/* The digest of the sources that the library was built from; it fits to nothing else. */
+const char *fd_sources(void);
+
 /* To be called first: asks the system for what the level needs, and fails where it is refused. */
 int fd_ready(void);
 
@@ -110,7 +113,7 @@ int fd_rope_and_store(const float *qkv, const float *q_norm, const float *k_norm
 int fd_attend(const float *q, const fd_kv *kv, const fd_attention *shape, const fd_batch *batch, float *out);
 
 /* x [rows, width] through the layers first .. end-1, in place; normed: x after the norm that comes next. kv has one
- * cache for each of these layers. All checks of shapes come before the first write. */
+ * cache for each of these layers. An error may leave some layers' rows written. */
 int fd_run_layers(const fd_stack *stack, int64_t first, int64_t end, const fd_kv *const *kv, const fd_batch *batch,
                   float *x, float *normed);
 

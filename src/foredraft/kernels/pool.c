@@ -109,6 +109,7 @@ static void forget_threads(void) {
     pthread_mutex_init(&pool.sleep_lock, NULL);
     pthread_cond_init(&pool.wake, NULL);
     atomic_store(&pool.sleepers, 0);
+    atomic_store(&pool.word, 0); /* items that were left are the parent's */
     pool.started = 1;
 }
 
@@ -168,8 +169,10 @@ static int reserve(int which, size_t bytes) {
     return scratch[which].memory ? FD_OK : FD_NO_MEMORY;
 }
 
+/* For every worker there is: one that woke before the number of threads was lowered may still join this job. */
 int pool_reserve(size_t bytes, size_t shared_bytes) {
-    int error = reserve(MAX_THREADS, shared_bytes);
-    for (int worker = 0; worker < pool_threads(); worker++) error = error ? error : reserve(worker, bytes);
+    int error = reserve(MAX_THREADS, shared_bytes), workers = pool_threads();
+    if (workers < pool.started) workers = pool.started;
+    for (int worker = 0; worker < workers; worker++) error = error ? error : reserve(worker, bytes);
     return error;
 }

@@ -1,6 +1,10 @@
-/* Whether the system lets this process run this level. Only AMX has to ask: its registers take 8 KiB of every thread,
+/* What this library was built from, and whether it may run.
+ *
+ * Whether the system lets this process run this level. Only AMX has to ask: its registers take 8 KiB of every thread,
  * which Linux sets aside for processes that want them (5.16 and later). */
 #include "foredraft.h"
+
+const char *fd_sources(void) { return FD_SOURCES; }
 
 #if defined(__AMX_TILE__) && defined(__linux__)
 #include <sys/syscall.h>

@@ -87,7 +87,7 @@ class GGUFCheckpoint:
         return gguf_blocks.decode(self._rows(source), source.entry.type)
 
     def vector(self, name: str) -> Tensor:
-        return self.weight(name).values.float().flatten()
+        return self.weight(name).values.float().flatten().clone()  # not a view of the file, which may change
 
     def tokenizer(self) -> Tokenizer:
         tokenizer = Tokenizer.from_gguf(self._metadata, self.path)

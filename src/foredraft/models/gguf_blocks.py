@@ -15,6 +15,7 @@ from gguf.quants import Q4_K, dequantize
 from numpy.typing import NDArray
 
 from foredraft.backends.base import Weight, join
+from foredraft.errors import InvalidModel
 
 Rows = NDArray[np.uint8]
 
@@ -108,7 +109,10 @@ def _q5_0(rows: Rows) -> Weight:
 def _q4_0(rows: Rows) -> Weight:
     blocks = rows.reshape(len(rows), -1, 18)  # scale: f16, 16 x 2 codes; w = scale * (code - 8)
     scales = _halves(blocks, 0)
-    return Weight("q4", torch.from_numpy(_nibbles(blocks[:, :, 2:])), scales, -8 * scales)
+    minimums = -8 * scales
+    if not minimums.isfinite().all():
+        raise InvalidModel("A Q4_0 tensor has scales beyond 8188, which no trained model has; is the file damaged?")
+    return Weight("q4", torch.from_numpy(_nibbles(blocks[:, :, 2:])), scales, minimums)
 
 
 def _q4_1(rows: Rows) -> Weight:

@@ -20,7 +20,7 @@ def rope_table(config: ModelConfig, max_positions: int) -> Tensor:
     if config.rope_scaling is not None:
         frequencies, magnitude = _scaled(frequencies, config.rope_scaling, config, max_positions)
     angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequencies[None, :]
-    return torch.stack([angles.cos(), angles.sin()], dim=1) * magnitude
+    return torch.stack([angles.cos(), angles.sin()], dim=1).mul_(magnitude)
 
 
 def _scaled(frequencies: Tensor, scaling: RopeScaling, config: ModelConfig, max_positions: int) -> tuple[Tensor, float]:

@@ -1,0 +1,92 @@
+"""The compiled kernels as ctypes sees them: structures, functions, what their error codes mean, and which library of
+several serves."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
+from pathlib import Path
+
+from foredraft.backends.native_layers import AttentionDescription, StackDescription
+from foredraft.kernels.build import sources_digest, usable_levels
+
+ERRORS = {
+    1: "a tensor is missing",
+    2: "the shapes do not fit together",
+    3: "the kind of weight is unknown",
+    4: "an index (token, slot, position or block) points outside its table",
+    5: "there was not enough memory",
+    6: "the system does not let this process use these instructions",
+}
+
+
+class WeightDescription(Structure):
+    _fields_ = [("data", c_void_p), ("outputs", c_int64), ("inputs", c_int64), ("kind", c_int32)]
+
+
+class PlainDescription(Structure):
+    _fields_ = [(name, c_void_p) for name in ("values", "scales", "minimums", "block_scales", "block_minimums")]
+
+
+class BatchDescription(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("positions", "slots", "sequences", "block_tables")),
+        *((name, c_void_p) for name in ("prefix_lens", "paths", "path_lens")),
+        *((name, c_int64) for name in ("rows", "num_sequences", "table_width", "depth", "block_size")),
+    ]
+
+
+class KVDescription(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("k", "v")),
+        *((name, c_int64) for name in ("slots", "kv_heads", "head_dim")),
+        ("is_bf16", c_int32),
+    ]
+
+
+_SIGNATURES: dict[str, tuple[type, ...]] = {
+    "fd_ready": (),
+    "fd_set_threads": (c_int,),
+    "fd_pack": (c_int, c_int64, c_int64, POINTER(PlainDescription), c_void_p),
+    "fd_linear": (POINTER(WeightDescription), c_void_p, c_int64, c_void_p, c_void_p, c_int64),
+    "fd_embed": (POINTER(WeightDescription), c_int64, c_int64, c_void_p, c_int64, c_void_p),
+    "fd_rms_norm": (c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p),
+    "fd_add_rms_norm": (c_void_p, c_void_p, c_float, c_void_p, c_float, c_int64, c_int64, c_void_p),
+    "fd_gated": (c_void_p, c_int64, c_int64, c_void_p),
+    "fd_rope_and_store": (
+        *(c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
+        *(POINTER(KVDescription), POINTER(AttentionDescription), POINTER(BatchDescription), c_void_p),
+    ),
+    "fd_attend": (c_void_p, POINTER(KVDescription), POINTER(AttentionDescription), POINTER(BatchDescription), c_void_p),
+    "fd_run_layers": (
+        *(POINTER(StackDescription), c_int64, c_int64, POINTER(c_void_p)),
+        *(POINTER(BatchDescription), c_void_p, c_void_p),
+    ),
+}
+
+
+def open_library(path: Path) -> ctypes.CDLL:
+    """Load one compiled library and declare its functions; raises OSError where the system refuses its level, and
+    where it was built from other sources than those beside it."""
+    library = ctypes.CDLL(str(path))
+    library.fd_sources.restype = c_char_p
+    if library.fd_sources() != sources_digest().encode():
+        raise OSError(f"{path.name} was built from other sources; run: python -m foredraft.kernels.build")
+    for name, arguments in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, c_int
+    library.fd_draw.argtypes, library.fd_draw.restype = (c_void_p, c_int64, c_float, c_double, c_uint64), c_int64
+    library.fd_packed_bytes.argtypes, library.fd_packed_bytes.restype = (c_int, c_int64, c_int64), c_int64
+    if code := library.fd_ready():
+        raise OSError(f"{path.name} cannot run here: {ERRORS[code]}.")
+    return library
+
+
+def load_library() -> ctypes.CDLL | None:
+    """The best library that was built and that this processor can run; None where there is none."""
+    for level in usable_levels():
+        try:
+            return open_library(level.library)
+        except (OSError, AttributeError):  # built for another system, refused by this one, or of other sources
+            continue
+    return None
