@@ -132,10 +132,6 @@ class Sequence:
         return len(self.token_ids)
 
     @property
-    def num_tokens_with_spec(self) -> int:
-        return len(self.token_ids) + self.num_lookahead_tokens
-
-    @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
 
@@ -220,7 +216,7 @@ class SpecMetrics:
     inter_token_latency_s: float
     cached_tokens: int = 0  # prompt tokens that were found in the prefix cache
     preemptions: int = 0  # how often the text was set aside and computed again, for want of KV cache
-    decisions: dict[str, int] = field(default_factory=dict)  # with spec="auto": reason -> steps
+    decisions: dict[str, int] = field(default_factory=dict)  # reason -> steps: the controller's, and failures
 
     @classmethod
     def of(cls, sequence: Sequence) -> SpecMetrics:

@@ -104,8 +104,16 @@ def a_draft(*tokens: int, score: float = 0.5, origin: str = "broken", q: Any = N
 
 @pytest.mark.parametrize(
     "draft",
-    [a_draft(10**6), a_draft(VOCAB), a_draft(-1), a_draft(*range(50)), a_draft(1, q=torch.ones(1, VOCAB - 1))],
-    ids=["far out", "one too many", "negative", "too long", "narrow q"],
+    [
+        *(a_draft(10**6), a_draft(VOCAB), a_draft(-1), a_draft(*range(50))),
+        *(a_draft(1, score=0.0), a_draft(1, 2, score=float("nan")), a_draft(1, score=1.1)),
+        *(a_draft(1, q=torch.ones(1, VOCAB - 1)), a_draft(1, q=torch.full((1, VOCAB), float("nan")))),
+        *(a_draft(1, q=torch.eye(VOCAB)[2:3]), a_draft(1, q=torch.ones(1, VOCAB))),
+    ],
+    ids=[
+        *("far out", "one too many", "negative", "too long", "impossible", "no number", "more than sure"),
+        *("narrow q", "q of no numbers", "q without it", "q of too much"),
+    ],
 )
 def test_guesses_that_the_target_cannot_run_count_as_a_failure(
     folder: Path, draft: Draft, caplog: pytest.LogCaptureFixture

@@ -235,7 +235,7 @@ RUNS = [
     *((spec, 0.0, acceptance) for spec in ALL for acceptance in ("rejection", "block")),
     *((spec, 0.8, "match") for spec in PAIRS),
 ]
-ADAPTIVE = ["auto", "auto(ngram+quantised)", "auto(suffix+lookahead+early_exit)"]
+ADAPTIVE = ["auto", "auto(ngram+quantised)", "auto(suffix+ngram+early_exit)"]
 
 
 class SteadyCosts(Costs):

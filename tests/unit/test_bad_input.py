@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from foredraft import LLM, SamplingParams
 from foredraft.backends.choose import usable_cores
 from foredraft.cli.main import run
 from foredraft.config import EngineConfig
-from foredraft.errors import ForedraftError
+from foredraft.errors import ForedraftError, InvalidSpec
+from foredraft.proposers import registry
 from tests.tiny_models import VOCAB, random_model, save_model
 
 
@@ -151,6 +153,27 @@ PROMPTS: list[tuple[str, Callable[[LLM], Any], str]] = [
         "proposer option out of range",
         lambda llm: llm.generate("a", spec="ngram:k=0"),
         "ngram: k=0 must be from 1 to 64.",
+    ),
+    (
+        "proposer option twice",
+        lambda llm: llm.generate("a", spec="ngram:k=6,k=8"),
+        "spec='ngram:k=6,k=8' gives the option 'k' twice.",
+    ),
+    (
+        "store without bounds",
+        lambda llm: llm.generate("a", spec="suffix:store=1000000000000"),
+        "suffix: min_score=0.1 must lie between 0 and 1, depth=3.0 above 0 and up to 64, store=1000000000000 from 0 to "
+        "10000000.",
+    ),
+    (
+        "proposer that cannot be chosen",
+        lambda llm: llm.generate("a", spec="auto(lookahead)"),
+        "spec='auto(lookahead)': lookahead needs all of its guesses verified, so auto cannot choose it.",
+    ),
+    (
+        "length of the last stage",
+        lambda llm: llm.generate("a", spec="staged:chain=ngram>quantised(k=3)"),
+        "staged: quantised is the last stage, so its k is that of staged: write staged:k=….",
     ),
     (
         "unreadable spec",
@@ -329,3 +352,15 @@ def test_bad_command_lines(
     printed = capsys.readouterr()
     assert printed.err == sentence + "\n"
     assert printed.out == ""
+
+
+def test_offered_proposers_that_cannot_be_had_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [EntryPoint(name, value, "foredraft.proposers") for name, value in OFFERED]
+    monkeypatch.setattr(registry, "_offered", lambda: EntryPoints(points))
+    with pytest.raises(InvalidSpec, match=r"'twice' is offered by one:Twice and two:Twice; uninstall one"):
+        registry.parse_spec("twice")
+    with pytest.raises(InvalidSpec, match=r"'absent' of no_such_package:Absent cannot be loaded: No module named"):
+        registry.parse_spec("ngram+absent")
+
+
+OFFERED = [("twice", "one:Twice"), ("twice", "two:Twice"), ("absent", "no_such_package:Absent")]

@@ -165,7 +165,7 @@ def test_a_slow_drafter_rests_and_is_probed_now_and_then() -> None:
         asked.append(budget)
         seconds = 0.030 * budget  # three plain steps per guess: even if always right it cannot pay
         if budget:
-            controller.costs.observe_draft("model:k=4", budget, seconds)
+            controller.observe_draft("model:k=4", budget, seconds)
         controller.observe([work], drafts, [Commit(text, (7,), (), ())], load, StepTimes(seconds, 0.0105, 0.0))
     assert 1 <= sum(asked) <= 4
     assert sum(asked) * 0.030 <= 0.02 * 300 * 0.0105 + 0.05
@@ -182,11 +182,50 @@ def test_a_fast_and_right_drafter_is_used() -> None:
         asked.append(budget)
         draft = chain(budget, origin="model")
         if budget:
-            controller.costs.observe_draft("model:k=4", budget, 0.001 * budget)
+            controller.observe_draft("model:k=4", budget, 0.001 * budget)
         ran = Work(text, 1, 4, draft)
         commit = Commit(text, (7,) * (budget + 1), (), ())
         controller.observe([ran], [draft], [commit], load, StepTimes(0.001 * budget, 0.0105 + 0.0005 * budget, 0.0))
     assert asked[-50:] == [4] * 50
+
+
+def service(requests: int, steps: int, waking_s: float, is_right: bool) -> tuple[float, float, list[int]]:
+    """Texts one after the other, with a model that must read each prompt before its first guess and takes 1 ms for
+    each. Returns what it took in all, what plain decoding would have taken, and the numbers of guesses."""
+    controller, plain_s = Controller(Costs(CHEAP)), CHEAP.curve.seconds_at(1)
+    elapsed, plain, asked = 0.0, 0.0, []
+    for request in range(requests):
+        text = Sequence(request, "", 0, [1] * 200, 200, SamplingParams().resolved({}), 0, 5 * steps)
+        is_awake = False
+        for _ in range(steps):
+            work, load = Work(text, 1, 4), Load(1, text.num_tokens, 1)
+            budget, _ = controller.ask(work, "model", "model", 4, load)
+            asked.append(budget)
+            read_s, is_awake = (waking_s, True) if budget and not is_awake else (0.0, is_awake)
+            draft_s, draft = 0.001 * budget + read_s, chain(budget, origin="model")
+            read = controller.observe_draft("model", budget, draft_s) if budget else 0.0
+            tokens = (7,) * (budget + 1) if is_right else (8,)
+            text.token_ids += tokens
+            run_s = CHEAP.curve.seconds_at(1 + budget)
+            times = StepTimes(draft_s - read, run_s, 0.0, read)
+            controller.observe([Work(text, 1, 4, draft)], [draft], [Commit(text, tokens, (), ())], load, times)
+            elapsed += draft_s + run_s
+            plain += plain_s * len(tokens)
+        controller.release([request])
+    return elapsed, plain, asked
+
+
+@pytest.mark.parametrize("waking_s", [0.02, 0.05, 0.5])
+def test_a_good_model_is_worth_waking(waking_s: float) -> None:
+    elapsed, plain, asked = service(20, 300, waking_s, is_right=True)
+    assert plain / elapsed > 2
+    assert sum(budget > 0 for budget in asked) > 0.9 * len(asked)
+
+
+@pytest.mark.parametrize("waking_s", [0.02, 0.05, 0.5])
+def test_a_bad_model_is_woken_once(waking_s: float) -> None:
+    elapsed, plain, _ = service(20, 300, waking_s, is_right=False)
+    assert elapsed <= 1.02 * plain + 0.05 + waking_s
 
 
 def test_a_request_differs_from_others() -> None:

@@ -153,6 +153,16 @@ def test_control_and_user_defined_tokens() -> None:
     assert built.vocab_size == 8
 
 
+def test_unused_tokens_are_no_tokens() -> None:
+    """Files pad their vocabularies to round numbers, and not all of one family to the same."""
+    padded = {
+        **TOKENIZER,
+        "tokenizer.ggml.tokens": [*TOKENS, "[PAD6]", "[PAD7]"],
+        "tokenizer.ggml.token_type": [3, 3, 1, 1, 1, 1, 5, 5],
+    }
+    assert Tokenizer.from_gguf(padded, HERE).vocabulary() == Tokenizer.from_gguf(TOKENIZER, HERE).vocabulary()
+
+
 def test_tokens_that_end_an_answer() -> None:
     metadata = {
         **TOKENIZER,

@@ -108,16 +108,22 @@ class Learnt:
 
     acceptance: Acceptance | None = None
     ledger_s: float = 0.0
+    saved_s: float = 0.0
 
     @classmethod
     def before(cls, engine: Engine) -> Learnt:
         controller = engine.guesser.controller
-        return cls() if controller is None else cls(deepcopy(controller.acceptance), controller.ledger_s)
+        return (
+            cls()
+            if controller is None
+            else cls(deepcopy(controller.acceptance), controller.ledger_s, controller.saved_s)
+        )
 
     def back_to(self, engine: Engine) -> None:
         controller = engine.guesser.controller
         if controller is not None and self.acceptance is not None:
-            controller.acceptance, controller.ledger_s = deepcopy(self.acceptance), self.ledger_s
+            controller.acceptance = deepcopy(self.acceptance)
+            controller.ledger_s, controller.saved_s = self.ledger_s, self.saved_s
 
 
 def groups_of(questions: Sequence[Question], batch: int) -> list[Group]:

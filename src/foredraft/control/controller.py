@@ -2,6 +2,8 @@
 
 Guessing may never cost more than a little, so there is a ledger: a small allowance, which grows a little with time,
 plus what guessing has gained so far against plain decoding, minus what it has cost. A step may only risk what is in it.
+The ledger is capped, so that old gains do not pay for a text on which guessing fails. A model that must first read a
+text it has not followed is paid from what was saved in all, which is not.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ _MARGIN = 1.1  # guessing must promise this much more than not to guess: what lo
 _BLAME = 3.0  # a step that takes longer than this times what was expected was held up by something else
 _QUIET_STEPS = 8  # steps without a guess that are learnt from at once
 _GUESSES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # numbers of guesses that are tried on a step to see if any would pay
+_FOLLOWS = 16  # tokens of a text that a model reads along with its next guess, at no cost of their own
 _PROBE_EVERY = 64  # steps at least, after which a resting model is asked again
 _PROBE_SHARE = 0.005  # and what that may cost, of the time since it was last asked
 
@@ -58,6 +61,7 @@ class StepTimes:
     draft_s: float
     run_s: float
     overhead_s: float
+    waking_s: float = 0.0  # of a model, over a text that it had not followed
 
 
 class Controller:
@@ -67,9 +71,12 @@ class Controller:
         self.costs = costs
         self.acceptance = Acceptance()
         self._allowance_s = max(_ALLOWANCE_S, costs.run(1, 0))
-        self.ledger_s = self._allowance_s
+        self.ledger_s = self.saved_s = self._allowance_s
         self._rested: Counter[tuple[int, str]] = Counter()  # (sequence, proposer) -> steps since it was last asked
+        self._read: dict[tuple[int, str], int] = {}  # (sequence, proposer) -> tokens of the text when it was last asked
+        self._unread: Counter[str] = Counter()  # proposer -> tokens that it must read before it guesses in this step
         self._may_pay: dict[tuple[int, int], bool] = {}  # (rows, texts) -> whether any guess could
+        self._steps = 0
         self._quiet: list[tuple[Load, StepTimes]] = []  # steps without a guess that nothing was learnt from yet
 
     def ask(self, work: Work, proposer: str, origin: str, most: int, load: Load) -> tuple[int, str]:
@@ -77,12 +84,25 @@ class Controller:
         guesses bear, whatever its options."""
         sequence_id = work.sequence.id
         pair = (sequence_id, proposer)
+        unread = work.sequence.num_tokens - self._read.get(pair, 0)
+        unread = unread if unread > _FOLLOWS else 0
+        wanted, reason = self._wanted(work, pair, origin, most, load, unread)
+        if wanted:
+            self._read[pair] = work.sequence.num_tokens
+            self._unread[proposer] += unread
+        return wanted, reason
+
+    def _wanted(
+        self, work: Work, pair: tuple[int, str], origin: str, most: int, load: Load, unread: int
+    ) -> tuple[int, str]:
+        sequence_id, proposer = pair
         per_node, rate = self.costs.draft(proposer), self.acceptance.rate(sequence_id, origin)
         plain = self.costs.run(load.rows, load.keys)
         if per_node is None:
             return 1, PROBE  # what it takes can only be found out
+        waking = self.costs.waking(proposer, unread)
         if rate is None:
-            return self._probe(pair, plain, per_node)
+            return self._probe(pair, plain, per_node + waking)
         texts = max(1, load.texts)
         reach = _keys(work, 1)
 
@@ -93,11 +113,13 @@ class Controller:
         best = best_length([rate] * most, texts * per_node / plain, verify)
         if best.speedup > _MARGIN:
             risk = best.k * per_node + (verify(best.k + 1) - 1) * plain
-            if risk <= self.ledger_s:
+            left = work.sequence.max_tokens - work.sequence.num_output_tokens
+            gain = left * plain / texts * (1 - 1 / best.speedup)
+            if risk <= self.ledger_s and (not waking or waking <= min(gain, self.saved_s)):
                 self._rested[pair] = 0
                 return best.k, GUESSED
             return 0, LEDGER
-        return self._probe(pair, plain, per_node + (verify(2) - 1) * plain)
+        return self._probe(pair, plain, per_node + (verify(2) - 1) * plain + waking)
 
     def may_pay(self, load: Load) -> bool:
         """Whether any number of guesses, as sure as guesses can be, would pay beside what runs in any case. Where rows
@@ -153,6 +175,18 @@ class Controller:
                 reasons.append(LEDGER if index in too_risky else why_not)
         return chosen, reasons
 
+    def observe_draft(self, proposer: str, nodes: int, seconds: float) -> float:
+        """Learn from a call of a proposer that takes time; returns how much of it went into texts that it had not
+        followed."""
+        unread, per_node = self._unread.pop(proposer, 0), self.costs.draft(proposer)
+        if unread:
+            waking_s = max(0.0, seconds - nodes * (per_node or 0.0))
+            self.costs.observe_waking(proposer, unread, waking_s)
+            return waking_s
+        if nodes:
+            self.costs.observe_draft(proposer, nodes, seconds)
+        return 0.0
+
     def observe(
         self, works: Items[Work], drafts: Items[Draft | None], commits: Items[Commit], load: Load, times: StepTimes
     ) -> None:
@@ -161,13 +195,14 @@ class Controller:
         Steps without a guess teach only what runs take, several of them at once: code that is called once a step is out
         of the caches by then, and slow.
         """
-        if not times.draft_s and not any(drafts) and not any(work.draft for work in works):
+        if not times.draft_s and not times.waking_s and not any(drafts) and not any(work.draft for work in works):
             self._quiet.append((load, times))
             if len(self._quiet) >= _QUIET_STEPS:
                 self._learn_from_quiet_steps()
-                self._may_pay.clear()  # by now it may be otherwise
+            self._count_step()
             return
         self._learn_from_quiet_steps()
+        self._count_step()
         run = Load.of(works) if any(work.draft for work in works) else load
         plain = self.costs.run(load.rows, load.keys)
         expected = plain if run == load else self.costs.run(run.rows, run.keys)
@@ -177,6 +212,7 @@ class Controller:
         mine = [commit for draft, commit in zip(drafts, commits, strict=True) if draft is not None and commit.tokens]
         further = sum(len(commit.tokens) - 1 for commit in mine)
         gain = further * self._plain_token(load) if further else 0.0
+        self.saved_s -= times.waking_s
         if mine:
             self._book(gain - cost - times.draft_s + _ALLOWANCE_SHARE * plain)
         for draft, commit in zip(drafts, commits, strict=True):
@@ -187,6 +223,13 @@ class Controller:
         gone = set(sequence_ids)
         self.acceptance.release(gone)
         self._rested = Counter({pair: steps for pair, steps in self._rested.items() if pair[0] not in gone})
+        self._read = {pair: tokens for pair, tokens in self._read.items() if pair[0] not in gone}
+
+    def _count_step(self) -> None:
+        """What could pay some steps ago may be otherwise by now."""
+        self._steps += 1
+        if self._steps % _QUIET_STEPS == 0:
+            self._may_pay.clear()
 
     def _learn_from_quiet_steps(self) -> None:
         for load, times in self._quiet:
@@ -196,6 +239,7 @@ class Controller:
         self._quiet.clear()
 
     def _book(self, earned_s: float) -> None:
+        self.saved_s += earned_s
         self.ledger_s = min(_MOST_SAVED * self._allowance_s, self.ledger_s + earned_s)
 
     def _plain_token(self, load: Load) -> float:

@@ -43,6 +43,7 @@ class Costs:
         self._overhead = 0.0
         self._overheads: deque[float] = deque(maxlen=_SPEED_STEPS)
         self._per_node: dict[str, deque[float]] = {}  # by proposer
+        self._per_token: dict[str, deque[float]] = {}  # by proposer, of texts that it had not followed
 
     def run(self, rows: int, keys: int) -> float:
         """Seconds of a step with so many rows that read so many keys in all."""
@@ -61,6 +62,11 @@ class Costs:
         """Seconds per guess; None for one that was never asked."""
         times = self._per_node.get(proposer)
         return None if times is None else _median(times)
+
+    def waking(self, proposer: str, tokens: int) -> float:
+        """Seconds in which a proposer reads so much of a text that it has not followed; 0 while that is unknown."""
+        times = self._per_token.get(proposer)
+        return 0.0 if times is None else tokens * _median(times)
 
     def observe_run(self, rows: int, keys: int, seconds: float) -> None:
         """A real run of the target."""
@@ -85,6 +91,10 @@ class Costs:
     def observe_draft(self, proposer: str, nodes: int, seconds: float) -> None:
         """A real call of a proposer, which gave so many guesses."""
         self._per_node.setdefault(proposer, deque(maxlen=_SPEED_STEPS)).append(seconds / max(1, nodes))
+
+    def observe_waking(self, proposer: str, tokens: int, seconds: float) -> None:
+        """A proposer has read so much of a text before it guessed."""
+        self._per_token.setdefault(proposer, deque(maxlen=_SPEED_STEPS)).append(seconds / tokens)
 
     def _unscaled(self, curve: VerifyCurve, rows: int, keys: int) -> float:
         further = keys - rows * self._measured.context

@@ -135,7 +135,7 @@ class AsyncEngine:
                 _answer(*command)
             try:
                 events = self._engine.step()
-            except Exception as error:
+            except BaseException as error:  # a library's panic too: without this thread everybody would wait for ever
                 log.exception("a step failed; all running requests are ended")
                 events = self._engine.abort_all(error)
             self._deliver(events)

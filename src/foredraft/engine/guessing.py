@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import isfinite
 from typing import TypeVar
 
 from foredraft.control.controller import Controller, Load, StepTimes
@@ -42,6 +43,7 @@ class _Step:
     load: Load  # what ran in any case
     drafts: list[Draft | None]  # of the controller's sequences, before anything was cut from them
     draft_s: float = 0.0  # spent on proposers that take time
+    waking_s: float = 0.0  # and on reading texts that they had not followed
     reasons: list[list[str]] = field(default_factory=list)
 
 
@@ -114,7 +116,7 @@ class Guesser:
                 work.sequence.counters.decisions[reason] += 1
         if not any(self._texts[work.sequence.id].adaptive for work in works):
             return  # nobody here left the choice to the controller, so nobody waits for it to learn
-        times = StepTimes(step.draft_s, run_s, overhead_s)
+        times = StepTimes(step.draft_s, run_s, overhead_s, step.waking_s)
         self._controlled(lambda controller: controller.observe(works, step.drafts, commits, step.load, times))
 
     def release(self, sequence_ids: Iterable[int]) -> None:
@@ -180,10 +182,12 @@ class Guesser:
             return [NO_DRAFT] * len(works)
         seconds = time.perf_counter() - started
         if self.controller is not None and not proposer.free:
-            decided = sum(self._texts[work.sequence.id].adaptive for work in works)
-            step.draft_s += seconds * decided / len(works)  # what a request asked for itself is not the controller's
             nodes = sum(map(len, drafts))
-            self._controlled(lambda controller: controller.costs.observe_draft(name, nodes, seconds))
+            waking_s = self._controlled(lambda controller: controller.observe_draft(name, nodes, seconds)) or 0.0
+            decided = sum(self._texts[work.sequence.id].adaptive for work in works)
+            step.waking_s += waking_s
+            # what a request asked for itself is not the controller's
+            step.draft_s += (seconds - waking_s) * decided / len(works)
         return drafts
 
     def _checked(self, proposer: Proposer, works: list[Work], budgets: list[int]) -> list[Draft]:
@@ -196,9 +200,19 @@ class Guesser:
                 raise ValueError(f"{len(draft)} tokens were guessed where {budget} were asked for")
             if draft and not 0 <= min(draft.tokens) <= max(draft.tokens) < self._vocab_size:
                 raise ValueError(f"tokens were guessed that the target does not have; it has {self._vocab_size}")
-            if draft.q is not None and tuple(draft.q.shape) != (len(draft), self._vocab_size):
-                raise ValueError(f"q has the shape {tuple(draft.q.shape)}, not {(len(draft), self._vocab_size)}")
+            if draft and not (min(draft.scores) > 0 and max(draft.scores) <= 1 and isfinite(sum(draft.scores))):
+                raise ValueError(f"scores must lie above 0 and up to 1, not {draft.scores}")
+            if draft.q is not None:
+                self._check_law(draft)
         return drafts
+
+    def _check_law(self, draft: Draft) -> None:
+        """Rules that trust q would keep whatever comes with one that is none."""
+        if tuple(draft.q.shape) != (len(draft), self._vocab_size):
+            raise ValueError(f"q has the shape {tuple(draft.q.shape)}, not {(len(draft), self._vocab_size)}")
+        drawn = draft.q[list(range(len(draft))), list(draft.tokens)]
+        if not (drawn > 0).all() or not (draft.q >= 0).all() or not ((draft.q.sum(-1) - 1).abs() < 1e-3).all():
+            raise ValueError("q is no distribution from which these tokens can have been drawn")
 
     def _merged(self, work: Work, drafts: dict[str, Draft]) -> Work:
         """The work with the guesses of all its proposers, in the order in which the request names them."""

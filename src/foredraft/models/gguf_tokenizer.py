@@ -11,7 +11,7 @@ from foredraft.errors import InvalidModel
 if TYPE_CHECKING:
     import tokenizers
 
-_CONTROL, _USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
+_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5  # values of tokenizer.ggml.token_type
 
 # Tokens that end a turn in chat templates; many files name only the end of the document in eos_token_id.
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>")
@@ -55,17 +55,20 @@ _WHOLE_WORDS_FIRST = ("llama3", "llama-v3", "llama-bpe", "tekken")
 def build(metadata: dict[str, Any], path: Path) -> tokenizers.Tokenizer:
     """Raises InvalidModel for a kind of tokenizer that is not known."""
     tokens = _field(metadata, "tokens", path)
+    types = metadata.get("tokenizer.ggml.token_type", ())
+    unused = {index for index, kind in enumerate(types) if kind == _UNUSED}  # pads the vocabulary to a round number
+    vocab = {token: index for index, token in enumerate(tokens) if index not in unused}
     kind = metadata.get("tokenizer.ggml.model")
     if kind == "gpt2":
-        tokenizer = _byte_level(metadata, tokens, path)
+        tokenizer = _byte_level(metadata, vocab, path)
     elif kind == "llama":
-        tokenizer = _sentencepiece(metadata, tokens, path)
+        tokenizer = _sentencepiece(metadata, vocab, len(tokens), path)
     else:
         raise InvalidModel(
             f"{path}: tokenizer.ggml.model is {kind!r}, but 'gpt2' (byte-level BPE) and 'llama' (SentencePiece) are "
             "supported; use the safetensors version of this model."
         )
-    _add_marked_tokens(tokenizer, tokens, metadata.get("tokenizer.ggml.token_type", ()))
+    _add_marked_tokens(tokenizer, tokens, types)
     _begin_with_bos(tokenizer, metadata, tokens, path)
     return tokenizer
 
@@ -89,7 +92,7 @@ def special_tokens(metadata: dict[str, Any]) -> dict[str, str]:
     return {name: tokens[index] for name, index in ids.items() if index is not None and 0 <= index < len(tokens)}
 
 
-def _byte_level(metadata: dict[str, Any], tokens: list[str], path: Path) -> tokenizers.Tokenizer:
+def _byte_level(metadata: dict[str, Any], vocab: dict[str, int], path: Path) -> tokenizers.Tokenizer:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     pre = metadata.get("tokenizer.ggml.pre", "default")
@@ -99,7 +102,6 @@ def _byte_level(metadata: dict[str, Any], tokens: list[str], path: Path) -> toke
             "use the safetensors version of this model."
         )
     merges = [_pair(merge, path) for merge in _field(metadata, "merges", path)]
-    vocab = {token: index for index, token in enumerate(tokens)}
     tokenizer = Tokenizer(_bpe(models, path, vocab=vocab, merges=merges, ignore_merges=pre in _WHOLE_WORDS_FIRST))
     pattern, then_gpt2 = _WORD_CUTS[pre]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=then_gpt2)
@@ -109,13 +111,14 @@ def _byte_level(metadata: dict[str, Any], tokens: list[str], path: Path) -> toke
     return tokenizer
 
 
-def _sentencepiece(metadata: dict[str, Any], tokens: list[str], path: Path) -> tokenizers.Tokenizer:
+def _sentencepiece(
+    metadata: dict[str, Any], vocab: dict[str, int], num_tokens: int, path: Path
+) -> tokenizers.Tokenizer:
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     scores = _field(metadata, "scores", path)
-    if len(scores) != len(tokens):
-        raise InvalidModel(f"{path}: tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens.")
-    vocab = {token: index for index, token in enumerate(tokens)}
+    if len(scores) != num_tokens:
+        raise InvalidModel(f"{path}: tokenizer.ggml.scores has {len(scores)} entries for {num_tokens} tokens.")
     unknown = special_tokens(metadata).get("unk_token")
     merges = _merges_from_scores(vocab, scores)
     tokenizer = Tokenizer(

@@ -18,6 +18,7 @@ from foredraft.types import Sequence
 class _Account:
     preemptions: int  # a text that was preempted since has lost its blocks
     tokens: list[int] = field(default_factory=list)  # what was run, committed and guessed, at the text's own slots
+    blocks: list[int] = field(default_factory=list)  # where that was
     names: list[int] = field(default_factory=list)  # of its leading full blocks
 
 
@@ -27,6 +28,7 @@ class Accounts:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._texts: dict[int, _Account] = {}
+        self._writer: dict[int, int] = {}  # block -> the text for which it was written to last
         self._valid: dict[int, int] = {}  # block -> the name of the text up to its end, of which it holds K and V
 
     def known_tokens(self, sequence: Sequence) -> int:
@@ -34,20 +36,29 @@ class Accounts:
         account = self._texts.get(sequence.id)
         if account is None or account.preemptions != sequence.counters.preemptions:
             account = self._texts[sequence.id] = self._found(sequence)
-        return min(shared_prefix(account.tokens, sequence.token_ids), sequence.num_tokens - 1)
+        # The target's own blocks stay; those behind go back after every step and may have served another text since.
+        held = min(len(account.names), sequence.num_computed_tokens // self._block_size)
+        for block, now in zip(account.blocks[held:], sequence.block_table[held:], strict=False):
+            if block != now or self._writer.get(block) != sequence.id:
+                break
+            held += 1
+        known = shared_prefix(account.tokens, sequence.token_ids)
+        return min(known, held * self._block_size, sequence.num_tokens - 1)
 
     def wrote(self, sequence: Sequence, tokens: list[int], num_slots: int) -> None:
         """The model has run `tokens` at the text's slots, and may have left anything at those from there to
         `num_slots`."""
         account, size = self._texts[sequence.id], self._block_size
-        committed = min(shared_prefix(tokens, sequence.token_ids), len(tokens))
-        account.tokens = tokens
-        del account.names[committed // size :]
+        committed = shared_prefix(tokens, sequence.token_ids)
+        kept = min(committed, shared_prefix(account.tokens, tokens)) // size
+        del account.names[kept:]
+        account.tokens, account.blocks = tokens, sequence.block_table[: -(-len(tokens) // size)]
+        for block in sequence.block_table[kept : -(-num_slots // size)]:
+            self._writer[block] = sequence.id
+            self._valid.pop(block, None)
         for index in range(len(account.names), committed // size):
             account.names.append(_name(account.names, tokens, size))
             self._valid[sequence.block_table[index]] = account.names[index]
-        for block in sequence.block_table[committed // size : -(-num_slots // size)]:
-            self._valid.pop(block, None)
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         for sequence_id in sequence_ids:

@@ -37,7 +37,7 @@ class Proposer(Protocol):
 
     name: str
     taps: frozenset[int]  # target layers whose residual stream it wants to see
-    free: bool  # whether asking takes next to no time, so that it may be asked even where nothing is verified
+    free: bool  # whether asking takes next to no time, so that it may be asked even where nothing may come of it
     wants_said: bool  # whether commits are to tell what the target said after every guess
     num_lookahead_tokens: int  # the most nodes that a draft of its default settings has
 

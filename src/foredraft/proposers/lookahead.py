@@ -26,10 +26,12 @@ class LookaheadOptions:
     pool: int = 10_000  # n-grams that are remembered for a text
 
     def __post_init__(self) -> None:
-        if not (1 <= self.window <= 16 and 2 <= self.ngram <= 8 and 0 <= self.guesses <= 16 and self.pool >= 1):
+        if not (
+            1 <= self.window <= 16 and 2 <= self.ngram <= 8 and 0 <= self.guesses <= 16 and 1 <= self.pool <= 10**6
+        ):
             raise InvalidSpec(
                 f"lookahead: window={self.window} must be from 1 to 16, ngram={self.ngram} from 2 to 8, "
-                f"guesses={self.guesses} from 0 to 16, pool={self.pool} at least 1."
+                f"guesses={self.guesses} from 0 to 16, pool={self.pool} from 1 to 1000000."
             )
 
 

@@ -70,10 +70,20 @@ def proposer_class(name: str) -> type[Any]:
     """The class of a proposer that there is."""
     place = _BUILT_IN.get(name)
     if place is None:
-        (point,) = _offered().select(name=name)
-        place = point.value
+        return _offered_class(name)
     module, _, class_name = place.partition(":")
     found: type[Any] = getattr(import_module(module), class_name)
+    return found
+
+
+def _offered_class(name: str) -> type[Any]:
+    first, *others = _offered().select(name=name)
+    if others:
+        raise InvalidSpec(f"The proposer {name!r} is offered by {first.value} and {others[0].value}; uninstall one.")
+    try:
+        found: type[Any] = first.load()
+    except (ImportError, AttributeError) as error:
+        raise InvalidSpec(f"The proposer {name!r} of {first.value} cannot be loaded: {error}.") from error
     return found
 
 
@@ -102,7 +112,13 @@ def parse_spec(text: object) -> Spec:
         return Spec(tuple(map(ProposerChoice, AUTO)), adaptive=True)
     inner = re.fullmatch(r"auto\((.*)\)", text)
     names = (inner.group(1) if inner else text).split("+")
-    return Spec(tuple(_choice(part, text) for part in names), adaptive=inner is not None)
+    choices = tuple(_choice(part, text) for part in names)
+    for choice in choices if inner else ():
+        if getattr(proposer_class(choice.name), "wants_said", False):
+            raise InvalidSpec(
+                f"spec={text!r}: {choice.name} needs all of its guesses verified, so auto cannot choose it."
+            )
+    return Spec(choices, adaptive=inner is not None)
 
 
 def _choice(part: str, text: str) -> ProposerChoice:
@@ -118,6 +134,8 @@ def _choice(part: str, text: str) -> ProposerChoice:
         option, equals, value = setting.partition("=")
         if not equals or not _NAME.fullmatch(option) or not value:
             raise InvalidSpec(f"spec={text!r} has the option {setting!r}; options are written name=value.")
+        if option in options:
+            raise InvalidSpec(f"spec={text!r} gives the option {option!r} twice.")
         options[option] = value
     choice = ProposerChoice(name, options)
     read_options(choice)

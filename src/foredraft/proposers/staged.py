@@ -52,6 +52,8 @@ def _stages(chain: str) -> list[ProposerChoice]:
     for stage in models:
         if not issubclass(proposer_class(stage.name), ModelDrafter) or read_options(stage).width > 1:
             raise InvalidSpec(f"staged: {stage.name} is no model that guesses a chain; only the first may be none.")
+    if "k" in models[-1].options:
+        raise InvalidSpec(f"staged: {models[-1].name} is the last stage, so its k is that of staged: write staged:k=….")
     return stages
 
 

@@ -37,10 +37,10 @@ class SuffixOptions:
             raise InvalidSpec(f"suffix: k={self.k} must be from 1 to 64.")
         if not 1 <= self.min_n <= self.max_n <= 32:
             raise InvalidSpec(f"suffix: min_n={self.min_n}, max_n={self.max_n} must keep 1 ≤ min_n ≤ max_n ≤ 32.")
-        if not (0 < self.min_score < 1 and 0 < self.depth <= 64 and self.store >= 0):
+        if not (0 < self.min_score < 1 and 0 < self.depth <= 64 and 0 <= self.store <= 10**7):
             raise InvalidSpec(
                 f"suffix: min_score={self.min_score} must lie between 0 and 1, depth={self.depth} above 0 and up to "
-                f"64, store={self.store} at 0 or above."
+                f"64, store={self.store} from 0 to 10000000."
             )
 
 
