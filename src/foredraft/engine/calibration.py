@@ -81,7 +81,7 @@ def calibrate(runner: Runner, pool: BlockPool, max_model_len: int) -> Calibratio
     far_timings: list[float] = []
     started = time.perf_counter()
     for turn in range(ROUNDS + 1):
-        for count, work in works.items():
+        for count, work in reversed(works.items()):  # the largest first: smaller ones then find its memory free
             timings[count].append(_time(own, kv, work))
         far_timings.append(_time(own, kv, far))
         if turn == 0:

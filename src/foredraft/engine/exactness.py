@@ -62,7 +62,7 @@ def ensure_exact(backend: Backend, decoder: Decoder, dtype: str, cache_file: Pat
 @torch.inference_mode()
 def agreeing_row_counts(backend: Backend, decoder: Decoder) -> tuple[int, ...]:
     """The largest set of row counts for which all linear layers give each row the same bits, wherever it stands."""
-    agreeing: list[set[int]] = []
+    agreeing: set[frozenset[int]] = set()
     generator = torch.Generator().manual_seed(1)
     for linear in _distinct_linears(decoder):
         rows = torch.randn(2 * ROW_COUNTS[-1], linear.inputs, generator=generator).to(
@@ -70,9 +70,9 @@ def agreeing_row_counts(backend: Backend, decoder: Decoder) -> tuple[int, ...]:
         )
         results = {count: _in_runs(backend, rows, linear, count, shift=0) for count in ROW_COUNTS}
         steady = [c for c in ROW_COUNTS if results[c] == _in_runs(backend, rows, linear, c, shift=1)]
-        classes = [{c for c in steady if results[c] == results[d]} for d in steady]
-        agreeing = [a & c for a in agreeing for c in classes] if agreeing else classes
-    best = max(agreeing, key=lambda counts: (len(counts), -min(counts, default=0)), default=set())
+        classes = {frozenset(c for c in steady if results[c] == results[d]) for d in steady}
+        agreeing = {a & c for a in agreeing for c in classes} if agreeing else classes
+    best = max(agreeing, key=lambda counts: (len(counts), -min(counts, default=0), sorted(counts)), default=frozenset())
     if not best:
         raise InvalidParameter(_refusal(backend))
     return tuple(sorted(best))
