@@ -129,7 +129,7 @@ class Controller:
             texts, reach = max(1, load.texts), load.keys // load.rows
             least = _MARGIN * texts / self.costs.run(load.rows, load.keys)
             self._may_pay[shape] = any(
-                (texts + SUREST * more) / self.costs.run(load.rows + more, load.keys + more * reach) > least
+                _most_tokens(texts, more) / self.costs.run(load.rows + more, load.keys + more * reach) > least
                 for more in _GUESSES
             )
         return self._may_pay[shape]
@@ -281,6 +281,12 @@ class Controller:
             count -= 1
             keys -= _keys(works[nodes[count][1]], 1)
         return count
+
+
+def _most_tokens(texts: int, guesses: int) -> float:
+    """Tokens of a step if its guesses are as sure as guesses can be: chains of equal length, one behind every text."""
+    depth, deeper = divmod(guesses, texts)
+    return texts * sum(SUREST**i for i in range(depth + 1)) + deeper * SUREST ** (depth + 1)
 
 
 def _keys(work: Work, rows: int) -> int:
