@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from foredraft.control.acceptance import Acceptance
-from foredraft.control.controller import GUESSED, NO_GUESS, Controller, Load, StepTimes
+from foredraft.control.controller import GUESSED, NO_GUESS, PROBE, Controller, Load, StepTimes
 from foredraft.control.costs import Calibration, Costs
 from foredraft.control.economics import VerifyCurve
 from foredraft.params import SamplingParams
@@ -226,6 +226,33 @@ def test_a_good_model_is_worth_waking(waking_s: float) -> None:
 def test_a_bad_model_is_woken_once(waking_s: float) -> None:
     elapsed, plain, _ = service(20, 300, waking_s, is_right=False)
     assert elapsed <= 1.02 * plain + 0.05 + waking_s
+
+
+def test_a_long_text_is_read_in_several_calls() -> None:
+    """The time of all of them is that of reading; none of it is taken for that of a guess."""
+    controller = Controller(Costs(CHEAP))
+    text = Sequence(1, "", 0, [1] * 1000, 1000, SamplingParams().resolved({}), 0, 999)
+    for _ in range(3):
+        assert controller.ask(Work(text, 1, 4), "model", "model", 4, Load(1, 1000, 1)) == (1, PROBE)
+        assert controller.observe_draft("model", 0, 0.5) == 0.5
+    assert controller.ask(Work(text, 1, 4), "model", "model", 4, Load(1, 1000, 1)) == (1, PROBE)
+    assert controller.observe_draft("model", 1, 0.5) == 0.5
+    assert controller.costs.waking("model", 1000) == pytest.approx(2.0)
+    assert controller.costs.draft("model") is None
+
+
+def test_who_takes_time_and_never_guesses_is_left_alone() -> None:
+    controller = Controller(Costs(CHEAP))
+    text = Sequence(1, "", 0, [1] * 1000, 1000, SamplingParams().resolved({}), 0, 999)
+    asked = 0
+    for _ in range(200):
+        work, load = Work(text, 1, 4), Load(1, 1000, 1)
+        budget, _ = controller.ask(work, "model", "model", 4, load)
+        asked += budget
+        read_s = controller.observe_draft("model", 0, 0.5) if budget else 0.0
+        times = StepTimes(0.5 * budget - read_s, 0.0105, 0.0, read_s)
+        controller.observe([work], [NO_DRAFT], [Commit(text, (7,), (), ())], load, times)
+    assert 1 <= asked <= 10
 
 
 def test_a_request_differs_from_others() -> None:

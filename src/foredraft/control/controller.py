@@ -8,7 +8,7 @@ text it has not followed is paid from what was saved in all, which is not.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
@@ -30,6 +30,7 @@ _BLAME = 3.0  # a step that takes longer than this times what was expected was h
 _QUIET_STEPS = 8  # steps without a guess that are learnt from at once
 _GUESSES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # numbers of guesses that are tried on a step to see if any would pay
 _FOLLOWS = 16  # tokens of a text that a model reads along with its next guess, at no cost of their own
+_PATIENCE = 8  # calls in which a model that reads a long text may guess nothing
 _PROBE_EVERY = 64  # steps at least, after which a resting model is asked again
 _PROBE_SHARE = 0.005  # and what that may cost, of the time since it was last asked
 
@@ -74,7 +75,10 @@ class Controller:
         self.ledger_s = self.saved_s = self._allowance_s
         self._rested: Counter[tuple[int, str]] = Counter()  # (sequence, proposer) -> steps since it was last asked
         self._read: dict[tuple[int, str], int] = {}  # (sequence, proposer) -> tokens of the text when it was last asked
-        self._unread: Counter[str] = Counter()  # proposer -> tokens that it must read before it guesses in this step
+        # By proposer: tokens that it must read before it guesses, seconds spent on them, and calls without any guess.
+        self._unread: defaultdict[str, int] = defaultdict(int)
+        self._waking_s: defaultdict[str, float] = defaultdict(float)
+        self._silent: defaultdict[str, int] = defaultdict(int)
         self._may_pay: dict[tuple[int, int], bool] = {}  # (rows, texts) -> whether any guess could
         self._steps = 0
         self._quiet: list[tuple[Load, StepTimes]] = []  # steps without a guess that nothing was learnt from yet
@@ -178,14 +182,18 @@ class Controller:
     def observe_draft(self, proposer: str, nodes: int, seconds: float) -> float:
         """Learn from a call of a proposer that takes time; returns how much of it went into texts that it had not
         followed."""
-        unread, per_node = self._unread.pop(proposer, 0), self.costs.draft(proposer)
-        if unread:
-            waking_s = max(0.0, seconds - nodes * (per_node or 0.0))
-            self.costs.observe_waking(proposer, unread, waking_s)
-            return waking_s
-        if nodes:
+        unread, per_node = self._unread[proposer], self.costs.draft(proposer) or 0.0
+        self._silent[proposer] = 0 if nodes else self._silent[proposer] + 1
+        if not unread or self._silent[proposer] > _PATIENCE:
             self.costs.observe_draft(proposer, nodes, seconds)
-        return 0.0
+            self._unread[proposer] = 0
+            return 0.0
+        waking_s = max(0.0, seconds - nodes * per_node)
+        self._waking_s[proposer] += waking_s
+        if nodes:
+            self.costs.observe_waking(proposer, unread, self._waking_s[proposer])
+            self._unread[proposer], self._waking_s[proposer] = 0, 0.0
+        return waking_s
 
     def observe(
         self, works: Items[Work], drafts: Items[Draft | None], commits: Items[Commit], load: Load, times: StepTimes
