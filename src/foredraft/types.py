@@ -156,6 +156,10 @@ class Work:
     draft: Draft = NO_DRAFT
     num_computed_nodes: int = 0  # leading nodes that have been run: a drafting model grows its tree level by level
 
+    def with_draft(self, draft: Draft) -> Work:
+        """What `dataclasses.replace` does, in a third of its time: this is done for every sequence and step."""
+        return Work(self.sequence, self.num_new_tokens, self.num_lookahead_tokens, draft, self.num_computed_nodes)
+
     @property
     def reaches_end(self) -> bool:
         """Whether the last known token is computed in this step, so that new ones can be emitted."""

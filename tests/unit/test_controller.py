@@ -141,10 +141,10 @@ def test_large_batches_flip_the_sign() -> None:
 
 def test_where_no_guess_can_pay_nobody_need_be_asked() -> None:
     bound = Calibration(VerifyCurve(ROWS, tuple(0.001 * rows for rows in ROWS)), 0, 0.0)
-    assert not Controller(Costs(bound)).may_pay(Load(1, 0, 1))
-    assert not Controller(Costs(bound)).may_pay(Load(32, 0, 32))
-    assert Controller(Costs(CHEAP)).may_pay(Load(1, 0, 1))
-    assert not Controller(Costs(DEAR)).may_pay(Load(32, 0, 32))
+    assert not Controller(Costs(bound)).may_ask(Load(1, 0, 1))
+    assert not Controller(Costs(bound)).may_ask(Load(32, 0, 32))
+    assert Controller(Costs(CHEAP)).may_ask(Load(1, 0, 1))
+    assert not Controller(Costs(DEAR)).may_ask(Load(32, 0, 32))
 
 
 def test_no_guess_is_told_apart() -> None:
@@ -284,3 +284,27 @@ def test_costs_follow_the_machine_and_ignore_outliers() -> None:
 def test_longer_contexts_cost_more() -> None:
     costs = Costs(Calibration(DEAR.curve, 100, 1e-6))
     assert costs.run(2, 2 * 1100) == pytest.approx(DEAR.curve.seconds_at(2) + 2000e-6)
+
+
+def test_asking_in_vain_becomes_rare() -> None:
+    """Where asking takes a tenth of a step and nothing comes of it, it takes less than a hundredth of the time."""
+    controller, text = Controller(Costs(CHEAP)), Sequence(1, "", 0, [1], 1, SamplingParams().resolved({}), 0, 10**9)
+    asked = 0
+    for _ in range(3000):
+        work, load = Work(text, 1, 4), Load(1, 1, 1)
+        asks = controller.may_ask(load)
+        asked += asks
+        times = StepTimes(0.0, 0.0105, 0.0, asking_s=0.001 * asks)
+        controller.observe([work], [NO_DRAFT], [Commit(text, (8,), (), ())], load, times)
+    assert asked > 20 and 0.001 * asked < 0.01 * 3000 * 0.0105
+
+
+def test_asking_goes_on_while_guesses_are_worth_it() -> None:
+    world = World(CHEAP)
+    text = Sequence(9, "", 0, [1], 1, SamplingParams().resolved({}), 0, 9)
+    for _ in range(16):
+        times = StepTimes(0.0, 0.0105, 0.0, asking_s=0.003)
+        world.controller.observe([Work(text, 1, 4)], [NO_DRAFT], [Commit(text, (8,), (), ())], Load(1, 1, 1), times)
+    assert not world.controller.may_ask(Load(1, 1, 1))
+    world.write(50, lambda _: 0.9)
+    assert world.controller.may_ask(Load(1, 1, 1))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from foredraft.control.acceptance import SUREST, Acceptance
 from foredraft.control.costs import Costs
@@ -24,6 +24,9 @@ MEASURING, RESTING, PROBE = "measuring", "resting", "probe"
 _ALLOWANCE_S = 0.02  # what may be lost before anything is gained, or one plain step where that takes longer
 _ALLOWANCE_SHARE = 0.005  # and on top, of all time spent
 _MOST_SAVED = 5.0  # allowances: what is beyond that does not pay for later losses
+_ASKING_S = 0.02  # of asking for guesses none of which is worth verifying
+_ASKING_SHARE = 0.005  # and on top, of all time spent
+_MOST_ASKING_S = 0.005  # more than that is what a new text takes, once
 _LEAST_SURVIVAL = 0.02  # a node that is less likely is not even considered
 _MARGIN = 1.1  # guessing must promise this much more than not to guess: what looks best is partly luck
 _BLAME = 3.0  # a step that takes longer than this times what was expected was held up by something else
@@ -37,8 +40,7 @@ _PROBE_SHARE = 0.005  # and what that may cost, of the time since it was last as
 _Node = tuple[float, int, int]  # survival, index of the work, node of its draft
 
 
-@dataclass(frozen=True)
-class Load:
+class Load(NamedTuple):
     """What a step runs in any case."""
 
     rows: int
@@ -49,20 +51,22 @@ class Load:
     def of(cls, works: Items[Work]) -> Load:
         rows = keys = texts = 0
         for work in works:
-            rows += work.num_rows
-            keys += _keys(work, work.num_rows)
-            texts += work.reaches_end
+            more = work.num_rows
+            reach = work.sequence.num_computed_tokens + work.num_new_tokens
+            rows += more
+            keys += more * reach
+            texts += reach == work.sequence.num_tokens
         return cls(rows, keys, texts)
 
 
-@dataclass(frozen=True)
-class StepTimes:
+class StepTimes(NamedTuple):
     """What a step took: guessing, as far as it takes time worth counting, the target's run, and all the rest."""
 
     draft_s: float
     run_s: float
     overhead_s: float
     waking_s: float = 0.0  # of a model, over a text that it had not followed
+    asking_s: float = 0.0  # of proposers that are asked at no risk
 
 
 class Controller:
@@ -79,6 +83,7 @@ class Controller:
         self._unread: defaultdict[str, int] = defaultdict(int)
         self._waking_s: defaultdict[str, float] = defaultdict(float)
         self._silent: defaultdict[str, int] = defaultdict(int)
+        self._asking_s = _ASKING_S  # what asking may still take until a guess is worth verifying
         self._may_pay: dict[tuple[int, int], bool] = {}  # (rows, texts) -> whether any guess could
         self._steps = 0
         self._quiet: list[tuple[Load, StepTimes]] = []  # steps without a guess that nothing was learnt from yet
@@ -125,9 +130,10 @@ class Controller:
             return 0, LEDGER
         return self._probe(pair, plain, per_node + (verify(2) - 1) * plain + waking)
 
-    def may_pay(self, load: Load) -> bool:
-        """Whether any number of guesses, as sure as guesses can be, would pay beside what runs in any case. Where rows
-        cost what they bring nobody need be asked."""
+    def may_ask(self, load: Load) -> bool:
+        """Whether proposers that are asked at no risk should be. Not where no number of guesses would pay beside what
+        runs in any case, as sure as guesses can be, nor where asking has gone on for long in vain: it takes little
+        time, but in a large batch not nothing."""
         shape = (load.rows, load.texts)
         if shape not in self._may_pay:
             texts, reach = max(1, load.texts), load.keys // load.rows
@@ -136,7 +142,7 @@ class Controller:
                 _most_tokens(texts, more) / self.costs.run(load.rows + more, load.keys + more * reach) > least
                 for more in _GUESSES
             )
-        return self._may_pay[shape]
+        return self._asking_s > 0 and self._may_pay[shape]
 
     def choose(self, works: Items[Work], drafts: Items[Draft | None], load: Load) -> tuple[list[Draft], list[str]]:
         """What to verify of each draft, and why; None stands for a sequence that is not the controller's.
@@ -144,7 +150,7 @@ class Controller:
         All nodes of all sequences compete: the likeliest come first, as many as make the most tokens per second.
         """
         if not any(drafts):
-            return [NO_DRAFT] * len(drafts), [NO_GUESS if self.may_pay(load) else TOO_UNSURE] * len(drafts)
+            return [NO_DRAFT] * len(drafts), [NO_GUESS if self.may_ask(load) else TOO_UNSURE] * len(drafts)
         self._learn_from_quiet_steps()
         nodes: list[_Node] = []
         least = self._least_survival(load)
@@ -158,6 +164,7 @@ class Controller:
         elif self.costs.is_known(load.rows):
             wanted = self._best_count(works, nodes, load)
             affordable, why_not = self._affordable(works, nodes[:wanted], load), TOO_UNSURE
+            self._asking_s = _ASKING_S if affordable else self._asking_s
         else:  # without knowing what plain decoding takes, nothing can be said about what guessing gains
             wanted, affordable, why_not = 0, 0, MEASURING
         kept: list[list[int]] = [[] for _ in works]
@@ -203,14 +210,15 @@ class Controller:
         Steps without a guess teach only what runs take, several of them at once: code that is called once a step is out
         of the caches by then, and slow.
         """
+        self._steps += 1
+        if self._steps % _QUIET_STEPS == 0:
+            self._may_pay.clear()  # by now it may be otherwise
         if not times.draft_s and not times.waking_s and not any(drafts) and not any(work.draft for work in works):
             self._quiet.append((load, times))
             if len(self._quiet) >= _QUIET_STEPS:
                 self._learn_from_quiet_steps()
-            self._count_step()
             return
         self._learn_from_quiet_steps()
-        self._count_step()
         run = Load.of(works) if any(work.draft for work in works) else load
         plain = self.costs.run(load.rows, load.keys)
         expected = plain if run == load else self.costs.run(run.rows, run.keys)
@@ -222,7 +230,7 @@ class Controller:
         gain = further * self._plain_token(load) if further else 0.0
         self.saved_s -= times.waking_s
         if mine:
-            self._book(gain - cost - times.draft_s + _ALLOWANCE_SHARE * plain)
+            self._book(gain - cost - times.draft_s, plain, times.asking_s)
         for draft, commit in zip(drafts, commits, strict=True):
             if draft is not None:
                 self.acceptance.observe(commit.sequence.id, draft, commit.tokens)
@@ -233,20 +241,17 @@ class Controller:
         self._rested = Counter({pair: steps for pair, steps in self._rested.items() if pair[0] not in gone})
         self._read = {pair: tokens for pair, tokens in self._read.items() if pair[0] not in gone}
 
-    def _count_step(self) -> None:
-        """What could pay some steps ago may be otherwise by now."""
-        self._steps += 1
-        if self._steps % _QUIET_STEPS == 0:
-            self._may_pay.clear()
-
     def _learn_from_quiet_steps(self) -> None:
         for load, times in self._quiet:
             self.costs.observe_overhead(times.overhead_s)
             self.costs.observe_run(load.rows, load.keys, times.run_s)
-            self._book(_ALLOWANCE_SHARE * (times.run_s + times.overhead_s))
+            self._book(0.0, times.run_s + times.overhead_s, times.asking_s)
         self._quiet.clear()
 
-    def _book(self, earned_s: float) -> None:
+    def _book(self, earned_s: float, plain_s: float, asking_s: float) -> None:
+        """Enter what a step earned that would have taken `plain_s` without guesses, and what asking took."""
+        earned_s += _ALLOWANCE_SHARE * plain_s
+        self._asking_s = min(_ASKING_S, self._asking_s + _ASKING_SHARE * plain_s - min(asking_s, _MOST_ASKING_S))
         self.saved_s += earned_s
         self.ledger_s = min(_MOST_SAVED * self._allowance_s, self.ledger_s + earned_s)
 

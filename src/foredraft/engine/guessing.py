@@ -6,9 +6,8 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from math import isfinite
 from typing import TypeVar
 
 from foredraft.control.controller import Controller, Load, StepTimes
@@ -42,7 +41,9 @@ class _Step:
 
     load: Load  # what ran in any case
     drafts: list[Draft | None]  # of the controller's sequences, before anything was cut from them
+    may_ask: bool | None = None  # proposers that take next to no time, for those sequences
     draft_s: float = 0.0  # spent on proposers that take time
+    asking_s: float = 0.0  # and on those that take next to none
     waking_s: float = 0.0  # and on reading texts that they had not followed
     reasons: list[list[str]] = field(default_factory=list)
 
@@ -116,7 +117,7 @@ class Guesser:
                 work.sequence.counters.decisions[reason] += 1
         if not any(self._texts[work.sequence.id].adaptive for work in works):
             return  # nobody here left the choice to the controller, so nobody waits for it to learn
-        times = StepTimes(step.draft_s, run_s, overhead_s, step.waking_s)
+        times = StepTimes(step.draft_s, run_s, overhead_s, step.waking_s, step.asking_s)
         self._controlled(lambda controller: controller.observe(works, step.drafts, commits, step.load, times))
 
     def release(self, sequence_ids: Iterable[int]) -> None:
@@ -163,8 +164,11 @@ class Guesser:
                 step.reasons[index].append(FAILED)
                 continue
             budget = work.num_lookahead_tokens
-            if text.adaptive and proposer.free and not self._controlled(lambda each: each.may_pay(step.load)):
-                continue
+            if text.adaptive and proposer.free:
+                if step.may_ask is None:
+                    step.may_ask = self._controlled(lambda controller: controller.may_ask(step.load))
+                if not step.may_ask:
+                    continue
             if text.adaptive and not proposer.free:
                 ask = partial(_ask_controller, work, name, proposer, step.load)
                 budget, reason = self._controlled(ask) or (0, CONTROLLER_FAILED)
@@ -181,7 +185,9 @@ class Guesser:
         if drafts is None:
             return [NO_DRAFT] * len(works)
         seconds = time.perf_counter() - started
-        if self.controller is not None and not proposer.free:
+        if proposer.free:
+            step.asking_s += seconds
+        elif self.controller is not None:
             nodes = sum(map(len, drafts))
             waking_s = self._controlled(lambda controller: controller.observe_draft(name, nodes, seconds)) or 0.0
             decided = sum(self._texts[work.sequence.id].adaptive for work in works)
@@ -200,8 +206,8 @@ class Guesser:
                 raise ValueError(f"{len(draft)} tokens were guessed where {budget} were asked for")
             if draft and not 0 <= min(draft.tokens) <= max(draft.tokens) < self._vocab_size:
                 raise ValueError(f"tokens were guessed that the target does not have; it has {self._vocab_size}")
-            if draft and not (min(draft.scores) > 0 and max(draft.scores) <= 1 and isfinite(sum(draft.scores))):
-                raise ValueError(f"scores must lie above 0 and up to 1, not {draft.scores}")
+            if draft and not (min(draft.scores) > 0 and sum(draft.scores) <= len(draft)):
+                raise ValueError(f"scores are probabilities above 0, not {draft.scores}")
             if draft.q is not None:
                 self._check_law(draft)
         return drafts
@@ -217,7 +223,7 @@ class Guesser:
     def _merged(self, work: Work, drafts: dict[str, Draft]) -> Work:
         """The work with the guesses of all its proposers, in the order in which the request names them."""
         names = self._texts[work.sequence.id].names
-        return replace(work, draft=merge([drafts[name] for name in names if name in drafts], work.num_lookahead_tokens))
+        return work.with_draft(merge([drafts[name] for name in names if name in drafts], work.num_lookahead_tokens))
 
     def _chosen(self, works: list[Work], step: _Step) -> list[Work]:
         """The works with what the controller lets pass of the drafts that are its to decide about."""
@@ -228,7 +234,7 @@ class Guesser:
         step.drafts = [work.draft if is_mine else None for work, is_mine in zip(works, mine, strict=True)]
         if any(work.draft for work, is_mine in zip(works, mine, strict=True) if not is_mine):
             step.load = Load.of(
-                [replace(work, draft=NO_DRAFT) if is_mine else work for work, is_mine in zip(works, mine, strict=True)]
+                [work.with_draft(NO_DRAFT) if is_mine else work for work, is_mine in zip(works, mine, strict=True)]
             )
         chosen, reasons = self._controlled(
             lambda controller: controller.choose(works, step.drafts, step.load)
@@ -237,7 +243,7 @@ class Guesser:
         for work, is_mine, draft, reason, told in zip(works, mine, chosen, reasons, step.reasons, strict=True):
             if is_mine:
                 told.append(reason)
-            decided.append(replace(work, draft=draft) if is_mine and draft is not work.draft else work)
+            decided.append(work.with_draft(draft) if is_mine and draft is not work.draft else work)
         return decided
 
     def _guarded(self, name: str, action: Callable[[], _T]) -> _T | None:

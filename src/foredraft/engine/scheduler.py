@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as Items
-from dataclasses import replace
 
 from foredraft.engine.blocks import BlockPool
 from foredraft.types import TARGET, Commit, FinishReason, Sequence, Stop, Verdict, Work
@@ -110,7 +109,7 @@ class Scheduler:
         lookahead = max(0, min(sequence.num_lookahead_tokens, rows, useful, free))
         reserved = self.pool.reserve(sequence, sequence.num_tokens + lookahead)
         assert reserved
-        return replace(work, num_lookahead_tokens=lookahead)
+        return Work(sequence, work.num_new_tokens, lookahead)
 
     def _preempt(self, sequence: Sequence) -> None:
         self._take_blocks(sequence)
