@@ -18,6 +18,7 @@ import select
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -91,7 +92,8 @@ class Child:
 
     def close(self) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.close()
+        with suppress(BrokenPipeError):  # it may have died with a question unread
+            self.process.stdin.close()
         try:
             self.process.wait(timeout=10)
         except subprocess.TimeoutExpired:
