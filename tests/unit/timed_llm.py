@@ -59,7 +59,7 @@ class TimedLLM:
         """The controller remembers every text, and it comes with the first request that leaves the choice to it."""
         guesser = self.engine.guesser
         if guesser.controller is None:
-            guesser.controller = SimpleNamespace(acceptance=[], ledger_s=0.0)
+            guesser.controller = SimpleNamespace(acceptance=[], ledger_s=0.0, saved_s=0.0)
         self.known.append(list(guesser.controller.acceptance))
         guesser.controller.acceptance.append(text)
         guesser.controller.ledger_s += 1.0
