@@ -186,7 +186,7 @@ class Guesser:
             return [NO_DRAFT] * len(works)
         seconds = time.perf_counter() - started
         if proposer.free:
-            step.asking_s += seconds
+            step.asking_s += seconds if step.may_ask else 0.0  # else only requests that name it have asked
         elif self.controller is not None:
             nodes = sum(map(len, drafts))
             waking_s = self._controlled(lambda controller: controller.observe_draft(name, nodes, seconds)) or 0.0
