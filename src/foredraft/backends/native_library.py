@@ -20,6 +20,10 @@ ERRORS = {
 }
 
 
+class StaleLibrary(Exception):
+    """A library was built from other sources than those beside it."""
+
+
 class WeightDescription(Structure):
     _fields_ = [("data", c_void_p), ("outputs", c_int64), ("inputs", c_int64), ("kind", c_int32)]
 
@@ -67,11 +71,11 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
 
 def open_library(path: Path) -> ctypes.CDLL:
     """Load one compiled library and declare its functions; raises OSError where the system refuses its level, and
-    where it was built from other sources than those beside it."""
+    StaleLibrary."""
     library = ctypes.CDLL(str(path))
     library.fd_sources.restype = c_char_p
     if library.fd_sources() != sources_digest().encode():
-        raise OSError(f"{path.name} was built from other sources; run: python -m foredraft.kernels.build")
+        raise StaleLibrary(f"{path.name} was built from other sources; run: python -m foredraft.kernels.build")
     for name, arguments in _SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, c_int
@@ -87,6 +91,6 @@ def load_library() -> ctypes.CDLL | None:
     for level in usable_levels():
         try:
             return open_library(level.library)
-        except (OSError, AttributeError):  # built for another system, refused by this one, or of other sources
+        except (OSError, AttributeError, StaleLibrary):  # built for another system, or refused by this one
             continue
     return None

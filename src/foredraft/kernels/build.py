@@ -86,9 +86,10 @@ def processor_model() -> str:
 
 
 def sources_digest() -> str:
-    """Of what a library is made of; it carries the digest, so that one of other sources is noticed."""
+    """Of what a library is made of, this file with its flags included; it carries the digest, so that one of other
+    sources is noticed."""
     digest = hashlib.sha256()
-    for path in sorted([*SOURCES.glob("*.c"), *SOURCES.glob("*.h")]):
+    for path in sorted([*SOURCES.glob("*.c"), *SOURCES.glob("*.h"), SOURCES / "build.py"]):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
