@@ -63,7 +63,7 @@ def main() -> None:
     params = SamplingParams(max_tokens=arguments.max_tokens, temperature=0)
     settings = (OFF, *FIXED, AUTO)
     warm_up(llm, prompts, Plan((*FIXED, AUTO), (IN_FLIGHT,), max_tokens=arguments.max_tokens))
-    learnt = Learnt.before(llm.engine)
+    learnt = Learnt(llm.engine)
     seconds: dict[str, list[float]] = {setting: [] for setting in settings}
     outputs: dict[str, list[RequestOutput]] = {}
     texts: list[list[int]] = []

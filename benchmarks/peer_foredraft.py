@@ -23,10 +23,10 @@ class ForedraftEngine:
         spec = "off" if mode == "plain" else mode
         if spec not in self.llms:
             self.llms[spec] = LLM(self.model, spec=spec, **self.options)
-            self.learnt[spec] = Learnt.before(self.llms[spec].engine)
         engine = self.llms[spec].engine
         engine.guesser.forget()
-        self.learnt[spec].back_to(engine)
+        if spec in self.learnt:
+            self.learnt[spec].back_to(engine)
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0, stop_token_ids=stop)
         writing = Writing(time.perf_counter())
         engine.add("0", prompt, params, parse_spec(spec))
@@ -34,6 +34,7 @@ class ForedraftEngine:
             tokens = [event.token_id for event in engine.step() if event.token_id is not None]
             if tokens:
                 writing.arrivals.append((time.perf_counter(), tokens))
+        self.learnt.setdefault(spec, Learnt(engine))  # by then the warm-up has made a controller, if one is needed
         return writing
 
 

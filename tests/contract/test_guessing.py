@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from foredraft.control.controller import StepTimes
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import ProposerChoice, Spec, parse_spec
@@ -213,3 +215,41 @@ def test_a_controller_that_fails_leaves_plain_decoding(
     assert outputs[1].metrics.decisions == {"controller failed": outputs[1].metrics.target_runs - 1}
     assert outputs[2].metrics.decisions == {}
     assert len([record for record in caplog.records if "controller failed" in record.message]) == 1
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_what_a_request_asked_for_itself_is_not_charged_to_the_controller(folder: Path, free: bool) -> None:
+    class Slow(Guessing):
+        def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
+            time.sleep(0.05)
+            return super().propose(sequences, budgets)
+
+    llm = LLM(str(folder))
+    guesser = llm.engine.guesser
+    guesser.prepare(parse_spec("auto"))
+    assert guesser.controller is not None
+    slow = Slow(a_draft(1))
+    slow.free = free
+    guesser.proposers["broken"] = slow
+    seen: list[StepTimes] = []
+    observe = guesser.controller.observe
+
+    def watched(*arguments: Any) -> None:
+        seen.append(arguments[-1])
+        observe(*arguments)
+
+    guesser.controller.observe = watched  # type: ignore[method-assign]
+    run(llm, [Spec((ProposerChoice("broken"),)), parse_spec("auto"), Spec()], replace(PARAMS, max_tokens=8))
+    assert len(seen) >= 8 and any(times.asking_s for times in seen)
+    assert all(times.draft_s == times.waking_s == 0 and times.asking_s < 0.05 for times in seen)
+    assert guesser.controller.costs.draft("broken") is None
+
+
+def test_proposers_that_are_not_asked_are_counted_so(folder: Path) -> None:
+    llm = LLM(str(folder))
+    llm.engine.guesser.prepare(parse_spec("auto"))
+    assert llm.engine.guesser.controller is not None
+    llm.engine.guesser.controller.may_ask = lambda load: False  # type: ignore[method-assign]
+    output = run(llm, [parse_spec("auto")] * 3)[0]
+    steps = output.metrics.target_runs - 1
+    assert output.metrics.decisions == {"suffix: not asked": steps, "no guess": steps}

@@ -115,7 +115,7 @@ class TestOrder:
         measure(llm, QUESTIONS[:2], Plan(("auto", "auto(ngram)"), repeats=2), lambda: None)
         warm_up = ["0a", "0a"]  # backwards
         assert llm.known[2:] == [warm_up] * 4 + [[*warm_up, "a0"]] * 4
-        assert llm.engine.guesser.controller.ledger_s == 4.0, "two of the warm-up, and one of each prompt"
+        assert llm.engine.guesser.controller.texts == [*warm_up, "a0", "b0"]
 
     def test_all_settings_write_with_the_same_seeds_and_only_calls_are_timed(self, llm: Any) -> None:
         ticks: list[None] = []

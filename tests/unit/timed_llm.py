@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +10,16 @@ from foredraft.errors import InvalidPrompt
 from foredraft.params import SamplingParams
 from foredraft.types import CompletionOutput, RequestOutput
 from tests.unit.fake_llm import METRICS
+
+
+@dataclass
+class _Controller:
+    """Remembers every text."""
+
+    texts: list[str]
+
+    def copy(self) -> _Controller:
+        return _Controller(list(self.texts))
 
 
 class TimedLLM:
@@ -59,10 +69,9 @@ class TimedLLM:
         """The controller remembers every text, and it comes with the first request that leaves the choice to it."""
         guesser = self.engine.guesser
         if guesser.controller is None:
-            guesser.controller = SimpleNamespace(acceptance=[], ledger_s=0.0, saved_s=0.0)
-        self.known.append(list(guesser.controller.acceptance))
-        guesser.controller.acceptance.append(text)
-        guesser.controller.ledger_s += 1.0
+            guesser.controller = _Controller([])
+        self.known.append(list(guesser.controller.texts))
+        guesser.controller.texts.append(text)
 
     def _forget(self) -> None:
         self.forgotten += 1

@@ -12,7 +12,6 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass
 from itertools import cycle, islice, zip_longest
 from typing import TYPE_CHECKING
@@ -24,7 +23,6 @@ from foredraft.proposers.registry import parse_spec
 from foredraft.types import RequestOutput
 
 if TYPE_CHECKING:
-    from foredraft.control.acceptance import Acceptance
     from foredraft.engine.engine import Engine
     from foredraft.llm import LLM
 
@@ -102,28 +100,16 @@ class Run:
     error: str | None = None
 
 
-@dataclass(frozen=True)
 class Learnt:
-    """What the controller knows of guesses, and what they have earned; nothing before there is one."""
+    """What an engine's controller has learnt of guesses, to go back to; nothing before there is one."""
 
-    acceptance: Acceptance | None = None
-    ledger_s: float = 0.0
-    saved_s: float = 0.0
-
-    @classmethod
-    def before(cls, engine: Engine) -> Learnt:
+    def __init__(self, engine: Engine) -> None:
         controller = engine.guesser.controller
-        return (
-            cls()
-            if controller is None
-            else cls(deepcopy(controller.acceptance), controller.ledger_s, controller.saved_s)
-        )
+        self._controller = controller.copy() if controller else None
 
     def back_to(self, engine: Engine) -> None:
-        controller = engine.guesser.controller
-        if controller is not None and self.acceptance is not None:
-            controller.acceptance = deepcopy(self.acceptance)
-            controller.ledger_s, controller.saved_s = self.ledger_s, self.saved_s
+        if self._controller:
+            engine.guesser.controller = self._controller.copy()
 
 
 def groups_of(questions: Sequence[Question], batch: int) -> list[Group]:
@@ -164,7 +150,7 @@ def measure(llm: LLM, questions: Sequence[Question], plan: Plan, tick: Tick) -> 
         for batch in plan.batches:
             for number, group in enumerate(groups_of(questions, batch)):
                 chosen = [prompts[index] for index in group.prompts], [params[index] for index in group.prompts]
-                learnt = Learnt.before(llm.engine)
+                learnt = Learnt(llm.engine)
                 for repeat in range(plan.repeats):
                     for spec in in_turn(plan.settings, number + repeat):
                         if parse_spec(spec).adaptive:  # others teach the controller nothing about guesses

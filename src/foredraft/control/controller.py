@@ -3,7 +3,8 @@
 Guessing may never cost more than a little, so there is a ledger: a small allowance, which grows a little with time,
 plus what guessing has gained so far against plain decoding, minus what it has cost. A step may only risk what is in it.
 The ledger is capped, so that old gains do not pay for a text on which guessing fails. A model that must first read a
-text it has not followed is paid from what was saved in all, which is not.
+text it has not followed is paid from what was saved in all, which is not. What a proposer takes that was never asked
+can only be found out: one text asks it, whatever that costs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
+from copy import deepcopy
 from typing import NamedTuple
 
 from foredraft.control.acceptance import SUREST, Acceptance
@@ -26,18 +28,21 @@ _ALLOWANCE_SHARE = 0.005  # and on top, of all time spent
 _MOST_SAVED = 5.0  # allowances: what is beyond that does not pay for later losses
 _ASKING_S = 0.02  # of asking for guesses none of which is worth verifying
 _ASKING_SHARE = 0.005  # and on top, of all time spent
-_MOST_ASKING_S = 0.005  # more than that is what a new text takes, once
+_MOST_ASKING_S = 0.005  # that a step is charged with: a new text takes more, but only once
 _LEAST_SURVIVAL = 0.02  # a node that is less likely is not even considered
 _MARGIN = 1.1  # guessing must promise this much more than not to guess: what looks best is partly luck
 _BLAME = 3.0  # a step that takes longer than this times what was expected was held up by something else
 _QUIET_STEPS = 8  # steps without a guess that are learnt from at once
 _GUESSES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # numbers of guesses that are tried on a step to see if any would pay
+_DEPTHS = (1, 2, 4)  # and so many behind every text, which in a large batch are more
 _FOLLOWS = 16  # tokens of a text that a model reads along with its next guess, at no cost of their own
-_PATIENCE = 8  # calls in which a model that reads a long text may guess nothing
+_PATIENCE = 8  # calls in which a model that reads a text may guess nothing,
+_READS = 256  # or one for so many tokens of it
 _PROBE_EVERY = 64  # steps at least, after which a resting model is asked again
-_PROBE_SHARE = 0.005  # and what that may cost, of the time since it was last asked
+_PROBE_SHARE = 0.005  # and what that may cost, of all time spent
 
 _Node = tuple[float, int, int]  # survival, index of the work, node of its draft
+_Pair = tuple[int, str]  # a sequence's id and a proposer
 
 
 class Load(NamedTuple):
@@ -50,11 +55,11 @@ class Load(NamedTuple):
     @classmethod
     def of(cls, works: Items[Work]) -> Load:
         rows = keys = texts = 0
-        for work in works:
-            more = work.num_rows
+        for work in works:  # what `_keys` and `Work.reaches_end` say, but in half the time: every step comes by here
+            own = work.num_rows
             reach = work.sequence.num_computed_tokens + work.num_new_tokens
-            rows += more
-            keys += more * reach
+            rows += own
+            keys += own * reach
             texts += reach == work.sequence.num_tokens
         return cls(rows, keys, texts)
 
@@ -77,41 +82,46 @@ class Controller:
         self.acceptance = Acceptance()
         self._allowance_s = max(_ALLOWANCE_S, costs.run(1, 0))
         self.ledger_s = self.saved_s = self._allowance_s
-        self._rested: Counter[tuple[int, str]] = Counter()  # (sequence, proposer) -> steps since it was last asked
-        self._read: dict[tuple[int, str], int] = {}  # (sequence, proposer) -> tokens of the text when it was last asked
-        # By proposer: tokens that it must read before it guesses, seconds spent on them, and calls without any guess.
-        self._unread: defaultdict[str, int] = defaultdict(int)
-        self._waking_s: defaultdict[str, float] = defaultdict(float)
-        self._silent: defaultdict[str, int] = defaultdict(int)
+        self._rested: Counter[_Pair] = Counter()  # steps since it was last asked
+        self._read: dict[_Pair, tuple[int, int]] = {}  # preemptions and tokens of the text when it was last asked
+        self._unread: dict[_Pair, int] = {}  # tokens that it reads before it guesses again
+        self._waking_s: defaultdict[str, float] = defaultdict(float)  # by proposer, spent on those so far
+        self._silent: Counter[str] = Counter()  # by proposer, calls without any guess
+        self._probing_s = 0.0  # what asking resting models may take
         self._asking_s = _ASKING_S  # what asking may still take until a guess is worth verifying
         self._may_pay: dict[tuple[int, int], bool] = {}  # (rows, texts) -> whether any guess could
         self._steps = 0
         self._quiet: list[tuple[Load, StepTimes]] = []  # steps without a guess that nothing was learnt from yet
 
+    def copy(self) -> Controller:
+        """One that goes on from here by itself; what is known of the machine they share."""
+        self._learn_from_quiet_steps()
+        return deepcopy(self, {id(self.costs): self.costs})
+
     def ask(self, work: Work, proposer: str, origin: str, most: int, load: Load) -> tuple[int, str]:
         """How many guesses to ask of a proposer that takes time to guess, and why. `origin` is the name that its
         guesses bear, whatever its options."""
-        sequence_id = work.sequence.id
-        pair = (sequence_id, proposer)
-        unread = work.sequence.num_tokens - self._read.get(pair, 0)
+        sequence = work.sequence
+        pair = (sequence.id, proposer)
+        preemptions, read = self._read.get(pair, (0, 0))
+        unread = sequence.num_tokens - (read if preemptions == sequence.counters.preemptions else 0)
         unread = unread if unread > _FOLLOWS else 0
         wanted, reason = self._wanted(work, pair, origin, most, load, unread)
         if wanted:
-            self._read[pair] = work.sequence.num_tokens
-            self._unread[proposer] += unread
+            self._read[pair] = (sequence.counters.preemptions, sequence.num_tokens)
+            if unread:
+                self._unread[pair] = unread
         return wanted, reason
 
-    def _wanted(
-        self, work: Work, pair: tuple[int, str], origin: str, most: int, load: Load, unread: int
-    ) -> tuple[int, str]:
+    def _wanted(self, work: Work, pair: _Pair, origin: str, most: int, load: Load, unread: int) -> tuple[int, str]:
         sequence_id, proposer = pair
         per_node, rate = self.costs.draft(proposer), self.acceptance.rate(sequence_id, origin)
-        plain = self.costs.run(load.rows, load.keys)
         if per_node is None:
-            return 1, PROBE  # what it takes can only be found out
-        waking = self.costs.waking(proposer, unread)
+            is_asked_by_another = pair not in self._unread and self._is_reading(proposer)
+            return (0, RESTING) if is_asked_by_another else (1, PROBE)
+        plain, waking = self.costs.run(load.rows, load.keys), self.costs.waking(proposer, unread)
         if rate is None:
-            return self._probe(pair, plain, per_node + waking)
+            return self._probe(pair, per_node, waking)
         texts = max(1, load.texts)
         reach = _keys(work, 1)
 
@@ -120,15 +130,15 @@ class Controller:
             return self.costs.run(load.rows + further, load.keys + further * reach) / plain
 
         best = best_length([rate] * most, texts * per_node / plain, verify)
-        if best.speedup > _MARGIN:
-            risk = best.k * per_node + (verify(best.k + 1) - 1) * plain
-            left = work.sequence.max_tokens - work.sequence.num_output_tokens
-            gain = left * plain / texts * (1 - 1 / best.speedup)
-            if risk <= self.ledger_s and (not waking or waking <= min(gain, self.saved_s)):
-                self._rested[pair] = 0
-                return best.k, GUESSED
+        if best.speedup <= _MARGIN:
+            return self._probe(pair, per_node + (verify(2) - 1) * plain, waking)
+        left = work.sequence.max_tokens - work.sequence.num_output_tokens
+        if waking > left * plain / texts * (1 - 1 / best.speedup):
+            return 0, TOO_UNSURE
+        if best.k * per_node + (verify(best.k + 1) - 1) * plain > self.ledger_s or waking > max(0.0, self.saved_s):
             return 0, LEDGER
-        return self._probe(pair, plain, per_node + (verify(2) - 1) * plain + waking)
+        self._rested[pair] = 0
+        return best.k, GUESSED
 
     def may_ask(self, load: Load) -> bool:
         """Whether proposers that are asked at no risk should be. Not where no number of guesses would pay beside what
@@ -140,7 +150,7 @@ class Controller:
             least = _MARGIN * texts / self.costs.run(load.rows, load.keys)
             self._may_pay[shape] = any(
                 _most_tokens(texts, more) / self.costs.run(load.rows + more, load.keys + more * reach) > least
-                for more in _GUESSES
+                for more in (*_GUESSES, *(depth * texts for depth in _DEPTHS))
             )
         return self._asking_s > 0 and self._may_pay[shape]
 
@@ -150,7 +160,7 @@ class Controller:
         All nodes of all sequences compete: the likeliest come first, as many as make the most tokens per second.
         """
         if not any(drafts):
-            return [NO_DRAFT] * len(drafts), [NO_GUESS if self.may_ask(load) else TOO_UNSURE] * len(drafts)
+            return [NO_DRAFT] * len(drafts), [NO_GUESS] * len(drafts)
         self._learn_from_quiet_steps()
         nodes: list[_Node] = []
         least = self._least_survival(load)
@@ -189,17 +199,20 @@ class Controller:
     def observe_draft(self, proposer: str, nodes: int, seconds: float) -> float:
         """Learn from a call of a proposer that takes time; returns how much of it went into texts that it had not
         followed."""
-        unread, per_node = self._unread[proposer], self.costs.draft(proposer) or 0.0
+        reading = [pair for pair in self._unread if pair[1] == proposer]
+        unread = sum(self._unread[pair] for pair in reading)
         self._silent[proposer] = 0 if nodes else self._silent[proposer] + 1
-        if not unread or self._silent[proposer] > _PATIENCE:
-            self.costs.observe_draft(proposer, nodes, seconds)
-            self._unread[proposer] = 0
-            return 0.0
-        waking_s = max(0.0, seconds - nodes * per_node)
+        is_reading = unread > 0 and self._silent[proposer] <= max(_PATIENCE, unread // _READS)
+        waking_s = max(0.0, seconds - nodes * (self.costs.draft(proposer) or 0.0)) if is_reading else 0.0
         self._waking_s[proposer] += waking_s
-        if nodes:
+        if is_reading and nodes:
             self.costs.observe_waking(proposer, unread, self._waking_s[proposer])
-            self._unread[proposer], self._waking_s[proposer] = 0, 0.0
+        elif not is_reading:
+            self.costs.observe_draft(proposer, nodes, seconds)
+        if nodes or not is_reading:
+            self._waking_s[proposer] = 0.0
+            for pair in reading:
+                del self._unread[pair]
         return waking_s
 
     def observe(
@@ -238,8 +251,9 @@ class Controller:
     def release(self, sequence_ids: Iterable[int]) -> None:
         gone = set(sequence_ids)
         self.acceptance.release(gone)
-        self._rested = Counter({pair: steps for pair, steps in self._rested.items() if pair[0] not in gone})
-        self._read = {pair: tokens for pair, tokens in self._read.items() if pair[0] not in gone}
+        for by_pair in (self._rested, self._read, self._unread):
+            for pair in [pair for pair in by_pair if pair[0] in gone]:
+                del by_pair[pair]
 
     def _learn_from_quiet_steps(self) -> None:
         for load, times in self._quiet:
@@ -251,6 +265,7 @@ class Controller:
     def _book(self, earned_s: float, plain_s: float, asking_s: float) -> None:
         """Enter what a step earned that would have taken `plain_s` without guesses, and what asking took."""
         earned_s += _ALLOWANCE_SHARE * plain_s
+        self._probing_s += _PROBE_SHARE * plain_s
         self._asking_s = min(_ASKING_S, self._asking_s + _ASKING_SHARE * plain_s - min(asking_s, _MOST_ASKING_S))
         self.saved_s += earned_s
         self.ledger_s = min(_MOST_SAVED * self._allowance_s, self.ledger_s + earned_s)
@@ -259,14 +274,17 @@ class Controller:
         """Seconds per token of a step in which every text gets one and nothing else is run."""
         return self.costs.run(load.texts, load.keys * load.texts // load.rows) / load.texts
 
-    def _probe(self, pair: tuple[int, str], plain: float, risk: float) -> tuple[int, str]:
+    def _is_reading(self, proposer: str) -> bool:
+        return any(pair[1] == proposer for pair in self._unread)
+
+    def _probe(self, pair: _Pair, risk: float, waking: float) -> tuple[int, str]:
         """Ask a resting model for one guess, but only so often that its cost is lost in the time between."""
         self._rested[pair] += 1
-        steps = self._rested[pair]
-        if steps >= _PROBE_EVERY and steps * plain * _PROBE_SHARE >= risk and risk <= self.ledger_s:
-            self._rested[pair] = 0
-            return 1, PROBE
-        return 0, RESTING
+        if self._rested[pair] < _PROBE_EVERY or risk > self.ledger_s or risk + waking > self._probing_s:
+            return 0, RESTING
+        self._probing_s -= risk + waking
+        self._rested[pair] = 0
+        return 1, PROBE
 
     def _least_survival(self, load: Load) -> float:
         """A node that is less likely cannot pay, whatever comes with it: its row costs more than it promises."""

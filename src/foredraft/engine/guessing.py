@@ -20,13 +20,14 @@ log = logging.getLogger(__name__)
 
 FAILED = "proposer failed"
 CONTROLLER_FAILED = "controller failed"
+NOT_ASKED = "not asked"  # because nothing that it could say would pay, or because nothing that it said did
 
 _MOST_IDLE = 8  # proposers that no text uses, but that may be asked for again
 
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Guessed:
     """What a sequence's request asked for: these proposers in its own order, and whether the controller decides about
     them."""
@@ -35,7 +36,7 @@ class _Guessed:
     adaptive: bool
 
 
-@dataclass
+@dataclass(slots=True)
 class _Step:
     """What is remembered of a step until its commits are known."""
 
@@ -112,10 +113,12 @@ class Guesser:
                 self._guarded(name, partial(proposer.observe, commits))
         step = self._step
         assert step is not None
+        adaptive = False
         for work, reasons in zip(works, step.reasons, strict=True):
+            adaptive |= self._texts[work.sequence.id].adaptive
             for reason in reasons:
                 work.sequence.counters.decisions[reason] += 1
-        if not any(self._texts[work.sequence.id].adaptive for work in works):
+        if not adaptive:
             return  # nobody here left the choice to the controller, so nobody waits for it to learn
         times = StepTimes(step.draft_s, run_s, overhead_s, step.waking_s, step.asking_s)
         self._controlled(lambda controller: controller.observe(works, step.drafts, commits, step.load, times))
@@ -168,6 +171,7 @@ class Guesser:
                 if step.may_ask is None:
                     step.may_ask = self._controlled(lambda controller: controller.may_ask(step.load))
                 if not step.may_ask:
+                    step.reasons[index].append(f"{proposer.name}: {NOT_ASKED}")
                     continue
             if text.adaptive and not proposer.free:
                 ask = partial(_ask_controller, work, name, proposer, step.load)
@@ -185,15 +189,15 @@ class Guesser:
         if drafts is None:
             return [NO_DRAFT] * len(works)
         seconds = time.perf_counter() - started
+        # what a request asked for itself is not the controller's
+        share = sum(self._texts[work.sequence.id].adaptive for work in works) / len(works)
         if proposer.free:
-            step.asking_s += seconds if step.may_ask else 0.0  # else only requests that name it have asked
-        elif self.controller is not None:
+            step.asking_s += seconds * share
+        elif share:
             nodes = sum(map(len, drafts))
             waking_s = self._controlled(lambda controller: controller.observe_draft(name, nodes, seconds)) or 0.0
-            decided = sum(self._texts[work.sequence.id].adaptive for work in works)
-            step.waking_s += waking_s
-            # what a request asked for itself is not the controller's
-            step.draft_s += (seconds - waking_s) * decided / len(works)
+            step.waking_s += waking_s * share
+            step.draft_s += (seconds - waking_s) * share
         return drafts
 
     def _checked(self, proposer: Proposer, works: list[Work], budgets: list[int]) -> list[Draft]:
@@ -206,7 +210,7 @@ class Guesser:
                 raise ValueError(f"{len(draft)} tokens were guessed where {budget} were asked for")
             if draft and not 0 <= min(draft.tokens) <= max(draft.tokens) < self._vocab_size:
                 raise ValueError(f"tokens were guessed that the target does not have; it has {self._vocab_size}")
-            if draft and not (min(draft.scores) > 0 and sum(draft.scores) <= len(draft)):
+            if not all(0 < score <= 1 for score in draft.scores):
                 raise ValueError(f"scores are probabilities above 0, not {draft.scores}")
             if draft.q is not None:
                 self._check_law(draft)
@@ -228,14 +232,13 @@ class Guesser:
     def _chosen(self, works: list[Work], step: _Step) -> list[Work]:
         """The works with what the controller lets pass of the drafts that are its to decide about."""
         mine = [self._texts[work.sequence.id].adaptive and work.num_lookahead_tokens > 0 for work in works]
-        if not any(mine):
-            step.load = Load.of(works) if any(work.draft for work in works) else step.load
-            return works
-        step.drafts = [work.draft if is_mine else None for work, is_mine in zip(works, mine, strict=True)]
-        if any(work.draft for work, is_mine in zip(works, mine, strict=True) if not is_mine):
+        if not all(mine) and any(work.draft for work in works):  # what others have guessed runs in any case
             step.load = Load.of(
                 [work.with_draft(NO_DRAFT) if is_mine else work for work, is_mine in zip(works, mine, strict=True)]
             )
+        if not any(mine):
+            return works
+        step.drafts = [work.draft if is_mine else None for work, is_mine in zip(works, mine, strict=True)]
         chosen, reasons = self._controlled(
             lambda controller: controller.choose(works, step.drafts, step.load)
         ) or _without_controller(step.drafts)
