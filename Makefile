@@ -50,8 +50,8 @@ bench-plain: .venv/.installed-dev ## plain decoding beside transformers; rewrite
 bench: .venv/.installed ## off, auto and fixed ways to guess on built-in prompts; writes bench-results/
 	@$(BIN)/foredraft bench $(ARGS)
 
-bench-peers: .venv/.installed-dev .peers/llama/.installed .peers/openvino/.installed ## Foredraft beside other engines; rewrites the table in README.md
-	@$(BIN)/python benchmarks/peers.py --readme bench-peers $(ARGS)
+bench-peers: .venv/.installed-dev .peers/llama/.installed .peers/openvino/.installed ## Foredraft beside other engines; ARGS="--readme bench-peers" rewrites the table in README.md
+	@$(BIN)/python benchmarks/peers.py $(ARGS)
 
 bench-kernels: .venv/.installed-dev bench-busy ## whole steps and the native kernels beside the machine's limits
 	@$(BIN)/python benchmarks/step.py $(ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ def _command(settings: dict[str, Any]) -> str:
         "max-tokens": settings["max_tokens"],
     }
     arguments = " ".join(f"--{name} {value}" for name, value in options.items())
+    arguments += "".join(f" --leave-out {shlex.quote(name)}" for name in settings["leave_out"])
     return f'make bench-peers ARGS="{arguments}"'
 
 
@@ -64,7 +66,7 @@ def _title(mode: str) -> str:
 
 
 def _figure(rate: float | None) -> str:
-    return "does not run" if rate is None else f"{rate:.1f}" if rate < 100 else f"{rate:.0f}"
+    return "no figure" if rate is None else f"{rate:.1f}" if rate < 100 else f"{rate:.0f}"
 
 
 def _ratio(rate: float | None, base: float | None) -> str:
@@ -101,4 +103,4 @@ def _failures(results: Results) -> list[str]:
     reasons: dict[tuple[str, str], list[str]] = {}
     for (name, mode), reason in results.failed.items():
         reasons.setdefault((name, reason), []).append(_title(mode))
-    return [f"{name} ({'; '.join(modes)}) does not run here: {reason}." for (name, reason), modes in reasons.items()]
+    return [f"{name} ({'; '.join(modes)}) gave no figure: {reason}." for (name, reason), modes in reasons.items()]

@@ -3,9 +3,9 @@
 Every engine is a process in an environment of its own (peer_*.py) that loads once; while one works, the others wait.
 Decoding is greedy, one prompt at a time, and nothing is remembered from one prompt to the next. A figure is the median
 over the rounds of tokens after the first run of the model, all prompts of a kind together, per second. An engine or a
-mode that does not run is listed with the reason.
+mode that does not run is listed with the reason, and so is one that is left out because it would take too long.
 
-    make bench-peers [ARGS="--out results.json --rounds 2"]     (it makes the environments first)
+    make bench-peers [ARGS="--out results.json --rounds 2 --leave-out transformers:lookup-2 --readme bench-peers"]
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import IO, Any
 
 from common import PREFILL_TOKENS, Prompts, rewrite_readme, say
 from peer_report import report
-from peer_results import CHAT, COPY, FOREDRAFT, LLAMA, OPENVINO, PLAIN, TRANSFORMERS, Peer, Results
+from peer_results import CHAT, COPY, FOREDRAFT, LLAMA, OPENVINO, PEERS, PLAIN, TRANSFORMERS, Peer, Results
 
 from foredraft.bench.report import cpu_name
 
@@ -182,10 +182,14 @@ class Measurement:
             return None
 
 
-def measure_all(task: Task, pythons: dict[Peer, Path], model: Path, threads: int, rounds: int) -> Results:
-    results, children = Results(), []
+def measure_all(
+    task: Task, pythons: dict[Peer, Path], model: Path, threads: int, rounds: int, left_out: set[tuple[str, str]]
+) -> Results:
+    results, children = Results(failed=dict.fromkeys(sorted(left_out), "it was left out (`--leave-out`)")), []
     try:
         for peer, python in pythons.items():
+            if not results.runs(peer, PLAIN):
+                continue
             say(f"{peer.name}: loading")
             try:
                 children.append(Child.start(peer, python, model, threads))
@@ -205,11 +209,24 @@ def measure_all(task: Task, pythons: dict[Peer, Path], model: Path, threads: int
 
 def _install_error(python: Path) -> str | None:
     """What pip said, if the environment was made but the engine could not be installed in it."""
-    log = python.parents[1] / "install.log"
-    if not log.exists() or (python.parents[1] / ".installed").exists():
+    environment = python.absolute().parent.parent
+    log = environment / "install.log"
+    if not log.exists() or (environment / ".installed").exists():
         return None
     errors = [line.strip() for line in log.read_text(errors="replace").splitlines() if "ERROR" in line]
     return f"it could not be installed: {errors[-1]}" if errors else None
+
+
+def _left_out(text: str) -> set[tuple[str, str]]:
+    """The modes that ENGINE or ENGINE:MODE names; all of them for the engine's name or for its plain mode, which the
+    others are compared with."""
+    name, _, mode = text.partition(":")
+    peer = next((peer for peer in PEERS if peer.name == name), None)
+    if peer is None:
+        raise ValueError(f"there is no engine {name!r}; there are {[peer.name for peer in PEERS]}")
+    if mode and mode not in peer.modes:
+        raise ValueError(f"{name} has no mode {mode!r}; it has {list(peer.modes)}")
+    return {(name, mode)} if mode and mode != PLAIN else {(name, each) for each in peer.modes}
 
 
 def main() -> None:
@@ -221,6 +238,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=4, help="of each kind, at most 6")
     parser.add_argument("--llama-python", type=Path, default=ROOT / ".peers/llama/bin/python")
     parser.add_argument("--openvino-python", type=Path, default=ROOT / ".peers/openvino/bin/python")
+    parser.add_argument("--leave-out", action="append", default=[], metavar="ENGINE[:MODE]", help="may be repeated")
     parser.add_argument("--out", type=Path, help="write all figures and texts to this file")
     parser.add_argument("--readme", metavar="SECTION", help="rewrite the table in this section of README.md")
     options = parser.parse_args()
@@ -233,8 +251,12 @@ def main() -> None:
     own = Path(sys.executable)
     pythons = {FOREDRAFT: own, LLAMA: options.llama_python, TRANSFORMERS: own, OPENVINO: options.openvino_python}
     task = make_task(model, options.max_tokens, options.prompts)
-    results = measure_all(task, pythons, model, options.threads, options.rounds)
-    settings = {name: getattr(options, name) for name in ("model", "threads", "rounds", "max_tokens")}
+    try:
+        left_out = set().union(*map(_left_out, options.leave_out))
+    except ValueError as error:
+        parser.error(str(error))
+    results = measure_all(task, pythons, model, options.threads, options.rounds, left_out)
+    settings = {name: getattr(options, name) for name in ("model", "threads", "rounds", "max_tokens", "leave_out")}
     settings |= {"file": model.name, "prompts": {kind: len(prompts) for kind, prompts in task.prompts.items()}}
     text = report(results, settings, cpu_name())
     print(text)
