@@ -9,7 +9,7 @@ can only be found out: one text asks it, whatever that costs.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from copy import deepcopy
@@ -31,7 +31,7 @@ _ASKING_SHARE = 0.005  # and on top, of all time spent
 _MOST_ASKING_S = 0.005  # that a step is charged with: a new text takes more, but only once
 _LEAST_SURVIVAL = 0.02  # a node that is less likely is not even considered
 _MARGIN = 1.1  # guessing must promise this much more than not to guess: what looks best is partly luck
-_BLAME = 3.0  # a step that takes longer than this times what was expected was held up by something else
+_BLAME_STEPS = 5  # guesses are charged as if all were as late as the median: one was held up by something else
 _QUIET_STEPS = 8  # steps without a guess that are learnt from at once
 _GUESSES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # numbers of guesses that are tried on a step to see if any would pay
 _DEPTHS = (1, 2, 4)  # and so many behind every text, which in a large batch are more
@@ -91,6 +91,8 @@ class Controller:
         self._asking_s = _ASKING_S  # what asking may still take until a guess is worth verifying
         self._may_pay: dict[tuple[int, int], bool] = {}  # (rows, texts) -> whether any guess could
         self._steps = 0
+        # What the last runs with guesses took, in units of what was expected.
+        self._lateness = deque([1.0] * (_BLAME_STEPS // 2), maxlen=_BLAME_STEPS)
         self._quiet: list[tuple[Load, StepTimes]] = []  # steps without a guess that nothing was learnt from yet
 
     def copy(self) -> Controller:
@@ -174,7 +176,7 @@ class Controller:
         elif self.costs.is_known(load.rows):
             wanted = self._best_count(works, nodes, load)
             affordable, why_not = self._affordable(works, nodes[:wanted], load), TOO_UNSURE
-            self._asking_s = _ASKING_S if affordable else self._asking_s
+            self._asking_s = _ASKING_S if wanted else self._asking_s
         else:  # without knowing what plain decoding takes, nothing can be said about what guessing gains
             wanted, affordable, why_not = 0, 0, MEASURING
         kept: list[list[int]] = [[] for _ in works]
@@ -237,7 +239,10 @@ class Controller:
         expected = plain if run == load else self.costs.run(run.rows, run.keys)
         self.costs.observe_overhead(times.overhead_s)
         self.costs.observe_run(run.rows, run.keys, times.run_s)
-        cost = min(times.run_s + times.overhead_s, _BLAME * expected) - plain if run.rows > load.rows else 0.0
+        cost = 0.0
+        if run.rows > load.rows:
+            self._lateness.append((times.run_s + times.overhead_s) / expected)
+            cost = sorted(self._lateness)[len(self._lateness) // 2] * expected - plain
         mine = [commit for draft, commit in zip(drafts, commits, strict=True) if draft is not None and commit.tokens]
         further = sum(len(commit.tokens) - 1 for commit in mine)
         gain = further * self._plain_token(load) if further else 0.0
