@@ -25,7 +25,7 @@ MEASURING, RESTING, PROBE = "measuring", "resting", "probe"
 
 _ALLOWANCE_S = 0.02  # what may be lost before anything is gained, or one plain step where that takes longer
 _ALLOWANCE_SHARE = 0.005  # and on top, of all time spent
-_MOST_SAVED = 5.0  # allowances: what is beyond that does not pay for later losses
+_MOST_SAVED = 2.0  # allowances: what is beyond that does not pay for later losses
 _ASKING_S = 0.02  # of asking for guesses none of which is worth verifying
 _ASKING_SHARE = 0.005  # and on top, of all time spent
 _MOST_ASKING_S = 0.005  # that a step is charged with: a new text takes more, but only once

@@ -139,7 +139,9 @@ class Suffix:
 
     def _longest(self, index: Occurrences, text: list[int]) -> tuple[int, list[int]]:
         """The longest match with the end of the text, up to max_n, and the places behind it."""
-        for n in reversed(self._lengths if index.tokens else ()):
+        if not index.places(text, self._lengths[0]):
+            return 0, []  # as for most tokens of most texts
+        for n in reversed(self._lengths):
             lengths = {
                 place: index.matched(place, text, self.options.max_n) for place in index.places(text, n)[-_MOST:]
             }
