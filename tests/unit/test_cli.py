@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 from foredraft.cli.demo import PROMPTS
 from foredraft.cli.main import run
+from foredraft.cli.options import ModelOptions
 from foredraft.params import SamplingParams
 from tests.tiny_models import random_model, save_model
 from tests.unit.fake_llm import METRICS, fake_module
@@ -108,6 +110,12 @@ class TestEveryCommand:
 
     def test_the_model_is_closed_whatever_happens(self, command: Command) -> None:
         assert command("generate", "too long").log[-1] == ("close",)
+
+    def test_the_garbage_collector_spares_what_was_loaded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "foredraft.llm", fake_module([], None))
+        with ModelOptions().open():
+            assert gc.get_freeze_count() > 1000
+        assert gc.get_freeze_count() == 0
 
 
 class TestGenerate:
