@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from foredraft import LLM, SamplingParams
+from foredraft.batch import pack
 from foredraft.bench.suite import built_in
-from foredraft.engine.batch import pack
-from foredraft.engine.runner import Runner
 from foredraft.proposers.drafting import ModelDrafter
+from foredraft.runtime.runner import Runner
 from foredraft.types import RequestOutput, Sequence, Work
 
 
@@ -55,7 +55,7 @@ def main() -> None:
 @torch.inference_mode()
 def overlaps(llm: LLM, output: RequestOutput) -> Tensor:
     """Σ min(p, q) at every token of an answer."""
-    (proposer,) = llm.engine.guesser.proposers.values()
+    (proposer,) = llm.engine.speculation.assignments.proposers.values()
     assert isinstance(proposer, ModelDrafter)
     tokens = [*output.prompt_token_ids, *output.token_ids[:-1]]
     p, q = (_probabilities(llm, runner, tokens) for runner in (llm.engine.runner, proposer.model.runner))

@@ -19,23 +19,23 @@ from foredraft import LLM, SamplingParams
 from foredraft.proposers.registry import ProposerChoice, Spec
 from foredraft.types import Commit, CompletionOutput, Draft, Sequence
 
-Guess = Callable[[Sequence, int], list[int]]
+DraftedToken = Callable[[Sequence, int], list[int]]
 
 
 class Adversary:
     """Very sure of guesses that are right or wrong as `guess` says."""
 
     taps: frozenset[int] = frozenset()
-    wants_said = False
+    wants_target_argmax = False
     num_lookahead_tokens = 16
 
-    def __init__(self, name: str, guess: Guess, free: bool = True) -> None:
+    def __init__(self, name: str, drafted_token: DraftedToken, free: bool = True) -> None:
         self.name = name
         self.free = free
-        self._guess = guess
+        self._draft = drafted_token
 
     def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
-        return [self._chain(self._guess(one, budget)) for one, budget in zip(sequences, budgets, strict=True)]
+        return [self._chain(self._draft(one, budget)) for one, budget in zip(sequences, budgets, strict=True)]
 
     def _chain(self, tokens: list[int]) -> Draft:
         scores = tuple(0.99**depth for depth in range(1, len(tokens) + 1))
@@ -46,6 +46,8 @@ class Adversary:
     def release(self, sequence_ids: Iterable[int]) -> None: ...
 
     def clear(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def adversaries(text: list[int]) -> list[Adversary]:
@@ -105,7 +107,7 @@ def main() -> None:
     decode(Spec((ProposerChoice("ngram"),), adaptive=True))  # calibrates, if that was never done
     print(f"{arguments.model} {arguments.dtype}, {arguments.max_tokens} tokens, median of {arguments.rounds} rounds")
     for adversary in adversaries(plain.token_ids):
-        llm.engine.guesser.proposers[adversary.name] = adversary
+        llm.engine.speculation.assignments.proposers[adversary.name] = adversary
         spec = Spec((ProposerChoice(adversary.name),), adaptive=True)
         times: dict[str, list[float]] = {"off": [], "auto": []}
         decisions: dict[str, int] = {}

@@ -20,7 +20,7 @@ from foredraft.bench.suite import CHAT
 from foredraft.proposers.registry import parse_spec
 
 MOST = 0.01
-GUESS, OBSERVE, PROPOSE, LEARN = "guess", "observe", "proposers' propose", "proposers' observe"
+DRAFTED_TOKEN, OBSERVE, PROPOSE, LEARN = "guess", "observe", "proposers' propose", "proposers' observe"
 
 
 class Clock:
@@ -74,26 +74,26 @@ def main() -> None:
     prompts = [llm.encode([{"role": "user", "content": text}]) for text in CHAT]
     clock = Clock()
     decode(llm, prompts[:1], params, clock)  # makes the controller and what it chooses among
-    guesser = llm.engine.guesser
-    for proposer in guesser.proposers.values():
+    speculation = llm.engine.speculation
+    for proposer in speculation.assignments.proposers.values():
         clock.wrap(proposer, "propose", PROPOSE)
         clock.wrap(proposer, "observe", LEARN)
-    clock.wrap(guesser, "guess", GUESS)
-    clock.wrap(guesser, "observe", OBSERVE)
+    clock.wrap(speculation, "guess", DRAFTED_TOKEN)
+    clock.wrap(speculation, "observe", OBSERVE)
     steps: list[dict[str, float]] = []
     for start in range(0, len(prompts), arguments.batch):
-        guesser.forget()
+        speculation.clear()
         steps += decode(llm, prompts[start : start + arguments.batch], params, clock)
     whole = statistics.median(step["step"] for step in steps)
     print(
         f"{arguments.model} {arguments.dtype}, auto, chat, batch {arguments.batch}, {arguments.threads} threads, "
         f"{len(steps)} steps; median step {1e6 * whole:.0f} µs"
     )
-    for name in (GUESS, OBSERVE, PROPOSE, LEARN):
+    for name in (DRAFTED_TOKEN, OBSERVE, PROPOSE, LEARN):
         spent = statistics.median(step.get(name, 0.0) for step in steps)
         print(f"{name:20} {1e6 * spent:8.1f} µs {100 * spent / whole:7.3f} % of a step")
     own = statistics.median(
-        step[GUESS] + step[OBSERVE] - step.get(PROPOSE, 0.0) - step.get(LEARN, 0.0) for step in steps
+        step[DRAFTED_TOKEN] + step[OBSERVE] - step.get(PROPOSE, 0.0) - step.get(LEARN, 0.0) for step in steps
     )
     verdict = "holds" if own < MOST * whole else "EXCEEDED"
     print(f"{'controller alone':20} {1e6 * own:8.1f} µs {100 * own / whole:7.3f} % of a step   under 1 %: {verdict}")

@@ -24,7 +24,7 @@ class ForedraftEngine:
         if spec not in self.llms:
             self.llms[spec] = LLM(self.model, spec=spec, **self.options)
         engine = self.llms[spec].engine
-        engine.guesser.forget()
+        engine.speculation.clear()
         if spec in self.learnt:
             self.learnt[spec].back_to(engine)
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0, stop_token_ids=stop)

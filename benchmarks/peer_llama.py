@@ -7,7 +7,7 @@ import time
 
 from llama_cpp import Llama, __version__
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
-from peer_serve import Writing, guesses, serve
+from peer_serve import Writing, drafts, serve
 
 CONTEXT = 1024
 
@@ -22,7 +22,7 @@ class LlamaEngine:
 
     def write(self, prompt: list[int], max_tokens: int, stop: list[int], mode: str) -> Writing:
         llm = self.plain if mode == "plain" else self.speculative
-        self.lookup.num_pred_tokens = guesses(mode)
+        self.lookup.num_pred_tokens = drafts(mode)
         llm.reset()  # otherwise it goes on from what the prompt shares with the last one
         writing = Writing(time.perf_counter())
         tokens = llm.generate(prompt, temp=0.0)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import openvino
 import openvino_genai as genai
-from peer_serve import Writing, guesses, serve
+from peer_serve import Writing, drafts, serve
 
 MAX_NGRAM = 3
 TICKS_PER_S = 1000  # of its times of tokens
@@ -46,7 +46,7 @@ class OpenVinoEngine:
         if mode != "plain":
             self.speculative = self.speculative or self._pipeline(prompt_lookup=True)
             pipeline = self.speculative
-            config.num_assistant_tokens, config.max_ngram_size = guesses(mode), MAX_NGRAM
+            config.num_assistant_tokens, config.max_ngram_size = drafts(mode), MAX_NGRAM
         ids = np.array([prompt], dtype=np.int64)
         inputs = genai.TokenizedInputs(openvino.Tensor(ids), openvino.Tensor(np.ones_like(ids)))
         result = pipeline.generate(inputs, config)

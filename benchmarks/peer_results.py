@@ -9,7 +9,7 @@ from common import say
 
 PLAIN = "plain"
 COPY, CHAT = "copying", "open chat"
-LOOKUPS = tuple(f"lookup-{guesses}" for guesses in (2, 5, 10))
+LOOKUPS = tuple(f"lookup-{drafts}" for drafts in (2, 5, 10))
 
 
 @dataclass(frozen=True)

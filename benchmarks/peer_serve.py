@@ -32,7 +32,7 @@ class Engine(Protocol):
         """Greedy, with nothing remembered from earlier prompts."""
 
 
-def guesses(mode: str) -> int:
+def drafts(mode: str) -> int:
     """How many tokens a mode such as "lookup-5" guesses at once; 0 for plain decoding."""
     return 0 if mode == "plain" else int(mode.removeprefix("lookup-"))
 

@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from peer_serve import Writing, guesses, serve
+from peer_serve import Writing, drafts, serve
 
 
 class TransformersEngine:
@@ -40,7 +40,7 @@ class TransformersEngine:
                 eos_token_id=stop or None,
                 pad_token_id=0,
                 streamer=clock,
-                **({} if mode == "plain" else {"prompt_lookup_num_tokens": guesses(mode)}),
+                **({} if mode == "plain" else {"prompt_lookup_num_tokens": drafts(mode)}),
             )
         return Writing(clock.started, clock.arrivals[1:])  # the first to come is the prompt
 

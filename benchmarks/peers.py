@@ -61,7 +61,7 @@ class Child:
         child.about = child.answer()
         return child
 
-    def ask(self, prompt: list[int], max_tokens: int, stop: list[int], mode: str) -> dict[str, Any]:
+    def draft_budget(self, prompt: list[int], max_tokens: int, stop: list[int], mode: str) -> dict[str, Any]:
         request = {"prompt": prompt, "max_tokens": max_tokens, "stop": stop, "mode": mode}
         assert self.process.stdin is not None
         try:
@@ -145,13 +145,13 @@ class Measurement:
     def warm_up(self) -> None:
         for child in self.children:
             for mode in child.peer.modes:
-                self._ask(child, mode, self.random.prompt("warm-up", 64), 8)
+                self._query(child, mode, self.random.prompt("warm-up", 64), 8)
 
     def round(self, number: int) -> None:
         totals: dict[tuple[str, str, str], list[float]] = {}
         prefill_prompt = self.random.prompt(f"prefill {number}", PREFILL_TOKENS)
         for child in self.children:
-            if answer := self._ask(child, PLAIN, prefill_prompt, 1, stop=[]):
+            if answer := self._query(child, PLAIN, prefill_prompt, 1, stop=[]):
                 rate = PREFILL_TOKENS / answer["prefill_s"]
                 self.results.prefill.setdefault(child.peer.name, []).append(rate)
         turn = number
@@ -160,7 +160,7 @@ class Measurement:
                 first = turn % max(1, len(self.children))
                 for child in (*self.children[first:], *self.children[:first]):
                     for mode in child.peer.modes:
-                        if answer := self._ask(child, mode, prompt, self.task.max_tokens):
+                        if answer := self._query(child, mode, prompt, self.task.max_tokens):
                             total = totals.setdefault((child.peer.name, mode, kind), [0.0, 0.0])
                             total[0] += len(answer["token_ids"]) - answer["first_tokens"]
                             total[1] += answer["decode_s"]
@@ -169,13 +169,13 @@ class Measurement:
         for key, (tokens, seconds) in totals.items():
             self.results.rates.setdefault(key, []).append(tokens / seconds)
 
-    def _ask(
+    def _query(
         self, child: Child, mode: str, prompt: list[int], max_tokens: int, stop: list[int] | None = None
     ) -> dict[str, Any] | None:
         if not self.results.runs(child.peer, mode):
             return None
         try:
-            return child.ask(prompt, max_tokens, self.task.stop if stop is None else stop, mode)
+            return child.draft_budget(prompt, max_tokens, self.task.stop if stop is None else stop, mode)
         except PeerError as error:
             dead = child.process.poll() is not None
             self.results.fail(child.peer, child.peer.modes if dead or mode == PLAIN else (mode,), str(error))

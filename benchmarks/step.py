@@ -17,7 +17,7 @@ import torch
 
 from foredraft import LLM, SamplingParams
 from foredraft.backends.base import Linear
-from foredraft.engine.batch import pack
+from foredraft.batch import pack
 from foredraft.sampling.verify import verify
 from foredraft.types import Draft, Sequence, Work
 

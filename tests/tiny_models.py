@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from foredraft.backends.choose import choose_backend
-from foredraft.engine.batch import pack
-from foredraft.engine.kv import KVCache
-from foredraft.engine.runner import Runner
+from foredraft.batch import pack
 from foredraft.models.catalog import open_checkpoint
 from foredraft.models.decoder import load_decoder
 from foredraft.params import SamplingParams
+from foredraft.runtime.kv import KVCache
+from foredraft.runtime.runner import Runner
 from foredraft.types import Sequence, Work
 
 VOCAB = 320

@@ -26,7 +26,7 @@ STORY = "The old lighthouse keeper climbed the stairs one last time, and"
 K = 6
 
 
-def guess(tokens: list[int], k: int, shortest: int = 2, longest: int = 4) -> list[int]:
+def drafted_token(tokens: list[int], k: int, shortest: int = 2, longest: int = 4) -> list[int]:
     """Up to k tokens that followed the latest earlier occurrence of the text's last few tokens."""
     for n in range(longest, shortest - 1, -1):
         for place in range(len(tokens) - n - 1, -1, -1):
@@ -36,24 +36,24 @@ def guess(tokens: list[int], k: int, shortest: int = 2, longest: int = 4) -> lis
     return []
 
 
-def verify(tokens: list[int], guesses: list[int], model: NextTokens) -> list[int]:
+def verify(tokens: list[int], drafts: list[int], model: NextTokens) -> list[int]:
     """One run of the model: what it says after the text, after the first guess, after the second, and so on."""
-    said = model([tokens + guesses[:length] for length in range(len(guesses) + 1)])
+    target_argmax = model([tokens + drafts[:length] for length in range(len(drafts) + 1)])
     kept = 0
-    while kept < len(guesses) and guesses[kept] == said[kept]:
+    while kept < len(drafts) and drafts[kept] == target_argmax[kept]:
         kept += 1
-    return [*guesses[:kept], said[kept]]  # where a guess was wrong, the run has the right token at hand
+    return [*drafts[:kept], target_argmax[kept]]  # where a guess was wrong, the run has the right token at hand
 
 
 def write(prompt: list[int], count: int, k: int, model: NextTokens, tell: bool = False) -> tuple[list[int], int]:
     """`count` tokens after a prompt, and how many runs they took."""
     tokens, end, runs = list(prompt), len(prompt) + count, 0
     while len(tokens) < end:
-        guesses = guess(tokens, min(k, end - len(tokens) - 1))
-        new = verify(tokens, guesses, model)
+        drafts = drafted_token(tokens, min(k, end - len(tokens) - 1))
+        new = verify(tokens, drafts, model)
         if tell:
-            shown = "".join(map(chr, guesses))
-            print(f"  guessed {shown!r:10} kept {len(new) - 1} of {len(guesses)}, wrote {''.join(map(chr, new))!r}")
+            shown = "".join(map(chr, drafts))
+            print(f"  drafted {shown!r:10} kept {len(new) - 1} of {len(drafts)}, emitted {''.join(map(chr, new))!r}")
         tokens += new
         runs += 1
     return tokens[len(prompt) :], runs

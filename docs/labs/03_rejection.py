@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from lab import arguments, check, heading, say, table
 
-from foredraft.audit.law import Case, g_test, sampled_chain, write
+from foredraft.audit.distribution import Case, g_test, sampled_chain, write
 from foredraft.sampling import rules
 from foredraft.sampling.noise import gumbel, stream_key, uniform
 from foredraft.types import NO_DRAFT, Draft
@@ -43,7 +43,7 @@ def redraws_from_p(p: Row, q: Row, x: int) -> tuple[float, Row]:
     return min(1.0, p[x] / q[x]), p
 
 
-def law(rule: Rule, p: Row, stated: Row, drawn: Row | None = None) -> tuple[Row, float]:
+def distribution(rule: Rule, p: Row, stated: Row, drawn: Row | None = None) -> tuple[Row, float]:
     """The exact law of the emitted token, and the acceptance. Guesses are drawn from `drawn`; the rule believes that
     they were drawn from `stated`."""
     drawn = stated if drawn is None else drawn
@@ -77,9 +77,9 @@ def pairs(count: int) -> Iterator[tuple[Row, Row]]:
     yield np.array([0.5, 0.5, 0.0, 0.0]), np.array([0.0, 0.0, 0.5, 0.5])
 
 
-def exact_laws(count: int) -> None:
+def exact_distributions(count: int) -> None:
     heading("1. Every guess and every coin")
-    emitted, accepted = law(rejection, P, Q)
+    emitted, accepted = distribution(rejection, P, Q)
     rows = [
         (x, f"{P[x]:.2f}", f"{Q[x]:.2f}", f"{min(1, P[x] / Q[x]):.2f}", f"{min(P[x], Q[x]):.2f}",
          f"{max(0.0, P[x] - Q[x]):.2f}", f"{emitted[x]:.2f}")
@@ -89,18 +89,21 @@ def exact_laws(count: int) -> None:
     say("""A token comes out because its guess stays, q · min(1, p/q) = min(p, q), or because it is drawn after a
         refusal. Refusals have the probability that is missing, sum of max(0, p - q), and are drawn in just these
         proportions. min(p, q) + max(0, p - q) = p. The acceptance is the overlap of p and q, the sum of min(p, q).""")
-    laws = [(p, q, *law(rejection, p, q)) for p, q in pairs(count)]
-    check(max(distance(p, out) for p, _, out, _ in laws) < EXACT, f"the law is p for {len(laws)} pairs of p and q")
+    distributions = [(p, q, *distribution(rejection, p, q)) for p, q in pairs(count)]
     check(
-        max(abs(share - np.minimum(p, q).sum()) for p, q, _, share in laws) < EXACT,
+        max(distance(p, out) for p, _, out, _ in distributions) < EXACT,
+        f"the output distribution is p for {len(distributions)} pairs of p and q",
+    )
+    check(
+        max(abs(share - np.minimum(p, q).sum()) for p, q, _, share in distributions) < EXACT,
         f"the acceptance is the overlap of p and q for all of them ({accepted:.2f} in the table)",
     )
 
     heading("2. Two rules that look right and are not")
     best = int(Q.argmax())
-    wrong, _ = law(redraws_from_p, P, Q)
-    argmax, _ = law(rejection, P, Q, drawn=point(best, len(P)))
-    honest, share = law(rejection, P, point(best, len(P)))
+    wrong, _ = distribution(redraws_from_p, P, Q)
+    argmax, _ = distribution(rejection, P, Q, drawn=point(best, len(P)))
+    honest, share = distribution(rejection, P, point(best, len(P)))
     rows = [
         ("p itself", *(f"{value:.3f}" for value in P), ""),
         ("after a refusal, draw from p", *(f"{value:.3f}" for value in wrong), f"{distance(P, wrong):.3f}"),
@@ -148,11 +151,11 @@ class Table:
         return self.rows[path[-1] + 1 if path else 0]
 
 
-def engine_law(rule: Callable[..., rules.Outcome]) -> dict[tuple[int, ...], float]:
+def engine_distribution(rule: Callable[..., rules.Outcome]) -> dict[tuple[int, ...], float]:
     """The exact law of the first two tokens when the engine's rule judges one guess from Q."""
     texts: dict[tuple[int, ...], float] = defaultdict(float)
-    for guess, probability in enumerate(Q):
-        draft = Draft((guess,), (-1,), (0.5,), ("lab",), torch.tensor(Q)[None])
+    for drafted_token, probability in enumerate(Q):
+        draft = Draft((drafted_token,), (-1,), (0.5,), ("lab",), torch.tensor(Q)[None])
         scripts: list[list[int]] = [[]]
         while scripts:
             chance = Every(scripts.pop())
@@ -178,7 +181,7 @@ def engine(names: tuple[str, ...] = ("rejection", "block")) -> None:
         right too.""")
     wanted = {(a, b): float(Table.rows[0][a] * Table.rows[a + 1][b]) for a, b in itertools.product(range(4), repeat=2)}
     for name in names:
-        found = engine_law(getattr(rules, name))
+        found = engine_distribution(getattr(rules, name))
         off = sum(abs(found[text] - probability) for text, probability in wanted.items()) / 2
         check(off < EXACT, f"{name}: the exact law of two tokens is the target's (distance {off:.0e})")
 
@@ -197,10 +200,10 @@ def sampled(samples: int) -> None:
     rows, p_values = [], {}
     for name, (rule, drawn, _) in cases.items():
         verdicts = [rule(P, Q, x) for x in range(len(P))]
-        guesses = rng.choice(len(P), size=samples, p=drawn)
-        stays = rng.random(samples) < np.array([probability for probability, _ in verdicts])[guesses]
+        drafts = rng.choice(len(P), size=samples, p=drawn)
+        stays = rng.random(samples) < np.array([probability for probability, _ in verdicts])[drafts]
         redrawn = np.array([rng.choice(len(P), size=samples, p=rest) for _, rest in verdicts])
-        tokens = np.where(stays, guesses, redrawn[guesses, np.arange(samples)])
+        tokens = np.where(stays, drafts, redrawn[drafts, np.arange(samples)])
         test = g_test(Counter((int(token),) for token in tokens), {(x,): float(P[x]) for x in range(len(P))})
         p_values[name] = test.p_value
         rows.append((name, f"{test.statistic:.1f}", f"{test.p_value:.2g}", f"{stays.mean():.3f}"))
@@ -218,7 +221,7 @@ def same_noise(p: Row, q: Row) -> float:
     return float(sum(1 / np.maximum(p / p[x], q / q[x]).sum() for x in both))
 
 
-def no_guess(text: tuple[int, ...], seed: int) -> Draft:
+def nothing_proposed(text: tuple[int, ...], seed: int) -> Draft:
     return NO_DRAFT
 
 
@@ -240,8 +243,8 @@ def match(samples: int, count: int) -> None:
         p, q = (np.exp(each) / np.exp(each).sum() for each in (logits, logits + change_by * change))
         ids = torch.arange(samples * VOCAB)
         noise = gumbel(uniform(stream_key(len(rows), 0), ids)).view(samples, VOCAB).numpy()
-        target, guess = ((np.log(each) + noise).argmax(1) for each in (p, q))
-        agreed = float((target == guess).mean())
+        target, drafted_token = ((np.log(each) + noise).argmax(1) for each in (p, q))
+        agreed = float((target == drafted_token).mean())
         test = g_test(Counter((int(token),) for token in target), {(x,): float(p[x]) for x in range(VOCAB)})
         tv, exact = distance(p, q), same_noise(p, q)
         measured.append((tv, exact, agreed, test.p_value))
@@ -256,10 +259,11 @@ def match(samples: int, count: int) -> None:
         "the measured agreement is the exact one, within five standard errors",
     )
     texts = [
-        [write(Case("lab", rules.match, drafter), seed) for drafter in (sampled_chain, no_guess)] for seed in range(50)
+        [write(Case("lab", rules.match, drafter), seed) for drafter in (sampled_chain, nothing_proposed)]
+        for seed in range(50)
     ]
     check(
-        all(guessed == plain for guessed, plain in texts) and len({plain for _, plain in texts}) > 5,
+        all(drafted == plain for drafted, plain in texts) and len({plain for _, plain in texts}) > 5,
         "the engine's match rule writes the same text with guesses and without, for 50 seeds",
     )
     check(all(value > SIGNIFICANCE for *_, value in measured), "the target's tokens have the law p: the G-test passes")
@@ -274,7 +278,7 @@ def main() -> None:
     options = arguments(__doc__).parse_args()
     print(__doc__)
     count, samples = (60, 20_000) if options.small else (3_000, 400_000)
-    exact_laws(count)
+    exact_distributions(count)
     engine()
     sampled(samples)
     match(samples, count)

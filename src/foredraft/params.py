@@ -11,6 +11,7 @@ from foredraft.errors import InvalidParameter
 ACCEPTANCE_RULES = ("match", "rejection", "block")
 MAX_LOGPROBS = 50
 MAX_SEED = 2**63 - 1
+MAX_SALT_LENGTH = 256
 
 # What an unset sampling field means once a temperature is set.
 NEUTRAL: dict[str, float | int] = {
@@ -48,9 +49,10 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     n: int = 1
     acceptance: str = "match"
+    cache_salt: str = ""  # prefix cache and remembered answers are shared only among requests of equal salts
 
     def __post_init__(self) -> None:
-        for name in ("ignore_eos", "presence_penalty", "frequency_penalty", "n", "acceptance"):
+        for name in ("ignore_eos", "presence_penalty", "frequency_penalty", "n", "acceptance", "cache_salt"):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, getattr(SamplingParams, name))
         _whole(self, "max_tokens", low=1)
@@ -69,6 +71,10 @@ class SamplingParams:
             raise InvalidParameter(f"ignore_eos={self.ignore_eos!r} must be True or False.")
         if self.acceptance not in ACCEPTANCE_RULES:
             raise InvalidParameter(f"acceptance={self.acceptance!r} is not known; use {', '.join(ACCEPTANCE_RULES)}.")
+        if not isinstance(self.cache_salt, str) or len(self.cache_salt) > MAX_SALT_LENGTH:
+            raise InvalidParameter(
+                f"cache_salt={_shortened(self.cache_salt)} must be a text of at most {MAX_SALT_LENGTH} characters."
+            )
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
@@ -82,6 +88,12 @@ class SamplingParams:
     @classmethod
     def names(cls) -> tuple[str, ...]:
         return tuple(f.name for f in fields(cls))
+
+
+def _shortened(value: object) -> str:
+    """A value as messages show it: what somebody sends by mistake may be long."""
+    shown = repr(value)
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."
 
 
 def _number(params: SamplingParams, name: str, low: float, high: float, open_low: bool = False) -> None:

@@ -75,7 +75,7 @@ class Verdict:
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob | None, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    said: tuple[int, ...] = ()  # the likeliest token after the last known one and after every node, if wanted
+    target_argmax: tuple[int, ...] = ()  # the likeliest token after the last known one and after every node, if wanted
     error: str | None = None  # why this sequence cannot go on, for instance NaN logits
 
 
@@ -198,7 +198,7 @@ class Commit:
     stop_reason: str | int | None = None  # the stop string or token id that ended it
     error: str | None = None
     draft: Draft = NO_DRAFT  # what was guessed in this step, by all proposers together
-    said: tuple[int, ...] = ()  # as in Verdict
+    target_argmax: tuple[int, ...] = ()  # as in Verdict
 
 
 @dataclass(frozen=True)

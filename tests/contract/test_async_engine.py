@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from foredraft.batch import ForwardBatch
 from foredraft.engine.async_engine import AsyncEngine
-from foredraft.engine.batch import ForwardBatch
-from foredraft.engine.runner import ForwardOutput, Runner
 from foredraft.errors import InvalidParameter, InvalidPrompt
 from foredraft.llm import LLM
 from foredraft.proposers.registry import Spec
+from foredraft.runtime.runner import ForwardOutput, Runner
 from foredraft.types import TokenEvent
 from tests.contract.test_engine import GREEDY, PROMPT, is_idle, with_fields
 from tests.tiny_models import random_model, save_model
@@ -39,10 +39,10 @@ class Gated(Runner):
 
     def __init__(self, healthy: Runner) -> None:
         super().__init__(healthy.decoder, healthy.backend, healthy.kv)
-        self.entered, self.let_through = threading.Event(), threading.Event()
+        self.registered, self.let_through = threading.Event(), threading.Event()
 
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
-        self.entered.set()
+        self.registered.set()
         assert self.let_through.wait(30)
         return super().forward(batch)
 
@@ -54,7 +54,7 @@ async def in_a_step(llm: LLM) -> AsyncIterator[AsyncEngine]:
     gate = llm.engine.runner = Gated(llm.engine.runner)
     engine = AsyncEngine(llm.engine)
     await engine.add("other", PROMPT, GREEDY, Spec())
-    assert await asyncio.to_thread(gate.entered.wait, 30)
+    assert await asyncio.to_thread(gate.registered.wait, 30)
     try:
         yield engine
     finally:
@@ -116,17 +116,17 @@ def test_a_cancelled_add_does_not_abort_another_request_of_its_name(llm: LLM) ->
 
 def test_an_abort_happens_even_if_its_task_is_cancelled(llm: LLM) -> None:
     async def main() -> None:
-        async def ask(engine: AsyncEngine) -> list[str | None]:
+        async def draft_budget(engine: AsyncEngine) -> list[str | None]:
             await engine.add("long", PROMPT, LONG, Spec())
             return [event.finish_reason async for event in engine.stream("long")]
 
         async with in_a_step(llm) as engine:
-            asking = asyncio.create_task(ask(engine))
+            querying = asyncio.create_task(draft_budget(engine))
             await asyncio.sleep(0.01)
             aborting = asyncio.create_task(engine.abort("long"))
             await asyncio.sleep(0.01)
             aborting.cancel()
-        assert await asking == ["abort"]
+        assert await querying == ["abort"]
 
     asyncio.run(main())
 
@@ -151,12 +151,12 @@ def test_a_stream_that_is_never_begun_frees_everything(llm: LLM, leave: str) -> 
     assert is_idle(llm)
 
 
-def test_whoever_asks_a_closed_or_closing_engine_is_told(llm: LLM) -> None:
+def test_whoever_queries_a_closed_or_closing_engine_is_told(llm: LLM) -> None:
     async def main() -> None:
         gate = llm.engine.runner = Gated(llm.engine.runner)
         engine = AsyncEngine(llm.engine)
         await engine.add("running", PROMPT, LONG, Spec())
-        assert await asyncio.to_thread(gate.entered.wait, 30)
+        assert await asyncio.to_thread(gate.registered.wait, 30)
         before = asyncio.create_task(engine.add("before", PROMPT, LONG, Spec()))
         closing = [asyncio.create_task(engine.close()) for _ in range(2)]
         await asyncio.sleep(0.01)
@@ -201,11 +201,11 @@ def test_the_async_engine_serves_many_and_aborts_any(llm: LLM) -> None:
     async def main() -> None:
         engine = AsyncEngine(llm.engine)
 
-        async def ask(index: int) -> list[int]:
+        async def draft_budget(index: int) -> list[int]:
             await engine.add(f"r{index}", [index + 1, 7], GREEDY, Spec())
             return [event.token_id async for event in engine.stream(f"r{index}") if event.token_id is not None]
 
-        answers = await asyncio.gather(*(ask(index) for index in range(6)))
+        answers = await asyncio.gather(*(draft_budget(index) for index in range(6)))
         assert dict(enumerate(answers)) == expected
 
         with pytest.raises(InvalidPrompt):

@@ -35,7 +35,7 @@ def test_a_full_pool_is_no_reason_to_refuse(folder: Path) -> None:
     llm.engine.add("full", list(range(50)), PARAMS, parse_spec("off"))
     llm.engine.step()
     llm.engine.add("late", [3, 1, 4], PARAMS, parse_spec("auto"))
-    assert llm.engine.guesser.controller is not None
+    assert llm.engine.speculation.controller is not None
     llm.engine.scheduler.check_integrity()
 
 
@@ -54,12 +54,12 @@ def test_prefixes_stay_cached(folder: Path) -> None:
 def test_the_shortest_contexts_can_be_measured(folder: Path, max_model_len: int) -> None:
     llm = LLM(str(folder), max_model_len=max_model_len)
     llm.generate([[5]], PARAMS, spec="auto")
-    controller = llm.engine.guesser.controller
+    controller = llm.engine.speculation.controller
     assert controller is not None
     assert controller.costs.run(1, max_model_len) > 0
 
 
-def test_a_curve_is_that_of_the_context_it_is_asked_for(folder: Path, tmp_path: Path) -> None:
+def test_a_curve_is_that_of_the_context_it_is_queried_for(folder: Path, tmp_path: Path) -> None:
     llm = LLM(str(folder))
     runner, pool, file = llm.engine.runner, llm.engine.scheduler.pool, tmp_path / "costs.json"
     short = calibrated(runner, pool, 32, "float32", file)

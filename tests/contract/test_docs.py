@@ -15,7 +15,7 @@ from tests.tiny_models import random_model, save_model
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_the_example_proposer_guesses_and_changes_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_proposer_drafts_and_changes_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (DOCS / "adding-a-proposer.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "echo_of_the_docs.py").write_text(code)

@@ -36,7 +36,7 @@ SETTINGS = [
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_a_model_that_guesses_for_itself_is_never_wrong(folder: Path, setting: str, temperature: float) -> None:
+def test_a_model_that_drafts_for_itself_is_never_wrong(folder: Path, setting: str, temperature: float) -> None:
     """Alone and in a batch that is preempted, aborted and fed in chunks."""
     prompts = [[(17 * seed + 3 * place) % VOCAB for place in range(15 + 9 * seed)] for seed in range(4)]
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=5, ignore_eos=True)
@@ -68,7 +68,8 @@ def test_a_prefix_that_is_found_in_the_cache_is_not_run_again(folder: Path) -> N
 
 def count_rows(llm: LLM, spec: str) -> Any:
     """A function that tells how many rows the guessing model has run since it was last asked."""
-    proposer = llm.engine.guesser._proposer(parse_spec(spec).choices[0])
+    llm.engine.speculation.prepare(parse_spec(spec))
+    proposer = llm.engine.speculation.assignments.proposers[str(parse_spec(spec).choices[0])]
     assert isinstance(proposer, ModelDrafter)
     forward, seen = proposer.model.runner.forward, [0]
 
@@ -88,7 +89,7 @@ def count_rows(llm: LLM, spec: str) -> Any:
 def test_a_long_text_is_caught_up_with_in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM(str(folder))
     monkeypatch.setattr("foredraft.proposers.drafting._CATCH_UP", 100)
-    proposer = llm.engine.guesser.make_proposer(ProposerChoice("draft_model", {"model": str(folder)}))
+    proposer = llm.engine.speculation.assignments.make_proposer(ProposerChoice("draft_model", {"model": str(folder)}))
     text = make_sequence(llm, [(5 * place) % VOCAB for place in range(250)])
     sizes = [len(proposer.propose([text], [4])[0]) for _ in range(4)]
     assert sizes == [0, 0, 4, 4]
@@ -104,7 +105,7 @@ def make_sequence(llm: LLM, tokens: list[int], **fields: Any) -> Sequence:
 def test_sampled_siblings_are_drawn_without_replacement(folder: Path) -> None:
     """The first from q, the second from what the first leaves: both stated, both true."""
     llm = LLM(str(folder))
-    proposer = llm.engine.guesser.make_proposer(ProposerChoice("early_exit", {"k": "2", "width": "3"}))
+    proposer = llm.engine.speculation.assignments.make_proposer(ProposerChoice("early_exit", {"k": "2", "width": "3"}))
     live = make_sequence(llm, [3, 1, 4, 1, 5, 9, 2, 6], temperature=0.3, top_k=5, acceptance="rejection")
     seconds: dict[int, Counter[int]] = {}
     drafts: dict[int, Draft] = {}

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from foredraft.engine.batch import ForwardBatch
-from foredraft.engine.runner import ForwardOutput, Runner
+from foredraft.batch import ForwardBatch
 from foredraft.errors import InvalidPrompt
 from foredraft.llm import LLM
 from foredraft.models.chat_template import ChatTemplate
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import Spec
+from foredraft.runtime.runner import ForwardOutput, Runner
 from tests.tiny_models import VOCAB, random_model, save_model
 
 PROMPT = [5, 9, 200, 17, 33]
@@ -116,10 +116,10 @@ def test_prompt_logprobs_do_not_depend_on_chunks_or_preemption(folder: Path, llm
         assert len(chunked.prompt_logprobs or ()) == 49
 
 
-def test_plain_decoding_is_not_charged_for_the_guesses_of_others(llm: LLM) -> None:
-    plain, guessed = llm.generate([PROMPT, PROMPT], GREEDY, spec=["off", "ngram"])
+def test_plain_decoding_is_not_charged_for_the_drafts_of_others(llm: LLM) -> None:
+    plain, drafted = llm.generate([PROMPT, PROMPT], GREEDY, spec=["off", "ngram"])
     assert plain.metrics.draft_time_s == 0
-    assert guessed.metrics.draft_time_s > 0
+    assert drafted.metrics.draft_time_s > 0
     assert plain.metrics.verify_time_s > 0
 
 
@@ -173,7 +173,7 @@ def test_a_stream_is_told_when_it_is_ended_from_elsewhere(llm: LLM, monkeypatch:
     stream = llm.stream(PROMPT, GREEDY)
     next(stream)
     with monkeypatch.context() as patch:
-        patch.setattr(llm.engine.guesser, "observe", observe)
+        patch.setattr(llm.engine.speculation, "observe", observe)
         with pytest.raises(RuntimeError, match="just now"):
             llm.generate([PROMPT], GREEDY)
     (last,) = stream
@@ -197,13 +197,13 @@ def test_chat_takes_one_or_many_texts_ids_or_messages(llm: LLM) -> None:
     hello, ids = [{"role": "user", "content": "hello"}], [7, 8, 9]
     rendered = llm.tokenizer.encode("<s>user:hello", add_special_tokens=False)
 
-    def asked(conversations: Any) -> list[list[int]]:
+    def queried(conversations: Any) -> list[list[int]]:
         return [output.prompt_token_ids for output in llm.chat(conversations, with_fields(max_tokens=1))]
 
     for one, expected in (("hello", rendered), (hello, rendered), (ids, ids)):
-        assert asked(one) == [expected]
-        assert asked([one, one]) == [expected, expected]
-    assert asked(["hello", hello, ids]) == [rendered, rendered, ids]
+        assert queried(one) == [expected]
+        assert queried([one, one]) == [expected, expected]
+    assert queried(["hello", hello, ids]) == [rendered, rendered, ids]
 
 
 def test_one_bad_prompt_leaves_nothing_of_the_others_behind(llm: LLM) -> None:
@@ -222,7 +222,7 @@ def test_a_step_that_fails_after_its_commits_leaves_nothing_behind(
         raise error("just now")
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm.engine.guesser, "observe", observe)
+        patch.setattr(llm.engine.speculation, "observe", observe)
         with pytest.raises(error, match="just now"):
             llm.generate([PROMPT, [4, 5, 6]], [with_fields(max_tokens=1), GREEDY])
     assert is_idle(llm)

@@ -11,7 +11,7 @@ from torch import Tensor
 from foredraft.backends.base import AttentionShape, Backend, LayerKV, Linear
 from foredraft.backends.choose import choose_backend
 from foredraft.backends.torch import TorchBackend
-from foredraft.engine.batch import ForwardBatch
+from foredraft.batch import ForwardBatch
 from foredraft.engine.exactness import ROW_COUNTS, agreeing_row_counts, ensure_exact, layers_agree
 from foredraft.errors import InvalidParameter
 from foredraft.models.catalog import open_checkpoint

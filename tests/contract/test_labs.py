@@ -65,7 +65,7 @@ def load(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> Callable[[str], ModuleT
     return module
 
 
-def keeps_every_guess(draft: Draft, target: rules.Target, chance: rules.Chance) -> rules.Outcome:
+def keeps_every_draft_token(draft: Draft, target: rules.Target, chance: rules.Chance) -> rules.Outcome:
     """The match rule without the match."""
     tokens = list(draft.tokens)
     return list(range(len(tokens))), [*tokens, target.token(len(tokens) - 1, tokens)]
@@ -91,13 +91,13 @@ def never_flips(*figures: object, **limits: object) -> None:
 
 BROKEN = {
     "a rule that keeps every guess, n-grams": (
-        "01_ngram.py", rules.RULES, "match", keeps_every_guess, "the engine's text with guesses is that of plain",
+        "01_ngram.py", rules.RULES, "match", keeps_every_draft_token, "the engine's text with guesses is that of plain",
     ),
     "a rule that keeps every guess, a model": (
-        "02_model_draft.py", rules.RULES, "match", keeps_every_guess, "the drafted text is the plain text",
+        "02_model_draft.py", rules.RULES, "match", keeps_every_draft_token, "the drafted text is the plain text",
     ),
     "a rule that keeps every guess, a table": (
-        "03_rejection.py", rules, "match", keeps_every_guess, "writes the same text with guesses and without",
+        "03_rejection.py", rules, "match", keeps_every_draft_token, "writes the same text with guesses and without",
     ),
     "a refusal that draws from p": (
         "03_rejection.py", rules, "_residual", redraws_from_p, "rejection: the exact law of two tokens",
@@ -127,7 +127,7 @@ def test_a_lab_notices(
         load(script).main()
 
 
-def test_the_mixed_workload_notices_a_policy_that_learns_the_wrong_way_round(
+def test_the_mixed_workload_notices_a_policy_that_learns_the_wrong_path_round(
     load: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lab = load("04_economics.py")

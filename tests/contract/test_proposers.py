@@ -48,7 +48,7 @@ class Bench:
 
     def proposer(self, name: str) -> Proposer:
         """A new one, that knows nothing yet."""
-        return self.engine.guesser.make_proposer(ProposerChoice(name, self.needed.get(name, {})))
+        return self.engine.speculation.assignments.make_proposer(ProposerChoice(name, self.needed.get(name, {})))
 
     def sequence(self, tokens: list[int], **fields: Any) -> Sequence:
         self.next_id += 1
@@ -76,7 +76,7 @@ def text(seed: int, length: int) -> list[int]:
 @pytest.mark.parametrize("name", ALL)
 def test_budgets_are_kept_and_drafts_are_trees(bench: Bench, name: str) -> None:
     proposer = bench.proposer(name)
-    guessed = 0
+    drafted = 0
     for seed in range(15):
         live = bench.sequence(text(seed, 60))
         for budget in (0, 1, 3, 100):
@@ -89,8 +89,8 @@ def test_budgets_are_kept_and_drafts_are_trees(bench: Bench, name: str) -> None:
             edges = list(zip(draft.parents, draft.tokens, strict=True))
             assert len(set(edges)) == len(edges), "no guess is made twice"
             assert set(draft.origin) <= {name}
-            guessed += len(draft)
-    assert guessed > 50, "it does guess"
+            drafted += len(draft)
+    assert drafted > 50, "it does guess"
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -140,7 +140,7 @@ def test_sequences_do_not_mix_and_release_leaves_nothing(bench: Bench, name: str
 
 
 @pytest.mark.parametrize("name", ["draft_model", "quantised", "early_exit"])
-def test_sampled_guesses_come_from_the_distribution_that_they_state(bench: Bench, name: str) -> None:
+def test_sampled_drafts_come_from_the_distribution_that_they_state(bench: Bench, name: str) -> None:
     """First guesses over many seeds against the stated q: a G-test that passes, and fails against another q."""
     proposer, draws = bench.proposer(name), 600
     live = bench.sequence(text(1, 20), temperature=0.3, top_k=6, acceptance="rejection")
@@ -266,13 +266,13 @@ def test_the_controller_changes_no_text(folder: Path, spec: str, acceptance: str
     )
     plain = LLM(str(folder)).generate(prompts, params, spec="off")
     llm = LLM(str(folder), kv_cache_tokens=304, max_num_batched_tokens=40, max_num_seqs=5)
-    llm.engine.guesser.controller = Controller(SteadyCosts())
-    guessed = llm.generate(prompts, params, spec=spec)
-    for on, off in zip(guessed, plain, strict=True):
+    llm.engine.speculation.controller = Controller(SteadyCosts())
+    drafted = llm.generate(prompts, params, spec=spec)
+    for on, off in zip(drafted, plain, strict=True):
         assert on.metrics.decisions
         if temperature == 0 or acceptance == "match":
             assert (on.token_ids, on.logprobs) == (off.token_ids, off.logprobs)
-    assert sum(on.metrics.drafted_tokens for on in guessed) > 100
+    assert sum(on.metrics.drafted_tokens for on in drafted) > 100
 
 
 @pytest.mark.parametrize(("spec", "temperature", "acceptance"), RUNS)

@@ -25,7 +25,7 @@ class RandomTrees:
 
     name = "random_trees"
     free = True
-    wants_said = False
+    wants_target_argmax = False
     taps: frozenset[int] = frozenset()
     num_lookahead_tokens = 12
 
@@ -55,6 +55,8 @@ class RandomTrees:
     def observe(self, commits: Items[Commit]) -> None: ...
 
     def clear(self) -> None: ...
+
+    def close(self) -> None: ...
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         self.released.update(sequence_ids)
@@ -90,13 +92,13 @@ def test_drafts_do_not_change_the_text(folder: Path, backend: str, temperature: 
     ):
         llm = LLM(str(folder), backend=backend, dtype="float32", device="cpu", **options)
         proposer = RandomTrees(texts, seed)
-        llm.engine.guesser.proposers = {proposer.name: proposer}
-        guessed = run(llm, params, Spec((ProposerChoice(proposer.name),)))
-        for off, on in zip(plain, guessed, strict=True):
+        llm.engine.speculation.assignments.proposers = {proposer.name: proposer}
+        drafted = run(llm, params, Spec((ProposerChoice(proposer.name),)))
+        for off, on in zip(plain, drafted, strict=True):
             assert on.token_ids == off.token_ids
             assert on.text == off.text
             assert on.logprobs == off.logprobs
-        assert sum(output.metrics.accepted_tokens for output in guessed) > 60
+        assert sum(output.metrics.accepted_tokens for output in drafted) > 60
         assert len(proposer.released) == len(PROMPTS)
         if "kv_cache_tokens" in options:
-            assert sum(output.metrics.preemptions for output in guessed) > 0
+            assert sum(output.metrics.preemptions for output in drafted) > 0

@@ -40,14 +40,14 @@ def test_drafts_and_batches_do_not_change_the_text(dtype: str, temperature: floa
     alone = [llm().generate([prompt], params)[0] for prompt in PROMPTS[:2]]
     texts = {tuple(prompt): output.token_ids for prompt, output in zip(PROMPTS, plain, strict=True)}
     proposer = RandomTrees(texts, seed=1)
-    guessing = llm(kv_cache_tokens=256, max_num_seqs=5)
-    guessing.engine.guesser.proposers = {proposer.name: proposer}
-    guessed = run(guessing, params, Spec((ProposerChoice(proposer.name),)))
+    speculation = llm(kv_cache_tokens=256, max_num_seqs=5)
+    speculation.engine.speculation.assignments.proposers = {proposer.name: proposer}
+    drafted = run(speculation, params, Spec((ProposerChoice(proposer.name),)))
     for one, off in zip(alone, plain, strict=False):
         assert (one.token_ids, one.logprobs) == (off.token_ids, off.logprobs)
-    for on, off in zip(guessed, plain, strict=True):
+    for on, off in zip(drafted, plain, strict=True):
         assert (on.token_ids, on.logprobs) == (off.token_ids, off.logprobs)
-    assert sum(output.metrics.accepted_tokens for output in guessed) > 60
+    assert sum(output.metrics.accepted_tokens for output in drafted) > 60
 
 
 def test_noise_is_that_of_the_cpu() -> None:

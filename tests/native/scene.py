@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from foredraft.backends.base import AttentionShape, LayerKV
-from foredraft.engine.batch import ForwardBatch
+from foredraft.batch import ForwardBatch
 
 BLOCK = 16
 

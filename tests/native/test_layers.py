@@ -17,12 +17,12 @@ from torch import Tensor
 
 from foredraft.backends.base import LayerKV, Linear, Stack, Weight, run_layers
 from foredraft.backends.native import NativeBackend
+from foredraft.batch import ForwardBatch, pack
 from foredraft.config import ModelConfig
-from foredraft.engine.batch import ForwardBatch, pack
-from foredraft.engine.kv import KVCache
 from foredraft.models.catalog import open_checkpoint
 from foredraft.models.decoder import Decoder, load_decoder
 from foredraft.params import SamplingParams
+from foredraft.runtime.kv import KVCache
 from foredraft.types import Draft, Sequence, Work
 from tests.backends import needs_native
 from tests.native.weights import KINDS, fitting, random_weight

@@ -85,8 +85,8 @@ class FakeLLM:
 
 def _origins(spec: str) -> list[str]:
     """Who guessed each of WORDS."""
-    guessers = [] if spec in ("off", "auto") else spec.split("+")[:2]
-    return [*[TARGET] * (len(WORDS) - 1 - len(guessers)), *guessers, TARGET]
+    proposers = [] if spec in ("off", "auto") else spec.split("+")[:2]
+    return [*[TARGET] * (len(WORDS) - 1 - len(proposers)), *proposers, TARGET]
 
 
 def _metrics(origins: list[str]) -> SpecMetrics:

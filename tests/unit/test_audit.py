@@ -15,14 +15,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.audit import law, rows
-from foredraft.audit.law import (
+from foredraft.audit import distribution, rows
+from foredraft.audit.distribution import (
     CASES,
     Case,
     Drafter,
     Rule,
     Text,
-    law_checks,
+    distribution_checks,
     sampled_chain,
     unsampled_chain,
     unsampled_tree,
@@ -43,31 +43,31 @@ def no_tick() -> None:
     """Nobody watches."""
 
 
-def law_check(case: Case) -> Check:
-    (check,) = law_checks(SAMPLES, no_tick, [case])
+def distribution_check(case: Case) -> Check:
+    (check,) = distribution_checks(SAMPLES, no_tick, [case])
     return check
 
 
 class TestLaw:
     @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
     def test_the_real_rules_pass(self, case: Case) -> None:
-        check = law_check(case)
+        check = distribution_check(case)
         assert check.passed, check.detail
 
     def test_the_statistic_and_its_tail_are_scipys(self) -> None:
-        test = law.g_test(Counter({(0,): 30, (1,): 50, (2,): 20}), {(0,): 0.3, (1,): 0.4, (2,): 0.3})
+        test = distribution.g_test(Counter({(0,): 30, (1,): 50, (2,): 20}), {(0,): 0.3, (1,): 0.4, (2,): 0.3})
         assert (test.statistic, test.p_value) == pytest.approx((6.095750807094401, 0.04745964995661144))
-        assert law.chi_square_tail(80.0, 63) == pytest.approx(0.0728954893246227)
+        assert distribution.chi_square_tail(80.0, 63) == pytest.approx(0.0728954893246227)
 
     def test_rare_texts_share_a_cell_that_is_expected_often_enough(self) -> None:
         rare = {(token,): 0.01 for token in range(4)}
-        test = law.g_test(Counter({(4,): 60, (5,): 40}), {**rare, (4,): 0.56, (5,): 0.4})
+        test = distribution.g_test(Counter({(4,): 60, (5,): 40}), {**rare, (4,): 0.56, (5,): 0.4})
         assert test.cells == 2  # the four rare texts and the next one, for the four alone are expected 4 times
 
     def test_holm_is_stricter_than_each_test_alone_and_stops_at_the_first_that_stands(self) -> None:
-        assert law.holm([0.04, 0.5], 0.05) == [True, True]
-        assert law.holm([0.5, 0.02, 0.04], 0.05) == [True, True, True]
-        assert law.holm([0.04, 0.01], 0.05) == [False, False]
+        assert distribution.holm([0.04, 0.5], 0.05) == [True, True]
+        assert distribution.holm([0.5, 0.02, 0.04], 0.05) == [True, True, True]
+        assert distribution.holm([0.04, 0.01], 0.05) == [False, False]
 
 
 def judge_one(draft: Draft, target: Target, chance: Chance, refused: Callable[[Tensor, Tensor], list[int]]) -> Outcome:
@@ -141,8 +141,8 @@ MUTANTS: dict[str, tuple[Rule, Drafter]] = {
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_the_law_of_what_is_wrong_fails(name: str) -> None:
-    check = law_check(Case(name, *MUTANTS[name]))
+def test_the_distribution_of_what_is_wrong_fails(name: str) -> None:
+    check = distribution_check(Case(name, *MUTANTS[name]))
     assert not check.passed, check.detail
 
 
@@ -154,7 +154,7 @@ class FakeLLM:
         self.drafted = drafted
         self.batches: list[int] = []
         self.forgotten = 0
-        self.engine = SimpleNamespace(runner=None, guesser=SimpleNamespace(forget=self._forget))
+        self.engine = SimpleNamespace(runner=None, speculation=SimpleNamespace(clear=self._forget))
 
     def _forget(self) -> None:
         self.forgotten += 1
@@ -225,7 +225,7 @@ class TestSameText:
     def test_a_check_of_nothing_says_so(self) -> None:
         (check, *_) = text_audit(FakeLLM(drafted=0), ["ngram"])
         assert check.passed
-        assert check.detail == "3 prompts, 9 tokens, 1.00 tokens per run, nothing was guessed"
+        assert check.detail == "3 prompts, 9 tokens, 1.00 tokens per run, nothing was drafted"
 
     def test_prompts_run_eight_at_once(self) -> None:
         llm = FakeLLM()
@@ -277,8 +277,12 @@ class TestCommand:
     def audit(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
         """Runs `foredraft audit ARGUMENTS...` with a stand-in for the model and without its rows."""
         monkeypatch.setattr(rows, "row_checks", lambda runner, tick: [Check("rows: any", True, "1, 2")])
-        monkeypatch.setattr(law, "CASES", CASES[:1])
-        monkeypatch.setattr(law, "law_checks", lambda samples, tick: [Check("law: any", True, f"{samples} texts")])
+        monkeypatch.setattr(distribution, "CASES", CASES[:1])
+        monkeypatch.setattr(
+            distribution,
+            "distribution_checks",
+            lambda samples, tick: [Check("distribution: any", True, f"{samples} texts")],
+        )
 
         def call(*arguments: str, lies: dict[str, str] | None = None) -> tuple[int, str, str]:
             module = ModuleType("foredraft.llm")
@@ -303,10 +307,10 @@ class TestCommand:
         assert [check["name"] for check in record["checks"]] == [
             "same text: ngram, greedy",
             "same text: ngram, seeded",
-            "law: any",
+            "distribution: any",
             "rows: any",
         ]
-        assert record["checks"][2] == {"name": "law: any", "passed": True, "detail": "600 texts"}
+        assert record["checks"][2] == {"name": "distribution: any", "passed": True, "detail": "600 texts"}
 
     def test_proposers_that_need_options_are_left_out_and_named(self, audit: Callable[..., Any]) -> None:
         code, out, err = audit("--json", lies={"suffix": "refused", "quantised": "unfit"})
@@ -328,7 +332,7 @@ class TestCommand:
         code, out, err = audit(*arguments, "--spec", "ngram")
         assert code == 2
         shown = err.splitlines()[:-1] if arguments else out.splitlines()
-        assert ["same text: ngram, greedy" in shown[0], "law: any" in shown[-1], len(shown)] == [True, True, 3]
+        assert ["same text: ngram, greedy" in shown[0], "distribution: any" in shown[-1], len(shown)] == [True, True, 3]
 
     def test_a_failed_check_ends_with_1(self, audit: Callable[..., Any]) -> None:
         code, out, _ = audit("--spec", "ngram", lies={"ngram": "token"})
@@ -354,4 +358,4 @@ class TestCommand:
 
 
 def test_the_tables_are_far_enough_apart_to_tell_rules_apart() -> None:
-    assert float(torch.minimum(law.TARGET.row(()), law.DRAFTER.row(())).sum()) < 0.8
+    assert float(torch.minimum(distribution.TARGET.row(()), distribution.DRAFTER.row(())).sum()) < 0.8

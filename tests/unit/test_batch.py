@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foredraft.engine.batch import ForwardBatch, pack
+from foredraft.batch import ForwardBatch, pack
 from foredraft.types import NO_DRAFT, Draft, Work
 from tests.unit.unit_helpers import make_draft, make_sequence, path_to, random_tree
 

@@ -109,13 +109,13 @@ class TestOrder:
         measure(llm, QUESTIONS[:2], Plan(("ngram", "suffix"), repeats=1), lambda: None)
         assert llm.forgotten == len(llm.log)
         assert llm.seen == [set() if spec == "off" else {spec} for spec, *_ in llm.log]
-        assert set(llm.engine.guesser.proposers) == {"ngram", "suffix"}
+        assert set(llm.engine.speculation.assignments.proposers) == {"ngram", "suffix"}
 
     def test_the_controller_knows_other_prompts_and_never_this_one(self, llm: Any) -> None:
         measure(llm, QUESTIONS[:2], Plan(("auto", "auto(ngram)"), repeats=2), lambda: None)
         warm_up = ["0a", "0a"]  # backwards
         assert llm.known[2:] == [warm_up] * 4 + [[*warm_up, "a0"]] * 4
-        assert llm.engine.guesser.controller.texts == [*warm_up, "a0", "b0"]
+        assert llm.engine.speculation.controller.texts == [*warm_up, "a0", "b0"]
 
     def test_all_settings_write_with_the_same_seeds_and_only_calls_are_timed(self, llm: Any) -> None:
         ticks: list[None] = []
@@ -142,7 +142,7 @@ class TestOrder:
         with pytest.raises(ForedraftError):
             Plan(**{"specs": ("ngram",), **fields})
 
-    def test_off_is_measured_once_whether_asked_for_or_not(self) -> None:
+    def test_off_is_measured_once_whether_queried_for_or_not(self) -> None:
         assert Plan(("ngram", "off", "ngram")).settings == ("off", "ngram")
 
 
@@ -220,11 +220,11 @@ class TestCells:
 class TestVerifyCost:
     def test_the_prediction(self) -> None:
         flat = VerifyCurve((1, 64), (0.010, 0.010))
-        plain, guessed = Decoded(30, 1), Decoded(10, 1, drafted_per_run=4)
-        assert predicted_ratio(flat, 0.3, plain, guessed) == pytest.approx(3.0)
-        assert predicted_ratio(flat, 0.2, plain, guessed) == pytest.approx(3.0), "plain decoding is not explained away"
-        assert predicted_ratio(flat, 0.5, plain, guessed) == pytest.approx(0.5 / 0.3), "a prompt is not sped up"
-        slow = replace(guessed, draft_time_per_run_s=0.010)
+        plain, drafted = Decoded(30, 1), Decoded(10, 1, drafted_per_run=4)
+        assert predicted_ratio(flat, 0.3, plain, drafted) == pytest.approx(3.0)
+        assert predicted_ratio(flat, 0.2, plain, drafted) == pytest.approx(3.0), "plain decoding is not explained away"
+        assert predicted_ratio(flat, 0.5, plain, drafted) == pytest.approx(0.5 / 0.3), "a prompt is not sped up"
+        slow = replace(drafted, draft_time_per_run_s=0.010)
         assert predicted_ratio(flat, 0.3, plain, slow) == pytest.approx(1.5)
         assert predicted_ratio(COST, 0.0, Decoded(2, 2), Decoded(2, 2, 1.0)) == pytest.approx(0.012 / 0.020)
 

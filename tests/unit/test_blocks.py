@@ -166,13 +166,13 @@ class TestPrefix:
     def test_a_request_for_prompt_logprobs_computes_everything_but_shares_it(self) -> None:
         pool = BlockPool(8, 2)
         pool.free(computed(pool, [1, 2, 3, 4], id=0))
-        asking = make_sequence([1, 2, 3, 4], id=1, prompt_logprobs=1)
-        assert pool.match_prefix(asking) == 0
-        assert asking.block_table == []
-        pool.reserve(asking, 4)
-        asking.num_computed_tokens = 4
-        pool.register(asking)
-        pool.check_integrity([asking])
+        querying = make_sequence([1, 2, 3, 4], id=1, prompt_logprobs=1)
+        assert pool.match_prefix(querying) == 0
+        assert querying.block_table == []
+        pool.reserve(querying, 4)
+        querying.num_computed_tokens = 4
+        pool.register(querying)
+        pool.check_integrity([querying])
 
 
 def _named(pool: BlockPool) -> dict[bytes, int]:

@@ -145,30 +145,30 @@ def test_paths_are_taken_as_they_are(tmp_path: Path) -> None:
 
 
 def test_hub_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {}
+    queried: dict[str, Any] = {}
 
     def snapshot_download(repo: str, **options: Any) -> str:
-        asked.update(repo=repo, **options)
+        queried.update(repo=repo, **options)
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     assert catalog.resolve("org/some-model") == tmp_path
-    assert asked["repo"] == "org/some-model"
-    assert "*.safetensors" in asked["allow_patterns"]
-    assert not any(pattern.endswith((".bin", ".pt", ".py")) for pattern in asked["allow_patterns"])
+    assert queried["repo"] == "org/some-model"
+    assert "*.safetensors" in queried["allow_patterns"]
+    assert not any(pattern.endswith((".bin", ".pt", ".py")) for pattern in queried["allow_patterns"])
 
 
 @pytest.mark.parametrize("name", ["org/some-model/sub/file.Q4_0.gguf", "org/some-model:sub/file.Q4_0.gguf"])
 def test_hub_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    queried: list[str] = []
 
     def hf_hub_download(repo: str, file: str) -> str:
-        asked.extend((repo, file))
+        queried.extend((repo, file))
         return str(tmp_path / file)
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", hf_hub_download)
     assert catalog.resolve(name) == tmp_path / "sub/file.Q4_0.gguf"
-    assert asked == ["org/some-model", "sub/file.Q4_0.gguf"]
+    assert queried == ["org/some-model", "sub/file.Q4_0.gguf"]
 
 
 def test_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,10 +129,10 @@ class TestGenerate:
             *"--temperature 0.5 --top-p 0.9 --top-k 40 --min-p 0.1 --seed 3".split(),
             *"--stop a --stop b --n 2 --logprobs 1".split(),
         )
-        opened, asked, _ = result.log
+        opened, queried, _ = result.log
         expected = {"spec": "off", "dtype": "int4", "device": "cpu", "threads": 2, "exact": False}
         assert opened == ("open", "m", {**expected, "prefix_caching": True, "progress": None})
-        assert asked[2] == SamplingParams(
+        assert queried[2] == SamplingParams(
             max_tokens=5, temperature=0.5, top_p=0.9, top_k=40, min_p=0.1, seed=3, stop=["a", "b"], n=2, logprobs=1
         )
 
@@ -162,7 +162,7 @@ class TestGenerate:
     def test_empty_stdin_is_an_error(self, command: Command) -> None:
         assert fails_with_one_sentence(command("generate"))
 
-    def test_chat_asks_as_a_user(self, command: Command) -> None:
+    def test_chat_queries_as_a_user(self, command: Command) -> None:
         assert command("generate", "hi", "--chat").log[1][1] == [[{"role": "user", "content": "hi"}]]
 
     def test_a_failed_request_is_told_and_exits_1(self, command: Command) -> None:
@@ -219,9 +219,9 @@ class TestChat:
     def test_figures_follow_each_answer(self, command: Command) -> None:
         assert command("chat", stdin="hi\n").err == "3 tokens, 10.0 tok/s, 1.00 tokens per run, seed 7\n"
 
-    def test_figures_tell_whose_guesses_were_accepted(self, command: Command) -> None:
-        result = command("chat", "--spec", "ngram+suffix", "--show-guesses", stdin="hi\n")
-        assert result.err == "3 tokens, 10.0 tok/s, 3.00 tokens per run, guessed by ngram 1, suffix 1, seed 7\n"
+    def test_figures_tell_whose_drafts_were_accepted(self, command: Command) -> None:
+        result = command("chat", "--spec", "ngram+suffix", "--show-drafts", stdin="hi\n")
+        assert result.err == "3 tokens, 10.0 tok/s, 3.00 tokens per run, drafted by ngram 1, suffix 1, seed 7\n"
         assert result.out == "Hello there.\n"  # no colours without a terminal
 
     def test_json_has_one_object_per_answer(self, command: Command) -> None:
@@ -230,8 +230,8 @@ class TestChat:
 
     def test_commands(self, command: Command) -> None:
         result = command("chat", stdin="hi\n/reset\n/system Be brief.\n/system\n/help\n/what\nagain\n/exit\nnever\n")
-        asked = [entry[1][0] for entry in result.log if entry[0] == "ask"]
-        assert asked[1:] == [[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "again"}]]
+        queried = [entry[1][0] for entry in result.log if entry[0] == "ask"]
+        assert queried[1:] == [[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "again"}]]
         assert "/exit" in result.err
         assert "/what is not known." in result.err
         assert "Be brief.\n" in result.err
@@ -267,12 +267,12 @@ class TestDemo:
 
     def test_speculation_comes_first_and_neither_cache_nor_proposers_know_the_prompt(self, command: Command) -> None:
         opened, *requests, _ = command("demo", "--spec", "suffix", "--json").log
-        warm_up, asked = requests[:2], requests[2:]
+        warm_up, queried = requests[:2], requests[2:]
         assert opened[2]["prefix_caching"] is False
         assert [spec for *_, spec in warm_up] == ["off", "suffix"]
         assert not any(prompt in PROMPTS.values() for _, prompts, *_ in warm_up for prompt in prompts)
-        assert [spec for *_, spec in asked] == ["suffix", "off"] * len(PROMPTS)
-        assert [prompts[0][0]["content"] for _, prompts, *_ in asked[::2]] == list(PROMPTS.values())
+        assert [spec for *_, spec in queried] == ["suffix", "off"] * len(PROMPTS)
+        assert [prompts[0][0]["content"] for _, prompts, *_ in queried[::2]] == list(PROMPTS.values())
 
     @pytest.mark.parametrize("arguments", [[], ["--json"]])
     def test_a_text_that_differs_exits_1(self, command: Command, arguments: list[str]) -> None:

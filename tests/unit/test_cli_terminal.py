@@ -81,7 +81,7 @@ def test_chat_prompts_and_answers() -> None:
     assert "10.0 tok/s" in seen
 
 
-def test_chat_colours_guesses_on_request() -> None:
+def test_chat_colours_drafts_on_request() -> None:
     process, terminal = start("chat", "--show-guesses", "--spec", "suffix")
     seen = read_until(terminal, "> ")
     os.write(terminal, b"hi\n")

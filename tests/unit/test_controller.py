@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from foredraft.control.acceptance import Acceptance
-from foredraft.control.controller import GUESSED, NO_GUESS, PROBE, RESTING, Controller, Load, StepTimes
+from foredraft.control.controller import DRAFTED, NOTHING_PROPOSED, PROBE, RESTING, Controller, Load, StepTimes
 from foredraft.control.costs import Calibration, Costs
 from foredraft.control.economics import VerifyCurve
 from foredraft.params import SamplingParams
@@ -31,12 +31,12 @@ class World:
     def __init__(
         self,
         truth: Calibration,
-        believed: Calibration | None = None,
+        confidence_given: Calibration | None = None,
         noise: float = 0.0,
         hiccup_every: int = 10**9,  # steps, one of which takes three times as long
     ) -> None:
         self.truth = truth.curve
-        self.controller = Controller(Costs(believed or truth))
+        self.controller = Controller(Costs(confidence_given or truth))
         self.random = random.Random(1)
         self.noise, self.hiccup_every = noise, hiccup_every
         self.elapsed = self.plain = 0.0
@@ -88,14 +88,14 @@ class World:
         return Commit(text, (*tokens, 7 if length > len(draft) else 8), (), ())
 
 
-def test_what_pays_is_guessed_and_what_does_not_is_not() -> None:
+def test_what_pays_is_drafted_and_what_does_not_is_not() -> None:
     good, bad = World(CHEAP), World(CHEAP)
     good.write(2000, lambda _: 0.9)
     bad.write(2000, lambda _: 0.01)
     assert good.plain / good.elapsed > 3
     assert bad.elapsed <= 1.02 * bad.plain + 0.05
     assert sum(bad.verified[-200:]) < 20
-    assert good.reasons[GUESSED] > 0.95 * good.reasons.total()
+    assert good.reasons[DRAFTED] > 0.95 * good.reasons.total()
 
 
 def test_it_comes_close_to_the_best_fixed_length() -> None:
@@ -107,10 +107,10 @@ def test_it_comes_close_to_the_best_fixed_length() -> None:
         assert world.plain / world.elapsed > 0.95 * best, (alpha, best)
 
 
-@pytest.mark.parametrize("believed", [DEAR, Calibration(VerifyCurve(ROWS, (0.012,) * 7), 0, 0.0)])
-def test_wrong_costs_are_found_out(believed: Calibration) -> None:
+@pytest.mark.parametrize("confidence_given", [DEAR, Calibration(VerifyCurve(ROWS, (0.012,) * 7), 0, 0.0)])
+def test_wrong_costs_are_found_out(confidence_given: Calibration) -> None:
     """Calibrated as if rows were free, on a machine where they are dear: real steps correct it."""
-    world = World(DEAR, believed)
+    world = World(DEAR, confidence_given)
     world.write(3000, lambda _: 0.15)
     assert world.elapsed <= 1.02 * world.plain + 0.05
 
@@ -126,7 +126,7 @@ def test_adversaries_cost_next_to_nothing(truth: Calibration, noise: float) -> N
         assert world.elapsed <= 1.02 * world.plain + 0.05, (truth, right(0))
 
 
-def test_guessing_comes_back_by_itself() -> None:
+def test_speculation_comes_back_by_itself() -> None:
     world = World(CHEAP)
     world.write(800, lambda _: 0.0)
     quiet = len(world.verified)
@@ -136,7 +136,7 @@ def test_guessing_comes_back_by_itself() -> None:
 
 
 @pytest.mark.parametrize("hiccup_every", [6, 7, 8, 10, 30])
-def test_a_slow_moment_of_the_machine_is_not_blamed_on_guesses(hiccup_every: int) -> None:
+def test_a_slow_moment_of_the_machine_is_not_blamed_on_drafts(hiccup_every: int) -> None:
     """Also where a row costs a third of a run, so that little is gained with which a slow step could be paid."""
     dear = Calibration(VerifyCurve(ROWS, tuple(0.006 + 0.0025 * rows for rows in ROWS)), 0, 0.0)
     world = World(dear, hiccup_every=hiccup_every)
@@ -155,72 +155,72 @@ def test_large_batches_flip_the_sign() -> None:
     assert sum(crowded.verified[-20:]) < 20
 
 
-def test_where_no_guess_can_pay_nobody_need_be_asked() -> None:
+def test_where_no_draft_can_pay_nobody_need_be_queried() -> None:
     bound = Calibration(VerifyCurve(ROWS, tuple(0.001 * rows for rows in ROWS)), 0, 0.0)
-    assert not Controller(Costs(bound)).may_ask(Load(1, 0, 1))
-    assert not Controller(Costs(bound)).may_ask(Load(32, 0, 32))
-    assert Controller(Costs(CHEAP)).may_ask(Load(1, 0, 1))
-    assert not Controller(Costs(DEAR)).may_ask(Load(32, 0, 32))
+    assert not Controller(Costs(bound)).may_query(Load(1, 0, 1))
+    assert not Controller(Costs(bound)).may_query(Load(32, 0, 32))
+    assert Controller(Costs(CHEAP)).may_query(Load(1, 0, 1))
+    assert not Controller(Costs(DEAR)).may_query(Load(32, 0, 32))
     free = Calibration(VerifyCurve(ROWS, (0.010,) * len(ROWS)), 0, 0.0)
-    assert Controller(Costs(free)).may_ask(Load(1024, 0, 1024))
+    assert Controller(Costs(free)).may_query(Load(1024, 0, 1024))
 
 
-def test_no_guess_is_told_apart() -> None:
+def test_no_draft_is_told_apart() -> None:
     world = World(CHEAP)
     world.write(50, lambda _: 0.0, lambda _: NO_DRAFT)
-    assert world.reasons == {NO_GUESS: 50}
+    assert world.reasons == {NOTHING_PROPOSED: 50}
 
 
 def test_a_slow_drafter_rests_and_is_probed_now_and_then() -> None:
     controller = Controller(Costs(CHEAP))
     text = Sequence(1, "", 0, [1, 2, 3], 3, SamplingParams().resolved({}), 0, 999)
     load = Load(1, 3, 1)
-    asked = []
+    queried = []
     for _ in range(3000):
         work = Work(text, 1, 4)
-        budget, _ = controller.ask(work, "model:k=4", "model", 4, load)
+        budget, _ = controller.draft_budget(work, "model:k=4", "model", 4, load)
         drafts: list[Draft | None] = [chain(budget, origin="model")]
-        asked.append(budget)
+        queried.append(budget)
         seconds = 0.030 * budget  # three plain steps per guess: even if always right it cannot pay
         if budget:
             controller.observe_draft("model:k=4", budget, seconds)
         controller.observe([work], drafts, [Commit(text, (7,), (), ())], load, StepTimes(seconds, 0.0105, 0.0))
-    assert sum(asked[:300]) <= 4
-    assert 2 <= sum(asked[300:]) <= 6
-    assert sum(asked) * 0.030 <= 0.02 * 3000 * 0.0105
+    assert sum(queried[:300]) <= 4
+    assert 2 <= sum(queried[300:]) <= 6
+    assert sum(queried) * 0.030 <= 0.02 * 3000 * 0.0105
 
 
 def test_a_fast_and_right_drafter_is_used() -> None:
     controller = Controller(Costs(CHEAP))
     text = Sequence(1, "", 0, [1, 2, 3], 3, SamplingParams().resolved({}), 0, 999)
     load = Load(1, 3, 1)
-    asked = []
+    queried = []
     for _ in range(100):
         work = Work(text, 1, 4)
-        budget, _ = controller.ask(work, "model:k=4", "model", 4, load)
-        asked.append(budget)
+        budget, _ = controller.draft_budget(work, "model:k=4", "model", 4, load)
+        queried.append(budget)
         draft = chain(budget, origin="model")
         if budget:
             controller.observe_draft("model:k=4", budget, 0.001 * budget)
         ran = Work(text, 1, 4, draft)
         commit = Commit(text, (7,) * (budget + 1), (), ())
         controller.observe([ran], [draft], [commit], load, StepTimes(0.001 * budget, 0.0105 + 0.0005 * budget, 0.0))
-    assert asked[-50:] == [4] * 50
+    assert queried[-50:] == [4] * 50
 
 
-def service(requests: int, steps: int, waking_s: float, is_right: bool) -> tuple[float, float, list[int]]:
+def service(requests: int, steps: int, catch_up_s: float, is_right: bool) -> tuple[float, float, list[int]]:
     """Texts one after the other, with a model that must read each prompt before its first guess and takes 1 ms for
     each. Returns what it took in all, what plain decoding would have taken, and the numbers of guesses."""
     controller, plain_s = Controller(Costs(CHEAP)), CHEAP.curve.seconds_at(1)
-    elapsed, plain, asked = 0.0, 0.0, []
+    elapsed, plain, queried = 0.0, 0.0, []
     for request in range(requests):
         text = Sequence(request, "", 0, [1] * 200, 200, SamplingParams().resolved({}), 0, 5 * steps)
-        is_awake = False
+        is_active = False
         for _ in range(steps):
             work, load = Work(text, 1, 4), Load(1, text.num_tokens, 1)
-            budget, _ = controller.ask(work, "model", "model", 4, load)
-            asked.append(budget)
-            read_s, is_awake = (waking_s, True) if budget and not is_awake else (0.0, is_awake)
+            budget, _ = controller.draft_budget(work, "model", "model", 4, load)
+            queried.append(budget)
+            read_s, is_active = (catch_up_s, True) if budget and not is_active else (0.0, is_active)
             draft_s, draft = 0.001 * budget + read_s, chain(budget, origin="model")
             read = controller.observe_draft("model", budget, draft_s) if budget else 0.0
             tokens = (7,) * (budget + 1) if is_right else (8,)
@@ -231,43 +231,43 @@ def service(requests: int, steps: int, waking_s: float, is_right: bool) -> tuple
             elapsed += draft_s + run_s
             plain += plain_s * len(tokens)
         controller.release([request])
-    return elapsed, plain, asked
+    return elapsed, plain, queried
 
 
-@pytest.mark.parametrize("waking_s", [0.02, 0.05, 0.5])
-def test_a_good_model_is_worth_waking(waking_s: float) -> None:
-    elapsed, plain, asked = service(20, 300, waking_s, is_right=True)
+@pytest.mark.parametrize("catch_up_s", [0.02, 0.05, 0.5])
+def test_a_good_model_is_worth_catching_up_with(catch_up_s: float) -> None:
+    elapsed, plain, queried = service(20, 300, catch_up_s, is_right=True)
     assert plain / elapsed > 2
-    assert sum(budget > 0 for budget in asked) > 0.9 * len(asked)
+    assert sum(budget > 0 for budget in queried) > 0.9 * len(queried)
 
 
-@pytest.mark.parametrize("waking_s", [0.02, 0.05, 0.5])
-def test_a_bad_model_is_woken_once(waking_s: float) -> None:
-    elapsed, plain, _ = service(20, 300, waking_s, is_right=False)
-    assert elapsed <= 1.02 * plain + 0.05 + waking_s
+@pytest.mark.parametrize("catch_up_s", [0.02, 0.05, 0.5])
+def test_a_bad_model_is_woken_once(catch_up_s: float) -> None:
+    elapsed, plain, _ = service(20, 300, catch_up_s, is_right=False)
+    assert elapsed <= 1.02 * plain + 0.05 + catch_up_s
 
 
 def test_a_model_that_becomes_good_is_woken_again() -> None:
     """Reading along costs a tenth of plain decoding, so that a resting model must be woken for every probe."""
     controller, plain_s = Controller(Costs(CHEAP)), CHEAP.curve.seconds_at(1)
-    asked: list[int] = []
+    queried: list[int] = []
     for request in range(120):
         text = Sequence(request, "", 0, [1] * 40, 40, SamplingParams().resolved({}), 0, 1000)
         read = 0
         while text.num_output_tokens < 200:
             work, load = Work(text, 1, 4), Load(1, text.num_tokens, 1)
-            budget, _ = controller.ask(work, "model", "model", 4, load)
-            reading_s = 0.1 * plain_s * (text.num_tokens - read) if budget else 0.0
+            budget, _ = controller.draft_budget(work, "model", "model", 4, load)
+            catch_up_s = 0.1 * plain_s * (text.num_tokens - read) if budget else 0.0
             read = text.num_tokens if budget else read
-            draft_s, draft = 0.001 * budget + reading_s, chain(budget, origin="model")
-            waking_s = controller.observe_draft("model", budget, draft_s) if budget else 0.0
+            draft_s, draft = 0.001 * budget + catch_up_s, chain(budget, origin="model")
+            catch_up_s = controller.observe_draft("model", budget, draft_s) if budget else 0.0
             tokens = (7,) * (budget + 1) if request >= 20 else (8,)
             text.token_ids += tokens
-            times = StepTimes(draft_s - waking_s, CHEAP.curve.seconds_at(1 + budget), 0.0, waking_s)
+            times = StepTimes(draft_s - catch_up_s, CHEAP.curve.seconds_at(1 + budget), 0.0, catch_up_s)
             controller.observe([Work(text, 1, 4, draft)], [draft], [Commit(text, tokens, (), ())], load, times)
-            asked.append(budget)
+            queried.append(budget)
         controller.release([request])
-    bad, recent = asked[: 20 * 200], asked[-200:]
+    bad, recent = queried[: 20 * 200], queried[-200:]
     assert sum(budget > 0 for budget in bad) < 0.05 * len(bad)
     assert sum(budget > 0 for budget in recent) > 0.8 * len(recent)
 
@@ -282,34 +282,34 @@ def test_a_long_text_is_read_in_several_calls(calls: int) -> None:
     controller, size = Controller(Costs(CHEAP)), 512 * calls
     text, load = text_of(size), Load(1, size, 1)
     for _ in range(calls):
-        assert controller.ask(Work(text, 1, 4), "model", "model", 4, load) == (1, PROBE)
+        assert controller.draft_budget(Work(text, 1, 4), "model", "model", 4, load) == (1, PROBE)
         assert controller.observe_draft("model", 0, 0.5) == 0.5
-    assert controller.ask(Work(text, 1, 4), "model", "model", 4, load) == (1, PROBE)
+    assert controller.draft_budget(Work(text, 1, 4), "model", "model", 4, load) == (1, PROBE)
     assert controller.observe_draft("model", 1, 0.5) == 0.5
-    assert controller.costs.waking("model", size) == pytest.approx(0.5 * (calls + 1))
+    assert controller.costs.catch_up("model", size) == pytest.approx(0.5 * (calls + 1))
     assert controller.costs.draft("model") is None
 
 
 def test_one_text_finds_out_what_a_model_takes() -> None:
     controller, load = Controller(Costs(CHEAP)), Load(2, 200, 2)
     first, second = (Work(text_of(100, sequence_id), 1, 4) for sequence_id in (1, 2))
-    assert controller.ask(first, "model", "model", 4, load) == (1, PROBE)
-    assert controller.ask(second, "model", "model", 4, load) == (0, RESTING)
-    assert controller.ask(first, "model", "model", 4, load) == (1, PROBE), "it may not have read all of it"
+    assert controller.draft_budget(first, "model", "model", 4, load) == (1, PROBE)
+    assert controller.draft_budget(second, "model", "model", 4, load) == (0, RESTING)
+    assert controller.draft_budget(first, "model", "model", 4, load) == (1, PROBE), "it may not have read all of it"
     controller.release([1])
-    assert controller.ask(second, "model", "model", 4, load) == (1, PROBE)
+    assert controller.draft_budget(second, "model", "model", 4, load) == (1, PROBE)
 
 
 def test_a_preempted_text_is_read_again() -> None:
     """What that takes is not taken for the time of a guess."""
     controller, text = Controller(Costs(CHEAP)), text_of(100)
     for _ in range(2):
-        assert controller.ask(Work(text, 1, 4), "model", "model", 4, Load(1, 100, 1)) == (1, PROBE)
+        assert controller.draft_budget(Work(text, 1, 4), "model", "model", 4, Load(1, 100, 1)) == (1, PROBE)
         assert controller.observe_draft("model", 1, 0.5) == 0.5
         text.counters.preemptions += 1
 
 
-def test_a_copy_goes_its_own_way_with_what_is_known_of_the_machine() -> None:
+def test_a_copy_goes_its_own_path_with_what_is_known_of_the_machine() -> None:
     world = World(CHEAP)
     world.write(500, lambda _: 0.9)
     kept = world.controller.copy()
@@ -320,18 +320,18 @@ def test_a_copy_goes_its_own_way_with_what_is_known_of_the_machine() -> None:
     assert kept.costs is world.controller.costs
 
 
-def test_who_takes_time_and_never_guesses_is_left_alone() -> None:
+def test_who_takes_time_and_never_drafts_is_left_alone() -> None:
     controller = Controller(Costs(CHEAP))
     text = Sequence(1, "", 0, [1] * 1000, 1000, SamplingParams().resolved({}), 0, 999)
-    asked = 0
+    queried = 0
     for _ in range(200):
         work, load = Work(text, 1, 4), Load(1, 1000, 1)
-        budget, _ = controller.ask(work, "model", "model", 4, load)
-        asked += budget
+        budget, _ = controller.draft_budget(work, "model", "model", 4, load)
+        queried += budget
         read_s = controller.observe_draft("model", 0, 0.5) if budget else 0.0
         times = StepTimes(0.5 * budget - read_s, 0.0105, 0.0, read_s)
         controller.observe([work], [NO_DRAFT], [Commit(text, (7,), (), ())], load, times)
-    assert 1 <= asked <= 10
+    assert 1 <= queried <= 10
 
 
 def test_a_request_differs_from_others() -> None:
@@ -365,25 +365,25 @@ def test_longer_contexts_cost_more() -> None:
     assert costs.run(2, 2 * 1100) == pytest.approx(DEAR.curve.seconds_at(2) + 2000e-6)
 
 
-def test_asking_in_vain_becomes_rare() -> None:
+def test_querying_in_vain_becomes_rare() -> None:
     """Where asking takes a tenth of a step and nothing comes of it, it takes less than a hundredth of the time."""
     controller, text = Controller(Costs(CHEAP)), Sequence(1, "", 0, [1], 1, SamplingParams().resolved({}), 0, 10**9)
-    asked = 0
+    queried = 0
     for _ in range(3000):
         work, load = Work(text, 1, 4), Load(1, 1, 1)
-        asks = controller.may_ask(load)
-        asked += asks
-        times = StepTimes(0.0, 0.0105, 0.0, asking_s=0.001 * asks)
+        queries = controller.may_query(load)
+        queried += queries
+        times = StepTimes(0.0, 0.0105, 0.0, query_s=0.001 * queries)
         controller.observe([work], [NO_DRAFT], [Commit(text, (8,), (), ())], load, times)
-    assert asked > 20 and 0.001 * asked < 0.01 * 3000 * 0.0105
+    assert queried > 20 and 0.001 * queried < 0.01 * 3000 * 0.0105
 
 
-def test_asking_goes_on_while_guesses_are_worth_it() -> None:
+def test_querying_goes_on_while_drafts_are_worth_it() -> None:
     world = World(CHEAP)
     text = Sequence(9, "", 0, [1], 1, SamplingParams().resolved({}), 0, 9)
     for _ in range(16):
-        times = StepTimes(0.0, 0.0105, 0.0, asking_s=0.003)
+        times = StepTimes(0.0, 0.0105, 0.0, query_s=0.003)
         world.controller.observe([Work(text, 1, 4)], [NO_DRAFT], [Commit(text, (8,), (), ())], Load(1, 1, 1), times)
-    assert not world.controller.may_ask(Load(1, 1, 1))
+    assert not world.controller.may_query(Load(1, 1, 1))
     world.write(50, lambda _: 0.9)
-    assert world.controller.may_ask(Load(1, 1, 1))
+    assert world.controller.may_query(Load(1, 1, 1))

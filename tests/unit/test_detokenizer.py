@@ -217,7 +217,7 @@ class TestStreaming:
             if found is not None:
                 assert found in stops
                 break
-            shown += detokenizer.take(detokenizer.settled())
+            shown += detokenizer.take(detokenizer.stable())
             assert final.startswith(shown)
             assert detokenizer.shown == len(shown)
         else:
@@ -227,18 +227,18 @@ class TestStreaming:
 
     def test_nothing_is_held_back_without_need(self) -> None:
         detokenizer = Detokenizer(Bytes(), [], ("END", "\n\n"))
-        settled = []
+        stable = []
         for byte in b"aENbEN\nE":
             detokenizer.append(byte)
-            settled.append(detokenizer.settled())
-        assert settled == [1, 1, 1, 4, 4, 4, 6, 7]
+            stable.append(detokenizer.stable())
+        assert stable == [1, 1, 1, 4, 4, 4, 6, 7]
 
-    def test_without_stops_all_is_settled(self) -> None:
+    def test_without_stops_all_is_stable(self) -> None:
         detokenizer = fed(Bytes(), b"any text")
-        assert detokenizer.settled() == len("any text")
+        assert detokenizer.stable() == len("any text")
 
     def test_the_longest_possible_stop_is_held(self) -> None:
         detokenizer = Detokenizer(Bytes(), [], ("b!", "ab?", "xxab:"))
         for byte in b"xxab":
             detokenizer.append(byte)
-        assert detokenizer.settled() == 0
+        assert detokenizer.stable() == 0

@@ -115,7 +115,7 @@ class TestBreakEven:
     def test_with_cheap_verify_runs_alpha_must_exceed_the_cost(self, cost: float) -> None:
         assert economics.break_even_alpha(cost, 8) == pytest.approx(cost, abs=1e-15)
 
-    def test_none_when_certain_guesses_do_not_pay(self) -> None:
+    def test_none_when_certain_drafts_do_not_pay(self) -> None:
         assert economics.break_even_alpha(1.0, 8) is None
         assert economics.break_even_alpha(0.1, 8, lambda rows: float(rows)) is None
 
@@ -142,7 +142,7 @@ class TestBreakEven:
     def test_cost_with_cheap_verify_runs_is_alpha(self) -> None:
         assert economics.break_even_cost(0.4, 8) == 0.4
 
-    def test_cost_is_none_when_free_guesses_do_not_pay(self) -> None:
+    def test_cost_is_none_when_free_drafts_do_not_pay(self) -> None:
         assert economics.break_even_cost(0.0, 8) is None
         assert economics.break_even_cost(0.1, 8, LINEAR.relative) is None
 
@@ -260,7 +260,7 @@ class TestOutlook:
         assert [each.batch for each in outlook.batches] == list(range(1, 41))
         assert outlook.batches[4].best_k == economics.best_at_batch(CURVE, 0.8, 0.02, 8, 5).k
 
-    def test_without_a_curve_nothing_is_said_about_batches(self) -> None:
+    def test_without_a_curve_nothing_is_told_about_batches(self) -> None:
         outlook = Outlook.of(0.8, 0.02, 8, None, 40)
         assert (outlook.batches, outlook.flip_batch) == ([], None)
         assert outlook.best == economics.best_length([0.8] * 8, 0.02)

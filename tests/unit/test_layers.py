@@ -17,18 +17,20 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src"
 ROOT = "foredraft"
 
-# Bottom up. A name stands for the module and all below it; the longest name that fits decides.
+# Bottom up. A name is a folder, or a module beside the folders: whole folders stand above or below each other.
 TIERS = (
-    ("errors", "params", "config", "types"),
-    ("engine.batch", "engine.kv", "sampling", "backends", "kernels", "models"),
-    ("engine.blocks", "engine.runner", "sampling.verify"),
-    ("engine.scheduler", "proposers", "control"),
+    ("errors", "params", "config", "types", "batch", "prefix"),
+    ("sampling",),
+    ("backends", "kernels"),
+    ("models",),
+    ("runtime",),
+    ("proposers", "control"),
     ("engine", "llm"),
     ("audit", "server", "train", "integrations"),
     ("bench",),
     ("cli", "__init__", "__main__"),
 )
-TORCH_FREE = ("errors", "params", "config", "types", "engine.blocks", "engine.scheduler", "control")
+TORCH_FREE = ("errors", "params", "config", "types", "prefix", "engine.blocks", "engine.scheduler", "control")
 BRINGS_TORCH = ("torch", "transformers", "accelerate", "safetensors.torch")
 
 
@@ -48,8 +50,7 @@ def fits(name: str, prefix: str) -> bool:
 def tier_of(module: str) -> int | None:
     """The tier of `foredraft.x.y`, or None for a module that no tier names."""
     inside = module.removeprefix(ROOT + ".") if module != ROOT else "__init__"
-    matches = [(len(name), tier) for tier, names in enumerate(TIERS) for name in names if fits(inside, name)]
-    return max(matches)[1] if matches else None
+    return next((tier for tier, names in enumerate(TIERS) if inside.partition(".")[0] in names), None)
 
 
 def read_package(source: Path) -> dict[str, str]:
@@ -167,10 +168,10 @@ class TestTheChecksThemselves:
         "foredraft": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from foredraft.llm import LLM",
         "foredraft.types": "",
         "foredraft.engine": "",
-        "foredraft.engine.batch": "import torch\nfrom foredraft import types",
+        "foredraft.batch": "import torch\nfrom foredraft import types",
         "foredraft.engine.scheduler": "from foredraft.types import Draft\nfrom foredraft.engine import blocks",
         "foredraft.engine.blocks": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from torch import Tensor",
-        "foredraft.llm": "from foredraft.engine import batch, scheduler",
+        "foredraft.llm": "from foredraft import batch\nfrom foredraft.engine import scheduler",
         "foredraft.cli.main": "def f():\n    from foredraft.llm import LLM",
     }
 
@@ -186,11 +187,11 @@ class TestTheChecksThemselves:
             "import foredraft.llm",
             "from foredraft import llm",
             "def f():\n    from foredraft.engine import scheduler",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from foredraft.engine.runner import Runner",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from foredraft.runtime.runner import Runner",
         ],
     )
     def test_an_upward_import_is_found(self, statement: str) -> None:
-        assert upward_imports({**self.GOOD, "foredraft.engine.batch": statement, "foredraft.engine.runner": ""})
+        assert upward_imports({**self.GOOD, "foredraft.batch": statement, "foredraft.runtime.runner": ""})
 
     def test_a_module_without_a_tier_is_found(self) -> None:
         assert upward_imports({**self.GOOD, "foredraft.helpers": ""}) == ["foredraft.helpers belongs to no tier"]
@@ -204,10 +205,10 @@ class TestTheChecksThemselves:
         [
             {"foredraft.types": "import torch.nn"},
             {"foredraft.engine.blocks": "def f():\n    from torch import Tensor"},
-            {"foredraft.engine.blocks": "from foredraft.engine.batch import ForwardBatch"},
-            {"foredraft.engine": "from foredraft.engine import batch"},
+            {"foredraft.engine.blocks": "from foredraft.batch import ForwardBatch"},
+            {"foredraft.engine": "from foredraft import batch"},
             {"foredraft.engine.scheduler": "from safetensors import torch"},
         ],
     )
-    def test_a_way_to_torch_is_found(self, broken: dict[str, str]) -> None:
+    def test_a_path_to_torch_is_found(self, broken: dict[str, str]) -> None:
         assert paths_to_torch({**self.GOOD, **broken})

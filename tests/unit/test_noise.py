@@ -79,7 +79,7 @@ class TestUniform:
 
     @given(seed=SEEDS, position=POSITIONS, ids=st.lists(TOKENS, min_size=1, max_size=50))
     @settings(max_examples=50)
-    def test_a_token_has_its_own_whoever_is_asked_along(self, seed: int, position: int, ids: list[int]) -> None:
+    def test_a_token_has_its_own_whoever_is_queried_along(self, seed: int, position: int, ids: list[int]) -> None:
         key = stream_key(seed, position)
         together = uniform(key, torch.tensor(ids)).tolist()
         assert together == [float(uniform(key, torch.tensor([token]))) for token in ids]

@@ -89,7 +89,7 @@ class TestAdjust:
         assert adjust(logits, resolved(frequency_penalty=1.0), [0], [1, 1]).tolist() == [4.0, 2.0, -4.0, 4.0]
         assert adjust(logits, resolved(logit_bias={3: -100.0}), [0], [1]).tolist() == [4.0, 4.0, -4.0, -96.0]
 
-    def test_a_masked_token_stays_masked(self) -> None:
+    def test_a_mqueried_token_stays_mqueried(self) -> None:
         logits = torch.tensor([-math.inf, 1.0])
         params = resolved(repetition_penalty=2.0, presence_penalty=-1.0, logit_bias={0: 100.0})
         assert adjust(logits, params, [0], [0]).tolist() == [-math.inf, 1.0]
@@ -178,7 +178,7 @@ class TestFloor:
         assert survivors(logits, resolved(top_p=0.65)) == {0, 1}
         assert survivors(logits, resolved(top_k=2, top_p=0.65)) == {0}
 
-    def test_masked_tokens_take_no_part(self) -> None:
+    def test_mqueried_tokens_take_no_part(self) -> None:
         logits = torch.tensor([1.0, -math.inf, 1.0, -math.inf])
         assert survivors(logits, resolved(top_p=0.9)) == {0, 2}
         assert survivors(logits, resolved(min_p=0.01)) == {0, 2}
@@ -280,8 +280,8 @@ PINNED: dict[tuple[Any, ...], list[int]] = {
 }
 
 DRAWS = 350
-LAW_LOGITS = torch.tensor([((i * 29) % 41) / 12 for i in range(40)])  # more tokens than get a first look
-LAWS = [
+TARGET_LOGITS = torch.tensor([((i * 29) % 41) / 12 for i in range(40)])  # more tokens than get a first look
+DISTRIBUTIONS = [
     {},
     {"temperature": 0.6},
     {"temperature": 3.0, "top_k": 12},
@@ -290,13 +290,13 @@ LAWS = [
 ]
 
 
-def fit_of_law(fields: dict[str, float], over: str) -> float:
+def fit_of_distribution(fields: dict[str, float], over: str) -> float:
     """How well draws over many positions or seeds fit the softmax of what the reference keeps."""
     params = resolved(**fields)
     places = [(7, i) if over == "positions" else (i, 7) for i in range(DRAWS)]
-    drawn = Counter(pick(LAW_LOGITS, params, seed, position) for seed, position in places)
-    keeps = sorted(kept(LAW_LOGITS.tolist(), params))
-    probabilities = (LAW_LOGITS[keeps].double() / fields.get("temperature", 1.0)).softmax(0)
+    drawn = Counter(pick(TARGET_LOGITS, params, seed, position) for seed, position in places)
+    keeps = sorted(kept(TARGET_LOGITS.tolist(), params))
+    probabilities = (TARGET_LOGITS[keeps].double() / fields.get("temperature", 1.0)).softmax(0)
     expected = {token: DRAWS * float(p) for token, p in zip(keeps, probabilities, strict=True)}
     rare = [token for token, mean in expected.items() if mean < 5]  # counted together, with the least of the others
     rare += sorted(expected.keys() - rare, key=expected.__getitem__)[: len(rare) > 0]
@@ -307,13 +307,15 @@ def fit_of_law(fields: dict[str, float], over: str) -> float:
 
 
 class TestLaw:
-    @pytest.mark.parametrize(("fields", "over"), [*((law, "positions") for law in LAWS), ({}, "seeds")], ids=str)
+    @pytest.mark.parametrize(
+        ("fields", "over"), [*((distribution, "positions") for distribution in DISTRIBUTIONS), ({}, "seeds")], ids=str
+    )
     def test_tokens_come_as_often_as_the_softmax_says(self, fields: dict[str, float], over: str) -> None:
-        assert fit_of_law(fields, over) > 1e-3
+        assert fit_of_distribution(fields, over) > 1e-3
 
     def broken(self, monkeypatch: pytest.MonkeyPatch, name: str, by: Callable[..., Any]) -> None:
         monkeypatch.setattr(draw if hasattr(draw, name) else verify, name, by)
-        assert fit_of_law({"top_k": 12, "temperature": 0.5}, "positions") < 1e-6
+        assert fit_of_distribution({"top_k": 12, "temperature": 0.5}, "positions") < 1e-6
 
     def test_noise_that_forgets_the_token_is_seen(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.broken(monkeypatch, "uniform", lambda key, ids: noise.uniform(key, torch.zeros_like(ids)))
@@ -335,10 +337,10 @@ class TestLaw:
 
     def test_a_missing_second_look_is_seen(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(draw, "highest_uniform_without", lambda score: 1.0)
-        assert fit_of_law({"temperature": 10.0}, "positions") < 1e-6
+        assert fit_of_distribution({"temperature": 10.0}, "positions") < 1e-6
 
 
 def test_the_first_look_is_shorter_than_the_tests_assume() -> None:
     """The cases above are meant to reach beyond it."""
-    assert len(LAW_LOGITS) > draw._BEST
+    assert len(TARGET_LOGITS) > draw._BEST
     assert min(pipeline._LOOKS) < 3000

@@ -250,8 +250,8 @@ def test_measure_finds_the_figures_itself(command: Command, tmp_path: Path) -> N
     pytest.importorskip("matplotlib")
     folder = str(save_model(random_model("llama"), tmp_path))
     picture = tmp_path / "plot.svg"
-    asked = ["--spec", "early_exit:layers=3,k=3", "--k-max", "4", "--plot", str(picture), "--json"]
-    result = command("--measure", "--model", folder, *asked)
+    queried = ["--spec", "early_exit:layers=3,k=3", "--k-max", "4", "--plot", str(picture), "--json"]
+    result = command("--measure", "--model", folder, *queried)
     assert result.code == 0, result.err
     assert picture.read_bytes().startswith(b"<?xml")
     assert result.record["table"][1]["expected_tokens"] == pytest.approx(2.0, abs=0.05), (

@@ -20,7 +20,7 @@ from foredraft.sampling.rules import RULES, Outcome
 from foredraft.types import NO_DRAFT, Draft
 
 VOCAB, LENGTH = 3, 3
-Law = dict[tuple[int, ...], float]
+Distribution = dict[tuple[int, ...], float]
 Table = Callable[[tuple[int, ...]], Tensor]
 
 
@@ -113,7 +113,7 @@ def siblings(context: tuple[int, ...], replacement: bool) -> Iterator[tuple[Draf
             yield draft, float(q[first] * later[second])
 
 
-def guesses(context: tuple[int, ...]) -> Iterator[tuple[Draft, float]]:
+def drafts(context: tuple[int, ...]) -> Iterator[tuple[Draft, float]]:
     """A tree of guesses that nobody sampled: the two best tokens, and one below the first."""
     first, second = Q(context).topk(2).indices.tolist()
     below = int(Q((*context, first)).argmax())
@@ -126,14 +126,16 @@ DRAFTERS: dict[str, Callable[[tuple[int, ...]], Iterator[tuple[Draft, float]]]] 
     "chain of 2": lambda context: chains(context, 2),
     "siblings, put back": lambda context: siblings(context, replacement=True),
     "siblings, not put back": lambda context: siblings(context, replacement=False),
-    "guesses": guesses,
+    "guesses": drafts,
 }
 
 
-def law(rule: Callable[..., Outcome], drafter: Callable[[tuple[int, ...]], Iterator[tuple[Draft, float]]]) -> Law:
+def distribution(
+    rule: Callable[..., Outcome], drafter: Callable[[tuple[int, ...]], Iterator[tuple[Draft, float]]]
+) -> Distribution:
     """The law of the first LENGTH tokens, cycle after cycle."""
     texts: dict[tuple[int, ...], float] = {(): 1.0}
-    final: Law = defaultdict(float)
+    final: Distribution = defaultdict(float)
     while texts:
         context, weight = texts.popitem()
         for draft, drafted in drafter(context):
@@ -146,24 +148,24 @@ def law(rule: Callable[..., Outcome], drafter: Callable[[tuple[int, ...]], Itera
     return final
 
 
-def target_law() -> Law:
+def target_distribution() -> Distribution:
     return {
         text: float(torch.stack([P(text[:i])[token] for i, token in enumerate(text)]).prod())
         for text in itertools.product(range(VOCAB), repeat=LENGTH)
     }
 
 
-def distance(found: Law) -> float:
-    return sum(abs(found.get(text, 0.0) - probability) for text, probability in target_law().items()) / 2
+def distance(found: Distribution) -> float:
+    return sum(abs(found.get(text, 0.0) - probability) for text, probability in target_distribution().items()) / 2
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_the_law_is_the_targets(rule: str, drafter: str) -> None:
-    assert distance(law(RULES[rule], DRAFTERS[drafter])) < 1e-12
+def test_the_distribution_is_the_targets(rule: str, drafter: str) -> None:
+    assert distance(distribution(RULES[rule], DRAFTERS[drafter])) < 1e-12
 
 
-def test_the_match_rule_never_asks_for_chance() -> None:
+def test_the_match_rule_never_queries_for_chance() -> None:
     class SeedTarget(TableTarget):
         def token(self, node: int, path: list[int]) -> int:
             return (1, 0, 2)[len(path)]
@@ -188,7 +190,7 @@ def accepted(rule: str, length: int) -> float:
     )
 
 
-def test_acceptance_of_one_guess_is_the_overlap_and_block_accepts_at_least_as_much() -> None:
+def test_acceptance_of_one_draft_is_the_overlap_and_block_accepts_at_least_as_much() -> None:
     overlap = float(torch.minimum(P(()), Q(())).sum())
     assert accepted("rejection", 1) == pytest.approx(overlap, abs=1e-12)
     assert accepted("block", 1) == pytest.approx(overlap, abs=1e-12)
@@ -203,7 +205,7 @@ def resample_from_p(draft: Draft, target: TableTarget, chance: Script) -> Outcom
     return [], [chance.draw(p, 0)]
 
 
-def no_bonus_after_rejection_but_a_guess(draft: Draft, target: TableTarget, chance: Script) -> Outcome:
+def no_bonus_after_rejection_but_a_draft_token(draft: Draft, target: TableTarget, chance: Script) -> Outcome:
     """After a refusal the refused guess's distribution is used again."""
     p = target.distribution(-1, [])
     token = draft.tokens[0]
@@ -236,7 +238,7 @@ def drops_unlikely_samples(context: tuple[int, ...]) -> Iterator[tuple[Draft, fl
 
 MUTANTS = {
     "resamples from p": (resample_from_p, DRAFTERS["chain of 1"]),
-    "draws from q after a refusal": (no_bonus_after_rejection_but_a_guess, DRAFTERS["chain of 1"]),
+    "draws from q after a refusal": (no_bonus_after_rejection_but_a_draft_token, DRAFTERS["chain of 1"]),
     "untempered q": (rules.rejection, with_q(lambda q: (q.log() / 2).softmax(-1))),
     "q not renormalised": (rules.rejection, with_q(lambda q: q * 0.8)),
     "argmax with a soft q": (rules.rejection, argmax_with_soft_q),
@@ -247,4 +249,4 @@ MUTANTS = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_what_is_known_to_be_wrong_shows(name: str) -> None:
     rule, drafter = MUTANTS[name]
-    assert distance(law(rule, drafter)) > 1e-3
+    assert distance(distribution(rule, drafter)) > 1e-3

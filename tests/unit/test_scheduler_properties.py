@@ -186,7 +186,7 @@ def one_step(scheduler: Scheduler) -> list[Work]:
     return works
 
 
-def test_drafts_give_way_before_a_sequence_is_sent_back() -> None:
+def test_drafts_give_path_before_a_sequence_is_sent_back() -> None:
     """Slots for the draft of an older sequence are not worth computing a younger one again."""
     scheduler = Scheduler(BlockPool(4, 2, prefix_caching=False), max_num_seqs=8, max_num_batched_tokens=64)
     for id in range(2):

@@ -35,8 +35,8 @@ def setting(output: list[int] | None = None, **params: Any) -> tuple[Sequence, D
 
 def stop_of(tokens: list[int], output: list[int] | None = None, **params: Any) -> tuple[Stop, str]:
     sequence, detokenizer = setting(output, **params)
-    stop, settled = find_stop(sequence, tokens, frozenset({EOS}), detokenizer)
-    assert len(settled) == stop.num_kept
+    stop, stable = find_stop(sequence, tokens, frozenset({EOS}), detokenizer)
+    assert len(stable) == stop.num_kept
     assert sequence.output_token_ids == (output or []), "deciding is not committing"
     return stop, detokenizer.text
 
@@ -106,12 +106,12 @@ class TestPrecedence:
         assert stop_of([2, EOS, 3], stop="END", stop_token_ids=[2])[0] == Stop(1, "stop", 2)
 
 
-class TestSettled:
+class TestStableText:
     def test_one_mark_per_kept_token(self) -> None:
         """After each token: how much of the text may be shown."""
         sequence, detokenizer = setting(stop="END")
-        _, settled = find_stop(sequence, [1, 4, 1, 4, 5, 2], frozenset(), detokenizer)
-        assert settled == [1, 1, 3, 3, 3]
+        _, stable = find_stop(sequence, [1, 4, 1, 4, 5, 2], frozenset(), detokenizer)
+        assert stable == [1, 1, 3, 3, 3]
 
 
 @given(
@@ -133,9 +133,9 @@ def test_paths_of_any_length_are_cut_where_plain_decoding_stops(
         rest, marks = list(tokens), []
         for length in lengths:
             step, rest = rest[:length], rest[length:]
-            stop, settled = find_stop(sequence, step, frozenset({EOS}), detokenizer)
+            stop, stable = find_stop(sequence, step, frozenset({EOS}), detokenizer)
             sequence.token_ids += step[: stop.num_kept]
-            marks += settled
+            marks += stable
             if stop.finish_reason is not None or not rest:
                 break
         return sequence.token_ids, Stop(0, stop.finish_reason, stop.stop_reason), detokenizer.text, marks

@@ -63,7 +63,7 @@ class TestTrees:
     TREE = make_draft([4, 5, 0, 1, 2], [-1, -1, 0, 0, 1])
 
     @pytest.mark.parametrize(
-        ("said", "path", "tokens"),
+        ("target_argmax", "path", "tokens"),
         [
             ((4, 1, 9, 9, 3, 9), (0, 3), (4, 1, 3)),
             ((4, 0, 9, 3, 9, 9), (0, 2), (4, 0, 3)),
@@ -74,10 +74,10 @@ class TestTrees:
         ],
     )
     def test_the_walk_follows_the_target(
-        self, said: Iterable[int], path: tuple[int, ...], tokens: tuple[int, ...]
+        self, target_argmax: Iterable[int], path: tuple[int, ...], tokens: tuple[int, ...]
     ) -> None:
         """Row 0 is the last known token's, row i + 1 that of node i; 9 marks rows that must not matter."""
-        rows = saying(*(token % 9 for token in said))
+        rows = saying(*(token % 9 for token in target_argmax))
         assert judged(rows, decoding(self.TREE)) == Verdict(path, tokens, (None,) * len(tokens))
 
     def test_of_equal_siblings_the_first_is_taken(self) -> None:
@@ -177,7 +177,7 @@ class TestLogprobs:
         )
         assert all(logprob is not None and logprob.top == {} for logprob in verdict.logprobs)
 
-    def test_are_left_out_unless_asked_for(self) -> None:
+    def test_are_left_out_unless_queried_for(self) -> None:
         assert judged(saying(4), decoding()).logprobs == (None,)
 
     def test_more_than_the_vocabulary_holds_are_all(self) -> None:
@@ -230,7 +230,7 @@ class TestPromptLogprobs:
         assert list(verdict.prompt_logprobs) == self.expected()
         assert verdict.tokens == (4, 5, 0)
 
-    def test_are_left_out_unless_asked_for(self) -> None:
+    def test_are_left_out_unless_queried_for(self) -> None:
         work = Work(make_sequence(self.PROMPT), 7)
         assert work.num_logits == 1
         assert judged(saying(4), work).prompt_logprobs == ()
@@ -287,7 +287,7 @@ def test_any_draft_gives_the_same_text(seed: int, sharpness: float, luck: float,
     plain_logprobs = run(model, plain, lambda: NO_DRAFT, 16)
     guided = make_sequence([1, 2], seed=seed, logprobs=2, **params)
 
-    def guess() -> Draft:
+    def drafted_token() -> Draft:
         """A random tree in which a node continues the true text with probability `luck`, where it can."""
         tree = random_tree(chance, chance.randint(0, 6), VOCAB)
         tokens = list(tree.tokens)
@@ -297,7 +297,7 @@ def test_any_draft_gives_the_same_text(seed: int, sharpness: float, luck: float,
                 tokens[node] = plain.token_ids[place]
         return replace(tree, tokens=tuple(tokens))
 
-    guided_logprobs = run(model, guided, guess, 10)
+    guided_logprobs = run(model, guided, drafted_token, 10)
     length = min(guided.num_tokens, plain.num_tokens)
     assert guided.token_ids[:length] == plain.token_ids[:length]
     assert guided_logprobs[: length - 2] == plain_logprobs[: length - 2]

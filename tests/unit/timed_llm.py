@@ -37,7 +37,7 @@ class TimedLLM:
         self.seen: list[set[str]] = []  # the proposers that observed each run
         device = SimpleNamespace(type="cpu")
         self.engine = SimpleNamespace(
-            guesser=SimpleNamespace(forget=self._forget, proposers={}, controller=None),
+            speculation=SimpleNamespace(clear=self._forget, assignments=SimpleNamespace(proposers={}), controller=None),
             runner=SimpleNamespace(backend=SimpleNamespace(device=device)),
         )
 
@@ -53,8 +53,8 @@ class TimedLLM:
         self.clock += 1.0 if spec == "off" else 0.5
         self.log.append((spec, ["".join(map(chr, prompt)) for prompt in prompts], tuple(p.seed for p in every)))
         if spec != "off":
-            self.engine.guesser.proposers.setdefault(spec, object())
-        self.seen.append(set(self.engine.guesser.proposers))
+            self.engine.speculation.assignments.proposers.setdefault(spec, object())
+        self.seen.append(set(self.engine.speculation.assignments.proposers))
         if spec.startswith("auto"):
             self._learn("".join(map(chr, prompts[0])))
         tokens = [1, 2, 4 if spec in self.liars else 3]
@@ -67,11 +67,11 @@ class TimedLLM:
 
     def _learn(self, text: str) -> None:
         """The controller remembers every text, and it comes with the first request that leaves the choice to it."""
-        guesser = self.engine.guesser
-        if guesser.controller is None:
-            guesser.controller = _Controller([])
-        self.known.append(list(guesser.controller.texts))
-        guesser.controller.texts.append(text)
+        speculation = self.engine.speculation
+        if speculation.controller is None:
+            speculation.controller = _Controller([])
+        self.known.append(list(speculation.controller.texts))
+        speculation.controller.texts.append(text)
 
     def _forget(self) -> None:
         self.forgotten += 1

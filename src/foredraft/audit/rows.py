@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from foredraft.audit.report import Check, Tick
 from foredraft.backends.torch import TorchBackend
 from foredraft.engine.exactness import ROW_COUNTS, agreeing_row_counts, layers_agree
-from foredraft.engine.runner import Runner
 from foredraft.errors import InvalidParameter
+from foredraft.runtime.runner import Runner
 
 NUM_CHECKS = 2
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from foredraft.audit.prompts import Question
 from foredraft.audit.report import Check, Tick
-from foredraft.engine.guessing import CONTROLLER_FAILED, FAILED
+from foredraft.engine.speculation import CONTROLLER_FAILED, FAILED
 from foredraft.errors import ForedraftError
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import proposer_names
@@ -69,16 +69,16 @@ def text_checks(
         tick()
         for spec in specs:
             count = num_prompts(spec, len(prompts))
-            guessed = _answers(llm, prompts[:count], params[:count], spec)
+            drafted = _answers(llm, prompts[:count], params[:count], spec)
             tick()
-            problem = first_difference(plain[:count], guessed) or _failure(guessed)
-            detail = _figures(guessed) if problem is None else f"{problem}; {_figures(guessed)}"
+            problem = first_difference(plain[:count], drafted) or _failure(drafted)
+            detail = _figures(drafted) if problem is None else f"{problem}; {_figures(drafted)}"
             yield Check(f"same text: {spec}, {mode}", problem is None, detail)
 
 
-def first_difference(plain: Sequence[Answer], guessed: Sequence[Answer]) -> str | None:
+def first_difference(plain: Sequence[Answer], drafted: Sequence[Answer]) -> str | None:
     """Where two series of answers part, or None where they are the same. A failed answer is no proof of anything."""
-    for index, (expected, found) in enumerate(zip(plain, guessed, strict=True)):
+    for index, (expected, found) in enumerate(zip(plain, drafted, strict=True)):
         error = expected.error or found.error
         if error is not None:
             return f"prompt {index} failed: {error}"
@@ -99,7 +99,7 @@ def _complaint(llm: LLM, name: str) -> str | None:
 
 
 def _answers(llm: LLM, prompts: list[list[int]], params: list[SamplingParams], spec: str) -> list[Answer]:
-    llm.engine.guesser.forget()  # or tokens per run would be those of a replay
+    llm.engine.speculation.clear()  # or tokens per run would be those of a replay
     outputs: list[CompletionOutput] = []
     for start in range(0, len(prompts), BATCH):
         stop = start + BATCH
@@ -138,5 +138,5 @@ def _failure(answers: Sequence[Answer]) -> str | None:
 def _figures(answers: Sequence[Answer]) -> str:
     tokens = sum(len(answer.tokens) for answer in answers)
     runs = sum(answer.runs for answer in answers)
-    guessed = "" if any(answer.drafted for answer in answers) else ", nothing was guessed"
-    return f"{len(answers)} prompts, {tokens} tokens, {tokens / max(1, runs):.2f} tokens per run{guessed}"
+    drafted = "" if any(answer.drafted for answer in answers) else ", nothing was drafted"
+    return f"{len(answers)} prompts, {tokens} tokens, {tokens / max(1, runs):.2f} tokens per run{drafted}"

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foredraft.engine.batch import ForwardBatch
+from foredraft.batch import ForwardBatch
 
 
 @dataclass(frozen=True)

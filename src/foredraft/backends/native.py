@@ -33,8 +33,8 @@ from foredraft.backends.native_library import (
     WeightDescription,
     load_library,
 )
+from foredraft.batch import ForwardBatch
 from foredraft.config import QUANT_GROUP, check_threads
-from foredraft.engine.batch import ForwardBatch
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from foredraft.backends.base import AttentionShape, LayerKV, Linear, Stack, Weight, run_layers
-from foredraft.engine.batch import ForwardBatch
+from foredraft.batch import ForwardBatch
 from foredraft.sampling.draw import draw
 
 KEY_BLOCK = 128  # keys are reduced in blocks of this many, added in text order

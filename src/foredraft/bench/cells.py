@@ -87,11 +87,11 @@ def group_times(runs: Iterable[Run]) -> Times:
     return {group: median(by_repeat.values()) for group, by_repeat in by_group.items()}
 
 
-def ratio(plain: Times, guessed: Times) -> tuple[float, list[float]]:
+def ratio(plain: Times, drafted: Times) -> tuple[float, list[float]]:
     """How many times as long plain decoding took, over the groups that both have; and the quartiles over groups."""
-    both = [group for group in plain if group in guessed]
-    above, below = (sum(times[group] for group in both) for times in (plain, guessed))
-    each = [quotient(plain[group], guessed[group]) for group in both]
+    both = [group for group in plain if group in drafted]
+    above, below = (sum(times[group] for group in both) for times in (plain, drafted))
+    each = [quotient(plain[group], drafted[group]) for group in both]
     spread = quantiles(each, n=4, method="inclusive") if len(each) > 1 else (each or [0.0]) * 3
     return quotient(above, below), spread
 

@@ -104,12 +104,12 @@ class Learnt:
     """What an engine's controller has learnt of guesses, to go back to; nothing before there is one."""
 
     def __init__(self, engine: Engine) -> None:
-        controller = engine.guesser.controller
+        controller = engine.speculation.controller
         self._controller = controller.copy() if controller else None
 
     def back_to(self, engine: Engine) -> None:
         if self._controller:
-            engine.guesser.controller = self._controller.copy()
+            engine.speculation.controller = self._controller.copy()
 
 
 def groups_of(questions: Sequence[Question], batch: int) -> list[Group]:
@@ -186,7 +186,7 @@ def warm_up(llm: LLM, prompts: list[list[int]], plan: Plan) -> None:
 def timed(
     llm: LLM, prompts: list[list[int]], params: SamplingParams | list[SamplingParams], spec: str
 ) -> tuple[float, list[RequestOutput]]:
-    llm.engine.guesser.forget()
+    llm.engine.speculation.clear()
     with _proposers_of(llm.engine, spec):
         started = time.perf_counter()
         outputs = llm.generate(prompts, params, spec=spec)
@@ -196,13 +196,13 @@ def timed(
 @contextmanager
 def _proposers_of(engine: Engine, spec: str) -> Iterator[None]:
     """Hide the proposers of other settings, which would learn from this run and charge it for that."""
-    everyone = engine.guesser.proposers
+    everyone = engine.speculation.assignments.proposers
     wanted = {str(choice) for choice in parse_spec(spec).choices}
-    engine.guesser.proposers = {name: proposer for name, proposer in everyone.items() if name in wanted}
+    engine.speculation.assignments.proposers = {name: proposer for name, proposer in everyone.items() if name in wanted}
     try:
         yield
     finally:
-        engine.guesser.proposers = {**everyone, **engine.guesser.proposers}
+        engine.speculation.assignments.proposers = {**everyone, **engine.speculation.assignments.proposers}
 
 
 def _run(

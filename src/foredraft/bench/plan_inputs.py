@@ -45,19 +45,19 @@ def measured_inputs(llm: LLM, spec: str) -> PlanInputs:
     metrics = [llm.generate([prompt], params, spec=spec)[0].metrics for prompt in prompts]
     counts = [(each.target_runs, *_reached_and_accepted(each.acceptance_per_depth)) for each in metrics]
     reached, accepted = (sum(runs * pair[place] for runs, *pair in counts) for place in (0, 1))
-    guesses = sum(each.drafted_tokens for each in metrics)
-    if not guesses:
+    drafts = sum(each.drafted_tokens for each in metrics)
+    if not drafts:
         raise InvalidSpec(f"spec={spec!r} guessed nothing for the built-in prompts; there is nothing to plan with.")
     draft_s = sum(each.draft_time_s for each in metrics)
-    return PlanInputs(min(1.0, accepted / reached), draft_s / guesses / curve.seconds_at(1), curve)
+    return PlanInputs(min(1.0, accepted / reached), draft_s / drafts / curve.seconds_at(1), curve)
 
 
 def inputs_of(cell: Cell, curve: VerifyCurve | None) -> PlanInputs:
     """What a benchmark has found out about a setting. A cell without acceptances by depth has at least their mean."""
     reached, accepted = _reached_and_accepted(cell.acceptance_per_depth or [cell.acceptance_rate])
     batch = max(1, round(fmean(cell.group_sizes or [cell.batch])))
-    per_guess_s = quotient(cell.draft_time_per_run_s, cell.drafted_per_run)
-    cost = 0.0 if curve is None else per_guess_s / curve.seconds_at(batch)
+    per_node_s = quotient(cell.draft_time_per_run_s, cell.drafted_per_run)
+    cost = 0.0 if curve is None else per_node_s / curve.seconds_at(batch)
     return PlanInputs(min(1.0, accepted / reached), cost, curve, batch)
 
 

@@ -55,7 +55,7 @@ class Plot:
 
 def draw_all(cells: Sequence[Cell], cost: VerifyCurve) -> list[Plot]:
     """Every plot that these cells have enough figures for."""
-    guessed = [cell for cell in cells if cell.spec != OFF]
+    drafted = [cell for cell in cells if cell.spec != OFF]
     plots = [
         _drawn(
             "verify_cost",
@@ -65,7 +65,7 @@ def draw_all(cells: Sequence[Cell], cost: VerifyCurve) -> list[Plot]:
             lambda: _verify_cost(cost),
         )
     ]
-    if not guessed:
+    if not drafted:
         return plots
     plots = [
         _drawn(
@@ -73,13 +73,13 @@ def draw_all(cells: Sequence[Cell], cost: VerifyCurve) -> list[Plot]:
             "Speed-up by category",
             "Plain decoding is 1. Bars are ratios of summed times; whiskers span the quartiles of the groups' own "
             "ratios.",
-            lambda: _by_category(guessed, lambda cell: cell.ratio_to_off, "speed-up over off", whiskers=True),
+            lambda: _by_category(drafted, lambda cell: cell.ratio_to_off, "speed-up over off", whiskers=True),
         ),
         _drawn(
             "tokens_per_run",
             "Tokens per run of the model",
             "What a speed-up is made of. Plain decoding has 1.",
-            lambda: _by_category(guessed, lambda cell: cell.tokens_per_run, "tokens per run", whiskers=False),
+            lambda: _by_category(drafted, lambda cell: cell.tokens_per_run, "tokens per run", whiskers=False),
         ),
         *plots,
         _drawn(
@@ -87,36 +87,36 @@ def draw_all(cells: Sequence[Cell], cost: VerifyCurve) -> list[Plot]:
             "Predicted and measured speed-up",
             "Each point is one category. Points below the line gained less than runs and rows promise; a long prompt "
             "is one reason, because it takes the same time with and without guessing.",
-            lambda: _predicted(guessed),
+            lambda: _predicted(drafted),
         ),
     ]
-    if any(cell.acceptance_per_depth for cell in guessed):
+    if any(cell.acceptance_per_depth for cell in drafted):
         plots.insert(
             2,
             _drawn(
                 "acceptance",
                 "Acceptance by depth",
                 "The share of drafts of at least this depth that were accepted down to it.",
-                lambda: _acceptance(guessed),
+                lambda: _acceptance(drafted),
             ),
         )
-    if len({cell.batch for cell in guessed}) > 1:
+    if len({cell.batch for cell in drafted}) > 1:
         plots.append(
             _drawn(
                 "batch",
                 "Speed-up against batch size",
                 "Where a line falls below 1, guessing has stopped to pay: the rows of others fill the run.",
-                lambda: _batches(guessed),
+                lambda: _batches(drafted),
             )
         )
-    sweeps = k_sweeps(_unique(cell.spec for cell in guessed))
+    sweeps = k_sweeps(_unique(cell.spec for cell in drafted))
     if sweeps:
         plots.append(
             _drawn(
                 "k_sweep",
                 "Speed-up against draft length",
                 "The dotted line marks the smallest k that is within two percent of the best.",
-                lambda: _k_sweep(guessed, sweeps),
+                lambda: _k_sweep(drafted, sweeps),
             )
         )
     return plots

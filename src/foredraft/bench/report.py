@@ -181,10 +181,10 @@ groups' own ratios. The prediction is made from tokens per run, drafting time an
 def _summary(results: Results) -> str:
     """The best setting of each batch size and temperature, and whether every text was the same."""
     sentences: list[str] = []
-    guessed = [cell for cell in results.cells if cell.spec != OFF and cell.category == ALL]
-    for batch, temperature in dict.fromkeys((cell.batch, cell.temperature) for cell in guessed):
+    drafted = [cell for cell in results.cells if cell.spec != OFF and cell.category == ALL]
+    for batch, temperature in dict.fromkeys((cell.batch, cell.temperature) for cell in drafted):
         best = max(
-            (cell for cell in guessed if (cell.batch, cell.temperature) == (batch, temperature)),
+            (cell for cell in drafted if (cell.batch, cell.temperature) == (batch, temperature)),
             key=lambda cell: cell.ratio_to_off,
         )
         sentences.append(

@@ -26,14 +26,14 @@ class Decoded:
         return self.runs * (self.draft_time_per_run_s + cost.seconds_at(rows)) / self.batch
 
 
-def predicted_ratio(cost: VerifyCurve, plain_s: float, plain: Decoded, guessed: Decoded) -> float:
+def predicted_ratio(cost: VerifyCurve, plain_s: float, plain: Decoded, drafted: Decoded) -> float:
     """The speed-up that follows from how many runs it took and what runs of so many rows cost.
 
     Plain decoding took `plain_s` in all; what of that its runs do not explain (prompts above all) is not sped up.
     """
     decoding = plain.seconds(cost)
     others = max(0.0, plain_s - decoding)
-    return (others + decoding) / (others + guessed.seconds(cost))
+    return (others + decoding) / (others + drafted.seconds(cost))
 
 
 def verify_curve(llm: LLM) -> VerifyCurve:

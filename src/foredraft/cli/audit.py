@@ -76,11 +76,11 @@ def _all_checks(
     llm: LLM, questions: list[Question], specs: list[str], max_tokens: int, samples: int, as_json: bool
 ) -> list[Check]:
     """All checks, each shown as soon as it is done."""
-    from foredraft.audit import law, rows, text
+    from foredraft.audit import distribution, rows, text
 
     done = 0
     checks: list[Check] = []
-    total = len(text.MODES) * (1 + len(specs)) + len(law.CASES) + rows.NUM_CHECKS
+    total = len(text.MODES) * (1 + len(specs)) + len(distribution.CASES) + rows.NUM_CHECKS
     with CountingProgress("Auditing", total) as progress:
 
         def tick() -> None:
@@ -90,7 +90,7 @@ def _all_checks(
 
         def each() -> Iterator[Check]:
             yield from text.text_checks(llm, questions, specs, max_tokens, tick)
-            yield from law.law_checks(samples, tick)
+            yield from distribution.distribution_checks(samples, tick)
             yield from rows.row_checks(llm.engine.runner, tick)
 
         for check in each():

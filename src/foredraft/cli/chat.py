@@ -31,8 +31,8 @@ def chat(
     model: options.Model = DEFAULT_MODEL,
     spec: options.Spec = "auto",
     system: Annotated[str | None, typer.Option("--system", help="The system prompt.")] = None,
-    show_guesses: Annotated[
-        bool, typer.Option("--show-guesses", help="Colour guessed tokens by proposer, on a terminal.")
+    show_drafts: Annotated[
+        bool, typer.Option("--show-drafts", help="Colour drafted tokens by proposer, on a terminal.")
     ] = False,
     max_tokens: options.MaxTokens = 512,
     temperature: options.Temperature = None,
@@ -62,8 +62,8 @@ def chat(
                     break
                 continue
             try:
-                colour_guesses = show_guesses and sys.stdout.isatty()
-                output = _answer(llm, conversation, line, params, show=not as_json, colour_guesses=colour_guesses)
+                colour_drafts = show_drafts and sys.stdout.isatty()
+                output = _answer(llm, conversation, line, params, show=not as_json, colour_drafts=colour_drafts)
             except ForedraftError as error:
                 if not on_terminal:
                     raise
@@ -71,7 +71,7 @@ def chat(
                 continue
             if as_json:
                 print_json(answer_record(conversation.answers - 1, [output]))
-            say(dim(figures(output, colour_guesses=show_guesses and sys.stderr.isatty()), sys.stderr))
+            say(dim(figures(output, colour_drafts=show_drafts and sys.stderr.isatty()), sys.stderr))
 
 
 @dataclass
@@ -82,7 +82,7 @@ class Conversation:
     turns: list[Message] = field(default_factory=list)
     answers: int = 0  # given since the command started, whatever was reset
 
-    def asking(self, line: str) -> list[Message]:
+    def querying(self, line: str) -> list[Message]:
         """The messages that ask `line` next."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *self.turns, {"role": "user", "content": line}]
@@ -133,10 +133,10 @@ def _obey(line: str, conversation: Conversation) -> bool:
 
 
 def _answer(
-    llm: LLM, conversation: Conversation, line: str, params: SamplingParams, *, show: bool, colour_guesses: bool
+    llm: LLM, conversation: Conversation, line: str, params: SamplingParams, *, show: bool, colour_drafts: bool
 ) -> CompletionOutput:
     """Streams the answer to `line` and adds both to the conversation, unless it failed half-way."""
-    output = follow(llm.stream(conversation.asking(line), params), show, colour_guesses)
+    output = follow(llm.stream(conversation.querying(line), params), show, colour_drafts)
     if output.error is not None:
         raise ForedraftError(output.error)
     conversation.add(line, output.text)

@@ -276,8 +276,8 @@ def _legend(spec: str) -> Text:
     from rich.text import Text
 
     names = [choice.name for choice in parse_spec(spec).choices]
-    guessers = Text(", ").join(Text(name, style=_style(name)) for name in names)
-    return Text.assemble("guessed by ", guessers) if names else Text("nothing is guessed")
+    proposers = Text(", ").join(Text(name, style=_style(name)) for name in names)
+    return Text.assemble("guessed by ", proposers) if names else Text("nothing is guessed")
 
 
 def _style(origin: str) -> str:

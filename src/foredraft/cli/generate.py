@@ -56,16 +56,16 @@ def generate(
         logprobs=logprobs,
         n=n,
     )
-    asked = gather_prompts(prompts or [], file)
+    queried = gather_prompts(prompts or [], file)
     if chat:
-        asked = [as_conversation(prompt) for prompt in asked]
+        queried = [as_conversation(prompt) for prompt in queried]
 
     with options.ModelOptions(model, spec, dtype, device, threads, exact).open() as llm:
-        events = llm.stream_many(asked, params)
-        if len(asked) == 1 and n == 1 and not as_json:
+        events = llm.stream_many(queried, params)
+        if len(queried) == 1 and n == 1 and not as_json:
             failed = _report_error(0, follow(events, show=True))
         else:
-            failed = _print_in_order(events, len(asked), n, as_json)
+            failed = _print_in_order(events, len(queried), n, as_json)
     if failed:
         raise typer.Exit(1)
 

@@ -45,14 +45,14 @@ def print_json(record: dict[str, Any]) -> None:
     print(json.dumps(record, ensure_ascii=False), flush=True)
 
 
-def follow(events: Iterator[TokenEvent], show: bool, colour_guesses: bool = False) -> CompletionOutput:
+def follow(events: Iterator[TokenEvent], show: bool, colour_drafts: bool = False) -> CompletionOutput:
     """Runs the stream of one text to its end, showing it as it comes; a line once begun is ended whatever happens."""
     output: CompletionOutput | None = None
     begun = False
     try:
         for event in events:
             if show:
-                text = in_colour_of(event.origin, event.text) if colour_guesses else event.text
+                text = in_colour_of(event.origin, event.text) if colour_drafts else event.text
                 print(text, end="", flush=True)
                 begun = True
             output = event.output or output
@@ -91,18 +91,18 @@ def tokens_per_second(metrics: SpecMetrics) -> float:
     return 1 / metrics.inter_token_latency_s if metrics.inter_token_latency_s > 0 else 0.0
 
 
-def figures(sample: CompletionOutput, colour_guesses: bool = False) -> str:
+def figures(sample: CompletionOutput, colour_drafts: bool = False) -> str:
     """The line under an answer; it names the proposers whose guesses were accepted, and how many of each."""
     metrics = sample.metrics
     accepted = {name: count for name, count in metrics.by_origin.items() if name != TARGET and count}
-    guesses = ", ".join(
-        in_colour_of(name, f"{name} {count}") if colour_guesses else f"{name} {count}"
+    drafts = ", ".join(
+        in_colour_of(name, f"{name} {count}") if colour_drafts else f"{name} {count}"
         for name, count in accepted.items()
     )
     return (
         f"{metrics.emitted_tokens} tokens, {tokens_per_second(metrics):.1f} tok/s, "
         f"{metrics.tokens_per_run:.2f} tokens per run, "
-        + (f"guessed by {guesses}, " if guesses else "")
+        + (f"drafted by {drafts}, " if drafts else "")
         + (f"steps: {decisions(metrics)}, " if metrics.decisions else "")
         + f"seed {sample.seed}"
     )

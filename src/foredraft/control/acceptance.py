@@ -52,7 +52,7 @@ class Acceptance:
         survivals: list[float] = []
         for node, parent in enumerate(draft.parents):
             above = survivals[parent] if parent >= 0 else 1.0
-            survivals.append(above * self._likely(sequence_id, draft, node) if above >= least else 0.0)
+            survivals.append(above * self._probability(sequence_id, draft, node) if above >= least else 0.0)
         return survivals
 
     def rate(self, sequence_id: int, proposer: str) -> float | None:
@@ -67,10 +67,10 @@ class Acceptance:
         """Score a draft, verified or not, by the tokens that came."""
         for node, is_right in _trials(draft, tokens):
             kind = _class_of(draft, node)
-            believed = self._common_rate(kind, _belief(draft, node))
+            confidence_given = self._common_rate(kind, _confidence(draft, node))
             own = self._requests.setdefault(sequence_id, {}).setdefault(kind[0], _Own())
             own.right = own.right * _OWN_MEMORY + is_right
-            own.expected = own.expected * _OWN_MEMORY + believed
+            own.expected = own.expected * _OWN_MEMORY + confidence_given
             for record in (
                 self._common.setdefault(kind, _Record()),
                 self._by_proposer.setdefault(draft.origin[node], _Record()),
@@ -84,15 +84,15 @@ class Acceptance:
         for sequence_id in sequence_ids:
             self._requests.pop(sequence_id, None)
 
-    def _likely(self, sequence_id: int, draft: Draft, node: int) -> float:
+    def _probability(self, sequence_id: int, draft: Draft, node: int) -> float:
         kind = _class_of(draft, node)
-        return min(SUREST, self._common_rate(kind, _belief(draft, node)) * self._bend(sequence_id, kind[0]))
+        return min(SUREST, self._common_rate(kind, _confidence(draft, node)) * self._bend(sequence_id, kind[0]))
 
-    def _common_rate(self, kind: _Class, belief: float) -> float:
+    def _common_rate(self, kind: _Class, confidence: float) -> float:
         record = self._common.get(kind)
         if record is None:
-            return belief
-        return (record.right + _PRIOR * belief) / (record.trials + _PRIOR)
+            return confidence
+        return (record.right + _PRIOR * confidence) / (record.trials + _PRIOR)
 
     def _bend(self, sequence_id: int, origin: _Origin) -> float:
         """How much oftener a request's guesses are right than others'."""
@@ -114,11 +114,11 @@ def _trials(draft: Draft, tokens: Sequence[int]) -> Iterator[tuple[int, bool]]:
         node = right
 
 
-def _belief(draft: Draft, node: int) -> float:
+def _confidence(draft: Draft, node: int) -> float:
     parent = draft.parents[node]
     return min(1.0, draft.scores[node] / (draft.scores[parent] if parent >= 0 else 1.0))
 
 
 def _class_of(draft: Draft, node: int) -> _Class:
     origin = (draft.origin[node], draft.parents[node] < 0)
-    return origin, min(_CLASSES - 1, int(_belief(draft, node) * _CLASSES))
+    return origin, min(_CLASSES - 1, int(_confidence(draft, node) * _CLASSES))

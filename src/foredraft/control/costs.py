@@ -63,7 +63,7 @@ class Costs:
         times = self._per_node.get(proposer)
         return None if times is None else _median(times)
 
-    def waking(self, proposer: str, tokens: int) -> float:
+    def catch_up(self, proposer: str, tokens: int) -> float:
         """Seconds in which a proposer reads so much of a text that it has not followed; 0 while that is unknown."""
         times = self._per_token.get(proposer)
         return 0.0 if times is None else tokens * _median(times)
@@ -92,7 +92,7 @@ class Costs:
         """A real call of a proposer, which gave so many guesses."""
         self._per_node.setdefault(proposer, deque(maxlen=_SPEED_STEPS)).append(seconds / max(1, nodes))
 
-    def observe_waking(self, proposer: str, tokens: int, seconds: float) -> None:
+    def observe_catch_up(self, proposer: str, tokens: int, seconds: float) -> None:
         """A proposer has read so much of a text before it guessed."""
         self._per_token.setdefault(proposer, deque(maxlen=_SPEED_STEPS)).append(seconds / tokens)
 

@@ -7,11 +7,10 @@ place is needed, least recently used first.
 
 from __future__ import annotations
 
-import hashlib
-from array import array
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from foredraft.prefix import extended_name, root_name
 from foredraft.types import Sequence
 
 
@@ -22,7 +21,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.prefix_caching = prefix_caching
-        self._root = hashlib.blake2b(salt.encode(), digest_size=16).digest()
+        self._salt = salt
         self._holders = [0] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # least recently used first
         self._block_of_name: dict[bytes, int] = {}
@@ -129,6 +128,5 @@ class BlockPool:
 
     def _name(self, chain: list[bytes], sequence: Sequence, index: int) -> bytes:
         """The name of block `index`: a hash over the name before it and its own tokens."""
-        tokens = sequence.token_ids[index * self.block_size : (index + 1) * self.block_size]
-        parent = chain[index - 1] if index else self._root
-        return hashlib.blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
+        parent = chain[index - 1] if index else root_name(self._salt, sequence.params.cache_salt)
+        return extended_name(parent, sequence.token_ids[index * self.block_size : (index + 1) * self.block_size])

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from foredraft.batch import pack
 from foredraft.control.costs import Calibration
 from foredraft.control.economics import VerifyCurve
 from foredraft.engine import disk_cache
-from foredraft.engine.batch import pack
 from foredraft.engine.blocks import BlockPool
-from foredraft.engine.kv import TARGET_GROUP, KVCache
-from foredraft.engine.runner import Runner
 from foredraft.params import SamplingParams
+from foredraft.runtime.kv import TARGET_GROUP, KVCache
+from foredraft.runtime.runner import Runner
 from foredraft.types import Draft, Sequence, Work
 
 log = logging.getLogger(__name__)

@@ -41,7 +41,7 @@ class Detokenizer:
         self._extend(self._tokenizer.decode(self._ids[self._prefix :])[len(known) :])
         self._prefix = self._read = len(self._ids)
 
-    def settled(self) -> int:
+    def stable(self) -> int:
         """How much of `text` can be shown: all but an end that may yet become a stop string."""
         held = 0
         for stop in self._stops:

@@ -10,17 +10,17 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from foredraft.batch import pack
 from foredraft.config import ModelConfig
-from foredraft.engine.batch import pack
 from foredraft.engine.detokenizer import Decodes, Detokenizer
-from foredraft.engine.guessing import Guesser
-from foredraft.engine.kv import KVCache
-from foredraft.engine.runner import Runner
 from foredraft.engine.scheduler import Scheduler
+from foredraft.engine.speculation import Speculation
 from foredraft.engine.stops import find_stop
 from foredraft.errors import InvalidParameter, InvalidPrompt
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import Spec
+from foredraft.runtime.kv import KVCache
+from foredraft.runtime.runner import Runner
 from foredraft.sampling.noise import derived_seed
 from foredraft.sampling.verify import verify
 from foredraft.types import (
@@ -59,7 +59,7 @@ class Engine:
         tokenizer: Decodes,
         eos_token_ids: frozenset[int],
         generation_defaults: Mapping[str, float],
-        guesser: Guesser,
+        speculation: Speculation,
     ) -> None:
         self.config = config
         self.max_model_len = max_model_len
@@ -69,7 +69,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.eos_token_ids = eos_token_ids
         self.generation_defaults = generation_defaults
-        self.guesser = guesser
+        self.speculation = speculation
         self._live: dict[int, _Live] = {}
         self._by_request: dict[str, list[Sequence]] = {}
         self._next_id = 0
@@ -85,7 +85,7 @@ class Engine:
         params = params.resolved(self.generation_defaults)
         max_tokens = self._admit(prompt, params)
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        num_lookahead_tokens = self.guesser.prepare(spec)
+        num_lookahead_tokens = self.speculation.prepare(spec)
         now = time.perf_counter()
         for sample in range(params.n):
             sequence = Sequence(
@@ -102,7 +102,7 @@ class Engine:
             sequence.counters.arrival_time = now
             self._next_id += 1
             self._live[sequence.id] = _Live(Detokenizer(self.tokenizer, prompt, tuple(params.stop or ())))
-            self.guesser.enter(sequence, spec)
+            self.speculation.register(sequence, spec)
             self._by_request.setdefault(request_id, []).append(sequence)
             self.scheduler.add(sequence)
 
@@ -110,19 +110,21 @@ class Engine:
         """One run of the target for everybody who is scheduled."""
         scheduled = self.scheduler.schedule()
         started = time.perf_counter()
-        works = self.guesser.guess(scheduled)
+        works = self.speculation.propose(scheduled)
         drafted = time.perf_counter()
         output = self.runner.forward(pack(works, self.kv.block_size, self.runner.backend.device))
         with torch.inference_mode():
-            verdicts = self._said(output.logits, works, verify(output.logits, works, self.runner.backend.draw))
+            verdicts = self._with_target_argmax(
+                output.logits, works, verify(output.logits, works, self.runner.backend.draw)
+            )
         ran = time.perf_counter()  # not before: a device that works on its own is waited for in verify
-        verdicts, stops, settled = self._cut(works, verdicts)
+        verdicts, stops, stable = self._cut(works, verdicts)
         self.kv.keep(works, verdicts, stops)
         commits = self.scheduler.update_from_output(works, verdicts, stops)
         done = time.perf_counter()
         self._clock(works, commits, drafted - started, done - drafted)
-        self.guesser.observe(works, commits, run_s=ran - drafted, overhead_s=done - ran)
-        return [event for commit, marks in zip(commits, settled, strict=True) for event in self._events(commit, marks)]
+        self.speculation.observe(works, commits, run_s=ran - drafted, overhead_s=done - ran)
+        return [event for commit, marks in zip(commits, stable, strict=True) for event in self._events(commit, marks)]
 
     def abort(self, request_id: str, error: str | None = None) -> list[TokenEvent]:
         """End a request wherever it is. Unknown and finished ones are ignored: a client may be late."""
@@ -172,20 +174,20 @@ class Engine:
             )
         return max_tokens
 
-    def _said(self, logits: torch.Tensor, works: Items[Work], verdicts: list[Verdict]) -> list[Verdict]:
+    def _with_target_argmax(self, logits: torch.Tensor, works: Items[Work], verdicts: list[Verdict]) -> list[Verdict]:
         """Add what the target said after every guess, where a proposer wants to hear it."""
         row = 0
         for index, work in enumerate(works):
             row += work.num_logits
-            if work.reaches_end and self.guesser.wants_said(work.sequence):
-                said = logits[row - 1 - len(work.draft) : row].argmax(-1).tolist()
-                verdicts[index] = replace(verdicts[index], said=tuple(said))
+            if work.reaches_end and self.speculation.wants_target_argmax(work.sequence):
+                target_argmax = logits[row - 1 - len(work.draft) : row].argmax(-1).tolist()
+                verdicts[index] = replace(verdicts[index], target_argmax=tuple(target_argmax))
         return verdicts
 
     def _cut(self, works: Items[Work], verdicts: list[Verdict]) -> tuple[list[Verdict], list[Stop], list[list[int]]]:
         """Cut every verdict at the first stop. A request whose text cannot be decoded ends alone, with an error."""
         stops: list[Stop] = []
-        settled: list[list[int]] = []
+        stable: list[list[int]] = []
         for index, work in enumerate(works):
             try:
                 detokenizer = self._live[work.sequence.id].detokenizer
@@ -194,8 +196,8 @@ class Engine:
                 verdicts[index] = Verdict(error=f"The text of this request could not be decoded: {error}")
                 stop, marks = Stop(0), []
             stops.append(stop)
-            settled.append(marks)
-        return verdicts, stops, settled
+            stable.append(marks)
+        return verdicts, stops, stable
 
     def _clock(self, works: Items[Work], commits: Items[Commit], draft_time_s: float, verify_time_s: float) -> None:
         """Everybody waited for the run; only who might have got a draft waited for the guesses."""
@@ -208,26 +210,24 @@ class Engine:
                 counters.first_token_time = counters.first_token_time or now
                 counters.last_token_time = now
 
-    def _events(self, commit: Commit, settled: list[int]) -> list[TokenEvent]:
+    def _events(self, commit: Commit, stable: list[int]) -> list[TokenEvent]:
         """A commit as events, one per token; the last one of a finished sequence carries its output."""
         sequence = commit.sequence
         live = self._live[sequence.id]
         live.logprobs += [logprob for logprob in commit.logprobs if logprob is not None]
         events = [
             TokenEvent(sequence.request_id, sequence.sample, token, live.detokenizer.take(upto), origin, logprob)
-            for token, origin, logprob, upto in zip(
-                commit.tokens, commit.origins, commit.logprobs, settled, strict=True
-            )
+            for token, origin, logprob, upto in zip(commit.tokens, commit.origins, commit.logprobs, stable, strict=True)
         ]
         if commit.finish_reason is None:
             return events
-        output = self._retire(commit)
+        output = self._finish(commit)
         rest = live.detokenizer.take(len(output.text))
         last = events.pop() if events else TokenEvent(sequence.request_id, sequence.sample, None, "", TARGET)
         events.append(replace(last, text=last.text + rest, finish_reason=commit.finish_reason, output=output))
         return events
 
-    def _retire(self, commit: Commit) -> CompletionOutput:
+    def _finish(self, commit: Commit) -> CompletionOutput:
         sequence = commit.sequence
         assert commit.finish_reason is not None
         siblings = self._by_request[sequence.request_id]
@@ -235,7 +235,7 @@ class Engine:
         if not siblings:
             del self._by_request[sequence.request_id]
         live = self._live.pop(sequence.id)
-        self.guesser.release([sequence.id])
+        self.speculation.release([sequence.id])
         if not isinstance(commit.stop_reason, str) and commit.error is None:
             live.detokenizer.finish()  # a stop string has ended the text already
         return CompletionOutput(

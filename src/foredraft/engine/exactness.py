@@ -17,8 +17,8 @@ from torch import Tensor
 
 from foredraft.backends.base import Backend, LayerKV, Linear
 from foredraft.backends.torch import TorchBackend
+from foredraft.batch import pack
 from foredraft.engine import disk_cache
-from foredraft.engine.batch import pack
 from foredraft.errors import InvalidParameter
 from foredraft.models.decoder import Decoder
 from foredraft.models.rope import rope_table
@@ -103,8 +103,8 @@ def layers_agree(backend: Backend, decoder: Decoder) -> bool:
         return digest.digest()
 
     reference = run([1] * _TOKENS, with_other=False)
-    ways = (([_TOKENS], False), ([13, 7, _TOKENS - 20], True), ([_TOKENS], True))
-    return all(reference == run(pieces, other) for pieces, other in ways)
+    branches = (([_TOKENS], False), ([13, 7, _TOKENS - 20], True), ([_TOKENS], True))
+    return all(reference == run(pieces, other) for pieces, other in branches)
 
 
 def _in_runs(backend: Backend, rows: Tensor, linear: Linear, count: int, shift: int) -> bytes:

@@ -18,16 +18,17 @@ from foredraft.engine.blocks import BlockPool
 from foredraft.engine.calibration import calibrated
 from foredraft.engine.engine import Engine
 from foredraft.engine.exactness import ensure_exact
-from foredraft.engine.guessing import Guesser
-from foredraft.engine.kv import TARGET_GROUP, KVCache
-from foredraft.engine.runner import Runner
 from foredraft.engine.scheduler import Scheduler
+from foredraft.engine.speculation import Speculation
 from foredraft.errors import InvalidParameter
 from foredraft.models.catalog import cache_folder, open_checkpoint, resolve
 from foredraft.models.decoder import load_decoder
 from foredraft.models.tokenizer import Tokenizer
 from foredraft.proposers.base import TargetModel
+from foredraft.proposers.draft_models import DraftModels
 from foredraft.proposers.registry import build_proposer
+from foredraft.runtime.kv import TARGET_GROUP, KVCache
+from foredraft.runtime.runner import Runner
 
 Progress = Callable[[str, int, int], None]  # stage ("fetch" bytes, "load" tensors), done, total
 _DEFAULT_KV_TOKENS = 65536  # a pool is no larger than this unless one context needs it or the user asks
@@ -67,7 +68,7 @@ def load_model(model: str, options: EngineConfig, progress: Progress | None = No
     kv = KVCache(-(-kv_tokens // options.block_size), options.block_size)
     pool = BlockPool(kv.num_blocks, options.block_size, options.prefix_salt, options.prefix_caching)
     runner = Runner(decoder, backend, kv.add_group(TARGET_GROUP, config, backend))
-    target = TargetModel(checkpoint, tokenizer, runner, kv, max_model_len, options.threads)
+    target = TargetModel(checkpoint, tokenizer, runner, kv, max_model_len, options.threads, DraftModels(kv))
     engine = Engine(
         config=config,
         max_model_len=max_model_len,
@@ -77,7 +78,7 @@ def load_model(model: str, options: EngineConfig, progress: Progress | None = No
         tokenizer=tokenizer,
         eos_token_ids=frozenset((*config.eos_token_ids, *tokenizer.eos_token_ids)),
         generation_defaults=checkpoint.generation,
-        guesser=Guesser(
+        speculation=Speculation(
             make_proposer=partial(build_proposer, target=target),
             make_controller=partial(_controller, runner, pool, max_model_len, dtype),
             vocab_size=config.vocab_size,

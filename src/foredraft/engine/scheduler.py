@@ -149,5 +149,5 @@ class Scheduler:
             stop.stop_reason,
             verdict.error,
             draft,
-            verdict.said,
+            verdict.target_argmax,
         )

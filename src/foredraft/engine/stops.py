@@ -16,13 +16,13 @@ def find_stop(
 
     Also tells how much text was fit to be shown after each kept token.
     """
-    settled: list[int] = []
+    stable: list[int] = []
     for kept, token in enumerate(tokens, start=1):
         stop = _stop_at(sequence, token, kept, eos_token_ids, detokenizer)
-        settled.append(detokenizer.settled())
+        stable.append(detokenizer.stable())
         if stop is not None:
-            return stop, settled
-    return Stop(len(settled)), settled
+            return stop, stable
+    return Stop(len(stable)), stable
 
 
 def _stop_at(

@@ -35,7 +35,7 @@ typedef struct {
     int32_t kind;
 } fd_weight;
 
-/* One forward run: which slot a row writes, and which keys it sees (engine/batch.py says it in words). */
+/* One forward run: which slot a row writes, and which keys it sees (batch.py says it in words). */
 typedef struct {
     const int64_t *positions;    /* [rows] */
     const int64_t *slots;        /* [rows] */

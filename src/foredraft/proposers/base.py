@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
-from weakref import WeakValueDictionary
 
 from foredraft.types import Commit, Draft, Sequence
 
 if TYPE_CHECKING:  # what only drafting models need, and what would bring torch along
-    from foredraft.engine.kv import KVCache
-    from foredraft.engine.runner import Runner
     from foredraft.models.checkpoint import Checkpoint
     from foredraft.models.tokenizer import Tokenizer
-    from foredraft.proposers.draft_runner import DraftRunner
+    from foredraft.proposers.draft_models import DraftModels
+    from foredraft.runtime.kv import KVCache
+    from foredraft.runtime.runner import Runner
 
 
 @dataclass(frozen=True)
@@ -28,8 +27,7 @@ class TargetModel:
     kv: KVCache
     max_model_len: int
     threads: int | None
-    # Models that guess, by name and precision; each lives as long as a proposer guesses with it.
-    draft_runners: WeakValueDictionary[str, DraftRunner] = field(default_factory=WeakValueDictionary)
+    draft_models: DraftModels
 
 
 class Proposer(Protocol):
@@ -38,7 +36,7 @@ class Proposer(Protocol):
     name: str
     taps: frozenset[int]  # target layers whose residual stream it wants to see
     free: bool  # whether asking takes next to no time, so that it may be asked even where nothing may come of it
-    wants_said: bool  # whether commits are to tell what the target said after every guess
+    wants_target_argmax: bool  # whether commits are to tell what the target said after every guess
     num_lookahead_tokens: int  # the most nodes that a draft of its default settings has
 
     def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
@@ -49,6 +47,9 @@ class Proposer(Protocol):
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         """Forget sequences that have ended."""
+
+    def close(self) -> None:
+        """Give back what it holds of the target, a drafting model for instance; it is not used again."""
 
     def clear(self) -> None:
         """Forget what was learnt from texts that have ended: a benchmark that replays a prompt must not profit."""

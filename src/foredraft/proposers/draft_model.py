@@ -5,20 +5,20 @@ Shines on open text, where nothing can be copied, if the smaller model is severa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from weakref import finalize
+from functools import partial
 
 from foredraft.backends.choose import choose_backend
 from foredraft.config import DTYPES
-from foredraft.engine.runner import Runner
 from foredraft.errors import InvalidSpec
 from foredraft.models.catalog import open_checkpoint, resolve
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.decoder import load_decoder
 from foredraft.models.tokenizer import Tokenizer
-from foredraft.proposers.accounts import Accounts
 from foredraft.proposers.base import TargetModel
+from foredraft.proposers.computed_tokens import ComputedTokens
 from foredraft.proposers.draft_runner import DraftRunner
 from foredraft.proposers.drafting import DrafterOptions, ModelDrafter
+from foredraft.runtime.runner import Runner
 
 
 @dataclass(frozen=True)
@@ -54,17 +54,21 @@ class DraftModel(ModelDrafter):
 
 
 def second_model(name: str, checkpoint: Checkpoint, dtype: str, target: TargetModel) -> DraftRunner:
-    """A model that guesses for the target, with a layer group of its own; loaded once under its name, and gone with the
-    last proposer that holds it."""
-    model = target.draft_runners.get(name)
-    if model is None:
+    """A model beside the target, with a layer group of its own; loaded once under its name."""
+
+    def load() -> DraftRunner:
         backend = choose_backend(target.runner.backend.name, dtype, target.runner.backend.device, target.threads)
         decoder = load_decoder(checkpoint, dtype, target.max_model_len, backend)
         runner = Runner(decoder, backend, target.kv.add_group(name, checkpoint.config, backend))
-        vocab_size, accounts = target.checkpoint.config.vocab_size, Accounts(target.kv.block_size)
-        model = target.draft_runners[name] = DraftRunner(runner, target.kv.block_size, vocab_size, accounts)
-        finalize(model, target.kv.groups.pop, name).atexit = False
-    return model
+        return DraftRunner(
+            runner,
+            target.kv.block_size,
+            target.checkpoint.config.vocab_size,
+            ComputedTokens(target.kv.block_size),
+            close=partial(target.draft_models.release, name),
+        )
+
+    return target.draft_models.acquire(name, load)
 
 
 def check_same_vocabulary(name: str, draft: Tokenizer, target: Tokenizer) -> None:

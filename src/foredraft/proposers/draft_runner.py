@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from foredraft.engine.batch import pack
-from foredraft.engine.runner import Runner
-from foredraft.proposers.accounts import Accounts
+from foredraft.batch import pack
+from foredraft.proposers.computed_tokens import ComputedTokens
+from foredraft.runtime.runner import Runner
 from foredraft.types import Sequence, Work
 
 
@@ -21,18 +21,19 @@ class DraftRunner:
     runner: Runner
     block_size: int
     vocab_size: int  # of the target: what lies beyond cannot be guessed
-    accounts: Accounts | None  # None: its K and V are the target's own
+    computed: ComputedTokens | None  # None: its K and V are the target's own
+    close: Callable[[], None]  # ends one use of it
 
     def can_read(self, tokens: Iterable[int]) -> bool:
         """Whether the model has all of these tokens: its vocabulary may be padded to fewer than the target has."""
         return max(tokens, default=0) < self.runner.decoder.config.vocab_size
 
-    def known_tokens(self, sequence: Sequence) -> int:
-        return sequence.num_computed_tokens if self.accounts is None else self.accounts.known_tokens(sequence)
+    def num_computed(self, sequence: Sequence) -> int:
+        return sequence.num_computed_tokens if self.computed is None else self.computed.num_computed(sequence)
 
-    def wrote(self, sequence: Sequence, tokens: list[int], num_slots: int) -> None:
-        if self.accounts is not None:
-            self.accounts.wrote(sequence, tokens, num_slots)
+    def record(self, sequence: Sequence, tokens: list[int], num_slots: int) -> None:
+        if self.computed is not None:
+            self.computed.record(sequence, tokens, num_slots)
 
     def logits(self, works: list[Work]) -> list[Tensor]:
         """Of every work the logits that it asks for: [num_logits, vocab], where vocab is the narrower of the two."""

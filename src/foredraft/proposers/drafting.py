@@ -38,7 +38,7 @@ class DrafterOptions:
 
 
 @dataclass
-class _Guess:
+class _Tree:
     """A draft in the making. Node i of it lies at the i-th slot behind the text."""
 
     sequence: Sequence
@@ -79,7 +79,7 @@ class ModelDrafter:
 
     taps: frozenset[int] = frozenset()
     free = False
-    wants_said = False
+    wants_target_argmax = False
 
     def __init__(self, name: str, model: DraftRunner, options: DrafterOptions, helper: Proposer | None = None) -> None:
         self.name = name
@@ -95,103 +95,108 @@ class ModelDrafter:
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         ids = list(sequence_ids)
-        if self.model.accounts is not None:
-            self.model.accounts.release(ids)
+        if self.model.computed is not None:
+            self.model.computed.release(ids)
         if self.helper is not None:
             self.helper.release(ids)
 
+    def close(self) -> None:
+        self.model.close()
+        if self.helper is not None:
+            self.helper.close()
+
     def clear(self) -> None:
-        """Nothing is learnt from a text."""
+        """Nothing is learnt from a sequence."""
         if self.helper is not None:
             self.helper.clear()
 
     @torch.inference_mode()
     def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
-        guesses = [self._begun(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
-        while growing := [guess for guess in guesses if len(guess.tokens) < guess.budget and guess.depth < self.depth]:
+        trees = [self._begun(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
+        while growing := [tree for tree in trees if len(tree.tokens) < tree.budget and tree.depth < self.depth]:
             helped = self._helped(growing)
-            works = [self._work(guess, below) for guess, below in zip(growing, helped, strict=True)]
-            for guess, work, rows in zip(growing, works, self.model.logits(works), strict=True):
-                guess.known += work.num_new_tokens
+            works = [self._work(tree, below) for tree, below in zip(growing, helped, strict=True)]
+            for tree, work, rows in zip(growing, works, self.model.logits(works), strict=True):
+                tree.known += work.num_new_tokens
                 if work.reaches_end:
-                    self._grow(guess, work.draft, rows)
+                    self._grow(tree, work.draft, rows)
                 else:
-                    guess.budget = 0  # not there yet: the rest of the text comes in later steps
-                self._account(guess)
-        return [self._draft(guess) for guess in guesses]
+                    tree.budget = 0  # not there yet: the rest of the text comes in later steps
+                self._account(tree)
+        return [self._draft(tree) for tree in trees]
 
-    def _begun(self, sequence: Sequence, budget: int) -> _Guess:
-        known = self.model.known_tokens(sequence)
+    def _begun(self, sequence: Sequence, budget: int) -> _Tree:
+        known = self.model.num_computed(sequence)
         readable = self.model.can_read(sequence.token_ids[known:])
-        return _Guess(sequence, min(budget, self.num_lookahead_tokens) if readable else 0, known)
+        return _Tree(sequence, min(budget, self.num_lookahead_tokens) if readable else 0, known)
 
-    def _helped(self, growing: list[_Guess]) -> list[Draft]:
+    def _helped(self, growing: list[_Tree]) -> list[Draft]:
         """What the helper guesses behind each chain; the model adds a token of its own behind that."""
         if self.helper is None:
             return [NO_DRAFT] * len(growing)
         texts = [replace(g.sequence, token_ids=[*g.sequence.token_ids, *g.tokens]) for g in growing]
-        drafts = self.helper.propose(texts, [guess.budget - len(guess.tokens) - 1 for guess in growing])
+        drafts = self.helper.propose(texts, [tree.budget - len(tree.tokens) - 1 for tree in growing])
         return [draft if self.model.can_read(draft.tokens) else NO_DRAFT for draft in drafts]
 
-    def _work(self, guess: _Guess, below: Draft) -> Work:
+    def _work(self, tree: _Tree, below: Draft) -> Work:
         """The tokens that are still to be run, the nodes so far, and the helper's guesses behind the last of them."""
-        size, missing = len(guess.tokens), guess.sequence.num_tokens - guess.known
+        size, missing = len(tree.tokens), tree.sequence.num_tokens - tree.known
         text = replace(
-            guess.sequence, num_computed_tokens=guess.known, params=replace(guess.sequence.params, prompt_logprobs=None)
+            tree.sequence, num_computed_tokens=tree.known, params=replace(tree.sequence.params, prompt_logprobs=None)
         )
         if missing > _CATCH_UP:
             return Work(text, _CATCH_UP)
         nodes = Draft(
-            (*guess.tokens, *below.tokens),
-            (*guess.parents, *(size + parent if parent >= 0 else size - 1 for parent in below.parents)),
-            (*guess.scores, *below.scores),
+            (*tree.tokens, *below.tokens),
+            (*tree.parents, *(size + parent if parent >= 0 else size - 1 for parent in below.parents)),
+            (*tree.scores, *below.scores),
             (self.name,) * (size + len(below)),
         )
-        return Work(text, missing, draft=nodes, num_computed_nodes=guess.num_run)
+        return Work(text, missing, draft=nodes, num_computed_nodes=tree.num_run)
 
-    def _grow(self, guess: _Guess, ran: Draft, rows: Tensor) -> None:
+    def _grow(self, tree: _Tree, ran: Draft, rows: Tensor) -> None:
         """Add the nodes that this run's logits lead to; its rows are the text's last token, new nodes, the helper's."""
         first = len(ran) - len(rows)  # the node of the first row; -1 is the text's last token
-        guess.num_run = len(guess.tokens)
-        leaves = (node for node in range(first, guess.num_run) if node not in guess.parents)
+        tree.num_run = len(tree.tokens)
+        leaves = (node for node in range(first, tree.num_run) if node not in tree.parents)
         reached = {node: node for node in leaves}  # node of the guess -> the node of the run that has its logits
-        while reached and len(guess.tokens) < guess.budget and guess.depth < self.depth:
-            size = len(guess.tokens)
+        while reached and len(tree.tokens) < tree.budget and tree.depth < self.depth:
+            size = len(tree.tokens)
             logits = [rows[node - first] for node in reached.values()]
-            self._add_best(guess, list(reached), logits, min(self.width, guess.budget - size))
-            guess.depth += 1
-            added = {node: _child(ran, reached[guess.parents[node]], token) for node, token in guess.since(size)}
+            self._add_best(tree, list(reached), logits, min(self.width, tree.budget - size))
+            tree.depth += 1
+            added = {node: _child(ran, reached[tree.parents[node]], token) for node, token in tree.since(size)}
             reached = {node: helped for node, helped in added.items() if helped is not None}
-            while reached.get(guess.num_run) == guess.num_run:  # the helper's node lies where the guess's own belongs
-                guess.num_run += 1
+            while reached.get(tree.num_run) == tree.num_run:  # the helper's node lies where the guess's own belongs
+                tree.num_run += 1
 
-    def _add_best(self, guess: _Guess, nodes: list[int], rows: list[Tensor], width: int) -> None:
+    def _add_best(self, tree: _Tree, nodes: list[int], rows: list[Tensor], width: int) -> None:
         """Add the best `width` ways on from nodes whose logits these are. The first is the best way on from the first
         node, so that a tree always has the chain in it."""
-        sequence = guess.sequence
+        sequence = tree.sequence
         found: list[tuple[float, int, int]] = []  # reached how likely, node, token
         for node, row in zip(nodes, rows, strict=True):
-            path = guess.path(node)
+            path = tree.path(node)
             logits = adjust(
                 row,
                 sequence.params,
                 sequence.token_ids[: sequence.num_prompt_tokens],
                 [*sequence.output_token_ids, *path],
             )
-            if guess.is_sampled:
+            if tree.is_sampled:
                 # The text's first guesses are siblings; below them every way goes on alone. All are kept: to drop a
                 # sampled token after looking at it would bias the text.
-                self._sample(guess, node, logits, width if node < 0 else 1)
+                self._sample(tree, node, logits, width if node < 0 else 1)
                 continue
-            above = guess.scores[node] if node >= 0 else 1.0
-            for token, likely in _coupled(logits, sequence, sequence.num_tokens + len(path), width):
-                found.append((above * likely, node, token))
-        for score, node, token in [*found[:1], *sorted(found[1:], key=lambda way: -way[0])][:width]:
-            guess.add(node, token, score / (guess.scores[node] if node >= 0 else 1.0))
+            above = tree.scores[node] if node >= 0 else 1.0
+            for token, probability in _coupled(logits, sequence, sequence.num_tokens + len(path), width):
+                found.append((above * probability, node, token))
+        for score, node, token in [*found[:1], *sorted(found[1:], key=lambda branch: -branch[0])][:width]:
+            tree.add(node, token, score / (tree.scores[node] if node >= 0 else 1.0))
 
-    def _sample(self, guess: _Guess, node: int, logits: Tensor, count: int) -> None:
+    def _sample(self, tree: _Tree, node: int, logits: Tensor, count: int) -> None:
         """Draw different tokens, one after the other, each from what the ones before have left."""
-        sequence = guess.sequence
+        sequence = tree.sequence
         q = distribution(logits, sequence.params)
         candidates = q.nonzero().flatten()
         # Keyed by where the draft starts: block verification looks at tokens that it then refuses, and the next draft,
@@ -200,32 +205,32 @@ class ModelDrafter:
         noise = gumbel(uniform(key, candidates + (node + 1) * self.model.vocab_size))
         order = (q[candidates].log() + noise).topk(min(count, len(candidates))).indices
         for drawn, token in enumerate(candidates[order].tolist()):
-            if len(guess.tokens) == guess.budget:
+            if len(tree.tokens) == tree.budget:
                 return
             if drawn:
                 q = q.clone()
-                q[guess.tokens[-1]] = 0
+                q[tree.tokens[-1]] = 0
                 q /= q.sum()
-            guess.add(node, token, float(q[token]))
-            guess.q.append(q)
+            tree.add(node, token, float(q[token]))
+            tree.q.append(q)
 
-    def _account(self, guess: _Guess) -> None:
+    def _account(self, tree: _Tree) -> None:
         """Tell what has been run where a chain of it may be read again, and what has been touched beyond that."""
         chain = 0
-        while chain < guess.num_run and guess.parents[chain] == chain - 1:
+        while chain < tree.num_run and tree.parents[chain] == chain - 1:
             chain += 1
-        ran = [*guess.sequence.token_ids[: guess.known], *guess.tokens[:chain]]
-        self.model.wrote(guess.sequence, ran, guess.sequence.num_tokens + self.num_lookahead_tokens)
+        ran = [*tree.sequence.token_ids[: tree.known], *tree.tokens[:chain]]
+        self.model.record(tree.sequence, ran, tree.sequence.num_tokens + self.num_lookahead_tokens)
 
-    def _draft(self, guess: _Guess) -> Draft:
-        if not guess.tokens:
+    def _draft(self, tree: _Tree) -> Draft:
+        if not tree.tokens:
             return NO_DRAFT
         q = None
-        if guess.is_sampled:  # what the model has no token for, it never guesses
-            q = torch.stack(guess.q)
+        if tree.is_sampled:  # what the model has no token for, it never guesses
+            q = torch.stack(tree.q)
             q = functional.pad(q, (0, self.model.vocab_size - q.shape[1]))  # [nodes, the target's vocab]
-        origin = (self.name,) * len(guess.tokens)
-        return Draft(tuple(guess.tokens), tuple(guess.parents), tuple(guess.scores), origin, q)
+        origin = (self.name,) * len(tree.tokens)
+        return Draft(tuple(tree.tokens), tuple(tree.parents), tuple(tree.scores), origin, q)
 
 
 def _child(draft: Draft, node: int, token: int) -> int | None:
@@ -241,5 +246,5 @@ def _coupled(logits: Tensor, sequence: Sequence, position: int, count: int) -> l
         allowed = values >= floor(logits, sequence.params)
         values, tokens = values[allowed], tokens[allowed]
         values = values + temperature * gumbel(uniform(stream_key(sequence.seed, position), tokens)).float()
-    likely, best = values.softmax(-1).topk(min(count, len(values)))
-    return list(zip(tokens[best].tolist(), likely.tolist(), strict=True))
+    probability, best = values.softmax(-1).topk(min(count, len(values)))
+    return list(zip(tokens[best].tolist(), probability.tolist(), strict=True))

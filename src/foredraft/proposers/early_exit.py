@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from foredraft.engine.runner import Runner
 from foredraft.errors import InvalidSpec
 from foredraft.proposers.base import TargetModel
 from foredraft.proposers.draft_runner import DraftRunner
 from foredraft.proposers.drafting import DrafterOptions, ModelDrafter
+from foredraft.runtime.runner import Runner
 
 
 @dataclass(frozen=True)
@@ -35,5 +35,5 @@ class EarlyExit(ModelDrafter):
             raise InvalidSpec(f"early_exit: layers={layers} must be from 1 to {len(decoder.layers)}.")
         shallow = replace(decoder, layers=decoder.layers[:layers])
         runner = Runner(shallow, target.runner.backend, target.runner.kv[:layers])
-        model = DraftRunner(runner, target.kv.block_size, decoder.config.vocab_size, accounts=None)
+        model = DraftRunner(runner, target.kv.block_size, decoder.config.vocab_size, computed=None, close=lambda: None)
         super().__init__("early_exit", model, options)

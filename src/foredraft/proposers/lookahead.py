@@ -22,16 +22,16 @@ _ABSENT = -2  # no node of a draft
 class LookaheadOptions:
     window: int = 4  # places ahead that are iterated on
     ngram: int = 3  # length of the n-grams that come out
-    guesses: int = 3  # n-grams of the pool that are tried at once
+    candidates: int = 3  # n-grams of the pool that are tried at once
     pool: int = 10_000  # n-grams that are remembered for a text
 
     def __post_init__(self) -> None:
         if not (
-            1 <= self.window <= 16 and 2 <= self.ngram <= 8 and 0 <= self.guesses <= 16 and 1 <= self.pool <= 10**6
+            1 <= self.window <= 16 and 2 <= self.ngram <= 8 and 0 <= self.candidates <= 16 and 1 <= self.pool <= 10**6
         ):
             raise InvalidSpec(
                 f"lookahead: window={self.window} must be from 1 to 16, ngram={self.ngram} from 2 to 8, "
-                f"guesses={self.guesses} from 0 to 16, pool={self.pool} from 1 to 1000000."
+                f"candidates={self.candidates} from 0 to 16, pool={self.pool} from 1 to 1000000."
             )
 
 
@@ -55,12 +55,12 @@ class Lookahead:
     name = "lookahead"
     taps: frozenset[int] = frozenset()
     free = True
-    wants_said = True
+    wants_target_argmax = True
     Options = LookaheadOptions
 
     def __init__(self, options: LookaheadOptions, target: TargetModel | None = None) -> None:
         self.options = options
-        self.num_lookahead_tokens = (options.window + options.guesses) * (options.ngram - 1)
+        self.num_lookahead_tokens = (options.window + options.candidates) * (options.ngram - 1)
         self._windows: dict[int, _Window] = {}
 
     def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
@@ -68,12 +68,15 @@ class Lookahead:
 
     def observe(self, commits: Items[Commit]) -> None:
         for commit in commits:
-            if commit.said and commit.tokens and commit.sequence.id in self._windows:
+            if commit.target_argmax and commit.tokens and commit.sequence.id in self._windows:
                 self._advance(self._windows[commit.sequence.id], commit)
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         for sequence_id in sequence_ids:
             self._windows.pop(sequence_id, None)
+
+    def close(self) -> None:
+        """It holds nothing of the target."""
 
     def clear(self) -> None:
         """Nothing outlives its text."""
@@ -82,7 +85,7 @@ class Lookahead:
         window = self._windows.setdefault(sequence.id, _Window())
         branches = self._filled(window, sequence.token_ids)
         tree = _Tree(min(budget, self.num_lookahead_tokens))
-        for ngram in list(reversed(window.pool.get(sequence.token_ids[-1], ())))[: self.options.guesses]:
+        for ngram in list(reversed(window.pool.get(sequence.token_ids[-1], ())))[: self.options.candidates]:
             tree.add(-1, ngram, _TRUSTED)
         place = -1
         for branch in branches:
@@ -97,7 +100,7 @@ class Lookahead:
 
     def _advance(self, window: _Window, commit: Commit) -> None:
         """Take in what the target said behind every branch; what lies behind the text's new end is of no more use."""
-        draft, said, text = commit.draft, commit.said, commit.sequence.token_ids
+        draft, target_argmax, text = commit.draft, commit.target_argmax, commit.sequence.token_ids
         before = text[: len(text) - len(commit.tokens)]
         node_of = {edge: node for node, edge in enumerate(zip(draft.parents, draft.tokens, strict=True))}
         branches: dict[int, list[int]] = {}
@@ -108,7 +111,7 @@ class Lookahead:
                 node = node_of.get((node, token), _ABSENT)
             if node == _ABSENT:
                 continue  # there was no room for it
-            longer = [*branch, said[1 + node]]
+            longer = [*branch, target_argmax[1 + node]]
             if len(longer) == self.options.ngram:
                 self._pool(window, tuple(longer))
                 branches[place + 1] = longer[1:]
@@ -141,7 +144,7 @@ class _Tree:
         self._scores: list[float] = []
         self._node_of: dict[tuple[int, int], int] = {}
 
-    def add(self, parent: int, tokens: Items[int], belief: float) -> int:
+    def add(self, parent: int, tokens: Items[int], confidence: float) -> int:
         """Hang a chain below a node; returns its last node. A score falls with every token, and never rises."""
         for token in tokens:
             node = self._node_of.get((parent, token))
@@ -151,7 +154,7 @@ class _Tree:
                 node = self._node_of[parent, token] = len(self._tokens)
                 self._tokens.append(token)
                 self._parents.append(parent)
-                self._scores.append(belief * (self._scores[parent] if parent >= 0 else 1.0))
+                self._scores.append(confidence * (self._scores[parent] if parent >= 0 else 1.0))
             parent = node
         return parent
 

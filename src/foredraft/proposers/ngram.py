@@ -36,7 +36,7 @@ class Ngram:
     name = "ngram"
     taps: frozenset[int] = frozenset()
     free = True
-    wants_said = False
+    wants_target_argmax = False
     Options = NgramOptions
 
     def __init__(self, options: NgramOptions, target: TargetModel | None = None) -> None:
@@ -54,6 +54,9 @@ class Ngram:
     def release(self, sequence_ids: Iterable[int]) -> None:
         for sequence_id in sequence_ids:
             self._indexes.pop(sequence_id, None)
+
+    def close(self) -> None:
+        """It holds nothing of the target."""
 
     def clear(self) -> None:
         """Nothing outlives its text."""
@@ -81,6 +84,6 @@ def _copied(tokens: list[int], place: int, length: int) -> list[int]:
 
 def _chain(tokens: list[int], matched: int, origin: str) -> Draft:
     """A chain whose nodes are believed the more, the longer the match was."""
-    belief = 1 - 0.5 ** (matched / 2)
-    scores = tuple(belief**depth for depth in range(1, len(tokens) + 1))
+    confidence = 1 - 0.5 ** (matched / 2)
+    scores = tuple(confidence**depth for depth in range(1, len(tokens) + 1))
     return Draft(tuple(tokens), tuple(range(-1, len(tokens) - 1)), scores, (origin,) * len(tokens))

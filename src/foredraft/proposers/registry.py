@@ -114,7 +114,7 @@ def parse_spec(text: object) -> Spec:
     names = (inner.group(1) if inner else text).split("+")
     choices = tuple(_choice(part, text) for part in names)
     for choice in choices if inner else ():
-        if getattr(proposer_class(choice.name), "wants_said", False):
+        if getattr(proposer_class(choice.name), "wants_target_argmax", False):
             raise InvalidSpec(
                 f"spec={text!r}: {choice.name} needs all of its guesses verified, so auto cannot choose it."
             )

@@ -47,7 +47,7 @@ def _stages(chain: str) -> list[ProposerChoice]:
     if len(parts) < 2:
         raise InvalidSpec(f"staged: chain={chain!r} needs two stages or more, as {_FORM}.")
     first, *models = stages = [_stage(part) for part in parts]
-    if getattr(proposer_class(first.name), "wants_said", False):
+    if getattr(proposer_class(first.name), "wants_target_argmax", False):
         raise InvalidSpec(f"staged: {first.name} listens to the target itself and cannot draft for another stage.")
     for stage in models:
         if not issubclass(proposer_class(stage.name), ModelDrafter) or read_options(stage).width > 1:

@@ -54,7 +54,7 @@ class Suffix:
     name = "suffix"
     taps: frozenset[int] = frozenset()
     free = True
-    wants_said = False
+    wants_target_argmax = False
     Options = SuffixOptions
 
     def __init__(self, options: SuffixOptions, target: TargetModel | None = None) -> None:
@@ -78,6 +78,9 @@ class Suffix:
         for sequence_id in sequence_ids:
             self._texts.pop(sequence_id, None)
 
+    def close(self) -> None:
+        """It holds nothing of the target."""
+
     def clear(self) -> None:
         """Forget all finished answers."""
         self._store = Occurrences(self._lengths)
@@ -99,17 +102,17 @@ class Suffix:
         def expand(parent: int, score: float, depth: int, endings: list[_Ending]) -> None:
             if depth == max_depth:
                 return
-            ways: dict[int, list[_Ending]] = {}
+            branches: dict[int, list[_Ending]] = {}
             for ending in endings:
                 source, place, period = ending
                 token = source[place + depth % period]
                 if token != _SEPARATOR:
-                    ways.setdefault(token, []).append(ending)
-            total = sum(map(len, ways.values())) + _doubt(matched + depth)
-            for token, alike in ways.items():
-                likely = score * len(alike) / total
-                if likely >= self.options.min_score:
-                    heapq.heappush(queue, (-likely, len(tokens) * _MOST + len(queue), parent, token, alike))
+                    branches.setdefault(token, []).append(ending)
+            total = sum(map(len, branches.values())) + _doubt(matched + depth)
+            for token, alike in branches.items():
+                probability = score * len(alike) / total
+                if probability >= self.options.min_score:
+                    heapq.heappush(queue, (-probability, len(tokens) * _MOST + len(queue), parent, token, alike))
 
         expand(-1, 1.0, 0, endings)
         while queue and len(tokens) < size:

@@ -63,7 +63,7 @@ def rejection(draft: Draft, target: Target, chance: Chance) -> Outcome:
     while True:
         p = target.distribution(node, tokens)
         for trial, child in enumerate(draft.children(node)):
-            token, q = draft.tokens[child], _guessed_from(draft, child, p)
+            token, q = draft.tokens[child], _draft_distribution(draft, child, p)
             if chance.accepts(min(1.0, float(p[token] / q[token])), len(tokens), trial):
                 node = child
                 break
@@ -81,29 +81,29 @@ def block(draft: Draft, target: Target, chance: Chance) -> Outcome:
     """
     if draft.parents != tuple(range(-1, len(draft) - 1)):
         return rejection(draft, target, chance)
-    guesses = list(draft.tokens)
+    drafts = list(draft.tokens)
     odds = 1.0  # how well the target likes the prefix, against how often it is guessed
     kept = 0
-    for length in range(len(guesses) + 1):
-        p = target.distribution(length - 1, guesses[:length])
-        if length == len(guesses):
+    for length in range(len(drafts) + 1):
+        p = target.distribution(length - 1, drafts[:length])
+        if length == len(drafts):
             chances, rest = odds, p
         else:
-            rest = torch.clamp(odds * p - _guessed_from(draft, length, p), min=0)
+            rest = torch.clamp(odds * p - _draft_distribution(draft, length, p), min=0)
             mass = float(rest.sum())
             chances = 1.0 if mass + 1 - odds == 0 else mass / (mass + 1 - odds)
         # All coins belong to the first position: a later draft, which starts further on, must not meet them again.
         if length == 0 or chance.accepts(chances, 0, length):
             kept, left = length, rest
-        if length < len(guesses):
-            token = guesses[length]
-            odds = min(1.0, odds * float(p[token] / _guessed_from(draft, length, p)[token]))
+        if length < len(drafts):
+            token = drafts[length]
+            odds = min(1.0, odds * float(p[token] / _draft_distribution(draft, length, p)[token]))
     total = left.sum()
-    token = chance.draw(left / total if total > 0 else target.distribution(kept - 1, guesses[:kept]), kept)
-    return list(range(kept)), [*guesses[:kept], token]
+    token = chance.draw(left / total if total > 0 else target.distribution(kept - 1, drafts[:kept]), kept)
+    return list(range(kept)), [*drafts[:kept], token]
 
 
-def _guessed_from(draft: Draft, node: int, like: Tensor) -> Tensor:
+def _draft_distribution(draft: Draft, node: int, like: Tensor) -> Tensor:
     """The distribution that a node's token was drawn from."""
     if draft.q is not None:
         q: Tensor = draft.q[node]

@@ -35,7 +35,7 @@ class Broken:
     name = "broken"
     taps: frozenset[int] = frozenset()
     free = True
-    wants_said = False
+    wants_target_argmax = False
     num_lookahead_tokens = 4
 
     def __init__(self, where: str) -> None:
@@ -56,6 +56,8 @@ class Broken:
 
     def clear(self) -> None: ...
 
+    def close(self) -> None: ...
+
     def _maybe_raise(self, where: str) -> None:
         if where == self.where:
             self.calls += 1
@@ -70,15 +72,42 @@ def test_a_proposer_that_fails_is_left_alone(
 ) -> None:
     plain = LLM(str(folder)).generate(PROMPTS, PARAMS, spec="off")
     llm = LLM(str(folder))
-    broken = llm.engine.guesser.proposers["broken"] = Broken(where)
+    broken = llm.engine.speculation.assignments.proposers["broken"] = Broken(where)
     spec = Spec((ProposerChoice("broken"), ProposerChoice("ngram")), adaptive=adaptive)
     with caplog.at_level(logging.ERROR):
         outputs = run(llm, [spec] * 3)
     assert [output.token_ids for output in outputs] == [output.token_ids for output in plain]
     if where in ("propose", "observe"):
-        assert broken.calls == 3, "it is not asked again"
-        assert len([record for record in caplog.records if "broken failed" in record.message]) == 1
+        # Proposing for the batch fails, then for each of its three sequences; commits are told one by one.
+        assert broken.calls == {"propose": 6, "observe": 5}[where], "after three failures in a row it is given up"
+        assert len([record for record in caplog.records if "broken failed;" in record.message]) == 3
+        assert len([record for record in caplog.records if "given up" in record.message]) == 1
         assert sum(output.metrics.decisions.get("proposer failed", 0) for output in outputs) > 30
+
+
+@pytest.mark.parametrize("where", ["propose", "observe"])
+def test_a_proposer_that_fails_for_one_sequence_goes_on_for_the_others(folder: Path, where: str) -> None:
+    llm = LLM(str(folder))
+
+    class Particular(Broken):
+        """Raises whenever it has to do with the second prompt."""
+
+        def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
+            if where == "propose" and any(
+                sequence.token_ids[: len(PROMPTS[1])] == PROMPTS[1] for sequence in sequences
+            ):
+                raise RuntimeError("a bug in a proposer")
+            return super().propose(sequences, budgets)
+
+        def observe(self, commits: Items[Commit]) -> None:
+            if where == "observe" and any(c.sequence.token_ids[: len(PROMPTS[1])] == PROMPTS[1] for c in commits):
+                raise RuntimeError("a bug in a proposer")
+
+    llm.engine.speculation.assignments.proposers["broken"] = Particular("nowhere")
+    for _ in range(5):
+        outputs = run(llm, [Spec((ProposerChoice("broken"),))] * 3)
+        assert [output.metrics.decisions.get("proposer failed", 0) > 0 for output in outputs] == [False, True, False]
+        assert outputs[0].metrics.drafted_tokens > 30 and outputs[2].metrics.drafted_tokens > 30
 
 
 def test_every_step_of_an_adaptive_request_has_its_reason(folder: Path) -> None:
@@ -88,7 +117,7 @@ def test_every_step_of_an_adaptive_request_has_its_reason(folder: Path) -> None:
     assert plain.metrics.decisions == {}
 
 
-class Guessing(Broken):
+class Proposing(Broken):
     """Guesses what it is told to, and counts whom it holds."""
 
     def __init__(self, draft: Draft) -> None:
@@ -117,12 +146,12 @@ def a_draft(*tokens: int, score: float = 0.5, origin: str = "broken", q: Any = N
         *("narrow q", "q of no numbers", "q without it", "q of too much"),
     ],
 )
-def test_guesses_that_the_target_cannot_run_count_as_a_failure(
+def test_drafts_that_the_target_cannot_run_count_as_a_failure(
     folder: Path, draft: Draft, caplog: pytest.LogCaptureFixture
 ) -> None:
     llm = LLM(str(folder))
     plain = llm.generate(PROMPTS, PARAMS, spec="off")
-    llm.engine.guesser.proposers["broken"] = Guessing(draft)
+    llm.engine.speculation.assignments.proposers["broken"] = Proposing(draft)
     specs = [Spec((ProposerChoice("broken"),)), Spec(), Spec((ProposerChoice("ngram"),))]
     outputs = run(llm, specs)
     assert [output.token_ids for output in outputs] == [output.token_ids for output in plain]
@@ -144,23 +173,23 @@ def run(llm: LLM, specs: list[Spec], params: SamplingParams = PARAMS) -> list[Co
 def test_proposers_that_nobody_uses_are_let_go(folder: Path) -> None:
     """But for the last few, and never one whose text still runs; a model goes with its last proposer."""
     llm = LLM(str(folder))
-    guesser, params = llm.engine.guesser, SamplingParams(max_tokens=2, ignore_eos=True)
+    speculation, params = llm.engine.speculation, SamplingParams(max_tokens=2, ignore_eos=True)
     llm.engine.add("long", PROMPTS[0], replace(PARAMS, max_tokens=400), parse_spec("ngram:k=5+quantised:k=2"))
     for k in range(1, 30):
         llm.engine.add(str(k), PROMPTS[1], params, parse_spec(f"suffix:k={k}"))
         while llm.engine.is_live(str(k)):
             llm.engine.step()
-        assert len(guesser.proposers) <= 10
-    assert {"ngram:k=5", "quantised:k=2", "suffix:k=29"} <= set(guesser.proposers)
+        assert len(speculation.assignments.proposers) <= 10
+    assert {"ngram:k=5", "quantised:k=2", "suffix:k=29"} <= set(speculation.assignments.proposers)
     assert set(llm.engine.kv.groups) == {"target", "quantised int4"}
     llm.engine.abort("long")
-    kept = list(guesser.proposers)
+    kept = list(speculation.assignments.proposers)
     llm.generate(PROMPTS[0], params, spec=kept[0])
     llm.generate(PROMPTS[0], params, spec="ngram:k=7")
-    assert kept[0] in guesser.proposers, "it was asked for a moment ago"
+    assert kept[0] in speculation.assignments.proposers, "it was asked for a moment ago"
     for k in range(1, 9):
         llm.generate(PROMPTS[0], params, spec=f"ngram:k={k}")
-    assert len(guesser.proposers) == 8
+    assert len(speculation.assignments.proposers) == 8
     assert set(llm.engine.kv.groups) == {"target"}
 
 
@@ -172,7 +201,7 @@ def test_a_proposer_that_has_failed_is_still_told_which_texts_are_gone(folder: P
             self.released |= set(sequence_ids)
 
     llm = LLM(str(folder))
-    llm.engine.guesser.proposers["broken"] = Holding("observe")
+    llm.engine.speculation.assignments.proposers["broken"] = Holding("observe")
     run(llm, [Spec((ProposerChoice("broken"),))] * 3)
     assert len(Holding.released) == 3
 
@@ -181,7 +210,7 @@ def test_a_proposer_that_has_failed_is_still_told_which_texts_are_gone(folder: P
 def test_drafts_are_merged_in_the_order_of_the_request(folder: Path, first: str) -> None:
     llm = LLM(str(folder))
     names = ["one", "other"]
-    llm.engine.guesser.proposers.update({name: Guessing(a_draft(1, origin=name)) for name in names})
+    llm.engine.speculation.assignments.proposers.update({name: Proposing(a_draft(1, origin=name)) for name in names})
     names.sort(key=lambda name: name != first)
     llm.engine.add("0", PROMPTS[0], PARAMS, Spec(tuple(map(ProposerChoice, names))))
     (sequence,) = llm.engine._by_request["0"]
@@ -190,7 +219,7 @@ def test_drafts_are_merged_in_the_order_of_the_request(folder: Path, first: str)
     assert set(sequence.counters.drafted_by_origin) == {first}
 
 
-@pytest.mark.parametrize("method", ["ask", "choose", "observe", "release", "make"])
+@pytest.mark.parametrize("method", ["draft_budget", "choose", "observe", "release", "make"])
 @pytest.mark.parametrize("acceptance", ["match", "rejection"])
 def test_a_controller_that_fails_leaves_plain_decoding(
     folder: Path, method: str, acceptance: str, caplog: pytest.LogCaptureFixture
@@ -201,12 +230,12 @@ def test_a_controller_that_fails_leaves_plain_decoding(
     llm = LLM(str(folder))
     params = replace(PARAMS, temperature=0.0, acceptance=acceptance)
     plain = llm.generate(PROMPTS, params, spec="off")
-    guesser = llm.engine.guesser
+    speculation = llm.engine.speculation
     if method == "make":
-        guesser._make_controller = fail
+        speculation._make_controller = fail
     else:
-        guesser.prepare(parse_spec("auto"))
-        setattr(guesser.controller, method, fail)
+        speculation.prepare(parse_spec("auto"))
+        setattr(speculation.controller, method, fail)
     specs = [parse_spec("auto(ngram+early_exit)"), parse_spec("auto"), parse_spec("off")]
     for _ in range(2):
         outputs = run(llm, specs, params)
@@ -218,38 +247,38 @@ def test_a_controller_that_fails_leaves_plain_decoding(
 
 
 @pytest.mark.parametrize("free", [True, False])
-def test_what_a_request_asked_for_itself_is_not_charged_to_the_controller(folder: Path, free: bool) -> None:
-    class Slow(Guessing):
+def test_what_a_request_queried_for_itself_is_not_charged_to_the_controller(folder: Path, free: bool) -> None:
+    class Slow(Proposing):
         def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
             time.sleep(0.05)
             return super().propose(sequences, budgets)
 
     llm = LLM(str(folder))
-    guesser = llm.engine.guesser
-    guesser.prepare(parse_spec("auto"))
-    assert guesser.controller is not None
+    speculation = llm.engine.speculation
+    speculation.prepare(parse_spec("auto"))
+    assert speculation.controller is not None
     slow = Slow(a_draft(1))
     slow.free = free
-    guesser.proposers["broken"] = slow
+    speculation.assignments.proposers["broken"] = slow
     seen: list[StepTimes] = []
-    observe = guesser.controller.observe
+    observe = speculation.controller.observe
 
     def watched(*arguments: Any) -> None:
         seen.append(arguments[-1])
         observe(*arguments)
 
-    guesser.controller.observe = watched  # type: ignore[method-assign]
+    speculation.controller.observe = watched  # type: ignore[method-assign]
     run(llm, [Spec((ProposerChoice("broken"),)), parse_spec("auto"), Spec()], replace(PARAMS, max_tokens=8))
-    assert len(seen) >= 8 and any(times.asking_s for times in seen)
-    assert all(times.draft_s == times.waking_s == 0 and times.asking_s < 0.05 for times in seen)
-    assert guesser.controller.costs.draft("broken") is None
+    assert len(seen) >= 8 and any(times.query_s for times in seen)
+    assert all(times.draft_s == times.catch_up_s == 0 and times.query_s < 0.05 for times in seen)
+    assert speculation.controller.costs.draft("broken") is None
 
 
-def test_proposers_that_are_not_asked_are_counted_so(folder: Path) -> None:
+def test_proposers_that_are_not_queried_are_counted_so(folder: Path) -> None:
     llm = LLM(str(folder))
-    llm.engine.guesser.prepare(parse_spec("auto"))
-    assert llm.engine.guesser.controller is not None
-    llm.engine.guesser.controller.may_ask = lambda load: False  # type: ignore[method-assign]
+    llm.engine.speculation.prepare(parse_spec("auto"))
+    assert llm.engine.speculation.controller is not None
+    llm.engine.speculation.controller.may_query = lambda load: False  # type: ignore[method-assign]
     output = run(llm, [parse_spec("auto")] * 3)[0]
     steps = output.metrics.target_runs - 1
-    assert output.metrics.decisions == {"suffix: not asked": steps, "no guess": steps}
+    assert output.metrics.decisions == {"suffix: not queried": steps, "nothing proposed": steps}

@@ -131,16 +131,16 @@ CASES = (
 )
 
 
-def law_checks(samples: int, tick: Tick, cases: Sequence[Case] = CASES) -> list[Check]:
+def distribution_checks(samples: int, tick: Tick, cases: Sequence[Case] = CASES) -> list[Check]:
     """One check per case over the seeds 0 to samples - 1. Holm's correction keeps the whole at SIGNIFICANCE."""
     tests: list[GTest] = []
     for case in cases:
-        tests.append(g_test(Counter(write(case, seed) for seed in range(samples)), target_law()))
+        tests.append(g_test(Counter(write(case, seed) for seed in range(samples)), target_distribution()))
         tick()
     passed = holm([test.p_value for test in tests], SIGNIFICANCE)
     shift = f"a total variation of {math.sqrt(VISIBLE / samples):.2f} would show, less needs more samples"
     return [
-        Check(f"law: {case.name}", ok, f"{samples} texts, {test}; {shift}")
+        Check(f"distribution: {case.name}", ok, f"{samples} texts, {test}; {shift}")
         for case, test, ok in zip(cases, tests, passed, strict=True)
     ]
 
@@ -156,7 +156,7 @@ def write(case: Case, seed: int) -> Text:
     return text[:LENGTH]
 
 
-def target_law() -> dict[Text, float]:
+def target_distribution() -> dict[Text, float]:
     """The exact probability of every text."""
     return {
         text: math.prod(float(TARGET.row(text[:place])[token]) for place, token in enumerate(text))
@@ -176,12 +176,12 @@ class GTest:
         return f"{self.cells} cells, G = {self.statistic:.1f}, p = {self.p_value:.2g}"
 
 
-def g_test(counts: Counter[Text], law: dict[Text, float]) -> GTest:
+def g_test(counts: Counter[Text], distribution: dict[Text, float]) -> GTest:
     """The likelihood-ratio test of counts against a law; rare texts share one cell."""
     total = counts.total()
     cells: list[tuple[float, int]] = []  # expected, observed
     rare_expected, rare_observed = 0.0, 0
-    for text, probability in sorted(law.items(), key=lambda item: item[1]):
+    for text, probability in sorted(distribution.items(), key=lambda item: item[1]):
         if total * probability < FEWEST_EXPECTED or 0 < rare_expected < FEWEST_EXPECTED:
             rare_expected += total * probability
             rare_observed += counts[text]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from foredraft.backends.base import Backend, LayerKV
-from foredraft.engine.batch import ForwardBatch
+from foredraft.batch import ForwardBatch
 from foredraft.models.decoder import Decoder
 
 

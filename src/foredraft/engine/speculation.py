@@ -1,0 +1,258 @@
+"""The speculative part of a step: whose proposers are queried, what is merged and verified, and what it cost."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+from foredraft.control.controller import Controller, Load, StepTimes
+from foredraft.engine.assignments import Assignments
+from foredraft.proposers.base import Proposer
+from foredraft.proposers.merge import merge
+from foredraft.proposers.registry import ProposerChoice, Spec
+from foredraft.types import NO_DRAFT, Commit, Draft, Sequence, Work
+
+log = logging.getLogger(__name__)
+
+FAILED = "proposer failed"
+CONTROLLER_FAILED = "controller failed"
+NOT_QUERIED = "not queried"  # because no draft of it could pay, or because none did for a while
+
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class _Step:
+    """What one step remembers until its commits are known."""
+
+    load: Load  # what runs without the controller's drafts
+    drafts: list[Draft | None]  # of the controller's sequences, before anything was cut from them
+    may_query: bool | None = None  # proposers that take next to no time, for those sequences
+    draft_s: float = 0.0  # spent on proposers that take time
+    query_s: float = 0.0  # and on those that take next to none
+    catch_up_s: float = 0.0  # and on tokens that a model had not computed yet
+    reasons: list[list[str]] = field(default_factory=list)
+
+
+class Speculation:
+    """Drafts for every step, from the proposers that its requests chose, cut by the controller where they left that to
+    it. Proposers and controller may fail without harm: sequences go on without them."""
+
+    def __init__(
+        self,
+        make_proposer: Callable[[ProposerChoice], Proposer],
+        make_controller: Callable[[], Controller],
+        vocab_size: int,
+    ) -> None:
+        self.assignments = Assignments(make_proposer)
+        self._make_controller = make_controller
+        self._vocab_size = vocab_size  # of the target's logits
+        self.controller: Controller | None = None
+        self._controller_failed = False
+        self._step: _Step | None = None
+
+    def prepare(self, spec: Spec) -> int:
+        """Make what a request will need, before it is admitted; returns how many slots its drafts may take."""
+        if spec.adaptive and self.controller is None and not self._controller_failed:
+            try:
+                self.controller = self._make_controller()
+            except Exception:
+                self._give_controller_up()
+        return self.assignments.prepare(spec)
+
+    def register(self, sequence: Sequence, spec: Spec) -> None:
+        self.assignments.register(sequence, spec)
+
+    def propose(self, works: list[Work]) -> list[Work]:
+        """Give every work that has slots for one a draft, merged from those of its proposers."""
+        step = self._step = _Step(Load.of(works), [None] * len(works), reasons=[[] for _ in works])
+        proposed: list[dict[str, Draft]] = [{} for _ in works]
+        for name, proposer in self.assignments.proposers.items():
+            queried, budgets = self._budgets(name, proposer, works, step)
+            if not queried:
+                continue
+            drafts = self._query(name, proposer, [works[index] for index in queried], budgets, step)
+            for index, draft in zip(queried, drafts, strict=True):
+                if draft:
+                    proposed[index][name] = draft
+                elif self.assignments.has_failed(name, works[index].sequence):
+                    step.reasons[index].append(FAILED)
+        if any(proposed):
+            works = [
+                self._merged(work, drafts) if drafts else work for work, drafts in zip(works, proposed, strict=True)
+            ]
+        return self._chosen(works, step)
+
+    def wants_target_argmax(self, sequence: Sequence) -> bool:
+        """Whether a proposer of the sequence wants to know the target's argmax after every draft token."""
+        names = self.assignments[sequence].names
+        return any(self.assignments.proposers[name].wants_target_argmax for name in names)
+
+    def observe(self, works: Items[Work], commits: Items[Commit], run_s: float, overhead_s: float) -> None:
+        """Proposers learn the committed tokens, and the controller what they cost."""
+        for name, proposer in self.assignments.proposers.items():
+            self._observe(name, proposer, commits)
+        step = self._step
+        assert step is not None
+        adaptive = False
+        for work, reasons in zip(works, step.reasons, strict=True):
+            adaptive |= self.assignments[work.sequence].adaptive
+            for reason in reasons:
+                work.sequence.counters.decisions[reason] += 1
+        if not adaptive:
+            return  # no request here left the choice to the controller, so none waits for it to learn
+        times = StepTimes(step.draft_s, run_s, overhead_s, step.catch_up_s, step.query_s)
+        self._controlled(lambda controller: controller.observe(works, step.drafts, commits, step.load, times))
+
+    def release(self, sequence_ids: Iterable[int]) -> None:
+        ids = list(sequence_ids)
+        self.assignments.release(ids)
+        self._controlled(lambda controller: controller.release(ids))
+
+    def clear(self) -> None:
+        """Clear what proposers have learnt from finished sequences, so that the next run starts cold."""
+        for name, proposer in self.assignments.proposers.items():
+            self.assignments.guarded(name, (), proposer.clear)
+
+    def _budgets(self, name: str, proposer: Proposer, works: list[Work], step: _Step) -> tuple[list[int], list[int]]:
+        """Which works a proposer drafts for, and with how many nodes each."""
+        queried: list[int] = []
+        budgets: list[int] = []
+        for index, work in enumerate(works):
+            assignment = self.assignments[work.sequence]
+            if not work.num_lookahead_tokens or name not in assignment.names:
+                continue
+            if assignment.adaptive and self.controller is None:
+                continue
+            if self.assignments.has_failed(name, work.sequence):
+                step.reasons[index].append(FAILED)
+                continue
+            budget = work.num_lookahead_tokens
+            if assignment.adaptive and proposer.free:
+                if step.may_query is None:
+                    step.may_query = self._controlled(lambda controller: controller.may_query(step.load))
+                if not step.may_query:
+                    step.reasons[index].append(f"{proposer.name}: {NOT_QUERIED}")
+                    continue
+            if assignment.adaptive and not proposer.free:
+                decide = partial(_controlled_budget, work, name, proposer, step.load)
+                budget, reason = self._controlled(decide) or (0, CONTROLLER_FAILED)
+                step.reasons[index].append(f"{proposer.name}: {reason}")
+            if budget:
+                queried.append(index)
+                budgets.append(budget)
+        return queried, budgets
+
+    def _query(self, name: str, proposer: Proposer, works: list[Work], budgets: list[int], step: _Step) -> list[Draft]:
+        """One proposer's drafts; empty ones for sequences that it fails for."""
+        started = time.perf_counter()
+        drafts = self._drafts(name, proposer, works, budgets)
+        seconds = time.perf_counter() - started
+        # what a request chose itself is not the controller's
+        share = sum(self.assignments[work.sequence].adaptive for work in works) / len(works)
+        if proposer.free:
+            step.query_s += seconds * share
+        elif share:
+            nodes = sum(map(len, drafts))
+            catch_up_s = self._controlled(lambda controller: controller.observe_draft(name, nodes, seconds)) or 0.0
+            step.catch_up_s += catch_up_s * share
+            step.draft_s += (seconds - catch_up_s) * share
+        return drafts
+
+    def _drafts(self, name: str, proposer: Proposer, works: list[Work], budgets: list[int]) -> list[Draft]:
+        """Drafts for all works at once. If that fails, each work is tried alone, so that only those to blame lose."""
+        query = partial(self._checked, proposer, works, budgets)
+        if len(works) == 1:
+            return self.assignments.guarded(name, [works[0].sequence], query) or [NO_DRAFT]
+        try:
+            return query()
+        except Exception:
+            return [self._drafts(name, proposer, [work], [budget])[0] for work, budget in zip(works, budgets)]
+
+    def _observe(self, name: str, proposer: Proposer, commits: Items[Commit]) -> None:
+        """Tell a proposer every commit by itself: it may fail for one sequence and go on for the others."""
+        for commit in commits:
+            if not self.assignments.has_failed(name, commit.sequence):
+                self.assignments.guarded(name, [commit.sequence], partial(proposer.observe, [commit]))
+
+    def _checked(self, proposer: Proposer, works: list[Work], budgets: list[int]) -> list[Draft]:
+        """A proposer's drafts, if they are such that the target can run them."""
+        drafts = proposer.propose([work.sequence for work in works], budgets)
+        if len(drafts) != len(works):
+            raise ValueError(f"{len(drafts)} drafts were proposed for {len(works)} sequences")
+        for draft, budget in zip(drafts, budgets, strict=True):
+            if len(draft) > budget:
+                raise ValueError(f"{len(draft)} tokens were drafted, but the budget is {budget}")
+            if draft and not 0 <= min(draft.tokens) <= max(draft.tokens) < self._vocab_size:
+                raise ValueError(f"a draft token is not in the target's vocabulary of {self._vocab_size}")
+            if not all(0 < score <= 1 for score in draft.scores):
+                raise ValueError(f"scores must be probabilities above 0, not {draft.scores}")
+            if draft.q is not None:
+                self._check_q(draft)
+        return drafts
+
+    def _check_q(self, draft: Draft) -> None:
+        """Rules that trust q would accept any token under a q that is no distribution."""
+        if tuple(draft.q.shape) != (len(draft), self._vocab_size):
+            raise ValueError(f"q has the shape {tuple(draft.q.shape)}, not {(len(draft), self._vocab_size)}")
+        drawn = draft.q[list(range(len(draft))), list(draft.tokens)]
+        if not (drawn > 0).all() or not (draft.q >= 0).all() or not ((draft.q.sum(-1) - 1).abs() < 1e-3).all():
+            raise ValueError("q is no distribution from which these tokens can have been drawn")
+
+    def _merged(self, work: Work, drafts: dict[str, Draft]) -> Work:
+        """The work with the drafts of all its proposers, in the order in which the request names them."""
+        names = self.assignments[work.sequence].names
+        return work.with_draft(merge([drafts[name] for name in names if name in drafts], work.num_lookahead_tokens))
+
+    def _chosen(self, works: list[Work], step: _Step) -> list[Work]:
+        """The works with what the controller lets pass of the drafts that are its to decide about."""
+        mine = [self.assignments[work.sequence].adaptive and work.num_lookahead_tokens > 0 for work in works]
+        if not all(mine) and any(work.draft for work in works):  # fixed drafts run in any case
+            step.load = Load.of(
+                [work.with_draft(NO_DRAFT) if is_mine else work for work, is_mine in zip(works, mine, strict=True)]
+            )
+        if not any(mine):
+            return works
+        step.drafts = [work.draft if is_mine else None for work, is_mine in zip(works, mine, strict=True)]
+        chosen, reasons = self._controlled(
+            lambda controller: controller.choose(works, step.drafts, step.load)
+        ) or _without_controller(step.drafts)
+        decided: list[Work] = []
+        for work, is_mine, draft, reason, told in zip(works, mine, chosen, reasons, step.reasons, strict=True):
+            if is_mine:
+                told.append(reason)
+            decided.append(work.with_draft(draft) if is_mine and draft is not work.draft else work)
+        return decided
+
+    def _controlled(self, action: Callable[[Controller], _T]) -> _T | None:
+        """Let the controller do something; None where there is none, or where it fails."""
+        if self.controller is None:
+            return None
+        try:
+            return action(self.controller)
+        except Exception:
+            self._give_controller_up()
+            return None
+
+    def _give_controller_up(self) -> None:
+        self.controller, self._controller_failed = None, True
+        log.exception("The controller failed; sequences that leave the choice to it get no drafts any more.")
+
+
+def _controlled_budget(
+    work: Work, name: str, proposer: Proposer, load: Load, controller: Controller
+) -> tuple[int, str]:
+    most = min(work.num_lookahead_tokens, proposer.num_lookahead_tokens)
+    return controller.draft_budget(work, name, proposer.name, most, load)
+
+
+def _without_controller(drafts: list[Draft | None]) -> tuple[list[Draft], list[str]]:
+    """Nothing is verified, but for drafts that were sampled: dropping those after looking at them would bias the
+    output."""
+    kept = [draft if draft is not None and draft.q is not None else NO_DRAFT for draft in drafts]
+    return kept, [CONTROLLER_FAILED] * len(kept)
