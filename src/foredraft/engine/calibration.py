@@ -107,7 +107,7 @@ def _chain(text: Sequence, context: int, tokens: list[int], rows: int) -> Work:
 
 def _time(runner: Runner, kv: KVCache, work: Work) -> float:
     started = time.perf_counter()
-    logits = runner.forward(pack([work], kv.block_size, runner.backend.device)).logits
+    logits = runner.forward(pack([work], kv.block_size)).logits
     if len(logits):
         float(logits[-1, 0])  # a device may still be at work: reading a number waits for it
     return time.perf_counter() - started

@@ -96,7 +96,7 @@ def layers_agree(backend: Backend, decoder: Decoder) -> bool:
         sequences = [_sequence(text, [2, 0, 5, 7, 9]), _sequence(other, [1, 3, 4, 6, 8])][: 1 + with_other]
         digest = hashlib.sha256()
         for piece in pieces:
-            batch = pack([Work(sequence, piece) for sequence in sequences], block_size, backend.device)
+            batch = pack([Work(sequence, piece) for sequence in sequences], block_size)
             _add_bits(digest, few.logits(few.run(batch, kv, backend).normed[:piece], backend))
             for sequence in sequences:
                 sequence.num_computed_tokens += piece
