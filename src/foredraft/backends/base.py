@@ -228,9 +228,9 @@ class Backend(Protocol):
         """x through the layers of `span`, whose caches are kv[span]: the bits of the function `run_layers`. Returns x
         and its norm, by the weights that come next. May overwrite x."""
 
-    def prepare(self, batch: ForwardBatch) -> ForwardBatch:
-        """The plan of one run: the batch on this device, maybe with further rows that read and write nothing, and with
-        the logits of all rows wanted."""
+    def prepare(self, batch: ForwardBatch, shape: AttentionShape) -> ForwardBatch:
+        """The plan of one run through layers of this shape: the batch on this device, maybe with further rows that read
+        and write nothing, and with the logits of all rows wanted."""
 
     def replay(self, owner: object, plan: ForwardBatch, compute: Callable[[ForwardBatch], T]) -> T:
         """compute(plan), or what it gives by the replay of a graph that was captured for `owner` and this shape. The

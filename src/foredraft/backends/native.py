@@ -273,7 +273,7 @@ class NativeBackend:
             raise _refusal("run_layers", code)
         return x, normed
 
-    def prepare(self, batch: ForwardBatch) -> ForwardBatch:
+    def prepare(self, batch: ForwardBatch, shape: AttentionShape) -> ForwardBatch:
         return batch
 
     def replay(self, owner: object, plan: ForwardBatch, compute: Callable[[ForwardBatch], T]) -> T:

@@ -102,7 +102,7 @@ class TorchBackend:
     ) -> tuple[Tensor, Tensor]:
         return run_layers(self, x, stack, span, kv, batch)
 
-    def prepare(self, batch: ForwardBatch) -> ForwardBatch:
+    def prepare(self, batch: ForwardBatch, shape: AttentionShape) -> ForwardBatch:
         return batch if self.device.type == "cpu" else batch.to(self.device)
 
     def replay(self, owner: object, plan: ForwardBatch, compute: Callable[[ForwardBatch], T]) -> T:

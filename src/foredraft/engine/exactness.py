@@ -23,6 +23,7 @@ from foredraft.errors import InvalidParameter
 from foredraft.models.decoder import Decoder
 from foredraft.models.rope import rope_table
 from foredraft.params import SamplingParams
+from foredraft.runtime.runner import Runner
 from foredraft.types import Sequence, Work
 
 ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64)
@@ -93,11 +94,12 @@ def layers_agree(backend: Backend, decoder: Decoder) -> bool:
             LayerKV(*(torch.zeros(slots, dtype=backend.kv_dtype, device=backend.device) for _ in "kv"))
             for _ in few.layers
         ]
+        runner = Runner(few, backend, kv)
         sequences = [_sequence(text, [2, 0, 5, 7, 9]), _sequence(other, [1, 3, 4, 6, 8])][: 1 + with_other]
         digest = hashlib.sha256()
         for piece in pieces:
             batch = pack([Work(sequence, piece) for sequence in sequences], block_size)
-            _add_bits(digest, few.logits(few.run(batch, kv, backend).normed[:piece], backend))
+            _add_bits(digest, runner.forward(batch).logits[:piece])
             for sequence in sequences:
                 sequence.num_computed_tokens += piece
         return digest.digest()
@@ -132,7 +134,7 @@ def _distinct_linears(decoder: Decoder) -> list[Linear]:
 
 
 def _sequence(tokens: list[int], block_table: list[int]) -> Sequence:
-    params = SamplingParams()
+    params = SamplingParams(prompt_logprobs=0)  # so that the logits of all rows are wanted
     return Sequence(0, "", 0, list(tokens), len(tokens), params, 0, 1, block_table=block_table)
 
 

@@ -34,7 +34,7 @@ class Runner:
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
         """The batch through the model. A backend may run more rows than there are, and compute all their logits: what
         was not wanted is cut off here."""
-        plan = self.backend.prepare(batch)
+        plan = self.backend.prepare(batch, self.decoder.layers[0].shape)
         output = self.backend.replay(self, plan, self._compute)
         if plan.num_rows == batch.num_rows and plan.num_logits == batch.num_logits:
             return output
