@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -46,18 +47,32 @@ def ensure_exact(backend: Backend, decoder: Decoder, dtype: str, cache_file: Pat
     """Prove row invariance, or read the proof, and set the tiles that it needs. Raises InvalidParameter if there is
     none."""
     key = disk_cache.machine_key(backend, decoder, dtype)
-    known = disk_cache.read(cache_file, key)
+    known = disk_cache.read(cache_file, key, partial(_parse_row_counts, backend))
     if known is not None:
-        _set_tiles(backend, tuple(known))
-        return ExactReport(tuple(known), from_cache=True)
+        _set_tiles(backend, known)
+        return ExactReport(known, from_cache=True)
     counts = agreeing_row_counts(backend, decoder)
     _set_tiles(backend, counts)
-    if not isinstance(backend, TorchBackend) and counts != ROW_COUNTS:
+    if not _enough(backend, counts):
         raise InvalidParameter(_refusal(backend))
     if not layers_agree(backend, decoder):
         raise InvalidParameter(_refusal(backend))
     disk_cache.write(cache_file, key, list(counts))
     return ExactReport(counts, from_cache=False)
+
+
+def _parse_row_counts(backend: Backend, value: object) -> tuple[int, ...] | None:
+    """Row counts that an earlier proof may have found."""
+    if not isinstance(value, list) or not all(type(count) is int for count in value):
+        return None
+    counts = tuple(value)
+    possible = counts == tuple(sorted(set(counts) & set(ROW_COUNTS))) and _enough(backend, counts)
+    return counts if possible else None
+
+
+def _enough(backend: Backend, counts: tuple[int, ...]) -> bool:
+    """Torch's kernels are run in tiles of row counts that agree. With others, all must agree."""
+    return bool(counts) if isinstance(backend, TorchBackend) else counts == ROW_COUNTS
 
 
 @torch.inference_mode()
