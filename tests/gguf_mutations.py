@@ -226,7 +226,8 @@ def _any_value(chance: random.Random) -> Value:
 
 def _any_scalar(kind: int, chance: random.Random) -> Any:
     if kind == STRING:
-        return chance.choice(("", "x", "a b", "gpt2", "llama", "default", "linear", "yarn", "<s>", "é▁", "z" * 5000))
+        words = ("", " ", "x", "a b", "x:1", "$A", "é▁", "<s>", "z" * 400, "z" * 5000)
+        return chance.choice((*words, "gpt2", "llama", "default", "linear", "yarn"))
     if kind in (F32, F64):
         return chance.choice((0.0, -1.0, 1e-30, 1.0, 1e30, float("inf"), float("nan"), -float("inf")))
     if kind == BOOL:

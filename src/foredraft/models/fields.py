@@ -9,7 +9,7 @@ from typing import Any
 
 from foredraft.errors import InvalidModel
 
-MAX_LAYERS = 4096  # thirty times as many as any model has; what is made per layer stays small
+MAX_LAYERS = 1024  # eight times as many as any model has; what is made per layer stays small
 _MAX_INTEGER = 2**31 - 1  # sizes and positions are 32-bit integers in the kernels
 _MAX_NUMBER = 3.4e38  # what float32 holds
 _MAX_SHOWN = 80

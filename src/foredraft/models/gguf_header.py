@@ -28,7 +28,7 @@ _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT, _MIN_ALIGNMENT, _MAX_ALIGNMENT = 32, 8, 1 << 16
 _MAX_DIMENSIONS = 4
 # No model comes near these. They keep what Python makes of a header in proportion to it.
-_MAX_FIELDS, _MAX_TENSORS, _MAX_ARRAY = 1 << 16, 1 << 16, 1 << 22
+_MAX_FIELDS, _MAX_TENSORS, _MAX_ARRAY = 1 << 14, 1 << 14, 1 << 21
 # The fewest bytes: a field's name, type and value; a tensor's name, number of dimensions, one of them, type and offset.
 _FIELD_BYTES, _TENSOR_BYTES, _STRING_BYTES = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8, 8
 _STRING, _ARRAY = 8, 9

@@ -12,7 +12,7 @@ from typing import Any
 from foredraft.errors import InvalidModel
 from foredraft.models.fields import is_whole, shown
 
-MAX_TOKEN_LENGTH = 1024  # characters; vocabularies have tokens of up to 128 or so
+MAX_TOKEN_LENGTH = 512  # characters; vocabularies have tokens of up to 128 or so
 
 
 def _list_of(is_entry: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -43,6 +43,7 @@ _FIELDS = {
     "tokenizer.ggml.token_type": "a list of whole numbers",
     "tokenizer.ggml.scores": "a list of numbers",
     "tokenizer.ggml.add_bos_token": "true or false",
+    "tokenizer.ggml.add_eos_token": "true or false",
     "tokenizer.ggml.add_space_prefix": "true or false",
     "tokenizer.ggml.unknown_token_id": "a whole number",
     "tokenizer.ggml.padding_token_id": "a whole number",

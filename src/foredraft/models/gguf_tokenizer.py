@@ -16,6 +16,8 @@ _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5  # values of tokenizer.ggml.token_typ
 # Tokens that end a turn in chat templates; many files name only the end of the document in eos_token_id.
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>")
 
+_MAX_SPLITS = 8  # of a token into two others, on average; Llama 2 has 2
+
 # How text is cut into words before the merges apply.
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -120,7 +122,8 @@ def _sentencepiece(
     if len(scores) != num_tokens:
         raise InvalidModel(f"{path}: tokenizer.ggml.scores has {len(scores)} entries for {num_tokens} tokens.")
     unknown = special_tokens(metadata).get("unk_token")
-    merges = _merges_from_scores(vocab, scores)
+    unknown = unknown if unknown in vocab else None  # it may be marked as unused
+    merges = _merges_from_scores(vocab, scores, path)
     tokenizer = Tokenizer(
         _bpe(models, path, vocab=vocab, merges=merges, fuse_unk=True, byte_fallback=True, unk_token=unknown)
     )
@@ -138,14 +141,18 @@ def _sentencepiece(
     return tokenizer
 
 
-def _merges_from_scores(vocab: dict[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
+def _merges_from_scores(vocab: dict[str, int], scores: Sequence[float], path: Path) -> list[tuple[str, str]]:
     """SentencePiece merges the pair whose joint token scores best: every split of every token, best score first."""
     merges = []
+    most = _MAX_SPLITS * len(vocab) + 1000
     for token, index in vocab.items():
         splits = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
         known = [(left, right) for left, right in splits if left in vocab and right in vocab]
         known.sort(key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
         merges += [(scores[index], len(left), len(right), left, right) for left, right in known]
+        if len(merges) > most:
+            problem = f"tokenizer.ggml.tokens has more than {most} splits of a token into two others"
+            raise InvalidModel(f"{path}: {problem}, which no SentencePiece vocabulary has; download it again.")
     merges.sort(key=lambda merge: merge[:3], reverse=True)
     return [(left, right) for *_, left, right in merges]
 
@@ -172,7 +179,8 @@ def _begin_with_bos(tokenizer: tokenizers.Tokenizer, metadata: dict[str, Any], t
 
         if not 0 <= bos < len(tokens):
             raise InvalidModel(f"{path}: tokenizer.ggml.bos_token_id is {bos}, but there are {len(tokens)} tokens.")
-        tokenizer.post_processor = TemplateProcessing(single=f"{tokens[bos]} $A", special_tokens=[(tokens[bos], bos)])
+        named = {"id": "bos", "ids": [bos], "tokens": [tokens[bos]]}  # a token may be spelled like a template
+        tokenizer.post_processor = TemplateProcessing(single=["bos", "$A"], special_tokens=[named])
 
 
 def _bpe(models: Any, path: Path, **arguments: Any) -> Any:
