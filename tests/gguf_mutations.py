@@ -6,6 +6,7 @@ import random
 import struct
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -89,8 +90,10 @@ class GGUF:
         return out + self.data
 
 
+@cache
 def base_files() -> list[GGUF]:
-    """Models that load: dense and quantised, tied and untied, fused, both kinds of tokenizer, both stretched ropes."""
+    """Models that load: dense and quantised, tied and untied, fused, both kinds of tokenizer, both stretched ropes.
+    Whoever changes one works on a copy."""
     kinds = GGMLQuantizationType
     return [
         _base("llama", kinds.F32, 32, _byte_level()),
@@ -197,7 +200,7 @@ def _base(
         count = rows_and_columns[0] * (rows_and_columns[1] if matrix else 1)
         tensors.append(Tensor(name, list(reversed(rows_and_columns)), int(tensor_kind), len(data)))
         # Halves and floats of these bytes are positive and small.
-        data += bytes(source.choice((0x10, 0x20, 0x30)) for _ in range(count // length * size))
+        data += bytes(source.choices((0x10, 0x20, 0x30), k=count // length * size))
         data += bytes(-len(data) % _ALIGNMENT)
     return GGUF(list(fields.items()), tensors, bytes(data))
 
