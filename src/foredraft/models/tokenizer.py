@@ -47,7 +47,7 @@ class Tokenizer:
         """From the metadata of a GGUF file; `path` is for messages."""
         return cls(
             gguf_tokenizer.build(metadata, path),
-            metadata.get("tokenizer.ggml.bos_token_id"),
+            gguf_tokenizer.token_id(metadata, "bos"),
             gguf_tokenizer.eos_token_ids(metadata),
             gguf_tokenizer.special_tokens(metadata),
             metadata.get("tokenizer.chat_template"),
