@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,11 +38,28 @@ def test_places_are_those_of_a_full_search(steps: list[tuple[str, int]]) -> None
             index.forget(count)
             del tokens[:count]
             start += count
-        assert (index.tokens, index.start) == (tokens, start)
+        assert (index.tokens[index.start - index.offset :], index.start) == (tokens, start)
+        assert len(index.tokens) <= 2 * len(tokens) + 1, "what is forgotten goes sooner or later"
         for n in LENGTHS:
-            assert index.places(tokens, n) == searched(tokens, start, tokens, n)
+            places = searched(tokens, start, tokens, n)
+            assert index.places(tokens, n) == places
+            assert index.latest(tokens, n, 2) == places[-2:]
     index.forget(len(tokens))
-    assert len(index) == 0
+    assert (len(index), index.tokens) == (0, [])
+
+
+def test_forgetting_costs_the_same_however_often_an_n_gram_occurred() -> None:
+    """A text that loops has one n-gram with as many places as tokens. To cut them one by one costs the square."""
+
+    def seconds(size: int) -> float:
+        index = Occurrences(LENGTHS)
+        index.follow([5] * size)
+        started = time.process_time()
+        for _ in range(size // 8):
+            index.forget(8)
+        return time.process_time() - started
+
+    assert min(seconds(64_000) for _ in range(3)) < 25 * min(seconds(8_000) for _ in range(3))
 
 
 @given(st.lists(texts, max_size=6))

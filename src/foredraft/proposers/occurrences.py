@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 _MOST_TAKEN_BACK = 64  # a text loses no more than a draft's tokens: it is enough to compare so many
 
 
 class Occurrences:
     """For n-grams of a few lengths, the places that follow them in a list of tokens, in order.
 
-    The list grows and shrinks at its end and is forgotten from its start; each token costs one look-up per length.
-    Places are counted from the first token there ever was. An n-gram is known by a 64-bit hash; a collision costs a bad
-    guess, nothing else.
+    The list grows and shrinks at its end and is forgotten from its start; each token costs a few look-ups per length,
+    whatever the length of the list. Places are counted from the first token there ever was. An n-gram is known by a
+    64-bit hash; a collision costs a bad draft, nothing else.
+
+    Forgotten tokens and places stay where they are until they are half of their list: to cut a list costs its length.
     """
 
     def __init__(self, lengths: tuple[int, ...]) -> None:
         self.lengths = lengths
         self.tokens: list[int] = []
-        self.start = 0  # the place of tokens[0]: how many were forgotten
+        self.offset = 0  # the place of tokens[0]
+        self.start = 0  # the place of the first token that is not forgotten
         self._places: dict[int, list[int]] = {}
 
     def __len__(self) -> int:
@@ -25,10 +30,11 @@ class Occurrences:
 
     @property
     def end(self) -> int:
-        return self.start + len(self.tokens)
+        return self.offset + len(self.tokens)
 
     def follow(self, text: list[int]) -> None:
-        """Become the index of `text`: what was there before, but for some of its last tokens, and more."""
+        """Become the index of `text`: what was there before, but for some of its last tokens, and more. Not for a list
+        of which something was forgotten."""
         known = len(self.tokens)
         tail = max(0, known - _MOST_TAKEN_BACK)
         if text[tail:known] != self.tokens[tail:]:
@@ -37,52 +43,73 @@ class Occurrences:
             self.append(token)
 
     def append(self, token: int) -> None:
-        end = len(self.tokens)
+        end = self.end
         for n in self.lengths:
-            if end >= n:
-                self._places.setdefault(self._key(end, n), []).append(self.start + end)
+            if end - n >= self.start:
+                self._places.setdefault(self._key(end, n), []).append(end)
         self.tokens.append(token)
 
     def shrink(self, length: int) -> None:
         """Take tokens back from the end until so many are left."""
-        while len(self.tokens) > length:
+        while self.end - self.start > length:
             self.tokens.pop()
+            end = self.end
             for n in self.lengths:
-                if len(self.tokens) >= n:
-                    self._take(len(self.tokens), n, -1)
+                if end - n >= self.start:
+                    key = self._key(end, n)
+                    places = self._places[key]
+                    assert places[-1] == end
+                    places.pop()
+                    self._tidy(key, n)
 
     def forget(self, count: int) -> None:
         """Forget the oldest tokens, and every n-gram that begins among them."""
+        first, self.start = self.start, self.start + count
         for n in self.lengths:
-            for end in range(n, min(n + count, len(self.tokens))):
-                self._take(end, n, 0)
-        del self.tokens[:count]
-        self.start += count
+            for end in range(first + n, min(first + n + count, self.end)):
+                self._tidy(self._key(end, n), n)
+        if 2 * (self.start - self.offset) >= len(self.tokens):
+            del self.tokens[: self.start - self.offset]
+            self.offset = self.start
 
     def places(self, suffix: list[int], n: int) -> list[int]:
         """The places that follow earlier occurrences of the last n tokens of `suffix`, oldest first. Not to be
         changed."""
-        return self._places.get(hash(tuple(suffix[-n:])), []) if len(suffix) >= n else []
+        return self._remembered(self._found(suffix, n), n)
+
+    def latest(self, suffix: list[int], n: int, most: int) -> list[int]:
+        """The last `most` of those places, at a cost that does not depend on how many there are."""
+        return self._remembered(self._found(suffix, n)[-most:], n)
 
     def matched(self, place: int, suffix: list[int], limit: int) -> int:
         """How many tokens before `place` are also the last ones of `suffix`, up to a limit."""
-        length, tokens, before = 0, self.tokens, place - self.start - 1
-        limit = min(limit, before + 1, len(suffix))
+        length, tokens, before = 0, self.tokens, place - self.offset - 1
+        limit = min(limit, place - self.start, len(suffix))
         while length < limit and tokens[before - length] == suffix[-1 - length]:
             length += 1
         return length
 
+    def _found(self, suffix: list[int], n: int) -> list[int]:
+        return self._places.get(hash(tuple(suffix[-n:])), []) if len(suffix) >= n else []
+
+    def _remembered(self, places: list[int], n: int) -> list[int]:
+        """These places without the leading ones whose n-gram is forgotten."""
+        oldest = self.start + n
+        return places if not places or places[0] >= oldest else places[bisect_left(places, oldest) :]
+
     def _key(self, end: int, n: int) -> int:
+        end -= self.offset
         return hash(tuple(self.tokens[end - n : end]))
 
-    def _take(self, end: int, n: int, side: int) -> None:
-        """Remove a place from one end of its n-gram's list."""
-        key = self._key(end, n)
-        places = self._places[key]
-        assert places[side] == self.start + end
-        places.pop(side)
-        if not places:
+    def _tidy(self, key: int, n: int) -> None:
+        """Drop an n-gram that has no places left, and forgotten places once they are half of all."""
+        places, oldest = self._places.get(key), self.start + n
+        if places is None:
+            return  # forgotten a moment ago, with a later place of the same n-gram
+        if not places or places[-1] < oldest:
             del self._places[key]
+        elif places[len(places) // 2] < oldest:
+            del places[: bisect_left(places, oldest)]
 
 
 def shared_prefix(one: list[int], other: list[int]) -> int:
