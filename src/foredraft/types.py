@@ -135,6 +135,7 @@ class Sequence:
     max_tokens: int  # params.max_tokens, cut to what the context holds
     num_computed_tokens: int = 0
     num_lookahead_tokens: int = 0  # KV slots to hold free beyond the known tokens, for a draft
+    prompt_key: int = 0  # gives every prompt noise of its own under `rejection` and `block`; 0 under `match`
     block_table: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -151,6 +152,17 @@ class Sequence:
     @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def noise_seed(self) -> int:
+        """What keys all noise of this sequence, together with the position."""
+        return self.seed ^ self.prompt_key
+
+    @property
+    def may_be_remembered(self) -> bool:
+        """Whether a proposer may use this output for later requests. Not if coins may have been thrown for it: the
+        same prompt and seed throw them again, and a draft must not know how they fall."""
+        return self.params.acceptance == "match" or self.params.temperature == 0
 
     @property
     def wants_prompt_logprobs(self) -> bool:

@@ -20,6 +20,7 @@ from foredraft.params import SamplingParams
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.merge import merge
 from foredraft.proposers.registry import ProposerChoice, parse_spec, proposer_names
+from foredraft.proposers.suffix import Suffix, SuffixOptions
 from foredraft.types import Commit, Draft, Sequence
 from tests.tiny_models import VOCAB, random_model, save_model
 
@@ -174,25 +175,67 @@ def test_a_draft_model_of_another_vocabulary_is_refused(folder: Path, tmp_path: 
         LLM(str(folder)).generate("x", spec="draft_model")
 
 
-def plain_sequence(tokens: list[int]) -> Sequence:
-    return Sequence(0, "", 0, tokens, 1, SamplingParams().resolved({}), seed=0, max_tokens=999)
+def plain_sequence(tokens: list[int], id: int = 0, **fields: Any) -> Sequence:
+    return Sequence(id, "", 0, tokens, 1, SamplingParams(**fields).resolved({}), seed=0, max_tokens=999)
+
+
+def remember(proposer: Suffix, tokens: list[int], **fields: Any) -> None:
+    """Let a request end with these tokens."""
+    proposer.observe([Commit(plain_sequence([7, *tokens], **fields), (), (), (), "stop")])
+
+
+def knows(proposer: Suffix, tokens: list[int], **fields: Any) -> bool:
+    """Whether a new request that ends with these tokens gets a draft."""
+    (draft,) = proposer.propose([plain_sequence([7, *tokens], **fields)], [8])
+    proposer.release([0])
+    return len(draft) > 0
 
 
 def test_the_suffix_store_forgets_the_oldest_answers() -> None:
-    from foredraft.proposers.suffix import Suffix, SuffixOptions
-
     proposer = Suffix(SuffixOptions(store=100))
     for id in range(50):
-        done = plain_sequence([1000 + 37 * id + j for j in range(30)])
-        proposer.observe([Commit(done, (), (), (), "stop")])
-    assert len(proposer._store.tokens) <= 100
-    assert len(proposer._store) <= 100 * len(proposer._lengths)
-    old, new = plain_sequence([7, 1001, 1002, 1003]), plain_sequence([7, 1000 + 37 * 49 + 1, 1000 + 37 * 49 + 2])
-    new.id = 1
-    assert [len(draft) > 0 for draft in proposer.propose([old, new], [8, 8])] == [False, True]
-    while proposer._sizes:
-        proposer._store.forget(proposer._sizes.popleft())
-    assert len(proposer._store) == 0, "what is forgotten leaves nothing behind"
+        remember(proposer, [1000 + 37 * id + j for j in range(30)])
+    (store,) = proposer._stores.values()
+    assert store.end - store.start <= 100 and len(store.tokens) <= 200
+    assert len(store) <= 100 * len(proposer._lengths)
+    assert not knows(proposer, [1001, 1002, 1003])
+    assert knows(proposer, [1000 + 37 * 49 + 1, 1000 + 37 * 49 + 2])
+    while proposer._answers:
+        proposer._forget_oldest()
+    assert len(store) == 0 and not proposer._stores, "what is forgotten leaves nothing behind"
+
+
+def test_answers_are_shared_only_among_equal_salts() -> None:
+    proposer = Suffix(SuffixOptions(store=100))
+    remember(proposer, [10, 11, 12, 13, 14], cache_salt="one")
+    assert knows(proposer, [10, 11, 12], cache_salt="one")
+    assert not knows(proposer, [10, 11, 12], cache_salt="other")
+    assert not knows(proposer, [10, 11, 12])
+    remember(proposer, [10, 11, 12, 13, 14])
+    assert knows(proposer, [10, 11, 12])
+    proposer.clear()
+    assert not knows(proposer, [10, 11, 12], cache_salt="one")
+
+
+def test_stores_of_all_salts_are_limited_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    proposer = Suffix(SuffixOptions(store=100))
+    remember(proposer, [10, 11, 12, 13, 14], cache_salt="0")
+    for salt in range(1, 60):
+        remember(proposer, [*range(20, 30)], cache_salt=str(salt))
+    assert sum(store.end - store.start for store in proposer._stores.values()) == proposer._num_stored <= 100
+    assert set(proposer._stores) == {str(salt) for salt in range(51, 60)}, "a salt goes with its last answer"
+    monkeypatch.setattr("foredraft.proposers.suffix._MOST_SALTS", 3)
+    remember(proposer, [1, 2], cache_salt="60")
+    assert set(proposer._stores) == {"58", "59", "60"}
+
+
+@pytest.mark.parametrize("acceptance", ["rejection", "block"])
+def test_what_coins_have_drawn_is_not_remembered(acceptance: str) -> None:
+    proposer = Suffix(SuffixOptions())
+    remember(proposer, [10, 11, 12, 13, 14], acceptance=acceptance, temperature=0.8)
+    assert not knows(proposer, [10, 11, 12])
+    remember(proposer, [10, 11, 12, 13, 14], acceptance=acceptance, temperature=0.0)
+    assert knows(proposer, [10, 11, 12], acceptance=acceptance, temperature=0.8), "no coin decides at temperature 0"
 
 
 def test_merging_keeps_the_best_nodes_and_their_ancestors() -> None:

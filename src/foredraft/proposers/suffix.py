@@ -16,6 +16,7 @@ from foredraft.proposers.occurrences import Occurrences
 from foredraft.types import NO_DRAFT, Commit, Draft, Sequence
 
 _MOST = 32  # occurrences that are looked at, the latest ones
+_MOST_SALTS = 1024  # among whose requests answers are shared
 _SEPARATOR = -1  # behind every answer in the store: nothing follows across it
 
 # An occurrence's continuation: tokens, the place in them where it begins, and after how many it comes round again:
@@ -30,7 +31,7 @@ class SuffixOptions:
     max_n: int = 16
     depth: float = 3.0  # a match of n tokens is followed for at most depth * n
     min_score: float = 0.1  # a node that is reached less often than this is not guessed
-    store: int = 100_000  # tokens of earlier answers that are remembered; 0: none
+    store: int = 100_000  # tokens of earlier answers that are remembered, of all salts together; 0: none
 
     def __post_init__(self) -> None:
         if not 1 <= self.k <= 64:
@@ -45,7 +46,8 @@ class SuffixOptions:
 
 
 class Suffix:
-    """One index per live text, and one of finished answers that forgets the oldest when it is full.
+    """One index per live text, and one of finished answers for every salt. Together these have a limit; beyond it the
+    oldest answers are forgotten. Answers are shared only among requests of equal salts.
 
     Where a suffix has occurred before, what followed is read off the tokens themselves: the occurrences that go on
     alike share a node of the draft, so a node's children are the ways in which its own occurrences part.
@@ -71,8 +73,9 @@ class Suffix:
 
     def observe(self, commits: Items[Commit]) -> None:
         for commit in commits:
-            if commit.finish_reason in ("stop", "length"):
-                self._remember(commit.sequence.output_token_ids)
+            sequence = commit.sequence
+            if commit.finish_reason in ("stop", "length") and sequence.may_be_remembered:
+                self._remember(sequence.params.cache_salt, sequence.output_token_ids)
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         for sequence_id in sequence_ids:
@@ -83,8 +86,9 @@ class Suffix:
 
     def clear(self) -> None:
         """Forget all finished answers."""
-        self._store = Occurrences(self._lengths)
-        self._sizes: deque[int] = deque()  # of the answers in the store, oldest first
+        self._stores: dict[str, Occurrences] = {}  # by salt; none is empty
+        self._answers: deque[tuple[str, int]] = deque()  # salts and sizes of those in the stores, oldest first
+        self._num_stored = 0  # tokens in all stores
 
     def _draft(self, sequence: Sequence, budget: int) -> Draft:
         """Best-first: always the node that is most likely reached, until nodes run out or get too unlikely."""
@@ -131,36 +135,48 @@ class Suffix:
             text = self._texts[sequence.id] = Occurrences(self._lengths)
         text.follow(sequence.token_ids)
         matched, places = self._longest(text, sequence.token_ids)
-        stored, stored_places = self._longest(self._store, sequence.token_ids)
+        store = self._stores.get(sequence.params.cache_salt)
+        stored, stored_places = (0, []) if store is None else self._longest(store, sequence.token_ids)
         endings: list[_Ending] = []
         if matched and matched >= stored:
             endings += [(text.tokens, place, text.end - place) for place in places]
-        if stored and stored >= matched:
-            offset, size = self._store.start, len(self._store.tokens)
-            endings += [(self._store.tokens, place - offset, size) for place in stored_places]
+        if store is not None and stored and stored >= matched:
+            endings += [(store.tokens, place - store.offset, len(store.tokens)) for place in stored_places]
         return max(matched, stored), endings
 
     def _longest(self, index: Occurrences, text: list[int]) -> tuple[int, list[int]]:
         """The longest match with the end of the text, up to max_n, and the places behind it."""
-        if not index.places(text, self._lengths[0]):
+        if not index.latest(text, self._lengths[0], 1):
             return 0, []  # as for most tokens of most texts
         for n in reversed(self._lengths):
-            lengths = {
-                place: index.matched(place, text, self.options.max_n) for place in index.places(text, n)[-_MOST:]
-            }
+            places = index.latest(text, n, _MOST)
+            lengths = {place: index.matched(place, text, self.options.max_n) for place in places}
             longest = max(lengths.values(), default=0)
             if longest >= self.options.min_n:
                 return longest, [place for place, length in lengths.items() if length == longest]
         return 0, []
 
-    def _remember(self, answer: list[int]) -> None:
-        if len(answer) >= self.options.store:
+    def _remember(self, salt: str, answer: list[int]) -> None:
+        size = len(answer) + 1
+        if size > self.options.store:
             return
+        store = self._stores.get(salt)
+        if store is None:
+            store = self._stores[salt] = Occurrences(self._lengths)
         for token in (*answer, _SEPARATOR):
-            self._store.append(token)
-        self._sizes.append(len(answer) + 1)
-        while len(self._store.tokens) > self.options.store:
-            self._store.forget(self._sizes.popleft())
+            store.append(token)
+        self._answers.append((salt, size))
+        self._num_stored += size
+        while self._num_stored > self.options.store or len(self._stores) > _MOST_SALTS:
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        salt, size = self._answers.popleft()
+        store = self._stores[salt]
+        store.forget(size)
+        self._num_stored -= size
+        if store.start == store.end:
+            del self._stores[salt]
 
 
 def _doubt(matched: int) -> float:
