@@ -18,6 +18,7 @@ from torch import Tensor
 from foredraft.audit import distribution, rows
 from foredraft.audit.distribution import (
     CASES,
+    VOCAB,
     Case,
     Drafter,
     Rule,
@@ -130,11 +131,21 @@ def states(change: Callable[[Tensor], Tensor]) -> Drafter:
     return drafter
 
 
+def point_masses(drafter: Drafter) -> Drafter:
+    """A draft that nobody sampled, stated as if it had been, so that coins are thrown for it."""
+
+    def stated(text: Text, seed: int) -> Draft:
+        draft = drafter(text, seed)
+        return replace(draft, q=torch.eye(VOCAB, dtype=torch.float64)[list(draft.tokens)])
+
+    return stated
+
+
 MUTANTS: dict[str, tuple[Rule, Drafter]] = {
     "resamples from p": (resamples_from_p, sampled_chain),
     "bonus after a rejection": (bonus_after_rejection, sampled_chain),
-    "shared coin": (shared_coin, unsampled_tree),
-    "coins met again by the next block": (coins_met_again, unsampled_chain),
+    "shared coin": (shared_coin, point_masses(unsampled_tree)),
+    "coins met again by the next block": (coins_met_again, point_masses(unsampled_chain)),
     "q not renormalised": (RULES["rejection"], states(lambda q: q * 0.5)),
     "untempered q": (RULES["rejection"], states(lambda q: (q.log() / 3).softmax(-1))),
 }

@@ -43,9 +43,10 @@ class TableTarget:
     def __init__(self, p: Table, context: tuple[int, ...]) -> None:
         self.p = p
         self.context = context
+        self.script = Script([])  # what a seed draws is up to it, too
 
     def token(self, node: int, path: list[int]) -> int:
-        raise AssertionError("only the match rule asks for the seed's token")
+        return self.script.draw(self.distribution(node, path), len(path))
 
     def distribution(self, node: int, path: list[int]) -> Tensor:
         return self.p((*self.context, *path))
@@ -79,7 +80,7 @@ def outcomes(
     scripts: list[list[int]] = [[]]
     while scripts:
         given = scripts.pop()
-        script = Script(given)
+        script = target.script = Script(given)
         _, tokens = rule(draft, target, script)
         weight = 1.0
         for place, (outcome, probabilities) in enumerate(script.taken):
@@ -159,13 +160,16 @@ def distance(found: Distribution) -> float:
     return sum(abs(found.get(text, 0.0) - probability) for text, probability in target_distribution().items()) / 2
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_the_distribution_is_the_targets(rule: str, drafter: str) -> None:
     assert distance(distribution(RULES[rule], DRAFTERS[drafter])) < 1e-12
 
 
-def test_the_match_rule_never_queries_for_chance() -> None:
+@pytest.mark.parametrize("rule", RULES)
+def test_no_coin_is_thrown_for_a_draft_that_nobody_sampled(rule: str) -> None:
+    """So the output is a function of the seed, whatever is drafted: a proposer may know how coins fell before."""
+
     class SeedTarget(TableTarget):
         def token(self, node: int, path: list[int]) -> int:
             return (1, 0, 2)[len(path)]
@@ -178,7 +182,20 @@ def test_the_match_rule_never_queries_for_chance() -> None:
             raise AssertionError
 
     draft = Draft((2, 1, 0, 1), (-1, -1, 1, 1), (0.5,) * 4, ("t",) * 4)
-    assert RULES["match"](draft, SeedTarget(P, ()), NoChance()) == ([1, 2], [1, 0, 2])
+    assert RULES[rule](draft, SeedTarget(P, ()), NoChance()) == ([1, 2], [1, 0, 2])
+    assert RULES[rule](NO_DRAFT, SeedTarget(P, ()), NoChance()) == ([], [1])
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("parents", [(-1, 0), (-1, -1)], ids=["chain", "siblings"])
+def test_match_accepts_a_draft_that_nobody_sampled_as_often_as_coins_would(rule: str, parents: tuple[int, ...]) -> None:
+    unsampled = Draft((2, 1), parents, (0.5,) * 2, ("t",) * 2)
+    point_masses = replace(unsampled, q=torch.eye(VOCAB, dtype=torch.float64)[[2, 1]])
+
+    def accepted_of(name: str, draft: Draft) -> float:
+        return sum(p * (len(tokens) - 1) for tokens, p in outcomes(RULES[name], draft, TableTarget(P, ())))
+
+    assert accepted_of("match", unsampled) == pytest.approx(accepted_of(rule, point_masses), abs=1e-12)
 
 
 def accepted(rule: str, length: int) -> float:

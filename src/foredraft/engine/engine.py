@@ -21,7 +21,7 @@ from foredraft.params import SamplingParams
 from foredraft.proposers.registry import Spec
 from foredraft.runtime.kv import KVCache
 from foredraft.runtime.runner import Runner
-from foredraft.sampling.noise import derived_seed
+from foredraft.sampling.noise import derived_seed, prompt_key
 from foredraft.sampling.verify import verify
 from foredraft.types import (
     TARGET,
@@ -86,6 +86,7 @@ class Engine:
         max_tokens = self._admit(prompt, params)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         num_lookahead_tokens = self.speculation.prepare(spec)
+        key = prompt_key(prompt, params.acceptance)
         now = time.perf_counter()
         for sample in range(params.n):
             sequence = Sequence(
@@ -98,6 +99,7 @@ class Engine:
                 seed=derived_seed(seed, sample),
                 max_tokens=max_tokens,
                 num_lookahead_tokens=num_lookahead_tokens,
+                prompt_key=key,
             )
             sequence.counters.arrival_time = now
             self._next_id += 1

@@ -201,7 +201,7 @@ class ModelDrafter:
         candidates = q.nonzero().flatten()
         # Keyed by where the draft starts: block verification looks at tokens that it then refuses, and the next draft,
         # which may come to the same position, must not meet their noise again.
-        key = stream_key(sequence.seed, sequence.num_tokens, DRAFT_STREAM)
+        key = stream_key(sequence.noise_seed, sequence.num_tokens, DRAFT_STREAM)
         noise = gumbel(uniform(key, candidates + (node + 1) * self.model.vocab_size))
         order = (q[candidates].log() + noise).topk(min(count, len(candidates))).indices
         for drawn, token in enumerate(candidates[order].tolist()):
@@ -245,6 +245,6 @@ def _coupled(logits: Tensor, sequence: Sequence, position: int, count: int) -> l
     if temperature > 0:
         allowed = values >= floor(logits, sequence.params)
         values, tokens = values[allowed], tokens[allowed]
-        values = values + temperature * gumbel(uniform(stream_key(sequence.seed, position), tokens)).float()
+        values = values + temperature * gumbel(uniform(stream_key(sequence.noise_seed, position), tokens)).float()
     probability, best = values.softmax(-1).topk(min(count, len(values)))
     return list(zip(tokens[best].tolist(), probability.tolist(), strict=True))

@@ -35,7 +35,7 @@ class NodeDraw:
     @property
     def key(self) -> int:
         """The key of the noise."""
-        return stream_key(self.sequence.seed, self.sequence.num_tokens + self.depth)
+        return stream_key(self.sequence.noise_seed, self.sequence.num_tokens + self.depth)
 
     def adjusted(self, logits: Tensor) -> Tensor:
         """The node's row [vocab] after penalties and bias, which see the tokens on the node's own path."""

@@ -11,6 +11,8 @@ import math
 import torch
 from torch import Tensor
 
+from foredraft.prefix import extended_name, root_name
+
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
@@ -30,6 +32,15 @@ def stream_key(seed: int, position: int, stream: int = MATCH_STREAM) -> int:
 def derived_seed(seed: int, sample: int) -> int:
     """The seed of the n-th sample of a request; the first one keeps the request's own."""
     return seed if sample == 0 else _mix(_mix(seed) + sample * _GOLDEN & _MASK) >> 1
+
+
+def prompt_key(prompt: list[int], acceptance: str) -> int:
+    """What sets the noise of a prompt apart from that of others under the same seed.
+
+    Under `match` nothing does: one seed has one noise. Under the other rules a prompt may quote an earlier output of
+    the same seed, which tells how coins fell. With noise of its own, its coins are independent of what it quotes.
+    """
+    return 0 if acceptance == "match" else int.from_bytes(extended_name(root_name(), prompt)[:8])
 
 
 def uniform(key: int, token_ids: Tensor) -> Tensor:

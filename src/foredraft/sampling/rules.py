@@ -1,8 +1,12 @@
 """The acceptance rules: which of a draft's tokens the target keeps, and the one token that it adds.
 
 Each rule sees the draft as a tree and asks for the target's distribution at the nodes that it reaches; it never knows
-who guessed. Chance comes from outside: keyed noise in the engine, every outcome in turn where a test enumerates the
-law.
+who proposed. Chance comes from outside: keyed noise in the engine, every outcome in turn where a test enumerates the
+distribution.
+
+Coins are for drafts that were sampled. Every rule judges others by `match`: it accepts a token that nobody sampled with
+the same probability, p(x), and its output does not depend on the draft. So a proposer may remember whatever it likes,
+even an answer that the same seed gave before.
 """
 
 from __future__ import annotations
@@ -52,18 +56,17 @@ def match(draft: Draft, target: Target, chance: Chance) -> Outcome:
 
 
 def rejection(draft: Draft, target: Target, chance: Chance) -> Outcome:
-    """Keep a guess x with probability min(1, p(x) / q(x)); after a refusal go on with what q left of p.
-
-    Siblings are tried in turn. A guess that was not sampled has a point mass for q: it is kept with probability p(x),
-    and then struck out of p.
-    """
+    """Accept a sampled token x with probability min(1, p(x) / q(x)); after a rejection go on with what q left of p.
+    Siblings are tried in turn."""
+    if draft.q is None:
+        return match(draft, target, chance)
     path: list[int] = []
     tokens: list[int] = []
     node = -1
     while True:
         p = target.distribution(node, tokens)
         for trial, child in enumerate(draft.children(node)):
-            token, q = draft.tokens[child], _draft_distribution(draft, child, p)
+            token, q = draft.tokens[child], draft.q[child]
             if chance.accepts(min(1.0, float(p[token] / q[token])), len(tokens), trial):
                 node = child
                 break
@@ -79,6 +82,8 @@ def block(draft: Draft, target: Target, chance: Chance) -> Outcome:
 
     A draft that is not a chain is judged node by node.
     """
+    if draft.q is None:
+        return match(draft, target, chance)
     if draft.parents != tuple(range(-1, len(draft) - 1)):
         return rejection(draft, target, chance)
     drafts = list(draft.tokens)
@@ -89,7 +94,7 @@ def block(draft: Draft, target: Target, chance: Chance) -> Outcome:
         if length == len(drafts):
             chances, rest = odds, p
         else:
-            rest = torch.clamp(odds * p - _draft_distribution(draft, length, p), min=0)
+            rest = torch.clamp(odds * p - draft.q[length], min=0)
             mass = float(rest.sum())
             chances = 1.0 if mass + 1 - odds == 0 else mass / (mass + 1 - odds)
         # All coins belong to the first position: a later draft, which starts further on, must not meet them again.
@@ -97,20 +102,10 @@ def block(draft: Draft, target: Target, chance: Chance) -> Outcome:
             kept, left = length, rest
         if length < len(drafts):
             token = drafts[length]
-            odds = min(1.0, odds * float(p[token] / _draft_distribution(draft, length, p)[token]))
+            odds = min(1.0, odds * float(p[token] / draft.q[length][token]))
     total = left.sum()
     token = chance.draw(left / total if total > 0 else target.distribution(kept - 1, drafts[:kept]), kept)
     return list(range(kept)), [*drafts[:kept], token]
-
-
-def _draft_distribution(draft: Draft, node: int, like: Tensor) -> Tensor:
-    """The distribution that a node's token was drawn from."""
-    if draft.q is not None:
-        q: Tensor = draft.q[node]
-        return q
-    point = torch.zeros_like(like)
-    point[draft.tokens[node]] = 1.0
-    return point
 
 
 def _residual(p: Tensor, q: Tensor) -> Tensor:

@@ -35,8 +35,8 @@ def verify(logits: Tensor, works: Items[Work], sample: Sampler = _draw_lazily) -
     for work in works:
         row += work.num_logits
         firsts.append(len(nodes))
-        if work.reaches_end and work.sequence.params.acceptance == "match":
-            nodes += _node_draws(work, row - 1 - len(work.draft))
+        if work.reaches_end and (work.draft.q is None or work.sequence.params.acceptance == "match"):
+            nodes += _node_draws(work, row - 1 - len(work.draft))  # coins are for drafts that were sampled
     assert row == len(logits)
     tokens = sample(logits, nodes)
     verdicts: list[Verdict] = []
@@ -65,7 +65,7 @@ def _judge(rows: Tensor, work: Work, tokens: Items[int], first: int) -> Verdict:
         return Verdict(prompt_logprobs=prompt_logprobs)
     target = _Target(rows[len(rows) - 1 - len(draft) :], work, tokens, first)
     try:
-        path, emitted = RULES[params.acceptance](draft, target, KeyedChance(sequence.seed, sequence.num_tokens))
+        path, emitted = RULES[params.acceptance](draft, target, KeyedChance(sequence.noise_seed, sequence.num_tokens))
     except _NotFiniteError:
         return Verdict(error="The model gave logits that are not finite numbers; this request was ended, others go on.")
     top = params.logprobs
