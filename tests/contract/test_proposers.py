@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 
 from foredraft.control.controller import Controller
-from foredraft.control.costs import Calibration, Costs
-from foredraft.control.economics import VerifyCurve
 from foredraft.errors import InvalidSpec
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
@@ -22,6 +20,7 @@ from foredraft.proposers.merge import merge
 from foredraft.proposers.registry import ProposerChoice, parse_spec, proposer_names
 from foredraft.proposers.suffix import Suffix, SuffixOptions
 from foredraft.types import Commit, Draft, Sequence
+from tests.steady_costs import SteadyCosts
 from tests.tiny_models import VOCAB, random_model, save_model
 
 ALL = proposer_names()
@@ -279,22 +278,6 @@ RUNS = [
     *((spec, 0.8, "match") for spec in PAIRS),
 ]
 ADAPTIVE = ["auto", "auto(ngram+quantised)", "auto(suffix+ngram+early_exit)"]
-
-
-class SteadyCosts(Costs):
-    """Those of a machine on which rows are nearly free, whatever the clock says."""
-
-    def __init__(self) -> None:
-        super().__init__(Calibration(VerifyCurve((1, 64), (1.0, 1.01)), context=16, seconds_per_key=0.0))
-
-    def is_known(self, rows: int) -> bool:
-        return True
-
-    def draft(self, proposer: str) -> float:
-        return 0.01
-
-    def observe_run(self, rows: int, keys: int, seconds: float) -> None:
-        """Nothing changes."""
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
