@@ -39,10 +39,11 @@ sanitize: .venv/.installed-dev ## the native kernels under the address and undef
 		$(BIN)/python -m pytest --capture=sys -p no:cacheprovider -p tests.malloc_tensors \
 		tests/native $(ARGS)
 
-lint: .venv/.installed-dev ## style and types
+lint: .venv/.installed-dev ## style, types and retired words
 	@$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format ."; exit 1; }
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
+	@$(BIN)/python tools/words.py
 
 bench-plain: .venv/.installed-dev ## plain decoding beside transformers; rewrites the table in README.md
 	@$(BIN)/python benchmarks/plain.py --readme $(ARGS)
