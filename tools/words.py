@@ -51,7 +51,9 @@ PROSE = {
     r"proposers? (is|are|was|were) (not |never )?asked|asked? (a|the|all|every|its) proposers?": "query",
     r"what it takes": "cost, time",
 }
-ORDINARY = re.compile(r"Moore's law|law of large numbers|power[- ]law", re.IGNORECASE)
+ORDINARY = re.compile(
+    r"Moore's law|law of large numbers|waking (a thread|another|torch's other threads)", re.IGNORECASE
+)
 
 _PROSE = [(re.compile(rf"\b(?:{pattern})\b", re.IGNORECASE), instead) for pattern, instead in PROSE.items()]
 _PARTS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")

@@ -29,7 +29,7 @@ def draw(figures: Outlook, file: Path) -> None:
     axes.axhline(1.0, color="grey", linestyle="--")
     axes.set_ylim(bottom=0.0)
     axes.set(
-        xlabel="drafted tokens per run", ylabel="speed-up", title=f"α = {figures.alpha:.3g}, c = {figures.cost:.3g}"
+        xlabel="draft tokens per run", ylabel="speed-up", title=f"α = {figures.alpha:.3g}, c = {figures.cost:.3g}"
     )
     try:
         figure.savefig(file)

@@ -1,7 +1,7 @@
 """What speculation gains: tokens and time of a cycle, the best draft length, and where it stops paying.
 
 A cycle drafts k tokens, verifies them in one run of k + 1 rows, and emits what was accepted and one token more. Costs
-are in units of a plain step: `cost` is that of one drafted token, `verify(rows)` that of a run, with verify(1) = 1.
+are in units of a plain step: `cost` is that of one draft token, `verify(rows)` that of a run, with verify(1) = 1.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def expected_tokens_by_depth(acceptances: Sequence[float]) -> float:
 
 
 def speedup(alpha: float, cost: float, k: int, verify: VerifyCost = flat) -> float:
-    """The rate of cycles of k drafted tokens in units of the plain rate."""
+    """The rate of cycles of k draft tokens in units of the plain rate."""
     _check_cost(cost)
     return expected_tokens(alpha, k) / (k * cost + verify(k + 1))
 
@@ -141,7 +141,7 @@ def break_even_alpha(cost: float, k_max: int, verify: VerifyCost = flat) -> floa
 
 
 def break_even_cost(alpha: float, k_max: int, verify: VerifyCost = flat) -> float | None:
-    """The cost of a drafted token below which some draft of 1 to k_max tokens pays; None when not even free ones do."""
+    """The cost of a draft token below which some draft of 1 to k_max tokens pays; None when not even free ones do."""
     _check_probability("alpha", alpha)
     _check_count("k_max", k_max, least=1)
     best = max((earned - (verify(k + 1) - 1.0)) / k for k, earned in enumerate(_accepted(alpha, k_max), 1))
@@ -250,7 +250,7 @@ def _check_probability(name: str, value: float) -> None:
 
 def _check_cost(cost: float) -> None:
     if not (cost >= 0 and math.isfinite(cost)):
-        raise InvalidParameter(f"cost={cost} must be a number of at least 0: plain steps per drafted token.")
+        raise InvalidParameter(f"cost={cost} must be a number of at least 0: plain steps per draft token.")
 
 
 def _check_count(name: str, value: int, least: int) -> None:
