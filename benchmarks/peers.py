@@ -35,7 +35,7 @@ TIMEOUT_S = 600  # for one answer, loading included
 
 
 class PeerError(Exception):
-    """An engine did not do what it was asked; the message is for the report."""
+    """An engine did not do its task; the message is for the report."""
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Child:
         child.about = child.answer()
         return child
 
-    def draft_budget(self, prompt: list[int], max_tokens: int, stop: list[int], mode: str) -> dict[str, Any]:
+    def request(self, prompt: list[int], max_tokens: int, stop: list[int], mode: str) -> dict[str, Any]:
         request = {"prompt": prompt, "max_tokens": max_tokens, "stop": stop, "mode": mode}
         assert self.process.stdin is not None
         try:
@@ -92,7 +92,7 @@ class Child:
 
     def close(self) -> None:
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # it may have died with a question unread
+        with suppress(BrokenPipeError):  # it may have died before it read the last request
             self.process.stdin.close()
         try:
             self.process.wait(timeout=10)
@@ -136,7 +136,7 @@ def make_task(model: Path, max_tokens: int, prompts: int) -> Task:
 
 
 class Measurement:
-    """Asks all engines in turn, and goes on without those that fail."""
+    """Queries all engines in turn, and goes on without those that fail."""
 
     def __init__(self, task: Task, children: list[Child], results: Results) -> None:
         self.task, self.children, self.results = task, children, results
@@ -175,7 +175,7 @@ class Measurement:
         if not self.results.runs(child.peer, mode):
             return None
         try:
-            return child.draft_budget(prompt, max_tokens, self.task.stop if stop is None else stop, mode)
+            return child.request(prompt, max_tokens, self.task.stop if stop is None else stop, mode)
         except PeerError as error:
             dead = child.process.poll() is not None
             self.results.fail(child.peer, child.peer.modes if dead or mode == PLAIN else (mode,), str(error))
