@@ -5,7 +5,9 @@ Decoding is greedy, one prompt at a time, and nothing is remembered from one pro
 over the rounds of tokens after the first run of the model, all prompts of a kind together, per second. An engine or a
 mode that does not run is listed with the reason, and so is one that is left out because it would take too long.
 
-    make bench-peers [ARGS="--out results.json --rounds 2 --leave-out transformers:lookup-2 --readme bench-peers"]
+    make bench-peers [ARGS="--out results.json --rounds 2 --leave-out transformers:lookup-2 --publish"]
+
+`--publish` writes the figures to docs/results/ and renews docs/benchmarks.md and the table in README.md.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from common import PREFILL_TOKENS, Prompts, rewrite_readme, say
-from peer_report import report
+from common import PREFILL_TOKENS, Prompts, say
+from pages import write_pages
+from peer_report import body, peers_record
 from peer_results import CHAT, COPY, FOREDRAFT, LLAMA, OPENVINO, PEERS, PLAIN, TRANSFORMERS, Peer, Results
+from published import publish
 
 from foredraft.bench.report import cpu_name
 
@@ -240,7 +244,7 @@ def main() -> None:
     parser.add_argument("--openvino-python", type=Path, default=ROOT / ".peers/openvino/bin/python")
     parser.add_argument("--leave-out", action="append", default=[], metavar="ENGINE[:MODE]", help="may be repeated")
     parser.add_argument("--out", type=Path, help="write all figures and texts to this file")
-    parser.add_argument("--readme", metavar="SECTION", help="rewrite the table in this section of README.md")
+    parser.add_argument("--publish", action="store_true", help="write docs/results/ and renew the pages")
     options = parser.parse_args()
 
     from foredraft.models.catalog import resolve
@@ -258,12 +262,13 @@ def main() -> None:
     results = measure_all(task, pythons, model, options.threads, options.rounds, left_out)
     settings = {name: getattr(options, name) for name in ("model", "threads", "rounds", "max_tokens", "leave_out")}
     settings |= {"file": model.name, "prompts": {kind: len(prompts) for kind, prompts in task.prompts.items()}}
-    text = report(results, settings, cpu_name())
-    print(text)
+    record = peers_record(results, settings, cpu_name())
+    print(body(record))
     if options.out:
         options.out.write_text(json.dumps(_as_json(results, settings), indent=1) + "\n", encoding="utf-8")
-    if options.readme:
-        rewrite_readme(options.readme, text)
+    if options.publish:
+        publish(record, f"peers {model.stem} {cpu_name()}")
+        write_pages()
 
 
 def _as_json(results: Results, settings: dict[str, Any]) -> dict[str, Any]:
