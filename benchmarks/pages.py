@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from page_sections import SECTIONS, machine_title
+from peer_report import by_size
 from published import ROOT, Record, new_record, publish, read_records
 
 PAGE, README = ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
@@ -56,17 +57,20 @@ def headline_table(records: Iterable[Record]) -> str:
         best, worst = max(ratios, key=lambda kind: ratios[kind]), min(ratios, key=lambda kind: ratios[kind])
         lines.append(
             f"| {machine_title(record)} | {record['dtype']} | {record['batch']} | {overall:.2f}× "
-            f"| {ratios[best]:.2f}× ({best}) | {ratios[worst]:.2f}× ({worst}) |"
+            f"| {ratios[best]:.2f}× ({best}) | {ratios[worst]:.3f}× ({worst}) |"
         )
     sentences = []
-    for record in records:
-        if record["kind"] == "peers" and record["to_llama_cpp"]:
+    for record in by_size(records):
+        if record["to_llama_cpp"]:
             plain = record["to_llama_cpp"]["plain"]
             sentences.append(
                 f"{record['model']}, {record['machine']['name']}: {plain['copying']:.2f}× to {plain['open chat']:.2f}× "
                 f"in decoding, {plain['prefill']:.2f}× in prefill."
             )
-    beside = "Plain decoding beside llama.cpp, the same GGUF file and the same threads. " + " ".join(sentences)
+    beside = (
+        "Foredraft's plain decoding in units of llama.cpp's, with the same GGUF file and the same threads. "
+        + " ".join(sentences)
+    )
     return "\n".join([*lines, "", *([beside] if sentences else [])])
 
 

@@ -106,18 +106,23 @@ def peers_section(
         "distinct, and nothing is remembered between them. The copying prompts are code with one name changed and a "
         "list to repeat; they were taken because the default model does copy them.",
     ]
-    for record in records:
+    for record in by_size(records):
         parts += [f"### {record['model']}, {record['machine']['name']}", body(record), where(record)]
         parts.append(bullets(record["notes"]))
     return "\n\n".join(filter(None, parts))
+
+
+def by_size(records: Iterable[Record]) -> list[Record]:
+    """The comparisons among these results, those with the most prompts first."""
+    return sorted((r for r in records if r["kind"] == "peers"), key=lambda r: -sum(r["prompts"].values()))
 
 
 def body(record: Record) -> str:
     """The table and the sentences of one comparison."""
     counts = record["prompts"]
     introduction = (
-        f"{counts[COPY]} copying prompts and {counts[CHAT]} of open chat, at most {record['max_tokens']} tokens; "
-        f"median of {record['rounds']} interleaved rounds; the prefill of {record['prefill_tokens']} tokens is timed "
+        f"Prompts: {counts[COPY]} for {COPY}, {counts[CHAT]} of {CHAT}. At most {record['max_tokens']} tokens each. "
+        f"Medians of {record['rounds']} interleaved rounds. The prefill of {record['prefill_tokens']} tokens is timed "
         "apart."
     )
     return "\n\n".join([introduction, _table(record), *_comparison(record), *_reasons(record)])
