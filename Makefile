@@ -79,7 +79,7 @@ picture: .venv/.installed ## decode the prompt of README's picture again, and dr
 
 clean: ## remove the environment and everything built
 	@rm -rf .venv .peers build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
-	@find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find src tests benchmarks docs tools -name __pycache__ -type d -prune -exec rm -rf {} +
 	@find src -name '*.so' -delete
 	@find src -name '*.egg-info' -type d -prune -exec rm -rf {} +
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,7 @@ SCRIPTS = ("pages", "page_sections", "peer_report", "peer_results", "plain_repor
 
 
 @pytest.fixture
-def pages(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import pages
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture
-def picture(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def picture(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import picture
 

@@ -101,7 +101,7 @@ class Decoding:
 
     @property
     def finished(self) -> CompletionOutput:
-        assert self.output is not None, "asked for before its stream had ended"
+        assert self.output is not None, "the stream has not ended yet"
         return self.output
 
     def run(self, llm: LLM, prompt: str, params: SamplingParams) -> None:

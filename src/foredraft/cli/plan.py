@@ -19,7 +19,7 @@ from foredraft.control.economics import BatchLength, Outlook
 from foredraft.errors import InvalidParameter
 from foredraft.models.catalog import DEFAULT_MODEL
 
-BATCH_MAX = 256  # how far to look where nothing else is asked for
+BATCH_MAX = 256  # how far to look without --batch-max
 
 
 def plan(
