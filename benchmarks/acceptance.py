@@ -70,7 +70,7 @@ def _probabilities(llm: LLM, runner: Runner, tokens: list[int]) -> Tensor:
     text = Sequence(-1, "", 0, tokens, len(tokens), SamplingParams(prompt_logprobs=0).resolved({}), 0, 1)
     assert pool.reserve(text, len(tokens))
     try:
-        logits = runner.forward(pack([Work(text, len(tokens))], pool.block_size, runner.backend.device)).logits
+        logits = runner.forward(pack([Work(text, len(tokens))], pool.block_size)).logits
     finally:
         pool.free(text, forget=True)
     return logits.softmax(-1)

@@ -57,9 +57,9 @@ class Steps:
     def _seconds(self, work: Work) -> float:
         runner = self.llm.engine.runner
         started = time.perf_counter()
-        output = runner.forward(pack([work], self.llm.engine.kv.block_size, runner.backend.device))
+        output = runner.forward(pack([work], self.llm.engine.kv.block_size))
         with torch.inference_mode():
-            verify(output.logits, [work], runner.backend.draw)
+            verify(output.logits, [work], runner.backend.sample)
         return time.perf_counter() - started
 
 

@@ -120,4 +120,4 @@ def all_logits(folder: Path, prompt: list[int], backend_name: str, device: str =
     params = SamplingParams(prompt_logprobs=0)  # asks for the logits of every prompt position
     blocks = list(range(31, -1, -1))
     sequence = Sequence(0, "", 0, prompt, len(prompt), params, seed=0, max_tokens=1, block_table=blocks)
-    return runner.forward(pack([Work(sequence, len(prompt))], kv.block_size, backend.device)).logits.cpu()
+    return runner.forward(pack([Work(sequence, len(prompt))], kv.block_size)).logits.cpu()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,13 +29,23 @@ class ForwardBatch:
     prefix_lens: Tensor  # [rows] int32
     paths: Tensor  # [rows, depth] int32 offsets in the sequence's own KV
     path_lens: Tensor  # [rows] int32
-    logit_rows: Tensor  # [wanted] int64, rows whose logits are needed, ascending
+    logit_rows: Tensor | None  # [wanted] int64, rows whose logits are needed, ascending; None: all
     block_size: int
     max_keys: int  # the most keys that any row sees
 
     @property
     def num_rows(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def num_logits(self) -> int:
+        return self.num_rows if self.logit_rows is None else len(self.logit_rows)
+
+    def to(self, device: torch.device) -> ForwardBatch:
+        """The same batch on another device."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
+        return replace(self, **moved)
 
     @cached_property
     def key_slots(self) -> Tensor:
@@ -49,7 +60,7 @@ class ForwardBatch:
         return blocks.long() * self.block_size + offsets % self.block_size
 
 
-def pack(works: Items[Work], block_size: int, device: torch.device) -> ForwardBatch:
+def pack(works: Items[Work], block_size: int) -> ForwardBatch:
     """Lay the works out row by row, in order. Each work's logits are its last `num_logits` rows, also in order."""
     token_ids: list[int] = []
     positions: list[int] = []
@@ -89,8 +100,7 @@ def pack(works: Items[Work], block_size: int, device: torch.device) -> ForwardBa
         path_array[row, : len(path)] = path
 
     def tensor(values: Items[int] | np.ndarray, dtype: type[np.integer]) -> Tensor:
-        made = torch.from_numpy(np.asarray(values, dtype))
-        return made if device.type == "cpu" else made.to(device)
+        return torch.from_numpy(np.asarray(values, dtype))
 
     return ForwardBatch(
         token_ids=tensor(token_ids, np.int64),
@@ -101,7 +111,7 @@ def pack(works: Items[Work], block_size: int, device: torch.device) -> ForwardBa
         prefix_lens=tensor(prefix_lens, np.int32),
         paths=tensor(path_array, np.int32),
         path_lens=tensor([len(path) for path in paths], np.int32),
-        logit_rows=tensor(logit_rows, np.int64),
+        logit_rows=None if len(logit_rows) == len(token_ids) else tensor(logit_rows, np.int64),
         block_size=block_size,
         max_keys=max(positions) + 1,
     )

@@ -79,6 +79,16 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
 
+    @property
+    def adjusts_logits(self) -> bool:
+        """Whether penalties or a bias change logits before tokens are drawn."""
+        return bool(
+            self.repetition_penalty not in (None, 1)
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.logit_bias
+        )
+
     def resolved(self, model_defaults: Mapping[str, Any]) -> SamplingParams:
         """These params with every unset sampling field filled in."""
         defaults = {**NEUTRAL, **model_defaults} if self.temperature is None else NEUTRAL

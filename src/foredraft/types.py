@@ -33,13 +33,26 @@ class Draft:
 
     @property
     def depth(self) -> int:
-        depths: list[int] = []
-        for parent in self.parents:
-            depths.append(1 + (depths[parent] if parent >= 0 else 0))
-        return max(depths, default=0)
+        return max(self.depths, default=0)
 
     def children(self, node: int) -> list[int]:
         return [child for child, parent in enumerate(self.parents) if parent == node]
+
+    def path_tokens(self, node: int) -> list[int]:
+        """The tokens from the last committed one, which is not among them, down to a node."""
+        tokens: list[int] = []
+        while node >= 0:
+            tokens.append(self.tokens[node])
+            node = self.parents[node]
+        return tokens[::-1]
+
+    @property
+    def depths(self) -> list[int]:
+        """Of every node, the number of draft tokens on its path."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 + (depths[parent] if parent >= 0 else 0))
+        return depths
 
     def only(self, nodes: list[int]) -> Draft:
         """The draft of these nodes alone, in ascending order; no node may be kept without its parent."""

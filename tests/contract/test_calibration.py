@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,26 @@ def test_what_was_measured_is_not_measured_again(folder: Path, tmp_path: Path, m
     assert calibrated(runner, pool, 64, "float32", file) == measured
     monkeypatch.undo()
     assert calibrate(runner, pool, 64).curve.rows == measured.curve.rows
+
+
+def test_a_damaged_measurement_is_made_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM(str(folder))
+    runner, pool, file = llm.engine.runner, llm.engine.scheduler.pool, tmp_path / "costs.json"
+    measured = calibrated(runner, pool, 64, "float32", file)
+    [(key, good)] = json.loads(file.read_text()).items()
+    seconds, rows, nan = good["seconds"], good["rows"], float("nan")
+    damaged: list[object] = [5, None, [], "x", {}, {**good, "context": 0}, {**good, "context": "7"}]
+    damaged += [{name: good[name] for name in good if name != missing} for missing in good]
+    for wrong in (nan, float("inf"), -1.0, 0, True, "1", None, 1e300):
+        damaged.append({**good, "seconds": [wrong, *seconds[1:]]})
+    damaged += [{**good, "seconds_per_key": wrong} for wrong in (nan, float("inf"), -1e-9, "0", None, [0.0])]
+    damaged += [{**good, "seconds": wrong} for wrong in (5, seconds[1:], [*seconds, 1.0], [seconds], {"0": 1.0})]
+    damaged += [{**good, "rows": wrong} for wrong in (5, rows[1:], [*rows, 999], rows[::-1], "1234", [rows])]
+    monkeypatch.setattr(calibration, "calibrate", lambda *arguments: measured)
+    for value in damaged:
+        file.write_text(json.dumps({key: value}))
+        assert calibrated(runner, pool, 64, "float32", file) == measured
+        assert json.loads(file.read_text()) == {key: good}, value
 
 
 @pytest.mark.usefixtures("empty_cache")

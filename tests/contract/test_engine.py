@@ -242,7 +242,8 @@ class Poisoned(Runner):
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
         output = super().forward(batch)
         self.bad_starts.update(batch.slots[(batch.positions == 0) & (batch.token_ids == self.poison)].tolist())
-        for index, row in enumerate(batch.logit_rows.tolist()):
+        rows = range(batch.num_rows) if batch.logit_rows is None else batch.logit_rows.tolist()
+        for index, row in enumerate(rows):
             if int(batch.key_slots[row, 0]) in self.bad_starts and int(batch.positions[row]) > 8:
                 output.logits[index] = torch.nan
         return output

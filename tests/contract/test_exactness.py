@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,12 @@ from foredraft.backends.base import AttentionShape, Backend, LayerKV, Linear
 from foredraft.backends.choose import choose_backend
 from foredraft.backends.torch import TorchBackend
 from foredraft.batch import ForwardBatch
-from foredraft.engine.exactness import ROW_COUNTS, agreeing_row_counts, ensure_exact, layers_agree
+from foredraft.engine import disk_cache, exactness
+from foredraft.engine.exactness import ROW_COUNTS, ExactReport, agreeing_row_counts, ensure_exact, layers_agree
 from foredraft.errors import InvalidParameter
 from foredraft.models.catalog import open_checkpoint
 from foredraft.models.decoder import Decoder, load_decoder
-from tests.backends import BACKENDS
+from tests.backends import BACKENDS, needs_native
 from tests.tiny_models import random_model, save_model
 
 
@@ -66,6 +68,47 @@ def test_the_backends_are_exact_and_the_proof_is_kept(folder: Path, name: str, t
         assert first.row_counts == ROW_COUNTS
     (tmp_path / "cache" / "exact.json").write_text("not json")
     assert not ensure_exact(backend, decoder, "float32", tmp_path / "cache" / "exact.json").from_cache
+
+
+DAMAGED = [
+    5,
+    None,
+    True,
+    "1, 2",
+    {},
+    [],
+    [0],
+    [-1, 2],
+    [1, 1],
+    [2, 1],
+    [1.0, 2.0],
+    [True, 2],
+    [1, 3],
+    [[1, 2]],
+    [1e999],
+]
+
+
+def test_a_damaged_proof_is_found_out_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = choose_backend("torch", "float32", torch.device("cpu"), threads=1)
+    decoder, file = load(folder, backend), tmp_path / "exact.json"
+    key = disk_cache.machine_key(backend, decoder, "float32")
+    monkeypatch.setattr(exactness, "agreeing_row_counts", lambda *arguments: (4, 8))
+    monkeypatch.setattr(exactness, "layers_agree", lambda *arguments: True)
+    for value in DAMAGED:
+        file.write_text(json.dumps({key: value}))
+        assert ensure_exact(backend, decoder, "float32", file) == ExactReport((4, 8), from_cache=False), value
+        assert json.loads(file.read_text()) == {key: [4, 8]}
+        assert backend.row_tiles == (4, 8)
+    assert ensure_exact(backend, decoder, "float32", file) == ExactReport((4, 8), from_cache=True)
+
+
+@needs_native
+def test_a_proof_of_some_row_counts_is_none_for_kernels_without_tiles(folder: Path, tmp_path: Path) -> None:
+    backend = choose_backend("native", "float32", torch.device("cpu"), threads=2)
+    decoder, file = load(folder, backend), tmp_path / "exact.json"
+    disk_cache.write(file, disk_cache.machine_key(backend, decoder, "float32"), [1, 2])
+    assert ensure_exact(backend, decoder, "float32", file).row_counts == ROW_COUNTS
 
 
 def test_rows_that_depend_on_neighbours_are_refused(folder: Path, tmp_path: Path) -> None:

@@ -12,14 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from foredraft.backends.base import Backend
 from foredraft.backends.native import NativeBackend
 from foredraft.backends.torch import TorchBackend
 from foredraft.kernels.build import FLAGS, SOURCES, Level
 from foredraft.params import SamplingParams
 from foredraft.sampling import draw as reference
+from foredraft.sampling.node_draws import NOT_FINITE, NodeDraw
 from foredraft.sampling.noise import gumbel, stream_key, uniform
+from foredraft.sampling.pipeline import floor
 from foredraft.sampling.verify import pick, verify
-from foredraft.types import Work
+from foredraft.types import Draft, Work
 from tests.backends import needs_native
 from tests.native.conftest import LEVELS
 from tests.unit.unit_helpers import make_sequence
@@ -92,9 +95,9 @@ def test_the_noise_alone_decides_among_equals(backend: NativeBackend) -> None:
 def test_a_logit_just_below_the_floor_is_out(backend: NativeBackend) -> None:
     """The floor is a double, and is compared as the reference compares: rounded to float32."""
     logits = torch.tensor([0.1, 0.2, 0.3])
-    for floor in (0.1, float(logits[1]), math.nextafter(float(logits[1]), 1), 0.2000001, 0.3):
-        drawn = {backend.draw(logits, floor, 30.0, key) for key in range(200)}
-        assert drawn == {reference.draw(logits, floor, 30.0, key) for key in range(200)}
+    for lowest in (0.1, float(logits[1]), math.nextafter(float(logits[1]), 1), 0.2000001, 0.3):
+        drawn = {backend.draw(logits, lowest, 30.0, key) for key in range(200)}
+        assert drawn == {reference.draw(logits, lowest, 30.0, key) for key in range(200)}
 
 
 def test_nothing_to_draw_is_refused(backend: NativeBackend) -> None:
@@ -112,14 +115,26 @@ def test_nan_is_never_drawn(backend: NativeBackend) -> None:
     assert all(backend.draw(logits, -math.inf, 1.0, key) % 3 for key in range(300))
 
 
-def test_verify_uses_the_draw_it_is_given() -> None:
+def test_verify_takes_the_tokens_it_is_given() -> None:
     sequence = make_sequence([1, 2, 3], temperature=1.0)
     sequence.num_computed_tokens = 2
-    (verdict,) = verify(torch.zeros(1, 6), [Work(sequence, 1)], lambda logits, floor, temperature, key: 5)
+    (verdict,) = verify(torch.zeros(1, 6), [Work(sequence, 1)], lambda logits, nodes: [5] * len(nodes))
     assert verdict.tokens == (5,)
 
 
-def test_torch_draws_by_the_reference() -> None:
-    logits = some_logits(3000)
-    backend = TorchBackend("float32", torch.device("cpu"))
-    assert backend.draw(logits, 0.5, 0.8, 9) == reference.draw(logits, 0.5, 0.8, 9)
+@pytest.mark.parametrize("name", ["torch", pytest.param("native", marks=needs_native)])
+def test_a_sample_is_the_reference_draw_of_every_node(name: str) -> None:
+    backend: Backend = TorchBackend("float32", torch.device("cpu")) if name == "torch" else NativeBackend("float32", 1)
+    logits = torch.stack([some_logits(3000), some_logits(3000).flip(0)])
+    draft = Draft((7,), (-1,), (0.5,), ("",))
+    plain, penalised = (make_sequence([1, 2, 3], temperature=0.8, logit_bias=bias) for bias in ({}, {11: 50.0}))
+    for sequence in (plain, penalised):
+        nodes = [NodeDraw(1 + node, sequence, draft, node, 1 + node) for node in (-1, 0)]
+        rows = [node.adjusted(logits) for node in nodes]
+        expected = [
+            reference.draw(row, floor(row, sequence.params), 0.8, stream_key(sequence.seed, position))
+            for position, row in enumerate(rows, sequence.num_tokens)
+        ]
+        assert list(backend.sample(logits, nodes)) == expected
+    assert 11 in expected
+    assert list(backend.sample(torch.full((2, 9), math.nan), nodes[:1])) == [NOT_FINITE]

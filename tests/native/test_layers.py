@@ -79,7 +79,7 @@ def results(
         layer.k.zero_(), layer.v.zero_()
     left: list[Tensor] = []
     for works in steps:
-        hidden = decoder.run(pack(works, BLOCK, backend.device), kv, backend, taps)
+        hidden = decoder.run(pack(works, BLOCK), kv, backend, taps)
         assert set(hidden.taps) == {tap for tap in taps if 0 <= tap < len(decoder.layers)}
         left += [hidden.normed, *(hidden.taps[tap] for tap in sorted(hidden.taps))]
     return left + [side for layer in kv for side in (layer.k, layer.v)]
@@ -110,7 +110,7 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
 def scene(decoder: Decoder, backend: NativeBackend) -> tuple[Tensor, list[LayerKV], ForwardBatch]:
     """Residual rows, caches and a batch that fit the decoder."""
     kv = KVCache(BLOCKS, BLOCK).add_group("target", decoder.config, backend)
-    batch = pack(runs(random.Random(1))[0], BLOCK, backend.device)
+    batch = pack(runs(random.Random(1))[0], BLOCK)
     return backend.embed(batch.token_ids, decoder.embedding), kv, batch
 
 
@@ -143,8 +143,8 @@ def test_projections_of_many_parts(decoder: Decoder) -> None:
 def test_no_rows(decoder: Decoder) -> None:
     backend = NativeBackend("float32", 2)
     x, kv, batch = scene(decoder, backend)
-    names = ("token_ids", "positions", "slots", "sequences", "prefix_lens", "paths", "path_lens", "logit_rows")
-    nobody = replace(batch, **{name: getattr(batch, name)[:0] for name in names})
+    names = ("token_ids", "positions", "slots", "sequences", "prefix_lens", "paths", "path_lens")
+    nobody = replace(batch, logit_rows=None, **{name: getattr(batch, name)[:0] for name in names})
     assert backend.run_layers(x[:0], decoder._stack, range(3), kv, nobody)[1].shape == (0, x.shape[1])
 
 

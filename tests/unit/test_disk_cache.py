@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -60,11 +62,63 @@ def test_other_processors_and_versions_have_another_key(
     assert key(decoder) != before
 
 
-def test_what_cannot_be_read_is_not_there(tmp_path: Path) -> None:
+def as_written(value: Any) -> Any:
+    return value
+
+
+def test_results_are_kept_by_key(tmp_path: Path) -> None:
     file = tmp_path / "some" / "file.json"
-    assert disk_cache.read(file, "a") is None
+    assert disk_cache.read(file, "a", as_written) is None
     disk_cache.write(file, "a", [1, 2])
     disk_cache.write(file, "b", {"x": 1.5})
-    assert (disk_cache.read(file, "a"), disk_cache.read(file, "b")) == ([1, 2], {"x": 1.5})
-    file.write_text("{")
-    assert disk_cache.read(file, "a") is None
+    assert disk_cache.read(file, "a", as_written) == [1, 2]
+    assert disk_cache.read(file, "b", as_written) == {"x": 1.5}
+    assert disk_cache.read(file, "c", lambda value: pytest.fail("there is nothing to parse")) is None
+    assert list(file.parent.iterdir()) == [file], "nothing else is left behind"
+
+
+DAMAGED = [b"", b"{", b"[]", b"5", b"null", b"\xff\xfe", b"[" * 100_000, b'{"a": ' * 100_000, b'{"b": 1}']
+
+
+@pytest.mark.parametrize("content", DAMAGED, ids=lambda content: repr(content[:8]))
+def test_what_cannot_be_read_is_not_there_and_is_replaced(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "file.json"
+    file.write_bytes(content)
+    assert disk_cache.read(file, "a", as_written) is None
+    disk_cache.write(file, "a", 1)
+    assert disk_cache.read(file, "a", as_written) == 1
+
+
+def test_a_value_that_the_parser_refuses_is_not_there(tmp_path: Path) -> None:
+    file = tmp_path / "file.json"
+    disk_cache.write(file, "a", "damaged")
+    assert disk_cache.read(file, "a", lambda value: value if isinstance(value, int) else None) is None
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    disk_cache.write(tmp_path / "file" / "cache.json", "a", 1)
+    assert disk_cache.read(tmp_path / "file" / "cache.json", "a", as_written) is None
+
+
+def test_writers_at_the_same_time_never_leave_a_broken_file(tmp_path: Path) -> None:
+    """Each writes long values many times, while the file is read all the time."""
+    file = tmp_path / "file.json"
+    disk_cache.write(file, "first", 0)
+    failures: list[BaseException] = []
+
+    def write(name: str) -> None:
+        try:
+            for count in range(50):
+                disk_cache.write(file, name, [count] * 2000)
+        except BaseException as error:
+            failures.append(error)
+
+    writers = [threading.Thread(target=write, args=(f"writer {index}",)) for index in range(4)]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        assert "first" in json.loads(file.read_text())
+    assert not failures
+    assert set(json.loads(file.read_text())) <= {"first", *(f"writer {index}" for index in range(4))}
+    assert list(tmp_path.iterdir()) == [file]

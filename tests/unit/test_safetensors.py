@@ -41,7 +41,7 @@ def parse(**changes: Any) -> ModelConfig:
 def write_folder(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> Path:
     """A folder with a random model as BASE describes it, without a tokenizer."""
     torch.manual_seed(0)
-    tensors = {name: torch.randn(shape).to(dtype) for name, shape in required_shapes(parse(**changes)).items()}
+    tensors = {name: torch.randn(shape).to(dtype) for name, shape in required_shapes(parse(**changes))}
     (folder / "config.json").write_text(json.dumps({**BASE, **changes}))
     save_file(tensors, folder / "model.safetensors")
     return folder
@@ -109,7 +109,7 @@ def test_a_tied_model_may_repeat_its_head_and_keep_rope_buffers(tmp_path: Path) 
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
     save_file(tensors, folder / "model.safetensors")
     checkpoint = SafetensorsCheckpoint(folder)
-    assert checkpoint.names() == set(required_shapes(checkpoint.config))
+    assert checkpoint.names() == set(dict(required_shapes(checkpoint.config)))
 
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
@@ -220,7 +220,7 @@ WRONG_CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"hidden_size": None}, r"field hidden_size is missing"),
     ({"num_hidden_layers": 0}, r"num_hidden_layers is 0"),
     ({"num_attention_heads": "four"}, r"num_attention_heads is 'four'"),
-    ({"rms_norm_eps": "small"}, r"rms_norm_eps is 'small', but a number"),
+    ({"rms_norm_eps": "small"}, r"rms_norm_eps is 'small', but a positive finite number"),
     ({"tie_word_embeddings": "yes"}, r"tie_word_embeddings is 'yes', but true or false"),
     ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, r"rope_type is 'dynamic', but default, linear"),
     ({"rope_scaling": {"type": "linear"}}, r"field factor is missing"),
@@ -228,7 +228,7 @@ WRONG_CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor is 0\.5, but only phi3"),
     (
         {"model_type": "phi3", "rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}},
-        r"short_factor must be a list of 4 numbers",
+        r"short_factor is \[1\.0\], but a list of 4 positive",
     ),
     (
         {"model_type": "smollm3", "no_rope_layers": [1]},

@@ -7,10 +7,10 @@ With `exact`, the bits of a row depend on that row alone, never on how many rows
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foredraft.batch import ForwardBatch
+from foredraft.sampling.node_draws import NodeDraw
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -225,8 +228,17 @@ class Backend(Protocol):
         """x through the layers of `span`, whose caches are kv[span]: the bits of the function `run_layers`. Returns x
         and its norm, by the weights that come next. May overwrite x."""
 
-    def draw(self, logits: Tensor, floor: float, temperature: float, key: int) -> int:
-        """The token that the noise of `key` draws from logits [vocab]; on every backend that of `sampling.draw`."""
+    def prepare(self, batch: ForwardBatch, shape: AttentionShape) -> ForwardBatch:
+        """The plan of one run through layers of this shape: the batch on this device, maybe with further rows that read
+        and write nothing, and with the logits of all rows wanted."""
+
+    def replay(self, owner: object, plan: ForwardBatch, compute: Callable[[ForwardBatch], T]) -> T:
+        """compute(plan), or what it gives by the replay of a graph that was captured for `owner` and this shape. The
+        result holds until the next run."""
+
+    def sample(self, logits: Tensor, nodes: Items[NodeDraw]) -> Items[int]:
+        """The token of every node, drawn from its row of logits [rows, vocab]: that of `sampling.draw` on every
+        backend, or NOT_FINITE. May be drawn only when it is read."""
 
 
 def run_layers(

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import AttentionShape, LayerKV, Linear, Stack, Weight
+from foredraft.backends.base import AttentionShape, LayerKV, Linear, Stack, T, Weight
 from foredraft.backends.native_layers import StackDescription, describe_shape, describe_stack
 from foredraft.backends.native_library import (
     ERRORS,
@@ -35,6 +35,7 @@ from foredraft.backends.native_library import (
 )
 from foredraft.batch import ForwardBatch
 from foredraft.config import QUANT_GROUP, check_threads
+from foredraft.sampling.node_draws import LazyDraws, NodeDraw
 
 
 @dataclass(frozen=True)
@@ -271,6 +272,15 @@ class NativeBackend:
         ):
             raise _refusal("run_layers", code)
         return x, normed
+
+    def prepare(self, batch: ForwardBatch, shape: AttentionShape) -> ForwardBatch:
+        return batch
+
+    def replay(self, owner: object, plan: ForwardBatch, compute: Callable[[ForwardBatch], T]) -> T:
+        return compute(plan)
+
+    def sample(self, logits: Tensor, nodes: Items[NodeDraw]) -> Items[int]:
+        return LazyDraws(logits, nodes, self.draw)
 
     def draw(self, logits: Tensor, floor: float, temperature: float, key: int) -> int:
         source = _pointer("logits", logits, torch.float32, len(logits))

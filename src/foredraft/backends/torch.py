@@ -7,15 +7,17 @@ models keep their values but save no memory here. Exactness: rows run through li
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foredraft.backends.base import AttentionShape, LayerKV, Linear, Stack, Weight, run_layers
+from foredraft.backends.base import AttentionShape, LayerKV, Linear, Stack, T, Weight, run_layers
 from foredraft.batch import ForwardBatch
 from foredraft.sampling.draw import draw
+from foredraft.sampling.node_draws import LazyDraws, NodeDraw
 
 KEY_BLOCK = 128  # keys are reduced in blocks of this many, added in text order
 _ROWS = 32  # rows that are reduced at once: CUDA chooses how to add by the shape of the whole
@@ -100,8 +102,14 @@ class TorchBackend:
     ) -> tuple[Tensor, Tensor]:
         return run_layers(self, x, stack, span, kv, batch)
 
-    def draw(self, logits: Tensor, floor: float, temperature: float, key: int) -> int:
-        return draw(logits, floor, temperature, key)
+    def prepare(self, batch: ForwardBatch, shape: AttentionShape) -> ForwardBatch:
+        return batch if self.device.type == "cpu" else batch.to(self.device)
+
+    def replay(self, owner: object, plan: ForwardBatch, compute: Callable[[ForwardBatch], T]) -> T:
+        return compute(plan)
+
+    def sample(self, logits: Tensor, nodes: Items[NodeDraw]) -> Items[int]:
+        return LazyDraws(logits, nodes, draw)
 
     def _at_once(self, rows: range) -> list[int]:
         """The rows of one reduction. In exact mode there are always equally many: the last one stands in for missing

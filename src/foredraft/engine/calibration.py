@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -25,6 +26,7 @@ ROUNDS = 9
 CONTEXT = 256  # tokens before the rows that are timed
 _FAR = 3  # times as many tokens before those rows from which the cost of a key is told
 _ENOUGH_S = 6.0  # no further round is begun after this
+_MAX_SECONDS = 1e6  # no run takes so long
 
 
 @dataclass(frozen=True)
@@ -45,15 +47,26 @@ class _Shapes:
 
 def calibrated(runner: Runner, pool: BlockPool, max_model_len: int, dtype: str, file: Path) -> Calibration:
     """An earlier calibration of this model on this machine, or a new one."""
-    key = disk_cache.machine_key(runner.backend, runner.decoder, dtype, _Shapes.within(max_model_len))
-    match disk_cache.read(file, key):
-        case {"rows": rows, "seconds": seconds, "context": int(context), "seconds_per_key": float(per_key)}:
-            return Calibration(VerifyCurve(tuple(rows), tuple(seconds)), context, per_key)
+    shapes = _Shapes.within(max_model_len)
+    key = disk_cache.machine_key(runner.backend, runner.decoder, dtype, shapes)
+    known = disk_cache.read(file, key, partial(_parse, shapes))
+    if known is not None:
+        return known
     log.info("Measuring what runs of this model take on this machine; this is done once and takes seconds.")
     new = calibrate(runner, pool, max_model_len)
     result = {"rows": new.curve.rows, "seconds": new.curve.seconds}
     disk_cache.write(file, key, {**result, "context": new.context, "seconds_per_key": new.seconds_per_key})
     return new
+
+
+def _parse(shapes: _Shapes, value: object) -> Calibration | None:
+    """A calibration that was written earlier, if it is one of these shapes."""
+    match value:
+        case {"rows": list(rows), "seconds": list(seconds), "context": shapes.context, "seconds_per_key": per_key}:
+            possible = all(type(x) in (int, float) and 0 <= x < _MAX_SECONDS for x in (*seconds, per_key))
+            if possible and all(seconds) and tuple(rows) == shapes.rows and len(seconds) == len(rows):
+                return Calibration(VerifyCurve(shapes.rows, tuple(seconds)), shapes.context, per_key)
+    return None
 
 
 def calibrate(runner: Runner, pool: BlockPool, max_model_len: int) -> Calibration:
@@ -107,7 +120,7 @@ def _chain(text: Sequence, context: int, tokens: list[int], rows: int) -> Work:
 
 def _time(runner: Runner, kv: KVCache, work: Work) -> float:
     started = time.perf_counter()
-    logits = runner.forward(pack([work], kv.block_size, runner.backend.device)).logits
+    logits = runner.forward(pack([work], kv.block_size)).logits
     if len(logits):
         float(logits[-1, 0])  # a device may still be at work: reading a number waits for it
     return time.perf_counter() - started

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
+import tempfile
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from foredraft.backends.base import Backend
 from foredraft.kernels.build import processor_features, processor_model
 from foredraft.models.decoder import Decoder
+
+T = TypeVar("T")
 
 
 def machine_key(backend: Backend, decoder: Decoder, dtype: str, measured: object = None) -> str:
@@ -38,25 +43,32 @@ def _processor() -> tuple[object, ...]:
     return platform.machine(), processor_model(), capability, sorted(processor_features())
 
 
-def read(file: Path, key: str) -> Any:
-    """The result under a key; None if there is none, or no file that can be read."""
-    return _content(file).get(key)
+def read(file: Path, key: str, parse: Callable[[Any], T | None]) -> T | None:
+    """The result under a key, as `parse` understands it; None if there is none. What `parse` gives None for is damaged,
+    and counts as not there."""
+    content = _content(file)
+    return parse(content[key]) if key in content else None
 
 
 def write(file: Path, key: str, result: Any) -> None:
-    """Add a result. In a read-only home it is found out again next time."""
+    """Add a result. In a read-only home it is found out again next time.
+
+    The file changes as a whole, by a temporary file that no other process uses. Of two processes that write at once
+    one may lose its result, which is then found out again.
+    """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(".part")
-        partial.write_text(json.dumps({**_content(file), key: result}))
-        partial.replace(file)
-    except OSError:
+        with tempfile.TemporaryDirectory(dir=file.parent, prefix=f".{file.stem}-") as folder:
+            whole = Path(folder) / file.name
+            whole.write_text(json.dumps({**_content(file), key: result}), encoding="utf-8")
+            os.replace(whole, file)
+    except (OSError, RecursionError):  # what others wrote may be nested too deeply
         return
 
 
 def _content(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text())
-    except (OSError, ValueError):
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -112,10 +112,10 @@ class Engine:
         started = time.perf_counter()
         works = self.speculation.propose(scheduled)
         drafted = time.perf_counter()
-        output = self.runner.forward(pack(works, self.kv.block_size, self.runner.backend.device))
+        output = self.runner.forward(pack(works, self.kv.block_size))
         with torch.inference_mode():
             verdicts = self._with_target_argmax(
-                output.logits, works, verify(output.logits, works, self.runner.backend.draw)
+                output.logits, works, verify(output.logits, works, self.runner.backend.sample)
             )
         ran = time.perf_counter()  # not before: a device that works on its own is waited for in verify
         verdicts, stops, stable = self._cut(works, verdicts)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ from foredraft.errors import InvalidParameter
 from foredraft.models.decoder import Decoder
 from foredraft.models.rope import rope_table
 from foredraft.params import SamplingParams
+from foredraft.runtime.runner import Runner
 from foredraft.types import Sequence, Work
 
 ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64)
@@ -45,18 +47,32 @@ def ensure_exact(backend: Backend, decoder: Decoder, dtype: str, cache_file: Pat
     """Prove row invariance, or read the proof, and set the tiles that it needs. Raises InvalidParameter if there is
     none."""
     key = disk_cache.machine_key(backend, decoder, dtype)
-    known = disk_cache.read(cache_file, key)
+    known = disk_cache.read(cache_file, key, partial(_parse_row_counts, backend))
     if known is not None:
-        _set_tiles(backend, tuple(known))
-        return ExactReport(tuple(known), from_cache=True)
+        _set_tiles(backend, known)
+        return ExactReport(known, from_cache=True)
     counts = agreeing_row_counts(backend, decoder)
     _set_tiles(backend, counts)
-    if not isinstance(backend, TorchBackend) and counts != ROW_COUNTS:
+    if not _enough(backend, counts):
         raise InvalidParameter(_refusal(backend))
     if not layers_agree(backend, decoder):
         raise InvalidParameter(_refusal(backend))
     disk_cache.write(cache_file, key, list(counts))
     return ExactReport(counts, from_cache=False)
+
+
+def _parse_row_counts(backend: Backend, value: object) -> tuple[int, ...] | None:
+    """Row counts that an earlier proof may have found."""
+    if not isinstance(value, list) or not all(type(count) is int for count in value):
+        return None
+    counts = tuple(value)
+    possible = counts == tuple(sorted(set(counts) & set(ROW_COUNTS))) and _enough(backend, counts)
+    return counts if possible else None
+
+
+def _enough(backend: Backend, counts: tuple[int, ...]) -> bool:
+    """Torch's kernels are run in tiles of row counts that agree. With others, all must agree."""
+    return bool(counts) if isinstance(backend, TorchBackend) else counts == ROW_COUNTS
 
 
 @torch.inference_mode()
@@ -93,11 +109,12 @@ def layers_agree(backend: Backend, decoder: Decoder) -> bool:
             LayerKV(*(torch.zeros(slots, dtype=backend.kv_dtype, device=backend.device) for _ in "kv"))
             for _ in few.layers
         ]
+        runner = Runner(few, backend, kv)
         sequences = [_sequence(text, [2, 0, 5, 7, 9]), _sequence(other, [1, 3, 4, 6, 8])][: 1 + with_other]
         digest = hashlib.sha256()
         for piece in pieces:
-            batch = pack([Work(sequence, piece) for sequence in sequences], block_size, backend.device)
-            _add_bits(digest, few.logits(few.run(batch, kv, backend).normed[:piece], backend))
+            batch = pack([Work(sequence, piece) for sequence in sequences], block_size)
+            _add_bits(digest, runner.forward(batch).logits[:piece])
             for sequence in sequences:
                 sequence.num_computed_tokens += piece
         return digest.digest()
@@ -132,7 +149,7 @@ def _distinct_linears(decoder: Decoder) -> list[Linear]:
 
 
 def _sequence(tokens: list[int], block_table: list[int]) -> Sequence:
-    params = SamplingParams()
+    params = SamplingParams(prompt_logprobs=0)  # so that the logits of all rows are wanted
     return Sequence(0, "", 0, list(tokens), len(tokens), params, 0, 1, block_table=block_table)
 
 

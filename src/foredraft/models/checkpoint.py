@@ -2,33 +2,99 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
 from foredraft.backends.base import Weight
 from foredraft.config import ModelConfig
+from foredraft.errors import InvalidModel
+from foredraft.models.fields import shown
+from foredraft.models.shapes import check_config, check_shapes, fused_parts
 from foredraft.models.tokenizer import Tokenizer
 
 
-class Checkpoint(Protocol):
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor as a file holds it. `name` is that of the Llama layout, where `qkv_proj` and `gate_up_proj` hold several
+    tensors one below the other. `read` gives some of its rows, which are the tensor of the name given first."""
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    precision: str  # one of config.DTYPES
+    read: Callable[[str, slice], Weight]
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where a tensor comes from: some rows of a stored tensor."""
+
+    stored: StoredTensor
+    first_row: int
+    shape: tuple[int, ...]
+
+
+class Checkpoint(ABC):
     """Tensor names are those of the Hugging Face Llama layout (`model.layers.0.self_attn.q_proj.weight`), whatever
-    the file calls them; fused tensors (Phi-3) come out split. Tensors are read when asked for, one at a time."""
+    the file calls them; fused tensors (Phi-3) come out split. Opening reads headers only. A tensor's bytes are touched
+    when it is asked for."""
 
     path: Path
     config: ModelConfig
-    precision: str  # the file's precision class: one of config.DTYPES
+    precision: str  # the class in which most weights of the linear layers are stored: one of config.DTYPES
     generation: dict[str, Any]  # the model's own sampling defaults: temperature, top_p, top_k, ... ; empty means greedy
+
+    def __init__(
+        self, path: Path, config: ModelConfig, generation: dict[str, Any], stored: Iterable[StoredTensor]
+    ) -> None:
+        """Raises InvalidModel unless the stored tensors are exactly those that `config` describes."""
+        self.path, self.config, self.generation = path, config, generation
+        check_config(path, config)
+        self._sources: dict[str, _Source] = {}
+        for tensor in stored:
+            first_row = 0
+            for name, num_rows in fused_parts(tensor.file, config, tensor.name, tensor.shape[0]):
+                if name in self._sources:
+                    raise InvalidModel(f"{tensor.file}: tensor {shown(name)} is there twice; download the model again.")
+                self._sources[name] = _Source(tensor, first_row, (num_rows, *tensor.shape[1:]))
+                first_row += num_rows
+        check_shapes(path, config, {name: source.shape for name, source in self._sources.items()})
+        if config.tie_word_embeddings:
+            self._sources.pop("lm_head.weight", None)  # some files repeat the embedding
+        weights: Counter[str] = Counter()
+        for name, source in self._sources.items():
+            if name.endswith("_proj.weight"):
+                weights[source.stored.precision] += prod(source.shape)
+        self.precision = weights.most_common(1)[0][0]
 
     def names(self) -> set[str]:
         """All tensor names that the file offers."""
+        return set(self._sources)
 
     def weight(self, name: str) -> Weight:
         """A matrix in the file's own form (4-bit and 8-bit codes are kept as they are)."""
+        if name not in self._sources:
+            raise InvalidModel(f"{self.path} has no tensor {name!r}.")
+        source = self._sources[name]
+        return source.stored.read(name, slice(source.first_row, source.first_row + source.shape[0]))
 
     def vector(self, name: str) -> Tensor:
-        """A norm weight or bias as float32."""
+        """A norm weight or bias as float32, and not as a view of the file, which may change."""
+        return self.weight(name).values.float().flatten().clone()
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that belongs to the file, checked against the width of the logits."""
+        tokenizer = self._read_tokenizer()
+        tokenizer.check_fits(self.config.vocab_size, self.path)
+        return tokenizer
+
+    @abstractmethod
+    def _read_tokenizer(self) -> Tokenizer:
+        """The tokenizer that belongs to the file."""

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from foredraft.errors import InvalidModel
+
+MAX_LAYERS = 1024  # eight times as many as any model has; what is made per layer stays small
+_MAX_INTEGER = 2**31 - 1  # sizes and positions are 32-bit integers in the kernels
+_MAX_NUMBER = 3.4e38  # what float32 holds
+_MAX_SHOWN = 80
+
+
+def shown(value: object) -> str:
+    """`repr` for messages, cut where a value is long."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = _MAX_SHOWN
+    return short.repr(value)
+
+
+def is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 class Fields:
@@ -17,37 +34,46 @@ class Fields:
         self._values = values
         self._prefix = prefix
 
-    def integer(self, key: str, default: int | None = None) -> int:
-        """A whole number, at least 1; 0 only where that is the default."""
+    def integer(self, key: str, default: int | None = None, most: int = _MAX_INTEGER) -> int:
+        """A whole number from 1 to `most`; 0 only where that is the default."""
         value = self._get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or (value < 1 and value != default):
-            raise self.error(key, f"is {value!r}, but a whole number of at least 1 is needed")
-        return value
+        if not is_whole(value) or not (1 <= value <= most or value == default):
+            raise self.error(key, f"is {shown(value)}, but a whole number from 1 to {most} is needed")
+        return int(value)
 
-    def number(self, key: str, default: float | None = None) -> float:
+    def number(self, key: str, default: float | None = None, positive: bool = False) -> float:
+        """A number that float32 holds; the default need not be positive."""
         value = self._get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise self.error(key, f"is {value!r}, but a number is needed")
+        if not _is_number(value) or (positive and value <= 0 and value != default):
+            raise self.error(key, f"is {shown(value)}, but a {'positive ' * positive}finite number is needed")
         return float(value)
 
     def text(self, key: str, default: str) -> str:
         value = self._get(key, default)
         if not isinstance(value, str):
-            raise self.error(key, f"is {value!r}, but a text is needed")
+            raise self.error(key, f"is {shown(value)}, but a text is needed")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._get(key, default)
         if not isinstance(value, bool):
-            raise self.error(key, f"is {value!r}, but true or false is needed")
+            raise self.error(key, f"is {shown(value)}, but true or false is needed")
         return value
 
-    def numbers(self, key: str, length: int) -> tuple[float, ...]:
+    def factors(self, key: str, length: int) -> tuple[float, ...]:
+        """A list of positive numbers."""
         value = self._get(key, None)
-        valid = isinstance(value, list) and all(isinstance(item, int | float) for item in value)
-        if not valid or len(value) != length:
-            raise self.error(key, f"must be a list of {length} numbers")
+        if not isinstance(value, list) or len(value) != length or not all(_is_number(x) and x > 0 for x in value):
+            raise self.error(key, f"is {shown(value)}, but a list of {length} positive finite numbers is needed")
         return tuple(float(item) for item in value)
+
+    def token_ids(self, key: str) -> tuple[int, ...]:
+        """Nothing, one token id, or a list of them."""
+        value = self._values.get(self._prefix + key)
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        if not all(is_whole(item) and 0 <= item <= _MAX_INTEGER for item in ids):
+            raise self.error(key, f"is {shown(value)}, but a token id or a list of token ids is needed")
+        return tuple(ids)
 
     def error(self, key: str, problem: str) -> InvalidModel:
         return InvalidModel(f"{self._path}: field {self._prefix}{key} {problem}; download or convert the model again.")
@@ -59,3 +85,8 @@ class Fields:
         if value is None:
             raise self.error(key, "is missing")
         return value
+
+
+def _is_number(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and -_MAX_NUMBER <= value <= _MAX_NUMBER  # which a NaN is not

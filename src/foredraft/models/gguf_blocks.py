@@ -45,7 +45,8 @@ def decode(rows: Rows, kind: Type) -> Weight:
         return _VIEWS[kind](rows)
 
     def dense(piece: Rows) -> Weight:
-        return Weight("f32", torch.from_numpy(dequantize(piece, kind)))
+        with np.errstate(all="ignore"):  # scales of a damaged file may be infinite
+            return Weight("f32", torch.from_numpy(dequantize(piece, kind)))
 
     decoder = _DECODERS.get(kind, dense)
     size = max(1, _PIECE_BYTES // rows.shape[1])

@@ -6,7 +6,7 @@ import numpy as np
 
 from foredraft.config import ModelConfig, RopeScaling
 from foredraft.errors import InvalidModel
-from foredraft.models.fields import Fields
+from foredraft.models.fields import MAX_LAYERS, Fields, shown
 from foredraft.models.gguf_header import GGUFHeader
 from foredraft.models.gguf_tokenizer import eos_token_ids
 
@@ -19,22 +19,22 @@ def config_from_header(header: GGUFHeader) -> ModelConfig:
     architecture = header.metadata.get("general.architecture")
     if architecture not in ARCHITECTURES:
         raise InvalidModel(
-            f"{header.path}: general.architecture is {architecture!r}, but Foredraft runs {', '.join(ARCHITECTURES)}; "
-            "choose a model of one of these families."
+            f"{header.path}: general.architecture is {shown(architecture)}, but Foredraft runs "
+            f"{', '.join(ARCHITECTURES)}; choose a model of one of these families."
         )
     fields = Fields(header.path, header.metadata, architecture + ".")
     if fields.integer("expert_count", 0):
         raise InvalidModel(
             f"{header.path} is a mixture of experts ({architecture}.expert_count), which is not supported."
         )
-    if header.metadata.get("split.count", 1) > 1:
+    if Fields(header.path, header.metadata, "split.").integer("count", 0) > 1:
         raise InvalidModel(f"{header.path} is one part of a split GGUF; merge the parts with llama-gguf-split --merge.")
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None:
         raise InvalidModel(f"{header.path}: tensor 'token_embd.weight' is missing, so this is not a language model.")
 
     hidden_size = fields.integer("embedding_length")
-    num_layers = fields.integer("block_count")
+    num_layers = fields.integer("block_count", most=MAX_LAYERS)
     num_heads = fields.integer("attention.head_count")
     head_dim = fields.integer("attention.key_length", hidden_size // num_heads)
     if fields.integer("attention.value_length", head_dim) != head_dim:
@@ -51,10 +51,10 @@ def config_from_header(header: GGUFHeader) -> ModelConfig:
         num_kv_heads=fields.integer("attention.head_count_kv", num_heads),
         head_dim=head_dim,
         max_position_embeddings=fields.integer("context_length"),
-        rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
-        rope_theta=fields.number("rope.freq_base", 10000.0),
+        rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon", positive=True),
+        rope_theta=fields.number("rope.freq_base", 10000.0, positive=True),
         rope_dim=0 if rope_dim == head_dim else rope_dim,
-        rope_scaling=_rope_scaling(header, fields),
+        rope_scaling=_rope_scaling(header, fields, rope_dim // 2),
         no_rope_layers=tuple(no_rope_layers) if architecture == "smollm3" else (),
         qk_norm=architecture == "qwen3",
         sliding_window=fields.integer("attention.sliding_window", 0) or None,
@@ -62,40 +62,49 @@ def config_from_header(header: GGUFHeader) -> ModelConfig:
         embedding_multiplier=fields.number("embedding_scale", 1.0),
         attention_multiplier=fields.number("attention.scale", 0.0) or None,
         residual_multiplier=fields.number("residual_scale", 1.0),
-        logits_divisor=fields.number("logit_scale", 1.0),
+        logits_divisor=fields.number("logit_scale", 1.0, positive=True),
         bos_token_id=header.metadata.get("tokenizer.ggml.bos_token_id"),
         eos_token_ids=eos_token_ids(header.metadata),
     )
 
 
-def _rope_scaling(header: GGUFHeader, fields: Fields) -> RopeScaling | None:
+def _rope_scaling(header: GGUFHeader, fields: Fields, num_frequencies: int) -> RopeScaling | None:
     context = fields.integer("context_length")
     original = fields.integer("rope.scaling.original_context_length", 0) or context
     if "rope_factors_long.weight" in header.tensors and "rope_factors_short.weight" in header.tensors:
+        if original == 1:
+            raise fields.error("rope.scaling.original_context_length", "is 1, but longrope needs at least 2")
         return RopeScaling(
             "longrope",
             factor=context / original,
             original_max_position_embeddings=original,
-            short_factor=_floats(header, "rope_factors_short.weight"),
-            long_factor=_floats(header, "rope_factors_long.weight"),
-            attention_factor=fields.number("rope.scaling.attn_factor", 0.0) or None,
+            short_factor=_factors(header, "rope_factors_short.weight", num_frequencies),
+            long_factor=_factors(header, "rope_factors_long.weight", num_frequencies),
+            attention_factor=fields.number("rope.scaling.attn_factor", 0.0, positive=True) or None,
         )
     if "rope_freqs.weight" in header.tensors:
         # Llama 3: the converter worked the scaling out as one divisor per frequency.
-        return RopeScaling("factors", long_factor=_floats(header, "rope_freqs.weight"))
+        return RopeScaling("factors", long_factor=_factors(header, "rope_freqs.weight", num_frequencies))
     kind = fields.text("rope.scaling.type", "none")
     if kind == "linear":
-        return RopeScaling("linear", factor=fields.number("rope.scaling.factor"))
+        return RopeScaling("linear", factor=fields.number("rope.scaling.factor", positive=True))
     if kind not in ("none", ""):
         raise InvalidModel(
-            f"{header.path}: rope scaling {kind!r} is not supported; use a model with none, linear, llama3 or longrope."
+            f"{header.path}: rope scaling {shown(kind)} is not supported; "
+            "use a model with none, linear, llama3 or longrope."
         )
     return None
 
 
-def _floats(header: GGUFHeader, name: str) -> tuple[float, ...]:
+def _factors(header: GGUFHeader, name: str, length: int) -> tuple[float, ...]:
+    """A tensor of positive numbers, one per frequency of the rotation."""
     entry = header.tensors[name]
-    if entry.type.name != "F32":
-        raise InvalidModel(f"{header.path}: tensor {name!r} is {entry.type.name}, but F32 is needed; convert it again.")
-    values = np.fromfile(header.path, dtype="<f4", count=entry.num_bytes // 4, offset=entry.start)
+    if entry.type.name != "F32" or entry.shape != (length,):
+        raise InvalidModel(
+            f"{header.path}: tensor {name!r} is {entry.type.name} with shape {list(entry.shape)}, but F32 with shape "
+            f"[{length}] is needed; convert the model again."
+        )
+    values = np.frombuffer(header.data, "<f4", length, entry.start)
+    if not (np.isfinite(values) & (values > 0)).all():
+        raise InvalidModel(f"{header.path}: tensor {name!r} must hold positive finite numbers; download it again.")
     return tuple(values.tolist())

@@ -1,4 +1,11 @@
-"""The tokenizer of a GGUF file, rebuilt for the `tokenizers` library from vocabulary, merges and token types."""
+"""The tokenizer of a GGUF file, rebuilt for the `tokenizers` library: the token ids are those of llama.cpp.
+
+Where llama.cpp only approximates the model's own tokenizer.json, the model's own rule holds:
+
+- the patterns of tekken and gpt-4o tell upper from lower case in all scripts, and keep accents with their letter;
+- an ordinary token that is spelled `</s>` (Qwen has one) is text, not a control token;
+- Phi-3's control tokens swallow all spaces after them, not only those of ASCII.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +18,19 @@ from foredraft.errors import InvalidModel
 if TYPE_CHECKING:
     import tokenizers
 
-_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5  # values of tokenizer.ggml.token_type
+# Values of tokenizer.ggml.token_type.
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6
 
 # Tokens that end a turn in chat templates; many files name only the end of the document in eos_token_id.
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>")
+# Control tokens whatever a file marks them as.
+_ALWAYS_CONTROL = (*_END_OF_TURN, "<|endoftext|>", "<|end_of_text|>")
+# The ids that SentencePiece models use when a file names no others.
+_SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}
+# Phi-3's control tokens swallow the spaces and newlines after them, except these.
+_PHI3_NOT_STRIPPED = ("<unk>", "<s>", "<|endoftext|>")
+
+_MAX_SPLITS = 8  # of a token into two others, on average; Llama 2 has 2
 
 # How text is cut into words before the merges apply.
 _LLAMA3 = (
@@ -32,24 +48,39 @@ _GPT4O = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# What llama.cpp does for files that name no pre-tokenizer, in one pattern: punctuation is cut out first, then GPT-2's
+# words, then numbers without their space, three ASCII digits at a time.
+_DEFAULT = (
+    r"[\p{P}$+<=>^~|]+| ?\p{L}+|[0-9]{3}|(?:(?![0-9]{3})\p{N})+| ?[^\s\p{L}\p{N}\p{P}$+<=>^~|]+"
+    r"|\s+(?=[\p{P}$+<=>^~|])|\s+(?!\S)|\s+"
+)
 # By tokenizer.ggml.pre: a pattern that cuts first, and whether GPT-2's pattern (built into ByteLevel) cuts afterwards.
 _WORD_CUTS = {
-    "default": ("", True),
+    "default": (_DEFAULT, False),
     "gpt-2": ("", True),
-    "smollm": ("", True),  # as transformers reads these files; llama.cpp cuts digits apart first
-    "refact": (r"\p{N}", True),  # Granite
+    "mellum": ("", True),
+    "trillion": ("", True),
+    "a.x-4.0": ("", True),
+    "granite-docling": ("", True),
+    "smollm": (r"\p{N}", True),  # SmolLM2
+    "refact": (r"\p{N}", True),  # Granite 3
+    "minerva-7b": (r"\p{N}", True),
     "llama3": (_LLAMA3, False),
     "llama-v3": (_LLAMA3, False),
     "llama-bpe": (_LLAMA3, False),
-    "smaug-bpe": (_LLAMA3, False),
-    "dbrx": (_LLAMA3, False),
-    "qwen2": (_QWEN2, False),
+    "falcon3": (_LLAMA3, False),
+    "pixtral": (_LLAMA3, False),
+    "midm-2.0": (_LLAMA3, False),
+    "smaug-bpe": (_LLAMA3, False),  # SmolLM3
+    "dbrx": (_LLAMA3, False),  # Granite 4, Phi-4
+    "qwen2": (_QWEN2, False),  # Qwen2, Qwen2.5, Qwen3
     "deepseek-r1-qwen": (_QWEN2, False),
-    "tekken": (_TEKKEN, False),
-    "gpt-4o": (_GPT4O, False),
+    "megrez": (_QWEN2, False),
+    "tekken": (_TEKKEN, False),  # Mistral NeMo and later
+    "gpt-4o": (_GPT4O, False),  # Phi-4-mini
 }
 # Vocabularies whose whole words are looked up before any merge, and which begin a text with the BOS token.
-_WHOLE_WORDS_FIRST = ("llama3", "llama-v3", "llama-bpe", "tekken")
+_WHOLE_WORDS_FIRST = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0", "tekken")
 
 
 def build(metadata: dict[str, Any], path: Path) -> tokenizers.Tokenizer:
@@ -62,25 +93,31 @@ def build(metadata: dict[str, Any], path: Path) -> tokenizers.Tokenizer:
     if kind == "gpt2":
         tokenizer = _byte_level(metadata, vocab, path)
     elif kind == "llama":
-        tokenizer = _sentencepiece(metadata, vocab, len(tokens), path)
+        tokenizer = _sentencepiece(metadata, vocab, types, path)
     else:
         raise InvalidModel(
             f"{path}: tokenizer.ggml.model is {kind!r}, but 'gpt2' (byte-level BPE) and 'llama' (SentencePiece) are "
             "supported; use the safetensors version of this model."
         )
-    _add_marked_tokens(tokenizer, tokens, types)
-    _begin_with_bos(tokenizer, metadata, tokens, path)
+    _add_marked_tokens(tokenizer, metadata)
+    _add_bos_and_eos(tokenizer, metadata, path)
     return tokenizer
 
 
+def token_id(metadata: dict[str, Any], name: str) -> int | None:
+    """The id of the bos, eos, eot, eom, unknown or padding token, None where the model has none."""
+    declared: int | None = metadata.get(f"tokenizer.ggml.{name}_token_id")
+    if declared is None and metadata.get("tokenizer.ggml.model") == "llama":
+        return _SENTENCEPIECE_IDS.get(name)
+    return declared
+
+
 def eos_token_ids(metadata: dict[str, Any]) -> tuple[int, ...]:
-    """Every token that ends an answer: those the file declares, and control tokens known to end a turn."""
-    declared = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
-    ids = [token_id for token_id in declared if token_id is not None]
+    """Every token that ends an answer: those the file declares, and those known to end a turn."""
+    declared = (token_id(metadata, name) for name in ("eos", "eot", "eom"))
+    ids = [index for index in declared if index is not None]
     tokens = metadata.get("tokenizer.ggml.tokens", ())
-    types = metadata.get("tokenizer.ggml.token_type", ())
-    control = {tokens[index] for index in range(min(len(tokens), len(types))) if types[index] == _CONTROL}
-    ids += [tokens.index(token) for token in _END_OF_TURN if token in control]
+    ids += [tokens.index(token) for token in _END_OF_TURN if token in tokens]
     return tuple(dict.fromkeys(ids))
 
 
@@ -88,7 +125,7 @@ def special_tokens(metadata: dict[str, Any]) -> dict[str, str]:
     """The named tokens that chat templates may use: bos_token, eos_token and so on."""
     tokens = metadata.get("tokenizer.ggml.tokens", ())
     names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-    ids = {name: metadata.get(f"tokenizer.ggml.{field}_token_id") for name, field in names.items()}
+    ids = {name: token_id(metadata, field) for name, field in names.items()}
     return {name: tokens[index] for name, index in ids.items() if index is not None and 0 <= index < len(tokens)}
 
 
@@ -112,67 +149,95 @@ def _byte_level(metadata: dict[str, Any], vocab: dict[str, int], path: Path) -> 
 
 
 def _sentencepiece(
-    metadata: dict[str, Any], vocab: dict[str, int], num_tokens: int, path: Path
+    metadata: dict[str, Any], vocab: dict[str, int], types: Sequence[int], path: Path
 ) -> tokenizers.Tokenizer:
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, normalizers
 
     scores = _field(metadata, "scores", path)
+    num_tokens = len(metadata["tokenizer.ggml.tokens"])
     if len(scores) != num_tokens:
         raise InvalidModel(f"{path}: tokenizer.ggml.scores has {len(scores)} entries for {num_tokens} tokens.")
     unknown = special_tokens(metadata).get("unk_token")
-    merges = _merges_from_scores(vocab, scores)
+    unknown = unknown if unknown in vocab else None  # it may be marked as unused
+    never_merged = {index for index, kind in enumerate(types) if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE)}
+    merges = _merges_from_scores({t: index for t, index in vocab.items() if index not in never_merged}, scores, path)
     tokenizer = Tokenizer(
         _bpe(models, path, vocab=vocab, merges=merges, fuse_unk=True, byte_fallback=True, unk_token=unknown)
     )
+    replace = normalizers.Replace(" ", "▁")
     steps: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    prefix_space = metadata.get("tokenizer.ggml.add_space_prefix", True)
-    if prefix_space:
+    if metadata.get("tokenizer.ggml.add_space_prefix", True):
+        # The space stands in front of every stretch of text between control tokens, also one that begins with a space.
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replace])
         steps.append(decoders.Strip(content=" ", left=1))
-    tokenizer.decoder = decoders.Sequence(steps)
-    if metadata.get("general.architecture") == "phi3":
-        # Phi-3 puts the space in front of every stretch of text, also one that begins with a space.
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     else:
-        scheme = "first" if prefix_space else "never"
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
+        tokenizer.normalizer = replace
+    tokenizer.decoder = decoders.Sequence(steps)
     return tokenizer
 
 
-def _merges_from_scores(vocab: dict[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
+def _merges_from_scores(vocab: dict[str, int], scores: Sequence[float], path: Path) -> list[tuple[str, str]]:
     """SentencePiece merges the pair whose joint token scores best: every split of every token, best score first."""
     merges = []
+    most = _MAX_SPLITS * len(vocab) + 1000
     for token, index in vocab.items():
         splits = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
         known = [(left, right) for left, right in splits if left in vocab and right in vocab]
         known.sort(key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
         merges += [(scores[index], len(left), len(right), left, right) for left, right in known]
+        if len(merges) > most:
+            problem = f"tokenizer.ggml.tokens has more than {most} splits of a token into two others"
+            raise InvalidModel(f"{path}: {problem}, which no SentencePiece vocabulary has; download it again.")
     merges.sort(key=lambda merge: merge[:3], reverse=True)
     return [(left, right) for *_, left, right in merges]
 
 
-def _add_marked_tokens(tokenizer: tokenizers.Tokenizer, tokens: list[str], types: Sequence[int]) -> None:
+def _add_marked_tokens(tokenizer: tokenizers.Tokenizer, metadata: dict[str, Any]) -> None:
     """Control tokens (special) and user-defined tokens (plain) are matched whole in any text."""
     from tokenizers import AddedToken
 
     special, plain = [], []
-    for token, kind in zip(tokens, types, strict=False):
-        if kind == _CONTROL:
-            special.append(AddedToken(token, normalized=False, special=True))
+    strips = _control_tokens_strip(metadata)
+    for token, kind in zip(*_tokens_and_types(metadata), strict=True):
+        if kind == _UNUSED:
+            continue
+        strip = strips and token not in _PHI3_NOT_STRIPPED
+        if kind in (_CONTROL, _UNKNOWN) or token in _ALWAYS_CONTROL or (token, kind) == ("</s>", _USER_DEFINED):
+            special.append(AddedToken(token, normalized=False, special=True, rstrip=strip))
         elif kind == _USER_DEFINED:
-            plain.append(AddedToken(token, normalized=False, special=False))
+            plain.append(AddedToken(token, normalized=False, special=False, rstrip=strip))
     tokenizer.add_special_tokens(special)
     tokenizer.add_tokens(plain)
 
 
-def _begin_with_bos(tokenizer: tokenizers.Tokenizer, metadata: dict[str, Any], tokens: list[str], path: Path) -> None:
-    by_default = metadata["tokenizer.ggml.model"] == "llama" or metadata.get("tokenizer.ggml.pre") in _WHOLE_WORDS_FIRST
-    bos = metadata.get("tokenizer.ggml.bos_token_id")
-    if metadata.get("tokenizer.ggml.add_bos_token", by_default) and bos is not None:
-        from tokenizers.processors import TemplateProcessing
+def _tokens_and_types(metadata: dict[str, Any]) -> tuple[list[str], list[int]]:
+    tokens, types = metadata["tokenizer.ggml.tokens"], list(metadata.get("tokenizer.ggml.token_type", ()))
+    return tokens, (types + [0] * len(tokens))[: len(tokens)]
 
-        if not 0 <= bos < len(tokens):
-            raise InvalidModel(f"{path}: tokenizer.ggml.bos_token_id is {bos}, but there are {len(tokens)} tokens.")
-        tokenizer.post_processor = TemplateProcessing(single=f"{tokens[bos]} $A", special_tokens=[(tokens[bos], bos)])
+
+def _control_tokens_strip(metadata: dict[str, Any]) -> bool:
+    """Whether this is Phi-3's tokenizer. (Phi-4 has the same architecture, but another tokenizer.)"""
+    names = f"{metadata.get('general.architecture')} {metadata.get('general.name')}".lower()
+    return ("phi3" in names or "phi-3" in names) and metadata["tokenizer.ggml.model"] == "llama"
+
+
+def _add_bos_and_eos(tokenizer: tokenizers.Tokenizer, metadata: dict[str, Any], path: Path) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    tokens = metadata["tokenizer.ggml.tokens"]
+    has_bos = metadata["tokenizer.ggml.model"] == "llama" or metadata.get("tokenizer.ggml.pre") in _WHOLE_WORDS_FIRST
+    ids = {}
+    for name, by_default in (("bos", has_bos), ("eos", False)):
+        index = token_id(metadata, name)
+        if metadata.get(f"tokenizer.ggml.add_{name}_token", by_default) and index is not None:
+            if not 0 <= index < len(tokens):
+                problem = f"tokenizer.ggml.{name}_token_id is {index}, but there are {len(tokens)} tokens"
+                raise InvalidModel(f"{path}: {problem}; convert it again.")
+            ids[name] = index
+    if ids:
+        parts = [*(["bos"] if "bos" in ids else []), "$A", *(["eos"] if "eos" in ids else [])]
+        named = [{"id": name, "ids": [index], "tokens": [tokens[index]]} for name, index in ids.items()]
+        tokenizer.post_processor = TemplateProcessing(single=parts, special_tokens=named)
 
 
 def _bpe(models: Any, path: Path, **arguments: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 from foredraft.config import ModelConfig, RopeScaling
 from foredraft.errors import InvalidModel
-from foredraft.models.fields import Fields
+from foredraft.models.fields import MAX_LAYERS, Fields, shown
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "granite")
 _DEFAULT_THETA = {"smollm3": 2_000_000.0}
@@ -21,7 +21,7 @@ def config_from_json(path: Path, raw: dict[str, Any]) -> ModelConfig:
     architecture = raw.get("model_type")
     if architecture not in ARCHITECTURES:
         raise InvalidModel(
-            f"{path}: model_type is {architecture!r}, but Foredraft runs {', '.join(ARCHITECTURES)}; "
+            f"{path}: model_type is {shown(architecture)}, but Foredraft runs {', '.join(ARCHITECTURES)}; "
             "choose a model of one of these families."
         )
     if raw.get("quantization_config"):
@@ -30,10 +30,10 @@ def config_from_json(path: Path, raw: dict[str, Any]) -> ModelConfig:
             "use the unquantised model with dtype='int4' or 'int8', or a GGUF file."
         )
     if fields.text("hidden_act", "silu") not in ("silu", "swish"):
-        raise fields.error("hidden_act", f"is {raw['hidden_act']!r}, but only silu is supported")
+        raise fields.error("hidden_act", f"is {shown(raw['hidden_act'])}, but only silu is supported")
 
     hidden_size = fields.integer("hidden_size")
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = fields.integer("num_hidden_layers", most=MAX_LAYERS)
     num_heads = fields.integer("num_attention_heads")
     head_dim = fields.integer("head_dim", _DEFAULT_HEAD_DIM.get(architecture, hidden_size // num_heads))
     no_rope_layers = _no_rope_layers(raw, fields, num_layers) if architecture == "smollm3" else ()
@@ -49,7 +49,7 @@ def config_from_json(path: Path, raw: dict[str, Any]) -> ModelConfig:
         num_kv_heads=fields.integer("num_key_value_heads", num_heads),
         head_dim=head_dim,
         max_position_embeddings=fields.integer("max_position_embeddings"),
-        rms_norm_eps=fields.number("rms_norm_eps", 1e-5 if architecture == "phi3" else 1e-6),
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-5 if architecture == "phi3" else 1e-6, positive=True),
         rope_theta=rope.theta,
         rope_dim=0 if rope.dim == head_dim else rope.dim,
         rope_scaling=rope.scaling(),
@@ -61,17 +61,10 @@ def config_from_json(path: Path, raw: dict[str, Any]) -> ModelConfig:
         embedding_multiplier=fields.number("embedding_multiplier", 1.0) if architecture == "granite" else 1.0,
         attention_multiplier=fields.number("attention_multiplier", 1.0) if architecture == "granite" else None,
         residual_multiplier=fields.number("residual_multiplier", 1.0) if architecture == "granite" else 1.0,
-        logits_divisor=fields.number("logits_scaling", 1.0) if architecture == "granite" else 1.0,
-        bos_token_id=raw.get("bos_token_id"),
-        eos_token_ids=token_ids(raw.get("eos_token_id")),
+        logits_divisor=fields.number("logits_scaling", 1.0, positive=True) if architecture == "granite" else 1.0,
+        bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
+        eos_token_ids=fields.token_ids("eos_token_id"),
     )
-
-
-def token_ids(value: Any) -> tuple[int, ...]:
-    """`eos_token_id` is nothing, one id or a list of ids."""
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (value,)
 
 
 def _no_rope_layers(raw: dict[str, Any], fields: Fields, num_layers: int) -> tuple[int, ...]:
@@ -99,6 +92,8 @@ def _sliding(
         return None, None
     if raw.get("layer_types") is not None:
         types = raw["layer_types"]
+        if not isinstance(types, list):
+            raise fields.error("layer_types", f"is {shown(types)}, but a list is needed")
         layers = tuple(layer for layer in range(num_layers) if types[layer : layer + 1] == ["sliding_attention"])
     elif architecture == "smollm3":
         layers = no_rope_layers
@@ -124,10 +119,12 @@ class _Rope:
         self._kind = self._fields.text("rope_type", self._fields.text("type", "default"))
         if architecture == "phi3" and self._kind in ("su", "yarn"):  # older names
             self._kind = "longrope"
-        self.theta = self._fields.number("rope_theta", _DEFAULT_THETA.get(architecture, 10_000.0))
+        self.theta = self._fields.number("rope_theta", _DEFAULT_THETA.get(architecture, 10_000.0), positive=True)
         fraction = self._fields.number("partial_rotary_factor", 1.0)
         if fraction != 1.0 and architecture != "phi3":
             raise self._fields.error("partial_rotary_factor", f"is {fraction}, but only phi3 models may set it")
+        if not 0 < fraction <= 1:
+            raise self._fields.error("partial_rotary_factor", f"is {fraction}, but a number above 0 up to 1 is needed")
         self.dim = int(head_dim * fraction)
 
     def scaling(self) -> RopeScaling | None:
@@ -136,24 +133,27 @@ class _Rope:
         if self._kind == "default":
             return None
         if self._kind == "linear":
-            return RopeScaling("linear", factor=fields.number("factor"), original_max_position_embeddings=original)
+            factor = fields.number("factor", positive=True)
+            return RopeScaling("linear", factor, original_max_position_embeddings=original)
         if self._kind == "llama3":
-            return RopeScaling(
-                "llama3",
-                factor=fields.number("factor"),
-                low_freq_factor=fields.number("low_freq_factor"),
-                high_freq_factor=fields.number("high_freq_factor"),
-                original_max_position_embeddings=original,
-            )
+            low, high = fields.number("low_freq_factor", positive=True), fields.number("high_freq_factor")
+            if high <= low:
+                raise fields.error("high_freq_factor", f"is {high}, but more than low_freq_factor ({low}) is needed")
+            factor = fields.number("factor", positive=True)
+            return RopeScaling("llama3", factor, low, high, original_max_position_embeddings=original)
         if self._kind == "longrope":
-            factor = fields.number("factor", self._max_positions / original)
+            if original == 1:
+                raise fields.error("original_max_position_embeddings", "is 1, but longrope needs at least 2")
+            factor = fields.number("factor", self._max_positions / original, positive=True)
             stretch = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
             return RopeScaling(
                 "longrope",
                 factor=factor,
                 original_max_position_embeddings=original,
-                short_factor=fields.numbers("short_factor", self.dim // 2),
-                long_factor=fields.numbers("long_factor", self.dim // 2),
-                attention_factor=fields.number("attention_factor", stretch),
+                short_factor=fields.factors("short_factor", self.dim // 2),
+                long_factor=fields.factors("long_factor", self.dim // 2),
+                attention_factor=fields.number("attention_factor", stretch, positive=True),
             )
-        raise fields.error("rope_type", f"is {self._kind!r}, but default, linear, llama3 and longrope are supported")
+        raise fields.error(
+            "rope_type", f"is {shown(self._kind)}, but default, linear, llama3 and longrope are supported"
+        )

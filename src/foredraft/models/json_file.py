@@ -15,6 +15,8 @@ def read_json(file: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidModel(f"{file} cannot be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
         raise InvalidModel(f"{file} is not valid JSON ({error}); download the model again.") from error
     if not isinstance(value, dict):

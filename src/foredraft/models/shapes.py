@@ -2,46 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel
+from foredraft.models.fields import shown
 
 Shapes = dict[str, tuple[int, ...]]
 
 
-def required_shapes(config: ModelConfig) -> Shapes:
-    """Every tensor that the model cannot do without."""
+def required_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Every tensor that the model cannot do without, one by one: a configuration may claim layers that no file has."""
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    shapes: Shapes = {"model.embed_tokens.weight": (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
+    yield "model.embed_tokens.weight", (config.vocab_size, hidden)
+    yield "model.norm.weight", (hidden,)
     if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+        yield "lm_head.weight", (config.vocab_size, hidden)
+    of_layer: Shapes = {
+        "input_layernorm": (hidden,),
+        "self_attn.q_proj": (queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries),
+        "post_attention_layernorm": (hidden,),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    if config.qk_norm:
+        of_layer |= {"self_attn.q_norm": (config.head_dim,), "self_attn.k_norm": (config.head_dim,)}
     for index in range(config.num_layers):
-        layer = f"model.layers.{index}."
-        shapes[layer + "input_layernorm.weight"] = (hidden,)
-        shapes[layer + "self_attn.q_proj.weight"] = (queries, hidden)
-        shapes[layer + "self_attn.k_proj.weight"] = (keys, hidden)
-        shapes[layer + "self_attn.v_proj.weight"] = (keys, hidden)
-        shapes[layer + "self_attn.o_proj.weight"] = (hidden, queries)
-        shapes[layer + "post_attention_layernorm.weight"] = (hidden,)
-        shapes[layer + "mlp.gate_proj.weight"] = (inner, hidden)
-        shapes[layer + "mlp.up_proj.weight"] = (inner, hidden)
-        shapes[layer + "mlp.down_proj.weight"] = (hidden, inner)
-        if config.qk_norm:
-            shapes[layer + "self_attn.q_norm.weight"] = (config.head_dim,)
-            shapes[layer + "self_attn.k_norm.weight"] = (config.head_dim,)
-    return shapes
+        for module, shape in of_layer.items():
+            yield f"model.layers.{index}.{module}.weight", shape
 
 
-def optional_shapes(config: ModelConfig) -> Shapes:
+def optional_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Biases, whose presence in the file decides, and an output head that a tied model repeats."""
-    shapes: Shapes = {"lm_head.weight": (config.vocab_size, config.hidden_size)}
-    for name, shape in required_shapes(config).items():
+    yield "lm_head.weight", (config.vocab_size, config.hidden_size)
+    for name, shape in required_shapes(config):
         if name.endswith("_proj.weight"):
-            shapes[name.removesuffix("weight") + "bias"] = shape[:1]
-    return shapes
+            yield name.removesuffix("weight") + "bias", shape[:1]
 
 
 def fused_parts(path: Path, config: ModelConfig, name: str, num_rows: int) -> list[tuple[str, int]]:
@@ -55,29 +57,41 @@ def fused_parts(path: Path, config: ModelConfig, name: str, num_rows: int) -> li
         if f".{whole}." in name:
             if sum(parts.values()) != num_rows:
                 raise InvalidModel(
-                    f"{path}: tensor {name!r} has {num_rows} rows, but the model's configuration asks for "
+                    f"{path}: tensor {shown(name)} has {num_rows} rows, but the model's configuration asks for "
                     f"{sum(parts.values())}; download or convert the model again."
                 )
             return [(name.replace(whole, part), rows) for part, rows in parts.items()]
     return [(name, num_rows)]
 
 
+def check_config(path: Path, config: ModelConfig) -> None:
+    """Raise InvalidModel unless the numbers of a configuration, each possible by itself, fit each other."""
+    if config.num_heads % config.num_kv_heads:
+        problem = f"{config.num_heads} attention heads are not a multiple of {config.num_kv_heads} key-value heads"
+    elif config.head_dim < 2 or config.head_dim % 2 or config.rotary_dim % 2 or config.rotary_dim > config.head_dim:
+        problem = (
+            f"{config.rotary_dim} of an attention head's {config.head_dim} dimensions rotate, but both must be even, "
+            "and at most all can rotate"
+        )
+    else:
+        return
+    raise InvalidModel(f"{path}: {problem}; download or convert the model again.")
+
+
 def check_shapes(path: Path, config: ModelConfig, found: Mapping[str, tuple[int, ...]]) -> None:
     """Raise InvalidModel unless `found` is exactly what `config` describes: nothing missing, unknown or misshapen."""
-    required = required_shapes(config)
-    expected = {**optional_shapes(config), **required}
-    missing = sorted(required.keys() - found.keys())
-    if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise InvalidModel(
-            f"{path}: tensor {missing[0]!r}{more} is missing, but a {config.architecture} model with "
-            f"{config.num_layers} layers needs it; download or convert the model again."
-        )
+    for name, _ in required_shapes(config):  # up to the first that is missing
+        if name not in found:
+            raise InvalidModel(
+                f"{path}: tensor {name!r} is missing, but a {config.architecture} model with {config.num_layers} "
+                "layers needs it; download or convert the model again."
+            )
+    expected = dict((*optional_shapes(config), *required_shapes(config)))
     for name, shape in found.items():
         if name not in expected:
             raise InvalidModel(
-                f"{path}: tensor {name!r} is not part of a {config.architecture} model with {config.num_layers} layers "
-                "as Foredraft knows it, so its text would be wrong; use another model."
+                f"{path}: tensor {shown(name)} is not part of a {config.architecture} model with {config.num_layers} "
+                "layers as Foredraft knows it, so its text would be wrong; use another model."
             )
         if tuple(shape) != expected[name]:
             raise InvalidModel(

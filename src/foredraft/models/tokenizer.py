@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from foredraft.errors import InvalidModel, InvalidPrompt
 from foredraft.models import gguf_tokenizer
 from foredraft.models.chat_template import ChatTemplate, Message, check_messages
+from foredraft.models.content_escape import ContentEscape, StandIns, looks_like_control, unescape
 from foredraft.models.json_file import read_json
 
 if TYPE_CHECKING:
@@ -37,7 +38,12 @@ class Tokenizer:
         backend.no_padding()
         self._backend = backend
         self._chat_template = ChatTemplate(chat_template, special_tokens) if chat_template else None
-        self._special_ids = {index for index, token in backend.get_added_tokens_decoder().items() if token.special}
+        added = backend.get_added_tokens_decoder()
+        self._special_ids = {index for index, token in added.items() if token.special}
+        control_ids = {*self._special_ids, *eos_token_ids, bos_token_id}
+        control = [t.content for index, t in added.items() if index in control_ids or looks_like_control(t.content)]
+        self._content_escape = ContentEscape(control, chat_template or "")
+        self._chat_backend: tuple[StandIns, tokenizers.Tokenizer] | None = None  # the one used last
         self.bos_token_id = bos_token_id
         self.eos_token_ids = eos_token_ids
         self.vocab_size = max(backend.get_vocab().values(), default=-1) + 1
@@ -47,7 +53,7 @@ class Tokenizer:
         """From the metadata of a GGUF file; `path` is for messages."""
         return cls(
             gguf_tokenizer.build(metadata, path),
-            metadata.get("tokenizer.ggml.bos_token_id"),
+            gguf_tokenizer.token_id(metadata, "bos"),
             gguf_tokenizer.eos_token_ids(metadata),
             gguf_tokenizer.special_tokens(metadata),
             metadata.get("tokenizer.chat_template"),
@@ -74,28 +80,37 @@ class Tokenizer:
         return cls(backend, ids.get("bos_token"), eos_token_ids, special_tokens, _chat_template(folder, config))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; special tokens spelled out in it are recognised."""
+        """Token ids of a plain prompt. Control tokens spelled out in it are recognised: whoever writes a plain prompt
+        writes all of it. For text of others use a conversation."""
         if not isinstance(text, str):
             raise InvalidPrompt(f"A prompt must be a string or a list of token ids, not {type(text).__name__}.")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            problem = f"holds a lone surrogate at character {error.start}"
-            raise InvalidPrompt(f"The prompt {problem}; send valid Unicode.") from error
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        return _ids(self._backend, text, add_special_tokens)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def render_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
         """The prompt that the model's chat template makes of a conversation."""
-        if self._chat_template is None:
-            raise InvalidPrompt("This model has no chat template; use generate with a plain prompt.")
-        return self._chat_template.render(check_messages(messages), add_generation_prompt)
+        return unescape(*self._render(messages, add_generation_prompt))
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of a conversation, ready for the answer; the template writes the special tokens itself."""
-        return self.encode(self.render_chat(messages), add_special_tokens=False)
+        """Token ids of a conversation, ready for the answer.
+
+        The template writes the control tokens. Those spelled out in a message become ids of ordinary text. Tokens that
+        the file calls user-defined, like <think> or <tool_call>, are recognised everywhere: models write them in their
+        answers, which come back as content.
+        """
+        text, stand_ins = self._render(messages, add_generation_prompt=True)
+        chat_backend = self._chat_backend
+        if chat_backend is None or chat_backend[0] != stand_ins:
+            chat_backend = self._chat_backend = stand_ins, self._content_escape.tokenizer(self._backend, stand_ins)
+        return _ids(chat_backend[1], text, add_special_tokens=False)
+
+    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> tuple[str, StandIns]:
+        if self._chat_template is None:
+            raise InvalidPrompt("This model has no chat template; use generate with a plain prompt.")
+        escaped, stand_ins = self._content_escape.escape(check_messages(messages))
+        return self._chat_template.render(escaped, add_generation_prompt), stand_ins
 
     def vocabulary(self) -> dict[str, int]:
         """All tokens with their ids, special ones too."""
@@ -111,6 +126,15 @@ class Tokenizer:
                 f"{path}: the tokenizer has ids up to {self.vocab_size - 1}, but the model's logits end at "
                 f"{num_logits - 1}, so it does not fit the model; use the tokenizer that belongs to it."
             )
+
+
+def _ids(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        problem = f"holds a lone surrogate at character {error.start}"
+        raise InvalidPrompt(f"The prompt {problem}; send valid Unicode.") from error
+    return list(backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:

@@ -37,5 +37,5 @@ class DraftRunner:
 
     def logits(self, works: list[Work]) -> list[Tensor]:
         """The logits that each work needs: [num_logits, vocab], where vocab is the narrower of the two."""
-        logits = self.runner.forward(pack(works, self.block_size, self.runner.backend.device)).logits
+        logits = self.runner.forward(pack(works, self.block_size)).logits
         return list(logits[:, : self.vocab_size].split([work.num_logits for work in works]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Items
+from functools import cached_property
 from typing import cast
 
 import torch
@@ -15,75 +16,97 @@ from torch import Tensor
 
 from foredraft.params import SamplingParams
 from foredraft.sampling.draw import Draw, draw
+from foredraft.sampling.node_draws import NOT_FINITE, LazyDraws, NodeDraw, Sampler
 from foredraft.sampling.noise import COIN_STREAM, RESIDUAL_STREAM, gumbel, stream_key, uniform
-from foredraft.sampling.pipeline import adjust, distribution, floor, largest
+from foredraft.sampling.pipeline import distribution, floor, largest
 from foredraft.sampling.rules import RULES
-from foredraft.types import Sequence, TokenLogprob, Verdict, Work
+from foredraft.types import TokenLogprob, Verdict, Work
 
 
-def verify(logits: Tensor, works: Items[Work], draw: Draw = draw) -> list[Verdict]:
+def _draw_lazily(logits: Tensor, nodes: Items[NodeDraw]) -> Items[int]:
+    return LazyDraws(logits, nodes, draw)
+
+
+def verify(logits: Tensor, works: Items[Work], sample: Sampler = _draw_lazily) -> list[Verdict]:
     """One verdict per work. `logits` [wanted rows, vocab] holds each work's `num_logits` rows, in order."""
-    verdicts: list[Verdict] = []
+    nodes: list[NodeDraw] = []
+    firsts: list[int] = []  # of every work, the place in `nodes` of its draw after the last known token
     row = 0
     for work in works:
+        row += work.num_logits
+        firsts.append(len(nodes))
+        if work.reaches_end and work.sequence.params.acceptance == "match":
+            nodes += _node_draws(work, row - 1 - len(work.draft))
+    assert row == len(logits)
+    tokens = sample(logits, nodes)
+    verdicts: list[Verdict] = []
+    row = 0
+    for work, first in zip(works, firsts, strict=True):
         rows = logits[row : row + work.num_logits]
         row += work.num_logits
-        verdicts.append(_judge(rows, work, draw) if len(rows) else Verdict())
-    assert row == len(logits)
+        verdicts.append(_judge(rows, work, tokens, first) if len(rows) else Verdict())
     return verdicts
 
 
-def _judge(rows: Tensor, work: Work, draw: Draw) -> Verdict:
+def _node_draws(work: Work, row: int) -> list[NodeDraw]:
+    """The draws after the last known token, whose logits are in `row`, and after every draft node."""
+    sequence, draft = work.sequence, work.draft
+    return [
+        NodeDraw(row + 1 + node, sequence, draft, node, depth)
+        for node, depth in enumerate((0, *draft.depths), start=-1)
+    ]
+
+
+def _judge(rows: Tensor, work: Work, tokens: Items[int], first: int) -> Verdict:
     """One work's verdict; its rows are those of prompt tokens, then the last known token, then the draft's nodes."""
     sequence, draft, params = work.sequence, work.draft, work.sequence.params
     prompt_logprobs = _prompt_logprobs(rows, work)
     if not work.reaches_end:
         return Verdict(prompt_logprobs=prompt_logprobs)
-    target = _Target(rows[len(rows) - 1 - len(draft) :], sequence, draw)
+    target = _Target(rows[len(rows) - 1 - len(draft) :], work, tokens, first)
     try:
-        path, tokens = RULES[params.acceptance](draft, target, KeyedChance(sequence.seed, sequence.num_tokens))
+        path, emitted = RULES[params.acceptance](draft, target, KeyedChance(sequence.seed, sequence.num_tokens))
     except _NotFiniteError:
         return Verdict(error="The model gave logits that are not finite numbers; this request was ended, others go on.")
     top = params.logprobs
-    judged = zip((-1, *path), tokens, strict=True)
+    judged = zip((-1, *path), emitted, strict=True)
     logprobs = [None if top is None else token_logprob(target.row(node), token, top) for node, token in judged]
-    return Verdict(tuple(path), tuple(tokens), tuple(logprobs), prompt_logprobs)
+    return Verdict(tuple(path), tuple(emitted), tuple(logprobs), prompt_logprobs)
 
 
 class _NotFiniteError(Exception):
-    """A row that a rule asked for has NaN or infinite logits."""
+    """A row that a rule needs has NaN or infinite logits."""
 
 
 class _Target:
     """The target at the nodes of one sequence's draft. Every node sees the tokens on its own path."""
 
-    def __init__(self, rows: Tensor, sequence: Sequence, draw: Draw) -> None:
+    def __init__(self, rows: Tensor, work: Work, tokens: Items[int], first: int) -> None:
         self._rows = rows  # [1 + nodes, vocab]
-        self._sequence = sequence
-        self._draw = draw
-        self._prompt = sequence.token_ids[: sequence.num_prompt_tokens]
-        self._output = sequence.output_token_ids
+        self._work = work
+        self._tokens = tokens
+        self._first = first
 
     def row(self, node: int) -> Tensor:
         return self._rows[1 + node]
 
     def token(self, node: int, path: list[int]) -> int:
-        return pick(
-            self._adjusted(node, path),
-            self._sequence.params,
-            self._sequence.seed,
-            self._sequence.num_tokens + len(path),
-            self._draw,
-        )
+        token = self._tokens[self._first + 1 + node]
+        if token == NOT_FINITE:
+            raise _NotFiniteError
+        return token
 
     def distribution(self, node: int, path: list[int]) -> Tensor:
-        return distribution(self._adjusted(node, path), self._sequence.params)
-
-    def _adjusted(self, node: int, path: list[int]) -> Tensor:
-        row = self.row(node)
-        if not math.isfinite(largest(row)):
+        sequence, draft = self._work.sequence, self._work.draft
+        adjusted = NodeDraw(1 + node, sequence, draft, node, len(path)).adjusted(self._on_host)
+        if not math.isfinite(largest(adjusted)):
             raise _NotFiniteError
-        return adjust(row, self._sequence.params, self._prompt, [*self._output, *path])
+        return distribution(adjusted, sequence.params)
+
+    @cached_property
+    def _on_host(self) -> Tensor:
+        """All rows, copied once: the rules that need distributions go through them node by node."""
+        return self._rows.cpu()
 
 
 class KeyedChance:
