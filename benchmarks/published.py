@@ -51,7 +51,7 @@ def publish(record: Record, name: str, folder: Path = RESULTS) -> Path:
     machine is kept: a person may have described it better than it describes itself."""
     file = folder / f"{slug(name)}.json"
     for known in read_records(folder):
-        if known["machine"]["cpu"] == record["machine"]["cpu"]:
+        if all(known["machine"][key] == record["machine"][key] for key in ("cpu", "system", "cores")):
             record["machine"] |= {key: known["machine"][key] for key in ("name", "about")}
     file.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return file
