@@ -14,7 +14,7 @@ BUILD_INPUTS := pyproject.toml $(wildcard setup.py src/foredraft/kernels/*.c src
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow sanitize lint bench bench-control bench-plain bench-peers bench-kernels \
-	bench-busy bench-mixed bench-overhead clean
+	bench-busy bench-mixed bench-overhead figures picture clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -39,18 +39,19 @@ sanitize: .venv/.installed-dev ## the native kernels under the address and undef
 		$(BIN)/python -m pytest --capture=sys -p no:cacheprovider -p tests.malloc_tensors \
 		tests/native $(ARGS)
 
-lint: .venv/.installed-dev ## style and types
+lint: .venv/.installed-dev ## style, types and retired words
 	@$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format ."; exit 1; }
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
+	@$(BIN)/python tools/words.py
 
-bench-plain: .venv/.installed-dev ## plain decoding beside transformers; rewrites the table in README.md
-	@$(BIN)/python benchmarks/plain.py --readme $(ARGS)
+bench-plain: .venv/.installed-dev ## plain decoding beside transformers; publishes it in docs/benchmarks.md
+	@$(BIN)/python benchmarks/plain.py --publish $(ARGS)
 
-bench: .venv/.installed ## off, auto and fixed ways to guess on built-in prompts; writes bench-results/
+bench: .venv/.installed ## off, auto and fixed proposers on built-in prompts; writes bench-results/
 	@$(BIN)/foredraft bench $(ARGS)
 
-bench-peers: .venv/.installed-dev .peers/llama/.installed .peers/openvino/.installed ## Foredraft beside other engines; ARGS="--readme bench-peers" rewrites the table in README.md
+bench-peers: .venv/.installed-dev .peers/llama/.installed .peers/openvino/.installed ## Foredraft beside other engines; ARGS="--publish" publishes it in docs/benchmarks.md
 	@$(BIN)/python benchmarks/peers.py $(ARGS)
 
 bench-kernels: .venv/.installed-dev bench-busy ## whole steps and the native kernels beside the machine's limits
@@ -70,9 +71,15 @@ bench-mixed: .venv/.installed-dev ## code editing and chat at once: auto beside 
 bench-overhead: .venv/.installed-dev ## what the controller itself costs of a step
 	@$(BIN)/python benchmarks/overhead.py
 
+figures: .venv/.installed ## write docs/benchmarks.md and README's table from docs/results/
+	@$(BIN)/python benchmarks/pages.py $(ARGS)
+
+picture: .venv/.installed ## decode the prompt of README's picture again, and draw it
+	@$(BIN)/python benchmarks/picture.py --record
+
 clean: ## remove the environment and everything built
 	@rm -rf .venv .peers build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
-	@find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find src tests benchmarks docs tools -name __pycache__ -type d -prune -exec rm -rf {} +
 	@find src -name '*.so' -delete
 	@find src -name '*.egg-info' -type d -prune -exec rm -rf {} +
 

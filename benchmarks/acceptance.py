@@ -1,4 +1,4 @@
-"""The acceptance rules side by side: how many guesses of a sampled draft model each keeps, beside what is possible.
+"""The acceptance rules side by side: how many tokens of a sampled draft model each accepts, beside what is possible.
 
 At temperature 1 with chains of 4. `rejection` and `block` judge tokens that the draft model samples with noise of its
 own; `match` lets it draw with the target's noise. The reference is the sum over tokens of min(p, q), averaged over the
@@ -41,7 +41,7 @@ def main() -> None:
     params = SamplingParams(max_tokens=arguments.max_tokens, temperature=1.0, seed=1, ignore_eos=True)
 
     print(f"{arguments.model}, {spec}, temperature 1, {len(prompts)} prompts of {arguments.max_tokens} tokens")
-    print("rule        how often guess 1, 2, … and all before it are kept  tokens per run   Σ min(p, q)")
+    print("rule        share of drafts accepted down to depth 1, 2, …      tokens per run   Σ min(p, q)")
     for rule in ("rejection", "block", "match"):
         outputs = [llm.chat([prompt], replace(params, acceptance=rule), spec=spec)[0] for prompt in prompts]
         runs = sum(output.metrics.target_runs for output in outputs)

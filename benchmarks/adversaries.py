@@ -19,23 +19,23 @@ from foredraft import LLM, SamplingParams
 from foredraft.proposers.registry import ProposerChoice, Spec
 from foredraft.types import Commit, CompletionOutput, Draft, Sequence
 
-DraftedToken = Callable[[Sequence, int], list[int]]
+Continuation = Callable[[Sequence, int], list[int]]
 
 
 class Adversary:
-    """Very sure of guesses that are right or wrong as `guess` says."""
+    """Very sure of draft tokens that are right or wrong, as `continuation` makes them."""
 
     taps: frozenset[int] = frozenset()
     wants_target_argmax = False
     num_lookahead_tokens = 16
 
-    def __init__(self, name: str, drafted_token: DraftedToken, free: bool = True) -> None:
+    def __init__(self, name: str, continuation: Continuation, free: bool = True) -> None:
         self.name = name
         self.free = free
-        self._draft = drafted_token
+        self._continuation = continuation
 
     def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
-        return [self._chain(self._draft(one, budget)) for one, budget in zip(sequences, budgets, strict=True)]
+        return [self._chain(self._continuation(one, budget)) for one, budget in zip(sequences, budgets, strict=True)]
 
     def _chain(self, tokens: list[int]) -> Draft:
         scores = tuple(0.99**depth for depth in range(1, len(tokens) + 1))

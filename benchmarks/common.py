@@ -1,12 +1,10 @@
-"""What several benchmarks share: prompts, lines of progress, and the tables in README.md."""
+"""What several benchmarks share: prompts and lines of progress."""
 
 from __future__ import annotations
 
 import random
 import sys
-from pathlib import Path
 
-README = Path(__file__).parents[1] / "README.md"
 PREFILL_TOKENS = 512
 
 
@@ -23,10 +21,3 @@ class Prompts:
 
 def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def rewrite_readme(section: str, text: str) -> None:
-    """Put the text between the marks of a section, <!-- section:begin --> and <!-- section:end -->."""
-    begin, end = f"<!-- {section}:begin -->", f"<!-- {section}:end -->"
-    before, rest = README.read_text(encoding="utf-8").split(begin)
-    README.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}", encoding="utf-8")

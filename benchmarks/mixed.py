@@ -3,7 +3,7 @@
     python benchmarks/mixed.py [--model smollm2-135m] [--dtype bfloat16] [--rounds 5] [--max-tokens 96] [--threads 2]
 
 A round decodes all requests once with every setting; the settings take turns in being the first. Nothing is remembered
-from an earlier round, neither texts nor how often guesses were right. Within a round stores work as in service: the six
+from an earlier round, neither texts nor acceptance. Within a round stores work as in service: the six
 pieces of code that come with the benchmark are each asked for with several tasks, so an earlier answer may help a later
 one. Printed are medians over the rounds, and the least and the most of the ratios.
 """

@@ -1,10 +1,10 @@
-"""What the controller costs in steady state: the time of guessing and of learning, beside that of whole steps.
+"""What the controller costs in steady state: the time of drafting and of learning, beside that of whole steps.
 
     python benchmarks/overhead.py [--model smollm2-135m] [--dtype int4] [--batch 1] [--max-tokens 128] [--threads 2]
 
 Chat prompts with `auto`: there is little to copy, so the controller has work and nothing to show for it. Proposers are
-timed by themselves; the controller's own is what remains of guessing and learning. The step of the prompts does not
-count.
+timed by themselves; the controller's own time is what remains of drafting and learning. The step of the prompts does
+not count.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from foredraft.bench.suite import CHAT
 from foredraft.proposers.registry import parse_spec
 
 MOST = 0.01
-DRAFTED_TOKEN, OBSERVE, PROPOSE, LEARN = "guess", "observe", "proposers' propose", "proposers' observe"
+DRAFT, OBSERVE, PROPOSE, LEARN = "draft", "observe", "proposers' propose", "proposers' observe"
 
 
 class Clock:
@@ -78,7 +78,7 @@ def main() -> None:
     for proposer in speculation.assignments.proposers.values():
         clock.wrap(proposer, "propose", PROPOSE)
         clock.wrap(proposer, "observe", LEARN)
-    clock.wrap(speculation, "guess", DRAFTED_TOKEN)
+    clock.wrap(speculation, "propose", DRAFT)
     clock.wrap(speculation, "observe", OBSERVE)
     steps: list[dict[str, float]] = []
     for start in range(0, len(prompts), arguments.batch):
@@ -89,11 +89,11 @@ def main() -> None:
         f"{arguments.model} {arguments.dtype}, auto, chat, batch {arguments.batch}, {arguments.threads} threads, "
         f"{len(steps)} steps; median step {1e6 * whole:.0f} µs"
     )
-    for name in (DRAFTED_TOKEN, OBSERVE, PROPOSE, LEARN):
+    for name in (DRAFT, OBSERVE, PROPOSE, LEARN):
         spent = statistics.median(step.get(name, 0.0) for step in steps)
         print(f"{name:20} {1e6 * spent:8.1f} µs {100 * spent / whole:7.3f} % of a step")
     own = statistics.median(
-        step[DRAFTED_TOKEN] + step[OBSERVE] - step.get(PROPOSE, 0.0) - step.get(LEARN, 0.0) for step in steps
+        step[DRAFT] + step[OBSERVE] - step.get(PROPOSE, 0.0) - step.get(LEARN, 0.0) for step in steps
     )
     verdict = "holds" if own < MOST * whole else "EXCEEDED"
     print(f"{'controller alone':20} {1e6 * own:8.1f} µs {100 * own / whole:7.3f} % of a step   under 1 %: {verdict}")

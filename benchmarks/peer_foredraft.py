@@ -1,4 +1,4 @@
-"""Foredraft itself, for peers.py: int4, one LLM per way of guessing."""
+"""Foredraft itself, for peers.py: int4, one LLM per speculation setting."""
 
 from __future__ import annotations
 

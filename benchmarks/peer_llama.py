@@ -1,5 +1,5 @@
 """llama.cpp through llama-cpp-python, for peers.py. Its prompt lookup needs logits of all rows, so it has an object of
-its own; guesses of different lengths share that one."""
+its own; drafts of different lengths share that one."""
 
 from __future__ import annotations
 

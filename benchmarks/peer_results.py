@@ -14,7 +14,7 @@ LOOKUPS = tuple(f"lookup-{drafts}" for drafts in (2, 5, 10))
 
 @dataclass(frozen=True)
 class Peer:
-    """An engine and the ways in which it is to decode; the first is always plain."""
+    """An engine and its decoding modes; the first is always plain."""
 
     name: str
     script: str
@@ -55,7 +55,7 @@ class Results:
         return statistics.median(samples) if samples and self.runs(peer, PLAIN) else None
 
     def best_mode(self, peer: Peer, kind: str) -> str:
-        """The fastest way that the engine has, plain decoding included; plain must run."""
+        """The engine's fastest mode, plain decoding included; plain must run."""
         return max(peer.modes, key=lambda mode: self.rate(peer, mode, kind) or 0.0)
 
     def differences(self, peer: Peer, mode: str) -> list[int | None]:

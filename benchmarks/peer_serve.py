@@ -33,7 +33,7 @@ class Engine(Protocol):
 
 
 def drafts(mode: str) -> int:
-    """How many tokens a mode such as "lookup-5" guesses at once; 0 for plain decoding."""
+    """How many tokens a mode such as "lookup-5" drafts at once; 0 for plain decoding."""
     return 0 if mode == "plain" else int(mode.removeprefix("lookup-"))
 
 

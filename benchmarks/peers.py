@@ -5,7 +5,9 @@ Decoding is greedy, one prompt at a time, and nothing is remembered from one pro
 over the rounds of tokens after the first run of the model, all prompts of a kind together, per second. An engine or a
 mode that does not run is listed with the reason, and so is one that is left out because it would take too long.
 
-    make bench-peers [ARGS="--out results.json --rounds 2 --leave-out transformers:lookup-2 --readme bench-peers"]
+    make bench-peers [ARGS="--out results.json --rounds 2 --leave-out transformers:lookup-2 --publish"]
+
+`--publish` writes the figures to docs/results/ and renews docs/benchmarks.md and the table in README.md.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from common import PREFILL_TOKENS, Prompts, rewrite_readme, say
-from peer_report import report
+from common import PREFILL_TOKENS, Prompts, say
+from pages import write_pages
+from peer_report import body, peers_record
 from peer_results import CHAT, COPY, FOREDRAFT, LLAMA, OPENVINO, PEERS, PLAIN, TRANSFORMERS, Peer, Results
+from published import publish
 
 from foredraft.bench.report import cpu_name
 
@@ -35,7 +39,7 @@ TIMEOUT_S = 600  # for one answer, loading included
 
 
 class PeerError(Exception):
-    """An engine did not do what it was asked; the message is for the report."""
+    """An engine did not do its task; the message is for the report."""
 
 
 @dataclass
@@ -61,7 +65,7 @@ class Child:
         child.about = child.answer()
         return child
 
-    def draft_budget(self, prompt: list[int], max_tokens: int, stop: list[int], mode: str) -> dict[str, Any]:
+    def request(self, prompt: list[int], max_tokens: int, stop: list[int], mode: str) -> dict[str, Any]:
         request = {"prompt": prompt, "max_tokens": max_tokens, "stop": stop, "mode": mode}
         assert self.process.stdin is not None
         try:
@@ -92,7 +96,7 @@ class Child:
 
     def close(self) -> None:
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # it may have died with a question unread
+        with suppress(BrokenPipeError):  # it may have died before it read the last request
             self.process.stdin.close()
         try:
             self.process.wait(timeout=10)
@@ -136,7 +140,7 @@ def make_task(model: Path, max_tokens: int, prompts: int) -> Task:
 
 
 class Measurement:
-    """Asks all engines in turn, and goes on without those that fail."""
+    """Queries all engines in turn, and goes on without those that fail."""
 
     def __init__(self, task: Task, children: list[Child], results: Results) -> None:
         self.task, self.children, self.results = task, children, results
@@ -175,7 +179,7 @@ class Measurement:
         if not self.results.runs(child.peer, mode):
             return None
         try:
-            return child.draft_budget(prompt, max_tokens, self.task.stop if stop is None else stop, mode)
+            return child.request(prompt, max_tokens, self.task.stop if stop is None else stop, mode)
         except PeerError as error:
             dead = child.process.poll() is not None
             self.results.fail(child.peer, child.peer.modes if dead or mode == PLAIN else (mode,), str(error))
@@ -240,7 +244,7 @@ def main() -> None:
     parser.add_argument("--openvino-python", type=Path, default=ROOT / ".peers/openvino/bin/python")
     parser.add_argument("--leave-out", action="append", default=[], metavar="ENGINE[:MODE]", help="may be repeated")
     parser.add_argument("--out", type=Path, help="write all figures and texts to this file")
-    parser.add_argument("--readme", metavar="SECTION", help="rewrite the table in this section of README.md")
+    parser.add_argument("--publish", action="store_true", help="write docs/results/ and renew the pages")
     options = parser.parse_args()
 
     from foredraft.models.catalog import resolve
@@ -258,12 +262,13 @@ def main() -> None:
     results = measure_all(task, pythons, model, options.threads, options.rounds, left_out)
     settings = {name: getattr(options, name) for name in ("model", "threads", "rounds", "max_tokens", "leave_out")}
     settings |= {"file": model.name, "prompts": {kind: len(prompts) for kind, prompts in task.prompts.items()}}
-    text = report(results, settings, cpu_name())
-    print(text)
+    record = peers_record(results, settings, cpu_name())
+    print(body(record))
     if options.out:
         options.out.write_text(json.dumps(_as_json(results, settings), indent=1) + "\n", encoding="utf-8")
-    if options.readme:
-        rewrite_readme(options.readme, text)
+    if options.publish:
+        publish(record, f"peers {model.stem} {cpu_name()}")
+        write_pages()
 
 
 def _as_json(results: Results, settings: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 Every figure is the median over the rounds. Prompts are distinct, and nothing is cached between them. The two engines
 live in two processes, so that neither's thread pool disturbs the other; while one is measured, the other waits.
 
-    python benchmarks/plain.py [--out results.json] [--readme]
+    python benchmarks/plain.py [--out results.json] [--publish]
+
+`--publish` writes the figures to docs/results/ and renews docs/benchmarks.md and the table in README.md.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import platform
 import statistics
 import time
 import warnings
@@ -23,7 +24,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
-from common import PREFILL_TOKENS, Prompts, rewrite_readme, say
+from common import PREFILL_TOKENS, Prompts, say
+from pages import write_pages
+from plain_report import introduction, table
+from published import new_record, publish
 
 PROMPT_TOKENS = 32  # of the prompts whose decoding is timed
 DECODE_TOKENS = 64
@@ -253,52 +257,13 @@ def _warm_up(workers: dict[str, Worker], prompts: Prompts) -> set[Contender]:
     return slow
 
 
-def table(cells: list[Cell]) -> str:
-    """The figures as Markdown. The ratio that counts is the one to the best of transformers' dtypes."""
-
-    def find(who: Contender, measure: str, batch: int = 1) -> Cell:
-        key = (who.engine, who.dtype, who.exact, measure, batch)
-        return next(c for c in cells if (c.engine, c.dtype, c.exact, c.measure, c.batch) == key)
-
-    best = {m: max(find(who, m).tokens_per_s for who in THEIRS) for m in ("decode", "prefill")}
-    lines = [
-        "| | decode, tok/s | to best transformers | prefill, tok/s | to best transformers |",
-        "|---|--:|--:|--:|--:|",
-    ]
-    for who in (*THEIRS, *OURS):
-        row = [who.title]
-        for measure, full in (("decode", DECODE_TOKENS), ("prefill", PREFILL_TOKENS)):
-            cell = find(who, measure)
-            star = "" if cell.tokens == full else f" ({cell.tokens} tokens)"
-            row += [f"{cell.tokens_per_s:.3g}{star}", f"{cell.tokens_per_s / best[measure]:.2f}×"]
-        lines.append(f"| {' | '.join(row)} |")
-    ours = Contender("Foredraft", BATCH_DTYPE, True)
-    one, many = find(ours, "decode").tokens_per_s, find(ours, "decode", BATCH).tokens_per_s
-    lines += [
-        "",
-        f"{BATCH} prompts at once, {BATCH_DTYPE}: {many:.1f} tok/s in all, {many / one:.2f}× of one prompt alone.",
-    ]
-    return "\n".join(lines)
-
-
-def report(results: dict[str, Any], cells: list[Cell]) -> str:
-    settings, machine = results["settings"], results["machine"]
-    return (
-        f"{settings['model']}, greedy, batch 1, {DECODE_TOKENS} tokens after a prompt of {PROMPT_TOKENS}; prefill of "
-        f"{PREFILL_TOKENS} tokens; median of {settings['rounds']} interleaved rounds; {settings['threads']} threads of "
-        f"{machine['cpu']}; torch {results['versions']['torch']}, transformers {results['versions']['transformers']}. "
-        "A figure with its own number of tokens comes from one small sample, because a full one would take minutes; "
-        f"ratios to it are rough. `make bench-plain` repeats it.\n\n{table(cells)}"
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, help="write all figures to this file")
-    parser.add_argument("--readme", action="store_true", help="rewrite the table in README.md")
+    parser.add_argument("--publish", action="store_true", help="write docs/results/ and renew the pages")
     options = parser.parse_args()
 
     from foredraft import __version__
@@ -308,18 +273,25 @@ def main() -> None:
     versions = {"foredraft": __version__, **{name: version(name) for name in ("torch", "transformers")}}
     vocab_size = open_checkpoint(resolve(options.model)).config.vocab_size
     cells = measure_all(options.model, options.threads, options.rounds, vocab_size)
-    results = {
-        "machine": {"cpu": cpu_name(), "architecture": platform.machine(), "cores": os.cpu_count()},
-        "versions": versions,
-        "settings": {"model": options.model, "threads": options.threads, "rounds": options.rounds},
-        "cells": [asdict(cell) for cell in cells],
-    }
-    text = report(results, cells)
-    print(text)
+    record = new_record(
+        "plain",
+        cpu_name(),
+        options.threads,
+        versions,
+        "make bench-plain",
+        model=options.model,
+        rounds=options.rounds,
+        prompt_tokens=PROMPT_TOKENS,
+        decode_tokens=DECODE_TOKENS,
+        prefill_tokens=PREFILL_TOKENS,
+        cells=[asdict(cell) for cell in cells],
+    )
+    print(f"{introduction(record)}\n\n{table(record)}")
     if options.out:
-        options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    if options.readme:
-        rewrite_readme("bench-plain", text)
+        options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    if options.publish:
+        publish(record, f"plain {options.model} {cpu_name()}")
+        write_pages()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What asking `ngram` and `suffix` costs per sequence and step, by the length of the text: it must not grow with it.
+"""The cost of a query of `ngram` and `suffix` per sequence and step, by the length of the sequence: it must not grow.
 
 `copying` texts add eight tokens a step that were there before; `new` texts add one that was drawn at random. Token ids
-follow a heavy-tailed law, as words do, so that short n-grams recur often.
+follow a heavy-tailed distribution, as words do, so that short n-grams recur often.
 
     python benchmarks/proposers.py [--lengths 500,1000,4000,16000] [--steps 200]
 """

@@ -26,25 +26,25 @@ CONTEXT, PROMPT = 256, 512
 
 
 class Steps:
-    """One backend, and a text that it can run steps on."""
+    """One backend, and a sequence that it can run steps on."""
 
     def __init__(self, model: str, dtype: str, backend: str, threads: int) -> None:
         self.llm = LLM(model, dtype=dtype, backend=backend, threads=threads, max_model_len=1024, kv_cache_tokens=2048)
         engine = self.llm.engine
         tokens = [1 + 7 * place % 5000 for place in range(PROMPT + 1)]
-        self.text = Sequence(-1, "", 0, tokens, len(tokens), SamplingParams(temperature=0).resolved({}), 0, 1)
-        assert engine.scheduler.pool.reserve(self.text, len(tokens) + max(ROWS))
+        self.sequence = Sequence(-1, "", 0, tokens, len(tokens), SamplingParams(temperature=0).resolved({}), 0, 1)
+        assert engine.scheduler.pool.reserve(self.sequence, len(tokens) + max(ROWS))
         self.prompt()
 
     def prompt(self) -> float:
         """Seconds for a prompt of 512 tokens."""
-        return self._seconds(Work(self.text, PROMPT))
+        return self._seconds(Work(self.sequence, PROMPT))
 
     def step(self, rows: int) -> float:
-        """Seconds for a step of so many rows: one known token and a chain of guesses."""
-        tokens = self.text.token_ids
-        known = Sequence(-1, "", 0, tokens[: CONTEXT + 1], CONTEXT + 1, self.text.params, 0, 99, CONTEXT)
-        known.block_table = self.text.block_table
+        """Seconds for a step of so many rows: one known token and a chain of draft tokens."""
+        tokens = self.sequence.token_ids
+        known = Sequence(-1, "", 0, tokens[: CONTEXT + 1], CONTEXT + 1, self.sequence.params, 0, 99, CONTEXT)
+        known.block_table = self.sequence.block_table
         drafted = tuple(tokens[CONTEXT + 1 : CONTEXT + rows])
         count = len(drafted)
         draft = Draft(drafted, tuple(range(-1, count - 1)), (1.0,) * count, ("chain",) * count)

@@ -1,10 +1,10 @@
-"""Lab 1: guess by copying, verify in one run.
+"""Lab 1: draft by copying, verify in one run.
 
-A language model writes one token per run, and most of a run's time goes into reading the weights, which is the same
-work for one token as for seven. So guess the next few tokens by any means, let one run look at all of them, and keep
-those that the model would have written itself. The text stays the same; only the number of runs changes.
+A language model emits one token per run. Most of a run's time goes into reading the weights, which is the same work for
+one token as for seven. So draft the next few tokens by any means, let one run verify all of them, and keep those that
+the model would have emitted itself. The text stays the same; only the number of runs changes.
 
-The cheapest guess needs no model: find the last few tokens earlier in the text, and copy what followed them there.
+The cheapest draft needs no model: find the last few tokens earlier in the text, and copy what followed them there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STORY = "The old lighthouse keeper climbed the stairs one last time, and"
 K = 6
 
 
-def drafted_token(tokens: list[int], k: int, shortest: int = 2, longest: int = 4) -> list[int]:
+def propose(tokens: list[int], k: int, shortest: int = 2, longest: int = 4) -> list[int]:
     """Up to k tokens that followed the latest earlier occurrence of the text's last few tokens."""
     for n in range(longest, shortest - 1, -1):
         for place in range(len(tokens) - n - 1, -1, -1):
@@ -36,24 +36,24 @@ def drafted_token(tokens: list[int], k: int, shortest: int = 2, longest: int = 4
     return []
 
 
-def verify(tokens: list[int], drafts: list[int], model: NextTokens) -> list[int]:
-    """One run of the model: what it says after the text, after the first guess, after the second, and so on."""
-    target_argmax = model([tokens + drafts[:length] for length in range(len(drafts) + 1)])
+def verify(tokens: list[int], draft: list[int], model: NextTokens) -> list[int]:
+    """One run of the model: its token after the text, after the first draft token, after the second, and so on."""
+    target_argmax = model([tokens + draft[:length] for length in range(len(draft) + 1)])
     kept = 0
-    while kept < len(drafts) and drafts[kept] == target_argmax[kept]:
+    while kept < len(draft) and draft[kept] == target_argmax[kept]:
         kept += 1
-    return [*drafts[:kept], target_argmax[kept]]  # where a guess was wrong, the run has the right token at hand
+    return [*draft[:kept], target_argmax[kept]]  # where the draft was wrong, the run already has the right token
 
 
 def write(prompt: list[int], count: int, k: int, model: NextTokens, tell: bool = False) -> tuple[list[int], int]:
     """`count` tokens after a prompt, and how many runs they took."""
     tokens, end, runs = list(prompt), len(prompt) + count, 0
     while len(tokens) < end:
-        drafts = drafted_token(tokens, min(k, end - len(tokens) - 1))
-        new = verify(tokens, drafts, model)
+        draft = propose(tokens, min(k, end - len(tokens) - 1))
+        new = verify(tokens, draft, model)
         if tell:
-            shown = "".join(map(chr, drafts))
-            print(f"  drafted {shown!r:10} kept {len(new) - 1} of {len(drafts)}, emitted {''.join(map(chr, new))!r}")
+            shown = "".join(map(chr, draft))
+            print(f"  drafted {shown!r:10} kept {len(new) - 1} of {len(draft)}, emitted {''.join(map(chr, new))!r}")
         tokens += new
         runs += 1
     return tokens[len(prompt) :], runs
@@ -73,12 +73,12 @@ def greedy_model(llm: LLM) -> NextTokens:
 
 def by_hand(llm: LLM, count: int) -> None:
     heading("1. By hand: a toy model that recites")
-    say("""guess() looks for the last two to four letters earlier in the text. verify() asks the model for all guesses
-        at once. Watch it fail while the text is new, and run when it repeats.""")
+    say("""propose() looks for the last two to four letters earlier in the text. verify() runs the model on all draft
+        tokens at once. Drafts fail while the text is new, and are accepted when it repeats.""")
     print()
     plain, plain_runs = write(list(map(ord, "she")), 64, 0, recite)
     text, runs = write(list(map(ord, "she")), 64, K, recite, tell=True)
-    check(text == plain, "the recited text is the same with guesses and without")
+    check(text == plain, "the recited text is the same with drafts and without")
     check(runs < plain_runs, f"the recital took {runs} runs instead of {plain_runs}")
 
     heading("2. By hand: a language model")
@@ -94,7 +94,7 @@ def by_hand(llm: LLM, count: int) -> None:
     ]
     table(("", "runs", "tokens per run"), rows)
     check(text == off.token_ids, "the text written by hand is that of plain decoding")
-    check(on.token_ids == off.token_ids, "the engine's text with guesses is that of plain decoding")
+    check(on.token_ids == off.token_ids, "the engine's text with drafts is that of plain decoding")
     check(on.metrics.target_runs == runs, "the engine needs exactly as many runs as the lines above")
 
 
@@ -108,10 +108,10 @@ def texts(llm: LLM, count: int) -> None:
     for name, (prompt, temperature) in cases.items():
         params = SamplingParams(max_tokens=count, temperature=temperature, seed=1, ignore_eos=True)
         off, on = (llm.generate(prompt, params, spec=spec)[0] for spec in ("off", f"ngram:k={K}"))
-        check(on.token_ids == off.token_ids, f"{name}: the same text with guesses and without")
+        check(on.token_ids == off.token_ids, f"{name}: the same text with drafts and without")
         measured[name] = on.metrics
         rows.append((name, on.metrics.drafted_tokens, on.metrics.accepted_tokens, f"{on.metrics.tokens_per_run:.2f}"))
-    table(("text", "guessed", "accepted", "tokens per run"), rows)
+    table(("text", "drafted", "accepted", "tokens per run"), rows)
     repetitive, random = measured["records"], measured["story, temperature 1"]
     check(repetitive.tokens_per_run > 1.2, "records take clearly fewer runs than tokens")
     check(
@@ -121,9 +121,9 @@ def texts(llm: LLM, count: int) -> None:
 
 
 def lengths(llm: LLM, count: int) -> None:
-    heading("4. How long a guess should be")
-    say("""A guess counts only if all guesses before it were right, so each further one is worth less than the one
-        before. Tokens per run level off, while every guess is one more row to compute.""")
+    heading("4. How long a draft should be")
+    say("""A draft token counts only if all draft tokens before it were accepted, so each further one is worth less
+        than the one before. Tokens per run level off, while every draft token is one more row to compute.""")
     params = SamplingParams(max_tokens=count, temperature=0, ignore_eos=True)
     rows, per_run = [], {}
     for k in (1, 2, 4, 8, 16, 32):
@@ -131,10 +131,10 @@ def lengths(llm: LLM, count: int) -> None:
         per_run[k] = metrics.tokens_per_run
         computed = metrics.target_runs + metrics.drafted_tokens
         rows.append((k, f"{per_run[k]:.2f}", f"{metrics.acceptance_rate:.0%}", f"{computed / count:.2f}"))
-    table(("k", "tokens per run", "guesses accepted", "rows per token"), rows)
+    table(("k", "tokens per run", "accepted", "rows per token"), rows)
     first, last = per_run[2] - per_run[1], (per_run[32] - per_run[16]) / 16
-    check(per_run[8] > per_run[1], "eight guesses bring more tokens per run than one")
-    check(last < first, f"a plateau: one more guess brings {first:.2f} tokens at k = 1, and {last:.3f} beyond k = 16")
+    check(per_run[8] > per_run[1], "eight draft tokens bring more tokens per run than one")
+    check(last < first, f"a plateau: one more draft token brings {first:.2f} at k = 1, and {last:.3f} beyond k = 16")
 
 
 def hurts(llm: LLM, count: int) -> None:
@@ -149,12 +149,12 @@ def hurts(llm: LLM, count: int) -> None:
         ("off", off.metrics.target_runs, 0, 0, count),
         ("ngram", metrics.target_runs, metrics.drafted_tokens, metrics.accepted_tokens, computed),
     ]
-    table(("", "runs", "guessed", "accepted", "rows computed"), rows)
-    check(on.token_ids == off.token_ids, "even bad guesses leave the text as it is")
+    table(("", "runs", "drafted", "accepted", "rows computed"), rows)
+    check(on.token_ids == off.token_ids, "even bad drafts leave the text as it is")
     check(metrics.tokens_per_run < 1.2, f"a run brings hardly more than one token ({metrics.tokens_per_run:.2f})")
     check(computed > 1.5 * count, f"{computed} rows were computed for {count} tokens")
     say("""Whether those rows cost time depends on the machine and on how many requests share a run: lab 4. The right
-        answer to this input is not to guess, and only a measurement tells.""")
+        answer to this input is no draft, and only a measurement tells.""")
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Lab 2: a model drafts for a model.
 
-Copying (lab 1) guesses well only where a text repeats itself. A second, cheaper model can guess anywhere. It runs once
-for every token that it guesses, so it must be much cheaper than the target, and it must agree with it often.
+Copying (lab 1) drafts well only where a text repeats itself. A second, cheaper model can draft anywhere. It runs once
+for every draft token, so it must be much cheaper than the target, and it must agree with the target often.
 
 The drafter here is the target itself with its weights rounded to 4 bits (`quantised`): nothing to train, nothing to
 download, and it agrees often because it is nearly the same model. It is cheaper because it reads fewer bytes, so the
@@ -9,7 +9,7 @@ target is held in float32 here (--dtype). It is not very cheap, because it has a
 head goes here when you have one: --spec.
 
 The weights of the default model's file have 4 bits to begin with, so its quantised copy has the very same weights, and
-nearly every guess is accepted. Take that for the most that a drafter of this cost can do. A drafter that errs is
+nearly every draft token is accepted. That is the most that a drafter of this cost can do. A drafter that errs is
 --spec early_exit:k=2,layers=24; and --dtype auto makes the target as cheap as its quantised copy.
 """
 
@@ -67,17 +67,17 @@ def show(results: list[tuple[str, RequestOutput, RequestOutput]]) -> None:
 def same_text(results: list[tuple[str, RequestOutput, RequestOutput]], how: str) -> None:
     for name, plain, drafted in results:
         check(drafted.token_ids == plain.token_ids, f"{name}, {how}: the drafted text is the plain text")
-        check(drafted.metrics.drafted_tokens > 0, f"{name}, {how}: something was guessed")
+        check(drafted.metrics.drafted_tokens > 0, f"{name}, {how}: something was drafted")
         check(
             drafted.metrics.target_runs + drafted.metrics.accepted_tokens == len(drafted.token_ids),
-            f"{name}, {how}: every token is an accepted guess or the one token that a run adds",
+            f"{name}, {how}: every token is an accepted draft token or the one token that a run adds",
         )
 
 
 def economics(results: list[tuple[str, RequestOutput, RequestOutput]]) -> None:
     heading("3. What it is worth")
-    say("""Two figures decide: how often a guess is accepted, and c, what one guessed token costs in units of a plain
-        step. From the acceptance at each depth follow the tokens per run, E = 1 + a1 + a1·a2 + ...; lab 4 has the
+    say("""Two figures decide: how often a draft token is accepted, and c, the cost of one draft token in units of a
+        plain step. From the acceptance at each depth follow the tokens per run, E = 1 + a1 + a1·a2 + ...; lab 4 has the
         rest. The last column is the draft length that these figures ask for, if verifying cost no more than a plain
         step; 0 means off. All of it rests on this machine's clock, so nothing here is checked.""")
     rows = []
@@ -96,7 +96,7 @@ def economics(results: list[tuple[str, RequestOutput, RequestOutput]]) -> None:
         ))  # fmt: skip
     table(("text", "E by the formula", "tokens per run", "c", "speed-up, measured", "k to use"), rows)
     say("""Acceptance alone says nothing. On a very small model, or with --dtype auto on one whose weights have few
-        bits already, 4 bits save nothing: c is near 1, and the drafter loses time even if every guess is right.""")
+        bits already, 4 bits save nothing: c is near 1, and the drafter loses time even if it is always right.""")
 
 
 def main() -> None:
@@ -111,16 +111,16 @@ def main() -> None:
     llm.generate("Hello", SamplingParams(max_tokens=8, ignore_eos=True), spec=options.spec)  # makes the drafter
 
     heading(f"1. Greedy: {options.spec} against plain decoding")
-    say("""Latency is the mean time between two tokens. A run settles one token and all accepted guesses. The last
-        column says how often the guess at each depth counted: it and all before it were right.""")
+    say("""Latency is the mean time between two tokens. A run gives one token and all accepted draft tokens. The last
+        column is the share of drafts that were accepted down to each depth.""")
     greedy = compare(llm, options.spec, count, temperature=0.0)
     show(greedy)
     same_text(greedy, "greedy")
 
     heading("2. Sampled: the same text for the same seed")
     say("""With temperature, the target's token at a place is drawn with noise that depends on the seed and the place
-        alone. The drafter uses the same noise, so the two agree more often than two dice would (lab 3). A guess
-        stays if it is the token that the target draws itself: the text cannot depend on who guessed.""")
+        alone. The drafter uses the same noise, so the two agree more often than two dice would (lab 3). A draft
+        token stays if it is the token that the target draws itself: the text cannot depend on the drafter.""")
     sampled = compare(llm, options.spec, count, temperature=0.8)
     show(sampled)
     same_text(sampled, "sampled")

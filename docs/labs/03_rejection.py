@@ -1,10 +1,10 @@
-"""Lab 3: keep a guess by chance, and leave the law as it is.
+"""Lab 3: keep a draft token by chance, and leave the distribution as it is.
 
-A model that samples has no single right token: it has a distribution p. A drafter guesses a token x from its own
-distribution q. Rejection sampling keeps x with probability min(1, p(x) / q(x)), and after a refusal draws from what q
-left of p: max(0, p - q), scaled to sum to 1. The claim is that what comes out has the law p, exactly, for any q.
+A model that samples has no single right token: it has a distribution p. A drafter draws a token x from its own
+distribution q. Rejection sampling keeps x with probability min(1, p(x) / q(x)). After a rejection it draws from what q
+left of p: max(0, p - q), scaled to sum to 1. The claim: the emitted token has exactly the distribution p, for any q.
 
-Small vocabularies let us check that without statistics: go through every guess and every coin, and add up.
+Small vocabularies let us check that without statistics: go through every draft token and every coin, and add up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from foredraft.sampling.noise import gumbel, stream_key, uniform
 from foredraft.types import NO_DRAFT, Draft
 
 Row = np.ndarray  # a distribution over the vocabulary
-# What a rule does with a guess x: the probability that it stays, and what is drawn from when it does not.
+# What a rule does with a draft token x: the probability that it stays, and the distribution to draw from otherwise.
 Rule = Callable[[Row, Row, int], tuple[float, Row]]
 
 P = np.array([0.50, 0.30, 0.15, 0.05])
@@ -44,8 +44,8 @@ def redraws_from_p(p: Row, q: Row, x: int) -> tuple[float, Row]:
 
 
 def distribution(rule: Rule, p: Row, stated: Row, drawn: Row | None = None) -> tuple[Row, float]:
-    """The exact law of the emitted token, and the acceptance. Guesses are drawn from `drawn`; the rule believes that
-    they were drawn from `stated`."""
+    """The exact distribution of the emitted token, and the acceptance. Draft tokens are drawn from `drawn`; the rule
+    is told that they were drawn from `stated`."""
     drawn = stated if drawn is None else drawn
     emitted, accepted = np.zeros_like(p), 0.0
     for x in np.flatnonzero(drawn):
@@ -78,7 +78,7 @@ def pairs(count: int) -> Iterator[tuple[Row, Row]]:
 
 
 def exact_distributions(count: int) -> None:
-    heading("1. Every guess and every coin")
+    heading("1. Every draft token and every coin")
     emitted, accepted = distribution(rejection, P, Q)
     rows = [
         (x, f"{P[x]:.2f}", f"{Q[x]:.2f}", f"{min(1, P[x] / Q[x]):.2f}", f"{min(P[x], Q[x]):.2f}",
@@ -86,9 +86,10 @@ def exact_distributions(count: int) -> None:
         for x in range(len(P))
     ]  # fmt: skip
     table(("token", "p", "q", "stays with", "min(p, q)", "max(0, p - q)", "comes out with"), rows)
-    say("""A token comes out because its guess stays, q · min(1, p/q) = min(p, q), or because it is drawn after a
-        refusal. Refusals have the probability that is missing, sum of max(0, p - q), and are drawn in just these
-        proportions. min(p, q) + max(0, p - q) = p. The acceptance is the overlap of p and q, the sum of min(p, q).""")
+    say("""A token is emitted because it was drafted and stays, q · min(1, p/q) = min(p, q), or because it is drawn
+        after a rejection. Rejections have the probability that is missing, the sum of max(0, p - q), and are drawn in
+        these proportions. min(p, q) + max(0, p - q) = p. The acceptance is the overlap of p and q, which is the sum of
+        min(p, q).""")
     distributions = [(p, q, *distribution(rejection, p, q)) for p, q in pairs(count)]
     check(
         max(distance(p, out) for p, _, out, _ in distributions) < EXACT,
@@ -106,15 +107,15 @@ def exact_distributions(count: int) -> None:
     honest, share = distribution(rejection, P, point(best, len(P)))
     rows = [
         ("p itself", *(f"{value:.3f}" for value in P), ""),
-        ("after a refusal, draw from p", *(f"{value:.3f}" for value in wrong), f"{distance(P, wrong):.3f}"),
-        ("guess q's best, state q", *(f"{value:.3f}" for value in argmax), f"{distance(P, argmax):.3f}"),
-        ("guess q's best, state a point mass", *(f"{value:.3f}" for value in honest), f"{distance(P, honest):.3f}"),
+        ("after a rejection, draw from p", *(f"{value:.3f}" for value in wrong), f"{distance(P, wrong):.3f}"),
+        ("draft q's best, state q", *(f"{value:.3f}" for value in argmax), f"{distance(P, argmax):.3f}"),
+        ("draft q's best, state a point mass", *(f"{value:.3f}" for value in honest), f"{distance(P, honest):.3f}"),
     ]
     table(("rule", "0", "1", "2", "3", "distance from p"), rows)
     say("""The second is the subtle one. A token that was picked, not drawn, has all of its q on itself. To state the
         soft q is to claim that other tokens had their turn. With the honest q it stays with probability p(x).""")
-    check(distance(P, wrong) > 0.01, "drawing from p after a refusal changes the law")
-    check(distance(P, argmax) > 0.01, "a picked token with a soft q changes the law")
+    check(distance(P, wrong) > 0.01, "drawing from p after a rejection changes the distribution")
+    check(distance(P, argmax) > 0.01, "a picked token with a soft q changes the distribution")
     check(distance(P, honest) < EXACT, "a picked token with a point mass does not")
     check(abs(share - P[best]) < EXACT, "and it is accepted with the probability that p gives it")
 
@@ -152,10 +153,10 @@ class Table:
 
 
 def engine_distribution(rule: Callable[..., rules.Outcome]) -> dict[tuple[int, ...], float]:
-    """The exact law of the first two tokens when the engine's rule judges one guess from Q."""
+    """The exact distribution of the first two tokens when the engine's rule judges one draft token from Q."""
     texts: dict[tuple[int, ...], float] = defaultdict(float)
-    for drafted_token, probability in enumerate(Q):
-        draft = Draft((drafted_token,), (-1,), (0.5,), ("lab",), torch.tensor(Q)[None])
+    for token, probability in enumerate(Q):
+        draft = Draft((token,), (-1,), (0.5,), ("lab",), torch.tensor(Q)[None])
         scripts: list[list[int]] = [[]]
         while scripts:
             chance = Every(scripts.pop())
@@ -168,7 +169,7 @@ def engine_distribution(rule: Callable[..., rules.Outcome]) -> dict[tuple[int, .
                     scripts += [[*before, other] for other, odd in enumerate(odds) if odd > 0 and other != outcome]
             if len(tokens) == 2:
                 texts[tuple(tokens)] += weight
-            else:  # refused: the next run writes the second token
+            else:  # rejected: the next run emits the second token
                 for following, odd in enumerate(Table.rows[tokens[0] + 1].tolist()):
                     texts[tokens[0], following] += weight * odd
     return texts
@@ -176,14 +177,14 @@ def engine_distribution(rule: Callable[..., rules.Outcome]) -> dict[tuple[int, .
 
 def engine(names: tuple[str, ...] = ("rejection", "block")) -> None:
     heading("3. The engine's own code")
-    say("""The functions that judge guesses in the engine take their chance from outside, so the same trick works on
-        them: every guess, every coin, every draw. A text of two tokens shows that the token after a kept guess is
-        right too.""")
+    say("""The acceptance rules of the engine take their random numbers from outside, so the same method works on
+        them: every draft token, every coin, every draw. A text of two tokens shows that the token after an accepted one
+        is right too.""")
     wanted = {(a, b): float(Table.rows[0][a] * Table.rows[a + 1][b]) for a, b in itertools.product(range(4), repeat=2)}
     for name in names:
         found = engine_distribution(getattr(rules, name))
         off = sum(abs(found[text] - probability) for text, probability in wanted.items()) / 2
-        check(off < EXACT, f"{name}: the exact law of two tokens is the target's (distance {off:.0e})")
+        check(off < EXACT, f"{name}: the exact distribution of two tokens is the target's (distance {off:.0e})")
 
 
 def sampled(samples: int) -> None:
@@ -194,8 +195,8 @@ def sampled(samples: int) -> None:
     best = int(Q.argmax())
     cases: dict[str, tuple[Rule, Row, bool]] = {
         "rejection": (rejection, Q, True),
-        "after a refusal, draw from p": (redraws_from_p, Q, False),
-        "guess q's best, state q": (rejection, point(best, len(Q)), False),
+        "after a rejection, draw from p": (redraws_from_p, Q, False),
+        "draft q's best, state q": (rejection, point(best, len(Q)), False),
     }
     rows, p_values = [], {}
     for name, (rule, drawn, _) in cases.items():
@@ -232,8 +233,8 @@ def standard_error(share: float, samples: int) -> float:
 def match(samples: int, count: int) -> None:
     heading("5. The match rule: the same noise for both")
     say("""The engine's default draws the target's token as argmax(log p + noise), where the noise of a token depends
-        on the seed and the place only, and keeps a guess if it is that very token. The text then does not depend on
-        the guesses at all. What does it cost? If the drafter uses the same noise, they agree at least as often as
+        on the seed and the place only, and keeps a draft token if it is that token. The text then does not depend on
+        the drafts at all. What does it cost? If the drafter uses the same noise, they agree at least as often as
         (1 - TV) / (1 + TV), where TV is the total variation of p and q, and never more often than 1 - TV, which is
         what rejection accepts. Two independent draws would agree far less often.""")
     rng = np.random.default_rng(3)
@@ -243,8 +244,8 @@ def match(samples: int, count: int) -> None:
         p, q = (np.exp(each) / np.exp(each).sum() for each in (logits, logits + change_by * change))
         ids = torch.arange(samples * VOCAB)
         noise = gumbel(uniform(stream_key(len(rows), 0), ids)).view(samples, VOCAB).numpy()
-        target, drafted_token = ((np.log(each) + noise).argmax(1) for each in (p, q))
-        agreed = float((target == drafted_token).mean())
+        target, drafted = ((np.log(each) + noise).argmax(1) for each in (p, q))
+        agreed = float((target == drafted).mean())
         test = g_test(Counter((int(token),) for token in target), {(x,): float(p[x]) for x in range(VOCAB)})
         tv, exact = distance(p, q), same_noise(p, q)
         measured.append((tv, exact, agreed, test.p_value))
@@ -264,9 +265,12 @@ def match(samples: int, count: int) -> None:
     ]
     check(
         all(drafted == plain for drafted, plain in texts) and len({plain for _, plain in texts}) > 5,
-        "the engine's match rule writes the same text with guesses and without, for 50 seeds",
+        "the engine's match rule writes the same text with drafts and without, for 50 seeds",
     )
-    check(all(value > SIGNIFICANCE for *_, value in measured), "the target's tokens have the law p: the G-test passes")
+    check(
+        all(value > SIGNIFICANCE for *_, value in measured),
+        "the target's tokens have the distribution p: the G-test passes",
+    )
     bounds = [(distance(p, q), same_noise(p, q)) for p, q in pairs(count)]
     check(
         all((1 - tv) / (1 + tv) - EXACT <= exact <= 1 - tv + EXACT for tv, exact in bounds),

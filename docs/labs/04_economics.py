@@ -1,7 +1,7 @@
-"""Lab 4: when guessing pays.
+"""Lab 4: when speculation pays.
 
-A cycle guesses k tokens, verifies them in one run, and emits the accepted ones and one more. All times are in plain
-steps: a guessed token costs c, a run of r rows costs v(r), and v(1) = 1. If every guess is accepted with probability
+A cycle drafts k tokens, verifies them in one run, and emits the accepted ones and one more. All times are in plain
+steps: a draft token costs c, a run of r rows costs v(r), and v(1) = 1. If a draft token is accepted with probability
 alpha, a cycle brings E = 1 + alpha + ... + alpha^k tokens in k * c + v(k + 1) steps, and the quotient is the speed-up.
 
 The lab throws dice for all of this and compares them with the formulas of foredraft.control.economics, which also stand
@@ -27,7 +27,7 @@ MACHINE = VerifyCurve((1, 2, 4, 8, 16, 64), (0.012, 0.0125, 0.013, 0.016, 0.024,
 
 
 def cycles(rng: np.random.Generator, acceptances: list[float], count: int) -> np.ndarray:
-    """The tokens of `count` cycles: guesses are accepted in turn until the first refusal, and one more comes free."""
+    """The tokens of `count` cycles: draft tokens are accepted until the first rejection, and one token is added."""
     accepted = rng.random((count, len(acceptances))) < np.array(acceptances)
     return 1 + np.cumprod(accepted, axis=1).sum(axis=1)
 
@@ -58,8 +58,9 @@ def dice_and_formula(count: int) -> None:
 
 def best_k(count: int) -> None:
     heading("2. The best k")
-    say("""E levels off, because a guess counts only if all before it were right; the time goes on growing. So there is
-        a best k. Here a guess is accepted with 0.8 and costs 0.1 plain steps, and a run costs one step at any size.""")
+    say("""E levels off, because a draft token counts only if all before it were accepted; the time goes on growing.
+        So there is a best k. Here a draft token is accepted with 0.8 and costs 0.1 plain steps, and a run costs one
+        step at any size.""")
     rng = np.random.default_rng(1)
     alpha, cost = 0.8, 0.1
     rows, thrown = [], {}
@@ -69,11 +70,11 @@ def best_k(count: int) -> None:
     table(("k", "dice", "formula"), rows)
     best = economics.best_length([alpha] * K_MAX, cost)
     check(thrown[best.k] > 0.98 * max(thrown.values()), f"k = {best.k} is the best by the dice too, within 2 %")
-    check(0 < best.k < K_MAX, "neither no guess nor the longest is best")
+    check(0 < best.k < K_MAX, "neither no draft nor the longest draft is best")
 
     heading("3. When the answer is 0")
-    say("""One guess brings alpha tokens more and takes c steps more. If alpha is not above c, that is a loss, and
-        longer guesses only lose more. Good planning has 0 among its answers.""")
+    say("""One draft token brings alpha tokens more and takes c steps more. If alpha is not above c, that is a loss,
+        and longer drafts only lose more. Good planning has 0 among its answers.""")
     grid = (0.1, 0.3, 0.5, 0.7, 0.9)
     best_of = {(a, c): economics.best_length([a] * K_MAX, c).k for a in grid for c in grid}
     table(("alpha \\ c", *grid), [(alpha, *(best_of[alpha, cost] for cost in grid)) for alpha in grid])
@@ -81,12 +82,12 @@ def best_k(count: int) -> None:
     even = economics.break_even_alpha(0.3, K_MAX)
     check(even is not None and abs(even - 0.3) < 1e-9, "the break-even of c = 0.3 is an acceptance of 0.3")
     loses = cycles(rng, [0.3] * 4, count).mean() / (4 * 0.5 + 1)
-    check(loses < 1, f"dice: four guesses of acceptance 0.3 and cost 0.5 give {loses:.2f}x")
+    check(loses < 1, f"dice: four draft tokens of acceptance 0.3 and cost 0.5 give {loses:.2f}x")
 
 
 def large_batches(count: int) -> None:
     heading("4. Large batches turn it around")
-    say("""With B requests a plain step has B rows already, and k guesses make B (k + 1) of them. While the machine
+    say("""With B requests a plain step has B rows already, and drafts of k make B (k + 1) of them. While the machine
         waits for its weights these rows are free; once it computes without pause, each costs its share. The curve v
         has to be measured; this one is of an invented machine with room for about eight rows. Acceptance 0.8, c =
         0.02.""")
@@ -100,7 +101,7 @@ def large_batches(count: int) -> None:
         rows.append((batch, best.k, f"{best.speedup:.2f}x", f"{thrown[batch]:.2f}x"))
     table(("requests at once", "best k", "its speed-up", "k = 4 by dice"), rows)
     flip = economics.flip_batch(MACHINE, alpha, cost, K_MAX, batch_max=64)
-    check(flip is not None, f"from {flip} requests on, not guessing is best")
+    check(flip is not None, f"from {flip} requests on, no draft is best")
 
     def fastest(batch: int) -> float:
         return max(economics.speedup(alpha, cost, k, MACHINE.at_batch(batch)) for k in range(1, K_MAX + 1))
@@ -112,7 +113,7 @@ def large_batches(count: int) -> None:
 
 @dataclass(frozen=True)
 class Request:
-    alpha: float  # how often a guess is accepted; no policy but the oracle knows it
+    alpha: float  # how often a draft token is accepted; no policy but the oracle knows it
     tokens: int
     seed: int
 
@@ -129,7 +130,7 @@ def planned(percent: int) -> int:
 
 
 class Chooser:
-    """Chooses k before a cycle and hears afterwards how many guesses were judged and accepted. This one is fixed."""
+    """Chooses k before a cycle and learns afterwards how many draft tokens were accepted. This one is fixed."""
 
     def __init__(self, k: int) -> None:
         self.k = k
@@ -137,26 +138,26 @@ class Chooser:
     def choose(self) -> int:
         return self.k
 
-    def learn(self, accepted: int, refused: int) -> None: ...
+    def learn(self, accepted: int, rejected: int) -> None: ...
 
 
 class Adaptive(Chooser):
-    """Counts accepted and refused guesses of this request on top of a prior, and plans with their ratio. While that
-    says 0 it probes with one guess now and then, for texts change."""
+    """Counts accepted and rejected draft tokens of this request on top of a prior, and plans with their ratio. While
+    the plan is 0 it probes with one draft token now and then, because texts change."""
 
     every = 32  # cycles between probes
 
     def __init__(self, mean: float, weight: float = 2.0) -> None:
-        self.accepted, self.refused, self.idle = mean * weight, (1 - mean) * weight, 0
+        self.accepted, self.rejected, self.idle = mean * weight, (1 - mean) * weight, 0
 
     def choose(self) -> int:
-        k = planned(round(100 * self.accepted / (self.accepted + self.refused)))
+        k = planned(round(100 * self.accepted / (self.accepted + self.rejected)))
         self.idle = 0 if k else self.idle + 1
         return int(self.idle % self.every == 0) if k == 0 else k
 
-    def learn(self, accepted: int, refused: int) -> None:
+    def learn(self, accepted: int, rejected: int) -> None:
         self.accepted += accepted
-        self.refused += refused
+        self.rejected += rejected
 
 
 def steps(request: Request, chooser: Chooser) -> float:
@@ -176,7 +177,7 @@ def steps(request: Request, chooser: Chooser) -> float:
 
 
 def workload(rng: np.random.Generator, count: int) -> list[Request]:
-    """Code mostly repeats itself and is easy to guess; chat is not."""
+    """Code mostly repeats itself and is easy to predict; chat is not."""
     requests = []
     for _ in range(count):
         alpha = rng.beta(*(CODE if rng.random() < CODE_SHARE else CHAT))
@@ -187,9 +188,10 @@ def workload(rng: np.random.Generator, count: int) -> list[Request]:
 def mixed_workload(count: int) -> None:
     heading("5. 70 % code and 30 % chat: one k for all, or one for each?")
     say(f"""Every request has its own acceptance: around {CODE[0] / sum(CODE):.2f} for code, around
-        {CHAT[0] / sum(CHAT):.2f} for chat; a guess costs {COST}. The average is no request's acceptance, so one k for
-        all is wrong for nearly everybody. The adaptive policy starts every request from a prior (the average of earlier
-        requests) and learns from its own guesses; nobody tells it what is code. The oracle knows every acceptance.""")
+        {CHAT[0] / sum(CHAT):.2f} for chat. A draft token costs {COST}. The average is no request's acceptance, so one
+        k for all is wrong for nearly everybody. The adaptive policy starts every request from a prior (the average of
+        earlier requests) and learns from its own drafts; nobody tells it what is code. The oracle knows every
+        acceptance.""")
     prior = float(np.mean([request.alpha for request in workload(np.random.default_rng(99), 400)]))
     average = planned(round(100 * prior))
     policies: dict[str, Policy] = {
@@ -217,7 +219,7 @@ def mixed_workload(count: int) -> None:
     check(total["oracle per request"] <= total["adaptive"] * 1.01, "nothing beats knowing the acceptance, within 1 %")
     check(total["adaptive"] <= total["oracle per request"] * 1.1, "learning costs less than 10 % of the time")
     say("""The requests that lose tell more than the average: whoever has one of those gains nothing from the others'
-        speed. Adaptive pays a few wrong guesses to find out, and then stops.""")
+        speed. The adaptive policy pays for a few wrong drafts to find out, and then stops.""")
 
 
 def main() -> None:

@@ -16,14 +16,13 @@ from foredraft.types import Work
 
 @dataclass(frozen=True)
 class ForwardBatch:
-    """Every row is one token. A row sees, in text order, the first `prefix_lens` keys of its sequence and then the
-    keys at its `paths` offsets (its draft ancestors and itself), so `prefix_lens + path_lens == positions + 1`.
-    That is the tree mask, written so that a drafted token reads its keys in the very order in which plain decoding
-    would.
+    """Every row is one token. A row sees the first `prefix_lens` keys of its sequence in order, and then the keys at
+    its `paths` offsets (its draft ancestors and itself), so `prefix_lens + path_lens == positions + 1`.
+    That is the tree mask, written so that a draft token reads its keys in the order in which plain decoding would.
     """
 
     token_ids: Tensor  # [rows] int64
-    positions: Tensor  # [rows] int64, place in the text
+    positions: Tensor  # [rows] int64, place in the sequence
     slots: Tensor  # [rows] int64, where the row's K and V go: block * block_size + offset in block
     sequences: Tensor  # [rows] int32, row of block_tables
     block_tables: Tensor  # [sequences, blocks] int32
@@ -50,8 +49,8 @@ class ForwardBatch:
 
     @cached_property
     def key_slots(self) -> Tensor:
-        """The slot of every key that a row sees, in text order: [rows, max_keys] int64. Beyond its last key a row's own
-        first key is repeated, so that whoever masks those never touches another sequence's memory."""
+        """The slot of every key that a row sees, in sequence order: [rows, max_keys] int64. Beyond its last key a row
+        repeats its own first key, so that whoever masks those never touches another sequence's memory."""
         order = torch.arange(self.max_keys, device=self.positions.device)[None, :]
         order = torch.where(order <= self.positions[:, None], order, 0)
         beyond = (order - self.prefix_lens[:, None]).clamp(min=0)

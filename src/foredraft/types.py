@@ -9,18 +9,18 @@ from typing import Any, Literal
 from foredraft.params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-TARGET = "target"  # the origin of a token that no proposer guessed
+TARGET = "target"  # the origin of a token that no proposer drafted
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A tree of guessed tokens for one sequence. In a chain every node has one child; k = 0 is NO_DRAFT."""
+    """A tree of draft tokens for one sequence. In a chain every node has one child; k = 0 is NO_DRAFT."""
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()  # -1 is the last committed token, and parents[i] < i
     scores: tuple[float, ...] = ()  # estimated probability that the node is reached and accepted
-    origin: tuple[str, ...] = ()  # which proposer guessed the node
-    q: Any = None  # [nodes, vocab]: what each sampled token was drawn from; None for deterministic guesses
+    origin: tuple[str, ...] = ()  # which proposer drafted the node
+    q: Any = None  # [nodes, vocab]: what each sampled token was drawn from; None for deterministic drafts
 
     def __post_init__(self) -> None:
         if not len(self.tokens) == len(self.parents) == len(self.scores) == len(self.origin):
@@ -79,7 +79,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the target says of one sequence's draft: the accepted path, then one token of its own.
+    """The target's answer to one sequence's draft: the accepted path, then one token of its own.
 
     `tokens` has one entry more than `path`, or is empty when the step did not reach the end of the known tokens.
     """
@@ -109,7 +109,7 @@ class Counters:
     last_token_time: float = 0.0
     preemptions: int = 0
     cached_tokens: int = 0
-    decisions: Counter[str] = field(default_factory=Counter)  # why the controller guessed or did not, in steps
+    decisions: Counter[str] = field(default_factory=Counter)  # reason -> steps: why the controller drafted or did not
 
     def count(self, draft: Draft, accepted: tuple[int, ...], emitted: bool) -> None:
         """Add one run of the target; a run that only worked through the prompt emits nothing and does not count."""
@@ -123,7 +123,8 @@ class Counters:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One text in the making. There is no prefill and no decode phase: `num_computed_tokens` races `num_tokens`."""
+    """A prompt and its output so far. There is no prefill and no decode phase: `num_computed_tokens` races
+    `num_tokens`."""
 
     id: int
     request_id: str
@@ -179,7 +180,7 @@ class Work:
     num_new_tokens: int
     num_lookahead_tokens: int = 0
     draft: Draft = NO_DRAFT
-    num_computed_nodes: int = 0  # leading nodes that have been run: a drafting model grows its tree level by level
+    num_computed_nodes: int = 0  # leading nodes that have been run: a draft model grows its tree level by level
 
     def with_draft(self, draft: Draft) -> Work:
         """What `dataclasses.replace` does, in a third of its time: this is done for every sequence and step."""
@@ -204,11 +205,11 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Where a verdict's tokens are cut, and why; `finish_reason` None means that the text goes on."""
+    """Where a verdict's tokens are cut, and why; `finish_reason` None means that the sequence goes on."""
 
     num_kept: int
     finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None  # the stop string or token id that ended the text
+    stop_reason: str | int | None = None  # the stop string or token id that ended the sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,13 +223,13 @@ class Commit:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string or token id that ended it
     error: str | None = None
-    draft: Draft = NO_DRAFT  # what was guessed in this step, by all proposers together
+    draft: Draft = NO_DRAFT  # of this step, by all proposers together
     target_argmax: tuple[int, ...] = ()  # as in Verdict
 
 
 @dataclass(frozen=True)
 class SpecMetrics:
-    """What speculation did for one request, and what it took."""
+    """What speculation gained for one request, and what it cost."""
 
     target_runs: int
     drafted_tokens: int
@@ -244,7 +245,7 @@ class SpecMetrics:
     time_to_first_token_s: float
     inter_token_latency_s: float
     cached_tokens: int = 0  # prompt tokens that were found in the prefix cache
-    preemptions: int = 0  # how often the text was set aside and computed again, for want of KV cache
+    preemptions: int = 0  # how often the request was set aside and computed again, for want of KV cache
     decisions: dict[str, int] = field(default_factory=dict)  # reason -> steps: the controller's, and failures
 
     @classmethod

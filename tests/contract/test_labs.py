@@ -90,17 +90,17 @@ def never_flips(*figures: object, **limits: object) -> None:
 
 
 BROKEN = {
-    "a rule that keeps every guess, n-grams": (
-        "01_ngram.py", rules.RULES, "match", keeps_every_draft_token, "the engine's text with guesses is that of plain",
+    "a rule that keeps every draft token, n-grams": (
+        "01_ngram.py", rules.RULES, "match", keeps_every_draft_token, "the engine's text with drafts is that of plain",
     ),
-    "a rule that keeps every guess, a model": (
+    "a rule that keeps every draft token, a model": (
         "02_model_draft.py", rules.RULES, "match", keeps_every_draft_token, "the drafted text is the plain text",
     ),
-    "a rule that keeps every guess, a table": (
-        "03_rejection.py", rules, "match", keeps_every_draft_token, "writes the same text with guesses and without",
+    "a rule that keeps every draft token, a table": (
+        "03_rejection.py", rules, "match", keeps_every_draft_token, "writes the same text with drafts and without",
     ),
-    "a refusal that draws from p": (
-        "03_rejection.py", rules, "_residual", redraws_from_p, "rejection: the exact law of two tokens",
+    "a rejection that draws from p": (
+        "03_rejection.py", rules, "_residual", redraws_from_p, "rejection: the exact distribution of two tokens",
     ),
     "tokens that grow in a straight line": (
         "04_economics.py", economics, "expected_tokens", straight_line, "dice and formula agree",
@@ -109,7 +109,7 @@ BROKEN = {
         "04_economics.py", economics, "best_length", never_zero, "k = 0 is best exactly where",
     ),
     "batches that never flip": (
-        "04_economics.py", economics, "flip_batch", never_flips, "not guessing is best",
+        "04_economics.py", economics, "flip_batch", never_flips, "no draft is best",
     ),
 }  # fmt: skip
 
@@ -132,7 +132,7 @@ def test_the_mixed_workload_notices_a_policy_that_learns_the_wrong_path_round(
 ) -> None:
     lab = load("04_economics.py")
     learn = lab.Adaptive.learn
-    monkeypatch.setattr(lab.Adaptive, "learn", lambda self, accepted, refused: learn(self, refused, accepted))
+    monkeypatch.setattr(lab.Adaptive, "learn", lambda self, accepted, rejected: learn(self, rejected, accepted))
     with pytest.raises(SystemExit, match="adaptive is at least as fast as"):
         lab.mixed_workload(60)
 

@@ -32,7 +32,7 @@ METRICS = SpecMetrics(
 class FakeLLM:
     """Answers every prompt with WORDS; the last prompt finishes first. `log` records what it was asked.
 
-    The proposers that `spec` names guess the words before the last one, and the model "unfaithful" then writes others.
+    The proposers that `spec` names draft the words before the last one, and the model "unfaithful" then writes others.
     """
 
     backend_name = "fake"
@@ -84,7 +84,7 @@ class FakeLLM:
 
 
 def _origins(spec: str) -> list[str]:
-    """Who guessed each of WORDS."""
+    """Who drafted each of WORDS."""
     proposers = [] if spec in ("off", "auto") else spec.split("+")[:2]
     return [*[TARGET] * (len(WORDS) - 1 - len(proposers)), *proposers, TARGET]
 

@@ -72,7 +72,7 @@ class TestLaw:
 
 
 def judge_one(draft: Draft, target: Target, chance: Chance, refused: Callable[[Tensor, Tensor], list[int]]) -> Outcome:
-    """The rejection rule for one guess, with something else to do once it is refused."""
+    """The rejection rule for one draft token, with something else to do once it is rejected."""
     p, q, token = target.distribution(-1, []), draft.q[0], draft.tokens[0]
     if chance.accepts(min(1.0, float(p[token] / q[token])), 0, 0):
         return [0], [token, chance.draw(target.distribution(0, [token]), 1)]
@@ -84,7 +84,7 @@ def resamples_from_p(draft: Draft, target: Target, chance: Chance) -> Outcome:
 
 
 def bonus_after_rejection(draft: Draft, target: Target, chance: Chance) -> Outcome:
-    """The token after the refused guess is emitted as if the guess stood."""
+    """The token after the rejected one is emitted as if that one stood."""
 
     def refused(p: Tensor, q: Tensor) -> list[int]:
         rest = (p - q).clamp(min=0)
@@ -194,7 +194,7 @@ class FakeLLM:
         kept = 2 if lie == "length" else 3
         reason = "stop" if lie == "ending" else "length"
         error = "It broke." if lie == "error" else None
-        reasons = {lie: 1} if lie in ("proposer failed", "controller failed") else {"guessed": 2}
+        reasons = {lie: 1} if lie in ("proposer failed", "controller failed") else {"drafted": 2}
         metrics = replace(METRICS, decisions=reasons, drafted_tokens=self.drafted)
         return CompletionOutput(0, "", tokens[:kept], reason, None, 7, logprobs[:kept], None, metrics, error)
 
@@ -242,7 +242,7 @@ class TestSameText:
         llm = FakeLLM()
         list(text_checks(llm, [*BUILT_IN, *BUILT_IN[:3]], ["ngram"], 3, no_tick))  # type: ignore[arg-type]
         assert llm.batches == [8, 3] * 4
-        assert llm.forgotten == 4, "no answer is guessed from an earlier run of its prompt"
+        assert llm.forgotten == 4, "no answer is drafted from an earlier run of its prompt"
 
     def test_pairs_run_on_fewer_prompts(self) -> None:
         llm = FakeLLM()

@@ -174,7 +174,7 @@ class TestCells:
         assert everything.acceptance_rate == pytest.approx(0.5)
         assert everything.acceptance_per_depth == pytest.approx([0.5])
         assert everything.by_origin == {"target": 10, "ngram": 10}
-        others = 6.0 - 20 * 0.010  # two texts of ten tokens, plain; guessed: ten runs of three rows
+        others = 6.0 - 20 * 0.010  # two texts of ten tokens, plain; drafted: ten runs of three rows
         assert everything.predicted_ratio == pytest.approx(6.0 / (others + 10 * 0.016))
         assert cells["off", "all"].ratio_to_off == 1.0
 

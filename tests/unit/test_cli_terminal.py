@@ -50,8 +50,8 @@ def test_demo_is_live_and_ends_with_a_table() -> None:
     process, terminal = start("demo", "--spec", "ngram+suffix")
     seen = read_until(terminal, "")
     assert process.wait() == 0
-    assert f"{GREEN}Hello" in seen  # guessed by ngram
-    assert f"{MAGENTA} there" in seen  # guessed by suffix
+    assert f"{GREEN}Hello" in seen  # drafted by ngram
+    assert f"{MAGENTA} there" in seen  # drafted by suffix
     assert seen.index("speculative") < seen.index("speed-up")
     assert seen.rindex(SHOW_CURSOR) > seen.rindex(HIDE_CURSOR)
 
@@ -82,7 +82,7 @@ def test_chat_prompts_and_answers() -> None:
 
 
 def test_chat_colours_drafts_on_request() -> None:
-    process, terminal = start("chat", "--show-guesses", "--spec", "suffix")
+    process, terminal = start("chat", "--show-drafts", "--spec", "suffix")
     seen = read_until(terminal, "> ")
     os.write(terminal, b"hi\n")
     seen += read_until(terminal, "seed 7")

@@ -26,7 +26,7 @@ def chain(size: int, score: float = 0.8, origin: str = "test") -> Draft:
 
 
 class World:
-    """Texts whose next tokens are guessed right with a probability that may change over time."""
+    """Sequences whose draft tokens are right with a probability that may change over time."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class World:
             done += emitted
 
     def _commit(self, text: Sequence, full: Draft | None, draft: Draft, right: Callable[[int], float]) -> Commit:
-        """How far the guesses would be right, whether they are verified or not."""
+        """How far the draft would be right, whether it is verified or not."""
         assert full is not None
         length = 0
         while length < len(full) and self.random.random() < right(self.tokens):
@@ -181,7 +181,7 @@ def test_a_slow_drafter_rests_and_is_probed_now_and_then() -> None:
         budget, _ = controller.draft_budget(work, "model:k=4", "model", 4, load)
         drafts: list[Draft | None] = [chain(budget, origin="model")]
         queried.append(budget)
-        seconds = 0.030 * budget  # three plain steps per guess: even if always right it cannot pay
+        seconds = 0.030 * budget  # three plain steps per draft token: even if always right it cannot pay
         if budget:
             controller.observe_draft("model:k=4", budget, seconds)
         controller.observe([work], drafts, [Commit(text, (7,), (), ())], load, StepTimes(seconds, 0.0105, 0.0))
@@ -209,8 +209,8 @@ def test_a_fast_and_right_drafter_is_used() -> None:
 
 
 def service(requests: int, steps: int, catch_up_s: float, is_right: bool) -> tuple[float, float, list[int]]:
-    """Texts one after the other, with a model that must read each prompt before its first guess and takes 1 ms for
-    each. Returns what it took in all, what plain decoding would have taken, and the numbers of guesses."""
+    """Sequences one after the other, with a draft model that must run each prompt before its first draft, at 1 ms for
+    each. Returns what it took in all, what plain decoding would have taken, and the numbers of draft tokens."""
     controller, plain_s = Controller(Costs(CHEAP)), CHEAP.curve.seconds_at(1)
     elapsed, plain, queried = 0.0, 0.0, []
     for request in range(requests):
@@ -278,7 +278,7 @@ def text_of(num_tokens: int, sequence_id: int = 1) -> Sequence:
 
 @pytest.mark.parametrize("calls", [3, 24])
 def test_a_long_text_is_read_in_several_calls(calls: int) -> None:
-    """The time of all of them is that of reading; none of it is taken for that of a guess."""
+    """All of their time is catch-up time; none of it counts as drafting time."""
     controller, size = Controller(Costs(CHEAP)), 512 * calls
     text, load = text_of(size), Load(1, size, 1)
     for _ in range(calls):
@@ -301,7 +301,7 @@ def test_one_text_finds_out_what_a_model_takes() -> None:
 
 
 def test_a_preempted_text_is_read_again() -> None:
-    """What that takes is not taken for the time of a guess."""
+    """Its time does not count as drafting time."""
     controller, text = Controller(Costs(CHEAP)), text_of(100)
     for _ in range(2):
         assert controller.draft_budget(Work(text, 1, 4), "model", "model", 4, Load(1, 100, 1)) == (1, PROBE)
@@ -366,7 +366,7 @@ def test_longer_contexts_cost_more() -> None:
 
 
 def test_querying_in_vain_becomes_rare() -> None:
-    """Where asking takes a tenth of a step and nothing comes of it, it takes less than a hundredth of the time."""
+    """Where a query takes a tenth of a step and brings nothing, queries take less than a hundredth of the time."""
     controller, text = Controller(Costs(CHEAP)), Sequence(1, "", 0, [1], 1, SamplingParams().resolved({}), 0, 10**9)
     queried = 0
     for _ in range(3000):

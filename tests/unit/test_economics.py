@@ -1,4 +1,4 @@
-"""The arithmetic of guessing: against exact fractions, against simulated cycles, and against brute force."""
+"""The arithmetic of speculation: against exact fractions, against simulated cycles, and against brute force."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ k_maxes = st.integers(1, 20)
 
 
 def simulate_cycle(acceptances: Sequence[float], source: random.Random) -> int:
-    """Tokens of one cycle: guesses are kept up to the first that is refused, and the target adds one."""
+    """Tokens of one cycle: draft tokens are kept up to the first that is rejected, and the target adds one."""
     kept = 0
     for acceptance in acceptances:
         if source.random() >= acceptance:
@@ -100,8 +100,10 @@ class TestBestLength:
         assert all(rate < best.speedup for rate in rates[: best.k])  # anything as fast and shorter would have won
 
     def test_of_equals_the_shorter_wins(self) -> None:
-        assert economics.best_length([0.3] * 4, 0.3).k == 0  # one guess gains exactly nothing
-        assert economics.best_length([0.3] * 4, 9 / 121).k == 1  # two guesses reach the same 1.21, but for rounding
+        assert economics.best_length([0.3] * 4, 0.3).k == 0  # one draft token gains exactly nothing
+        assert (
+            economics.best_length([0.3] * 4, 9 / 121).k == 1
+        )  # two draft tokens reach the same 1.21, but for rounding
         assert economics.best_length([0.0] * 4, 0.0).k == 0
         assert economics.best_length([], 0.1).k == 0
 
@@ -225,7 +227,8 @@ class TestBatches:
         assert [pays(batch) for batch in range(1, flip + 1)] == [True] * (flip - 1) + [False]
 
     def test_by_hand(self) -> None:
-        """One guess for B sequences takes 8 + 4B against 8 + 2B: it pays while 2B < α (8 + 2B): below 4α / (1 − α)."""
+        """One token for each of B sequences takes 8 + 4B against 8 + 2B: it pays while 2B < α (8 + 2B), so below
+        4α / (1 − α)."""
         assert economics.flip_batch(LINEAR, 0.75, 0.0, 1, 100) == 12
         assert economics.flip_batch(LINEAR, 0.76, 0.0, 1, 100) == 13
 

@@ -49,21 +49,21 @@ class TestFigures:
     def test_a_loss_is_advised_against(self, command: Command) -> None:
         out = command("--alpha", "0.3", "--cost", "0.4").out
         assert "Leave it off: no draft of up to 16 tokens is faster" in out
-        assert "once more than 40.0 % of the guesses are accepted" in out
-        assert "once a drafted token costs less than 0.3 plain steps" in out
-        assert "Guess" not in out
+        assert "once more than 40.0 % of the draft tokens are accepted" in out
+        assert "once a draft token costs less than 0.3 plain steps" in out
+        assert "Draft" not in out
 
     def test_a_hopeless_cost_is_called_so(self, command: Command) -> None:
-        assert "not pay even if every guess were accepted" in command("--alpha", "0.9", "--cost", "1.5").out
+        assert "not pay even if every draft token were accepted" in command("--alpha", "0.9", "--cost", "1.5").out
 
     def test_a_small_gain_is_called_small(self, command: Command) -> None:
         out = command("--alpha", "0.4", "--cost", "0.3").out
-        assert "Guess 1 token per run: it gains only 7.7 %, so leave it off unless" in out
-        assert "fewer than 30.0 % of the guesses" in out
+        assert "Draft 1 token per run: it gains only 7.7 %, so leave it off unless" in out
+        assert "fewer than 30.0 % of the draft tokens" in out
 
     def test_a_gain_is_recommended(self, command: Command) -> None:
         out = command("--alpha", "0.8", "--cost", "0.05").out
-        assert "Guess 8 tokens per run: 3.09 times as fast as plain decoding." in out
+        assert "Draft 8 tokens per run: 3.09 times as fast as plain decoding." in out
         assert "only" not in out
 
     def test_rows_and_bars_follow_the_speedup(self, command: Command) -> None:
@@ -112,7 +112,7 @@ class TestVerifyCost:
     def test_extrapolation_is_admitted(self, command: Command, tmp_path: Path) -> None:
         short = written(tmp_path / "short.json", {"rows": [1, 8], "seconds": [0.01, 0.02]})
         out = command("--alpha", "0.5", "--cost", "0.05", "--verify-cost", short).out
-        assert "Turn it off above 4 concurrent requests." in out  # five with one guess each make ten rows
+        assert "Turn it off above 4 concurrent requests." in out  # five with one draft token each make ten rows
         assert "Runs of more than 8 rows were not measured" in out
 
     def test_a_gain_that_returns_is_told(self, command: Command, tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_measure_finds_the_figures_itself(command: Command, tmp_path: Path) -> N
     assert result.code == 0, result.err
     assert picture.read_bytes().startswith(b"<?xml")
     assert result.record["table"][1]["expected_tokens"] == pytest.approx(2.0, abs=0.05), (
-        "who guesses for himself is right"
+        "a model that drafts for itself is always right"
     )
     for arguments, complaint in (
         (["--spec", "auto"], "name a proposer"),

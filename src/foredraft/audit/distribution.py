@@ -1,7 +1,7 @@
-"""The second claim: sampled texts follow the target's law, whatever was guessed and by whichever rule it was judged.
+"""The second claim: sampled texts follow the target's distribution, with any draft and under any acceptance rule.
 
-A model small enough that its law is known exactly (4 tokens, texts of 3, so 64 possible texts) goes through the real
-rules with the real keyed noise, once per seed. A G-test compares the counts with the law.
+The distribution of a small model is known exactly (4 tokens, texts of 3, so 64 possible texts). It goes through the
+real rules with the real keyed noise, once per seed. A G-test compares the counts with the distribution.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def unsampled_tree(text: Text, seed: int) -> Draft:
 
 def _draft_noise(text: Text, seed: int) -> Tensor:
     """Two uniforms, keyed by where the draft begins, so that no two drafts share noise: the block rule looks at tokens
-    that it then refuses, and what is drafted next must not depend on those."""
+    that it then rejects, and the next draft must not depend on those."""
     return uniform(stream_key(seed, len(text), DRAFT_STREAM), torch.arange(2))
 
 
@@ -166,7 +166,7 @@ def target_distribution() -> dict[Text, float]:
 
 @dataclass(frozen=True)
 class GTest:
-    """How far counts are from a law, and how often chance alone would take them at least that far."""
+    """How far counts are from a distribution, and the probability that chance alone takes them at least that far."""
 
     statistic: float
     cells: int
@@ -177,7 +177,7 @@ class GTest:
 
 
 def g_test(counts: Counter[Text], distribution: dict[Text, float]) -> GTest:
-    """The likelihood-ratio test of counts against a law; rare texts share one cell."""
+    """The likelihood-ratio test of counts against a distribution; rare texts share one cell."""
     total = counts.total()
     cells: list[tuple[float, int]] = []  # expected, observed
     rare_expected, rare_observed = 0.0, 0

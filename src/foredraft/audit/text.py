@@ -28,13 +28,13 @@ Token = tuple[int, str]  # a token's id, and its log probabilities to the last b
 
 @dataclass(frozen=True)
 class Answer:
-    """What is compared of one answer, and what it took."""
+    """What is compared of one answer, and what it cost."""
 
     tokens: tuple[Token, ...]
     ending: str
     runs: int
     drafted: int
-    failure: str | None  # of a proposer or of the controller, without which the text went on
+    failure: str | None  # of a proposer or of the controller; the request went on without it
     error: str | None
 
 
@@ -130,7 +130,7 @@ def _contrast(wanted: Token | None, got: Token | None) -> str:
 
 
 def _failure(answers: Sequence[Answer]) -> str | None:
-    """A text that went on without its proposer proves nothing about it."""
+    """A request that went on without its proposer proves nothing about it."""
     failed = [answer.failure for answer in answers if answer.failure is not None]
     return f"{failed[0]} in {len(failed)} of {len(answers)} texts" if failed else None
 

@@ -71,7 +71,7 @@ def cells_of(runs: Sequence[Run], cost: VerifyCurve, dtype: str) -> list[Cell]:
 
 
 def texts_of_off(runs: Iterable[Run]) -> Texts:
-    """What plain decoding wrote, the first time it was asked: every setting, batch and repeat must write that."""
+    """The tokens of plain decoding's first run: every setting, batch and repeat must emit the same."""
     texts: Texts = {}
     for run in runs:
         if run.spec == OFF:

@@ -1,8 +1,8 @@
 """Plain decoding and every speculation setting in one run, interleaved, so that a slow moment of the machine hits all.
 
-Nobody may profit from having seen a prompt. Stores of finished texts are cleared before every timed run. The controller
-goes into every run of a group with what it had learnt before that group, as in service: how often guesses were right
-for other prompts, never for this one. What runs take on this machine stays known. The LLM must have been opened with
+No setting may profit from having seen a prompt. Stores of finished outputs are cleared before every timed run. The
+controller starts every run of a group with what it had learnt before that group, as in service: the acceptance of other
+prompts, never of this one. The measured costs of runs on this machine are kept. The LLM must have been opened with
 `prefix_caching=False`.
 """
 
@@ -101,7 +101,7 @@ class Run:
 
 
 class Learnt:
-    """What an engine's controller has learnt of guesses, to go back to; nothing before there is one."""
+    """What an engine's controller has learnt about acceptance, to go back to; nothing before there is one."""
 
     def __init__(self, engine: Engine) -> None:
         controller = engine.speculation.controller
@@ -114,7 +114,7 @@ class Learnt:
 
 def groups_of(questions: Sequence[Question], batch: int) -> list[Group]:
     """Chunks of each category in order, categories taking turns. What is missing to a full batch is taken from the
-    category's beginning again: a batch of 8 is 8 texts at once, or it says nothing about a batch of 8."""
+    category's beginning again: a batch of 8 is 8 sequences at once, or it says nothing about a batch of 8."""
     by_category: dict[str, list[int]] = {}
     for index, question in enumerate(questions):
         by_category.setdefault(question.category, []).append(index)
@@ -153,7 +153,7 @@ def measure(llm: LLM, questions: Sequence[Question], plan: Plan, tick: Tick) -> 
                 learnt = Learnt(llm.engine)
                 for repeat in range(plan.repeats):
                     for spec in in_turn(plan.settings, number + repeat):
-                        if parse_spec(spec).adaptive:  # others teach the controller nothing about guesses
+                        if parse_spec(spec).adaptive:  # others teach the controller nothing about acceptance
                             learnt.back_to(llm.engine)
                         seconds, outputs = timed(llm, *chosen, spec)
                         runs += [

@@ -24,16 +24,16 @@ MAX_TOKENS = 48
 
 @dataclass(frozen=True)
 class PlanInputs:
-    """How likely a guess is right once all before it were; a guess's time in plain steps; a run's time by its rows."""
+    """The acceptance of a draft token behind an accepted path, its cost in plain steps, a run's time by rows."""
 
     alpha: float
     cost: float
     curve: VerifyCurve | None
-    batch: int = 1  # how many texts shared a run
+    batch: int = 1  # how many sequences shared a run
 
 
 def measured_inputs(llm: LLM, spec: str) -> PlanInputs:
-    """Guess for one built-in prompt of each kind, greedily and alone, and time the target by its rows."""
+    """Draft for one built-in prompt of each kind, greedily and alone, and time the target by its rows."""
     if parse_spec(spec).adaptive or spec == "off":
         raise InvalidSpec(f"spec={spec!r} cannot be planned for; name a proposer, for instance suffix or ngram:k=6.")
     _refuse_copies(llm.dtype, spec)
@@ -47,7 +47,7 @@ def measured_inputs(llm: LLM, spec: str) -> PlanInputs:
     reached, accepted = (sum(runs * pair[place] for runs, *pair in counts) for place in (0, 1))
     drafts = sum(each.drafted_tokens for each in metrics)
     if not drafts:
-        raise InvalidSpec(f"spec={spec!r} guessed nothing for the built-in prompts; there is nothing to plan with.")
+        raise InvalidSpec(f"spec={spec!r} drafted nothing for the built-in prompts; there is nothing to plan with.")
     draft_s = sum(each.draft_time_s for each in metrics)
     return PlanInputs(min(1.0, accepted / reached), draft_s / drafts / curve.seconds_at(1), curve)
 
@@ -62,12 +62,12 @@ def inputs_of(cell: Cell, curve: VerifyCurve | None) -> PlanInputs:
 
 
 def _reached_and_accepted(survivals: Sequence[float]) -> tuple[float, float]:
-    """How many guesses of a draft come to be judged, and how many of them are right."""
+    """How many tokens of a draft are reached, and how many of them are accepted."""
     return sum([1.0, *survivals[:-1]][: len(survivals)]), sum(survivals)
 
 
 def _refuse_copies(dtype: str, spec: str) -> None:
-    """A copy of the target in as many bits is the target: it is always right, takes as long, and tells nothing."""
+    """A copy of the target in as many bits is the target: always accepted, equally slow, and no basis for a plan."""
     for choice in parse_spec(spec).choices:
         bits = choice.options.get("bits", "4")
         if choice.name == "quantised" and dtype in (f"int{bits}", "int4"):

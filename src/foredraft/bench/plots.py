@@ -60,8 +60,7 @@ def draw_all(cells: Sequence[Cell], cost: VerifyCurve) -> list[Plot]:
         _drawn(
             "verify_cost",
             "What a run of the model costs",
-            "Guessing is cheap while the curve is flat: the rows of a draft ride along with the one row of plain "
-            "decoding.",
+            "Drafts are cheap while the curve is flat: their rows cost no more than the one row of plain decoding.",
             lambda: _verify_cost(cost),
         )
     ]
@@ -85,8 +84,8 @@ def draw_all(cells: Sequence[Cell], cost: VerifyCurve) -> list[Plot]:
         _drawn(
             "predicted",
             "Predicted and measured speed-up",
-            "Each point is one category. Points below the line gained less than runs and rows promise; a long prompt "
-            "is one reason, because it takes the same time with and without guessing.",
+            "Each point is one category. Points below the line gained less than runs and rows promise. A long prompt "
+            "is one reason: it takes the same time with and without drafts.",
             lambda: _predicted(drafted),
         ),
     ]
@@ -105,7 +104,7 @@ def draw_all(cells: Sequence[Cell], cost: VerifyCurve) -> list[Plot]:
             _drawn(
                 "batch",
                 "Speed-up against batch size",
-                "Where a line falls below 1, guessing has stopped to pay: the rows of others fill the run.",
+                "Where a line falls below 1, speculation no longer pays: the rows of other sequences fill the run.",
                 lambda: _batches(drafted),
             )
         )

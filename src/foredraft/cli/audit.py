@@ -1,4 +1,4 @@
-"""`foredraft audit`: proves on this machine that speculation changes neither texts nor laws nor bits."""
+"""`foredraft audit`: checks on this machine that speculation changes no text, no distribution and no bit."""
 
 from __future__ import annotations
 
@@ -34,14 +34,16 @@ def audit(
     limit: Annotated[
         int, typer.Option("--limit", min=1, help="So many prompts, evenly over categories; pairs run on a fifth.")
     ] = 8,
-    samples: Annotated[int, typer.Option("--samples", min=500, help="Texts per check of the sampled law.")] = 4000,
+    samples: Annotated[
+        int, typer.Option("--samples", min=500, help="Texts per check of the sampled distribution.")
+    ] = 4000,
     max_tokens: options.MaxTokens = 96,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
     as_json: options.Json = False,
 ) -> None:
-    """Prove on this machine: same text with and without speculation, the sampled law, bits that rows do not share."""
+    """Check on this machine: the same text with and without speculation, the sampled distribution, row invariance."""
     from foredraft.audit.prompts import BUILT_IN, read_suite, spread
     from foredraft.params import SamplingParams
     from foredraft.proposers.registry import parse_spec

@@ -32,7 +32,7 @@ def chat(
     spec: options.Spec = "auto",
     system: Annotated[str | None, typer.Option("--system", help="The system prompt.")] = None,
     show_drafts: Annotated[
-        bool, typer.Option("--show-drafts", help="Colour drafted tokens by proposer, on a terminal.")
+        bool, typer.Option("--show-drafts", help="Colour draft tokens by proposer, on a terminal.")
     ] = False,
     max_tokens: options.MaxTokens = 512,
     temperature: options.Temperature = None,
@@ -76,14 +76,14 @@ def chat(
 
 @dataclass
 class Conversation:
-    """What was said so far, and the system prompt in front of it."""
+    """The turns so far, and the system prompt in front of them."""
 
     system: str | None = None
     turns: list[Message] = field(default_factory=list)
     answers: int = 0  # given since the command started, whatever was reset
 
-    def querying(self, line: str) -> list[Message]:
-        """The messages that ask `line` next."""
+    def messages(self, line: str) -> list[Message]:
+        """The conversation with `line` as its next user turn."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *self.turns, {"role": "user", "content": line}]
 
@@ -136,7 +136,7 @@ def _answer(
     llm: LLM, conversation: Conversation, line: str, params: SamplingParams, *, show: bool, colour_drafts: bool
 ) -> CompletionOutput:
     """Streams the answer to `line` and adds both to the conversation, unless it failed half-way."""
-    output = follow(llm.stream(conversation.querying(line), params), show, colour_drafts)
+    output = follow(llm.stream(conversation.messages(line), params), show, colour_drafts)
     if output.error is not None:
         raise ForedraftError(output.error)
     conversation.add(line, output.text)

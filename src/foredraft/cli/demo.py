@@ -92,7 +92,7 @@ def demo(
 
 @dataclass
 class Decoding:
-    """One text as far as it has come, in pieces with the name of who guessed each."""
+    """One output so far, in pieces with the name of the proposer that drafted each."""
 
     spec: str
     pieces: list[tuple[str, str]] = field(default_factory=list)
@@ -101,7 +101,7 @@ class Decoding:
 
     @property
     def finished(self) -> CompletionOutput:
-        assert self.output is not None, "asked for before its stream had ended"
+        assert self.output is not None, "the stream has not ended yet"
         return self.output
 
     def run(self, llm: LLM, prompt: str, params: SamplingParams) -> None:
@@ -141,7 +141,7 @@ def _warm_up(llm: LLM, spec: str) -> None:
     """First runs are the slowest and must not count, and the first request that leaves the choice to the controller
     measures the machine. What proposers learn from this one word is no part of any answer."""
     params = SamplingParams(max_tokens=WARM_UP_TOKENS, temperature=0.0)
-    with _patience("Measuring what runs take on this machine"):
+    with _patience("Measuring the cost of runs on this machine"):
         for each in dict.fromkeys(("off", spec)):
             for _ in llm.stream("Hello", params, spec=each):
                 pass
@@ -237,7 +237,7 @@ def _live_picture(comparison: Comparison) -> AbstractContextManager[Any]:
 
 @dataclass
 class _Picture:
-    """Both texts of a prompt side by side, as far as they have come, over a legend of who guessed what."""
+    """Both texts of a prompt side by side, as far as they have come, over a legend of the proposers."""
 
     comparison: Comparison
 
@@ -259,7 +259,7 @@ class _Picture:
 
 
 def _panel(console: Console, title: str, decoding: Decoding, width: int, height: int) -> Panel:
-    """As much of the end of a text as fits, in the colours of who guessed it, and its rate."""
+    """As much of the end of a text as fits, in the colours of its proposers, and its rate."""
     from rich.panel import Panel
     from rich.text import Text
 
@@ -277,7 +277,7 @@ def _legend(spec: str) -> Text:
 
     names = [choice.name for choice in parse_spec(spec).choices]
     proposers = Text(", ").join(Text(name, style=_style(name)) for name in names)
-    return Text.assemble("guessed by ", proposers) if names else Text("nothing is guessed")
+    return Text.assemble("drafted by ", proposers) if names else Text("plain decoding: no drafts")
 
 
 def _style(origin: str) -> str:

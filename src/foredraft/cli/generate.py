@@ -56,16 +56,16 @@ def generate(
         logprobs=logprobs,
         n=n,
     )
-    queried = gather_prompts(prompts or [], file)
+    inputs = gather_prompts(prompts or [], file)
     if chat:
-        queried = [as_conversation(prompt) for prompt in queried]
+        inputs = [as_conversation(prompt) for prompt in inputs]
 
     with options.ModelOptions(model, spec, dtype, device, threads, exact).open() as llm:
-        events = llm.stream_many(queried, params)
-        if len(queried) == 1 and n == 1 and not as_json:
+        events = llm.stream_many(inputs, params)
+        if len(inputs) == 1 and n == 1 and not as_json:
             failed = _report_error(0, follow(events, show=True))
         else:
-            failed = _print_in_order(events, len(queried), n, as_json)
+            failed = _print_in_order(events, len(inputs), n, as_json)
     if failed:
         raise typer.Exit(1)
 

@@ -66,7 +66,7 @@ class ModelOptions:
                 prefix_caching=self.prefix_caching,
                 progress=progress,
             )
-        gc.freeze()  # a full collection would go through all of torch, which takes 90 ms in the middle of a text
+        gc.freeze()  # a full collection would go through all of torch, which takes 90 ms in the middle of a request
         try:
             yield llm
         finally:

@@ -92,7 +92,7 @@ def tokens_per_second(metrics: SpecMetrics) -> float:
 
 
 def figures(sample: CompletionOutput, colour_drafts: bool = False) -> str:
-    """The line under an answer; it names the proposers whose guesses were accepted, and how many of each."""
+    """The line under an answer; it names the proposers whose draft tokens were accepted, and how many of each."""
     metrics = sample.metrics
     accepted = {name: count for name, count in metrics.by_origin.items() if name != TARGET and count}
     drafts = ", ".join(
@@ -124,7 +124,7 @@ def colour_of(origin: str) -> int | None:
 
 
 def in_colour_of(origin: str, text: str) -> str:
-    """The text for a terminal, in the colour of who guessed it."""
+    """The text for a terminal, in the colour of the proposer that drafted it."""
     colour = colour_of(origin)
     return text if colour is None else f"\x1b[3{colour}m{text}\x1b[39m"
 

@@ -1,4 +1,4 @@
-"""`foredraft plan`: whether guessing pays, how much to guess, and when to turn it off, from figures or from a bench."""
+"""`foredraft plan`: whether speculation pays, how long drafts should be, and when to turn it off."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from foredraft.control.economics import BatchLength, Outlook
 from foredraft.errors import InvalidParameter
 from foredraft.models.catalog import DEFAULT_MODEL
 
-BATCH_MAX = 256  # how far to look where nothing else is asked for
+BATCH_MAX = 256  # how far to look without --batch-max
 
 
 def plan(
     model: options.Model = DEFAULT_MODEL,  # every command takes it; figures that are given depend on none
-    alpha: Annotated[float | None, typer.Option("--alpha", help="How likely a guess is accepted, from 0 to 1.")] = None,
-    cost: Annotated[float | None, typer.Option("--cost", help="A drafted token's time, in plain steps.")] = None,
+    alpha: Annotated[
+        float | None, typer.Option("--alpha", help="How likely a draft token is accepted, from 0 to 1.")
+    ] = None,
+    cost: Annotated[float | None, typer.Option("--cost", help="A draft token's time, in plain steps.")] = None,
     k_max: Annotated[int, typer.Option("--k-max", min=1, max=1000, help="The longest draft to consider.")] = 16,
     verify_cost: Annotated[
         Path | None,
@@ -39,12 +41,12 @@ def plan(
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure acceptance and costs of --spec with --model on this machine.")
     ] = False,
-    spec: options.Spec = "suffix",  # what auto guesses with
+    spec: options.Spec = "suffix",  # what auto drafts with
     dtype: options.Dtype = "auto",
     threads: options.Threads = None,
     as_json: options.Json = False,
 ) -> None:
-    """Say whether guessing pays, which draft length is best, and at which batch size to turn it off."""
+    """Say whether speculation pays, which draft length is best, and at which batch size to turn it off."""
     if plot is not None:
         require_drawing(plot)
     compared: Comparison | None = None
@@ -53,13 +55,13 @@ def plan(
         if any(given is not None for given in (alpha, cost, verify_cost)) or measure:
             raise InvalidParameter("--from takes every figure from its file; give it without other figures.")
         compared = compare(*read_results(results), results)
-        source = f"{compared.premise}\nThe lengths follow for {compared.spec} where it guesses: "
+        source = f"{compared.premise}\nThe lengths follow for {compared.spec}, in the steps in which it drafts: "
         figures = _outlook(compared.inputs, k_max, batch_max)
     elif measure:
         if any(given is not None for given in (alpha, cost, verify_cost)):
             raise InvalidParameter("--measure finds --alpha, --cost and --verify-cost itself; give it without them.")
         figures = _outlook(_measured(options.ModelOptions(model, spec, dtype, threads=threads)), k_max, batch_max)
-        source = f"Measured here for {spec} where it guesses: "
+        source = f"Measured here for {spec}, in the steps in which it drafts: "
     elif alpha is None or cost is None:
         raise InvalidParameter("Give --alpha and --cost, or --measure, or --from with the results.json of a bench.")
     else:
@@ -91,7 +93,7 @@ def _advise(figures: Outlook, source: str, compared: Comparison | None) -> Answe
     shown = [each for each in figures.batches if each.batch & (each.batch - 1) == 0 or each.batch in (edge - 1, edge)]
     verify = "one plain step at any size" if figures.curve is None else "what was measured"
     premise = (
-        f"Acceptance {figures.alpha:.4g}; a drafted token costs {figures.cost:.4g} plain steps, a verify run {verify}."
+        f"Acceptance {figures.alpha:.4g}; a draft token costs {figures.cost:.4g} plain steps, a verify run {verify}."
     )
     tables, sentences = _tables(figures, shown), _length_advice(figures)
     if compared is None or not compared.several_batches:
@@ -140,23 +142,23 @@ def _length_advice(figures: Outlook) -> list[str]:
     if best.k == 0:
         sentences = [f"Leave it off: no draft of up to {tokens(longest)} is faster than plain decoding."]
         if least is None:
-            sentences.append("At this cost it would not pay even if every guess were accepted.")
+            sentences.append("At this cost it would not pay even if every draft token were accepted.")
         else:
-            sentences.append(f"At this cost it pays once more than {percent(least)} of the guesses are accepted.")
+            sentences.append(f"At this cost it pays once more than {percent(least)} of the draft tokens are accepted.")
         if most is not None:
-            sentences.append(f"At this acceptance it pays once a drafted token costs less than {most:.3g} plain steps.")
+            sentences.append(f"At this acceptance it pays once a draft token costs less than {most:.3g} plain steps.")
         return sentences
     assert least is not None and most is not None, "a draft that pays has both"
     if best.speedup - 1 < SMALL_GAIN:
         sentences = [
-            f"Guess {tokens(best.k)} per run: it gains only {percent(best.speedup - 1)}, so leave it off unless "
-            f"these figures are certain: it loses when fewer than {percent(least)} of the guesses are accepted."
+            f"Draft {tokens(best.k)} per run: it gains only {percent(best.speedup - 1)}, so leave it off unless "
+            f"these figures are certain: it loses when fewer than {percent(least)} of the draft tokens are accepted."
         ]
     else:
         sentences = [
-            f"Guess {tokens(best.k)} per run: {best.speedup:.2f} times as fast as plain decoding.",
-            f"At this cost it pays while more than {percent(least)} of the guesses are accepted.",
-            f"At this acceptance it pays while a drafted token costs less than {most:.3g} plain steps.",
+            f"Draft {tokens(best.k)} per run: {best.speedup:.2f} times as fast as plain decoding.",
+            f"At this cost it pays while more than {percent(least)} of the draft tokens are accepted.",
+            f"At this acceptance it pays while a draft token costs less than {most:.3g} plain steps.",
         ]
     if best.k == longest and figures.longer_gain > 0:
         sentences.append("Longer drafts gain more: try a larger --k-max.")

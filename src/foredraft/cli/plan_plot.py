@@ -28,9 +28,7 @@ def draw(figures: Outlook, file: Path) -> None:
     axes.plot([figures.best.k], [figures.best.speedup], marker="o", markersize=12, fillstyle="none", color="black")
     axes.axhline(1.0, color="grey", linestyle="--")
     axes.set_ylim(bottom=0.0)
-    axes.set(
-        xlabel="drafted tokens per run", ylabel="speed-up", title=f"α = {figures.alpha:.3g}, c = {figures.cost:.3g}"
-    )
+    axes.set(xlabel="draft tokens per run", ylabel="speed-up", title=f"α = {figures.alpha:.3g}, c = {figures.cost:.3g}")
     try:
         figure.savefig(file)
     except OSError as error:

@@ -132,7 +132,7 @@ def _advice(name: str, choice: Choice) -> str:
 
 
 def _flip(choices: Sequence[Choice]) -> tuple[int, int] | None:
-    """The largest batch at which guessing paid and the next that was measured; None if it never or always paid."""
+    """The largest batch at which speculation paid and the next that was measured; None if it never or always paid."""
     paying = [place for place, choice in enumerate(choices) if choice.best]
     if not paying or paying[-1] + 1 == len(choices):
         return None

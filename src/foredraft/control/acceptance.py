@@ -1,8 +1,8 @@
-"""How likely a guess is right: what proposers believe of it, corrected by how often they were right before.
+"""The probability that a draft token is accepted: the proposer's confidence, corrected by its record.
 
-A proposer's belief in a guess, given that everything above it is right, falls into one of a few classes; each class has
-the record of all requests, and each request bends the record by how it fares itself. A request of which nothing is
-known yet therefore begins with what others have taught.
+A proposer's confidence in a token, given that everything above it is accepted, falls into one of a few classes. Each
+class has a record over all requests. Each request corrects that record by its own results, so a new request starts
+with what other requests have taught.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from dataclasses import dataclass
 from foredraft.types import Draft
 
 _CLASSES = 16
-_PRIOR = 30.0  # trials that the proposer's own belief counts for
+_PRIOR = 30.0  # trials that the proposer's own confidence counts for
 _MOST = 400.0  # trials that are remembered of a class
-_OWN_PRIOR = 16.0  # trials that a request's likeness to others counts for
-_OWN_MEMORY = 0.95  # how much of a request's record outlives one more trial: about twenty trials count
-SUREST = 0.92  # no guess is taken to be surer: those that look surest are partly lucky
-_HOPE = 1.5  # of two further trials so many are taken to be right
+_OWN_PRIOR = 16.0  # trials that the common record counts for in a request's own correction
+_OWN_MEMORY = 0.95  # the share of a request's record that is kept after one more trial: about twenty trials count
+SUREST = 0.92  # the highest probability of a draft token: those that look surest are partly lucky
+_PRIOR_RIGHT = 1.5  # a new proposer starts with two trials, of which so many were accepted
 
-_Origin = tuple[str, bool]  # a proposer, and whether its guess is the first of a draft: later ones are oftener right
-_Class = tuple[_Origin, int]  # and how much it believes in the guess
+_Origin = tuple[
+    str, bool
+]  # a proposer, and whether the token is the first of a draft: later ones are accepted more often
+_Class = tuple[_Origin, int]  # and the class of its confidence
 
 
 @dataclass
@@ -32,7 +34,7 @@ class _Record:
 
 @dataclass
 class _Own:
-    """A request's hits beside those that the common record led to expect."""
+    """A request's accepted tokens, and those that the common record led to expect."""
 
     right: float = 0.0
     expected: float = 0.0
@@ -47,8 +49,8 @@ class Acceptance:
         self._requests: dict[int, dict[_Origin, _Own]] = {}
 
     def survivals(self, sequence_id: int, draft: Draft, least: float = 0.0) -> list[float]:
-        """For every node the probability that it is reached and right; never above its parent's. 0 for what hangs on
-        a node that is less likely than `least`: nobody wants to know."""
+        """For every node the probability that it is reached and accepted; never above its parent's. Nodes below a
+        node whose probability is under `least` get 0, because nobody uses them."""
         survivals: list[float] = []
         for node, parent in enumerate(draft.parents):
             above = survivals[parent] if parent >= 0 else 1.0
@@ -56,15 +58,15 @@ class Acceptance:
         return survivals
 
     def rate(self, sequence_id: int, proposer: str) -> float | None:
-        """How often a proposer's guesses are right for this request, whatever it believes; None before any trial."""
+        """The acceptance rate of a proposer for this request, at any confidence; None before any trial."""
         record = self._by_proposer.get(proposer)
         if record is None or not record.trials:
             return None
-        hoped = (record.right + _HOPE) / (record.trials + 2)  # one bad guess is no verdict
-        return min(SUREST, self._bend(sequence_id, (proposer, True)) * hoped)
+        expected = (record.right + _PRIOR_RIGHT) / (record.trials + 2)  # one rejected token is no verdict
+        return min(SUREST, self._bend(sequence_id, (proposer, True)) * expected)
 
     def observe(self, sequence_id: int, draft: Draft, tokens: Sequence[int]) -> None:
-        """Score a draft, verified or not, by the tokens that came."""
+        """Score a draft, verified or not, by the tokens that were committed."""
         for node, is_right in _trials(draft, tokens):
             kind = _class_of(draft, node)
             confidence_given = self._common_rate(kind, _confidence(draft, node))
@@ -95,13 +97,13 @@ class Acceptance:
         return (record.right + _PRIOR * confidence) / (record.trials + _PRIOR)
 
     def _bend(self, sequence_id: int, origin: _Origin) -> float:
-        """How much oftener a request's guesses are right than others'."""
+        """The acceptance of a request in units of the common one."""
         own = self._requests.get(sequence_id, {}).get(origin)
         return 1.0 if own is None else (own.right + _OWN_PRIOR) / (own.expected + _OWN_PRIOR)
 
 
 def _trials(draft: Draft, tokens: Sequence[int]) -> Iterator[tuple[int, bool]]:
-    """The nodes that were put to the test: children of what came, and whether they came next."""
+    """The nodes that were tested: children of committed tokens, and whether they were committed next."""
     node = -1
     for token in tokens:
         right = None

@@ -1,10 +1,9 @@
-"""When to guess, and how much: per step and sequence, so that the batch as a whole writes the most tokens per second.
+"""When to draft, and how much: per step and sequence, so that the whole batch emits the most tokens per second.
 
-Guessing may never cost more than a little, so there is a ledger: a small allowance, which grows a little with time,
-plus what guessing has gained so far against plain decoding, minus what it has cost. A step may only risk what is in it.
-The ledger is capped, so that old gains do not pay for a text on which guessing fails. A model that must first read a
-text it has not followed is paid from what was saved in all, which is not. What a proposer takes that was never asked
-can only be found out: one text asks it, whatever that costs.
+A ledger bounds what drafting may lose. It starts with a small allowance, which grows a little with time. Gains against
+plain decoding are added and costs are subtracted. A step may only risk what is in the ledger. The ledger is capped, so
+that old gains do not pay for a sequence on which drafting fails. Catch-up runs of a draft model are paid from all
+savings, which have no cap. A proposer with unknown cost is measured once, on one sequence.
 """
 
 from __future__ import annotations
@@ -23,94 +22,94 @@ from foredraft.types import NO_DRAFT, Commit, Draft, Work
 DRAFTED, NOTHING_PROPOSED, TOO_UNSURE, LEDGER = "drafted", "nothing proposed", "would not pay", "ledger"
 MEASURING, RESTING, PROBE = "measuring", "resting", "probe"
 
-_ALLOWANCE_S = 0.02  # what may be lost before anything is gained, or one plain step where that takes longer
-_ALLOWANCE_SHARE = 0.005  # and on top, of all time spent
-_MOST_SAVED = 2.0  # allowances: what is beyond that does not pay for later losses
-_QUERY_S = 0.02  # of asking for guesses none of which is worth verifying
-_QUERY_SHARE = 0.005  # and on top, of all time spent
-_MOST_QUERY_S = 0.005  # that a step is charged with: a new text takes more, but only once
-_LEAST_SURVIVAL = 0.02  # a node that is less likely is not even considered
-_MARGIN = 1.1  # guessing must promise this much more than not to guess: what looks best is partly luck
-_BLAME_STEPS = 5  # guesses are charged as if all were as late as the median: one was held up by something else
-_PLAIN_STEPS = 8  # steps without a guess that are learnt from at once
-_NODE_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # numbers of guesses that are tried on a step to see if any would pay
-_DEPTHS = (1, 2, 4)  # and so many behind every text, which in a large batch are more
-_FOLLOWS = 16  # tokens of a text that a model reads along with its next guess, at no cost of their own
-_PATIENCE = 8  # calls in which a model that reads a text may guess nothing,
-_READS = 256  # or one for so many tokens of it
-_PROBE_EVERY = 64  # steps at least, after which a resting model is asked again
-_PROBE_SHARE = 0.005  # and what that may cost, of all time spent
+_ALLOWANCE_S = 0.02  # the loss that is allowed before any gain, or one plain step where that takes longer
+_ALLOWANCE_SHARE = 0.005  # of all time spent, added to the allowance
+_MOST_SAVED = 2.0  # allowances: the cap of the ledger
+_QUERY_S = 0.02  # time for queries whose drafts are not worth verifying
+_QUERY_SHARE = 0.005  # of all time spent, added to it
+_MOST_QUERY_S = 0.005  # the most that one step is charged: a new sequence takes more, but only once
+_LEAST_SURVIVAL = 0.02  # a node with a lower probability is not considered
+_MARGIN = 1.1  # drafting must promise this multiple of the plain rate: what looks best is partly luck
+_BLAME_STEPS = 5  # drafts are charged the median lateness of so many runs: one late run may have another cause
+_PLAIN_STEPS = 8  # steps without drafts that are learnt from at once
+_NODE_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # node counts that are tried on a step to see if any would pay
+_DEPTHS = (1, 2, 4)  # and so many nodes for every sequence, which are more in a large batch
+_NO_CATCH_UP = 16  # tokens that a draft model runs together with its next draft, at no cost of their own
+_PATIENCE = 8  # calls in which a draft model that catches up may propose nothing,
+_CATCH_UP_TOKENS = 256  # or one call for so many catch-up tokens
+_PROBE_EVERY = 64  # steps at least between two queries of a resting draft model
+_PROBE_SHARE = 0.005  # of all time spent: what these queries may cost
 
 _Node = tuple[float, int, int]  # survival, index of the work, node of its draft
 _Pair = tuple[int, str]  # a sequence's id and a proposer
 
 
 class Load(NamedTuple):
-    """What a step runs in any case."""
+    """What a step runs in any case, with or without drafts."""
 
     rows: int
     keys: int  # that those rows read
-    texts: int  # sequences that get a token
+    sequences: int  # that get a token
 
     @classmethod
     def of(cls, works: Items[Work]) -> Load:
-        rows = keys = texts = 0
-        for work in works:  # what `_keys` and `Work.reaches_end` say, but in half the time: every step comes by here
+        rows = keys = sequences = 0
+        for work in works:  # as `_keys` and `Work.reaches_end` compute it, in half the time: this runs in every step
             own = work.num_rows
             reach = work.sequence.num_computed_tokens + work.num_new_tokens
             rows += own
             keys += own * reach
-            texts += reach == work.sequence.num_tokens
-        return cls(rows, keys, texts)
+            sequences += reach == work.sequence.num_tokens
+        return cls(rows, keys, sequences)
 
 
 class StepTimes(NamedTuple):
-    """What a step took: guessing, as far as it takes time worth counting, the target's run, and all the rest."""
+    """The times of a step: drafting with proposers that take time, the target's run, and all the rest."""
 
     draft_s: float
     run_s: float
     overhead_s: float
-    catch_up_s: float = 0.0  # of a model, over a text that it had not followed
-    query_s: float = 0.0  # of proposers that are asked at no risk
+    catch_up_s: float = 0.0  # of draft models, over tokens that they had not computed
+    query_s: float = 0.0  # of proposers that take next to no time
 
 
 class Controller:
-    """Decides for the sequences that leave it to the engine. Plain Python; its clock is what the engine tells it."""
+    """Decides for the sequences with `auto`. Plain Python: the engine measures all times and passes them in."""
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
         self.acceptance = Acceptance()
         self._allowance_s = max(_ALLOWANCE_S, costs.run(1, 0))
         self.ledger_s = self.saved_s = self._allowance_s
-        self._rested: Counter[_Pair] = Counter()  # steps since it was last asked
-        self._read: dict[_Pair, tuple[int, int]] = {}  # preemptions and tokens of the text when it was last asked
-        self._catching_up: dict[_Pair, int] = {}  # tokens that it reads before it guesses again
-        self._catch_up_s: defaultdict[str, float] = defaultdict(float)  # by proposer, spent on those so far
-        self._empty_calls: Counter[str] = Counter()  # by proposer, calls without any guess
-        self._probing_s = 0.0  # what asking resting models may take
-        self._query_s = _QUERY_S  # what asking may still take until a guess is worth verifying
-        self._may_pay: dict[tuple[int, int], bool] = {}  # (rows, texts) -> whether any guess could
+        self._rested: Counter[_Pair] = Counter()  # steps since the last query
+        self._computed: dict[_Pair, tuple[int, int]] = {}  # preemptions and tokens of the sequence at the last query
+        self._catching_up: dict[_Pair, int] = {}  # catch-up tokens before the next draft
+        self._catch_up_s: defaultdict[str, float] = defaultdict(float)  # by proposer, spent on catching up so far
+        self._empty_calls: Counter[str] = Counter()  # by proposer, calls without any draft
+        self._probing_s = 0.0  # what queries of resting draft models may cost
+        self._query_s = _QUERY_S  # what queries may still cost until a draft is worth verifying
+        self._may_pay: dict[tuple[int, int], bool] = {}  # (rows, sequences) -> whether any draft could pay
         self._steps = 0
-        # What the last runs with guesses took, in units of what was expected.
+        # The times of the last runs with drafts, in units of the expected time.
         self._lateness = deque([1.0] * (_BLAME_STEPS // 2), maxlen=_BLAME_STEPS)
-        self._plain: list[tuple[Load, StepTimes]] = []  # steps without a guess that nothing was learnt from yet
+        self._plain: list[tuple[Load, StepTimes]] = []  # steps without drafts that were not learnt from yet
 
     def copy(self) -> Controller:
-        """One that goes on from here by itself; what is known of the machine they share."""
+        """A controller with the same state. Both share what is known of the machine."""
         self._learn_from_plain_steps()
         return deepcopy(self, {id(self.costs): self.costs})
 
     def draft_budget(self, work: Work, proposer: str, origin: str, most: int, load: Load) -> tuple[int, str]:
-        """How many guesses to ask of a proposer that takes time to guess, and why. `origin` is the name that its
-        guesses bear, whatever its options."""
+        """How many nodes a proposer that takes time may draft, and why. `origin` is the name in its drafts, which does
+        not depend on its options."""
         sequence = work.sequence
         pair = (sequence.id, proposer)
-        preemptions, read = self._read.get(pair, (0, 0))
-        catch_up_tokens = sequence.num_tokens - (read if preemptions == sequence.counters.preemptions else 0)
-        catch_up_tokens = catch_up_tokens if catch_up_tokens > _FOLLOWS else 0
+        preemptions, computed = self._computed.get(pair, (0, 0))
+        catch_up_tokens = sequence.num_tokens - (computed if preemptions == sequence.counters.preemptions else 0)
+        catch_up_tokens = catch_up_tokens if catch_up_tokens > _NO_CATCH_UP else 0
         wanted, reason = self._wanted(work, pair, origin, most, load, catch_up_tokens)
         if wanted:
-            self._read[pair] = (sequence.counters.preemptions, sequence.num_tokens)
+            self._computed[pair] = (sequence.counters.preemptions, sequence.num_tokens)
             if catch_up_tokens:
                 self._catching_up[pair] = catch_up_tokens
         return wanted, reason
@@ -126,18 +125,18 @@ class Controller:
         plain, catch_up = self.costs.run(load.rows, load.keys), self.costs.catch_up(proposer, catch_up_tokens)
         if rate is None:
             return self._probe(pair, per_node, catch_up)
-        texts = max(1, load.texts)
+        sequences = max(1, load.sequences)
         reach = _keys(work, 1)
 
         def verify(rows: int) -> float:
-            further = texts * (rows - 1)
+            further = sequences * (rows - 1)
             return self.costs.run(load.rows + further, load.keys + further * reach) / plain
 
-        best = best_length([rate] * most, texts * per_node / plain, verify)
+        best = best_length([rate] * most, sequences * per_node / plain, verify)
         if best.speedup <= _MARGIN:
             return self._probe(pair, per_node + (verify(2) - 1) * plain, catch_up)
         left = work.sequence.max_tokens - work.sequence.num_output_tokens
-        if catch_up > left * plain / texts * (1 - 1 / best.speedup):
+        if catch_up > left * plain / sequences * (1 - 1 / best.speedup):
             return 0, TOO_UNSURE
         if best.k * per_node + (verify(best.k + 1) - 1) * plain > self.ledger_s or catch_up > max(0.0, self.saved_s):
             return 0, LEDGER
@@ -145,23 +144,23 @@ class Controller:
         return best.k, DRAFTED
 
     def may_query(self, load: Load) -> bool:
-        """Whether proposers that are asked at no risk should be. Not where no number of guesses would pay beside what
-        runs in any case, as sure as guesses can be, nor where asking has gone on for long in vain: it takes little
-        time, but in a large batch not nothing."""
-        shape = (load.rows, load.texts)
+        """Whether to query the proposers that take next to no time. Not where no number of nodes would pay, even at the
+        highest acceptance. Not where queries have brought nothing for long: a query takes little time, but many
+        sequences make it count."""
+        shape = (load.rows, load.sequences)
         if shape not in self._may_pay:
-            texts, reach = max(1, load.texts), load.keys // load.rows
-            least = _MARGIN * texts / self.costs.run(load.rows, load.keys)
+            sequences, reach = max(1, load.sequences), load.keys // load.rows
+            least = _MARGIN * sequences / self.costs.run(load.rows, load.keys)
             self._may_pay[shape] = any(
-                _most_tokens(texts, more) / self.costs.run(load.rows + more, load.keys + more * reach) > least
-                for more in (*_NODE_COUNTS, *(depth * texts for depth in _DEPTHS))
+                _most_tokens(sequences, more) / self.costs.run(load.rows + more, load.keys + more * reach) > least
+                for more in (*_NODE_COUNTS, *(depth * sequences for depth in _DEPTHS))
             )
         return self._query_s > 0 and self._may_pay[shape]
 
     def choose(self, works: Items[Work], drafts: Items[Draft | None], load: Load) -> tuple[list[Draft], list[str]]:
         """What to verify of each draft, and why; None stands for a sequence that is not the controller's.
 
-        All nodes of all sequences compete: the likeliest come first, as many as make the most tokens per second.
+        All nodes of all sequences compete. The most probable ones are kept, as many as give the most tokens per second.
         """
         if not any(drafts):
             return [NO_DRAFT] * len(drafts), [NOTHING_PROPOSED] * len(drafts)
@@ -179,7 +178,7 @@ class Controller:
             wanted = self._best_count(works, nodes, load)
             affordable, why_not = self._affordable(works, nodes[:wanted], load), TOO_UNSURE
             self._query_s = _QUERY_S if wanted else self._query_s
-        else:  # without knowing what plain decoding takes, nothing can be said about what guessing gains
+        else:  # the gain of drafting is unknown until the cost of plain decoding is known
             wanted, affordable, why_not = 0, 0, MEASURING
         kept: list[list[int]] = [[] for _ in works]
         for _, index, node in nodes[:affordable]:
@@ -188,7 +187,9 @@ class Controller:
         chosen: list[Draft] = []
         reasons: list[str] = []
         for index, draft in enumerate(drafts):
-            if draft is None or draft.q is not None:  # a sampled draft is verified whole, or the text is biased
+            if (
+                draft is None or draft.q is not None
+            ):  # a sampled draft is verified whole: cutting it would bias the output
                 chosen.append(draft or NO_DRAFT)
             else:
                 chosen.append(draft.only(sorted(kept[index])))
@@ -201,13 +202,12 @@ class Controller:
         return chosen, reasons
 
     def observe_draft(self, proposer: str, nodes: int, seconds: float) -> float:
-        """Learn from a call of a proposer that takes time; returns how much of it went into texts that it had not
-        followed."""
-        reading = [pair for pair in self._catching_up if pair[1] == proposer]
-        catch_up_tokens = sum(self._catching_up[pair] for pair in reading)
+        """Learn from a call of a proposer that takes time; returns how much of that time was spent catching up."""
+        pending = [pair for pair in self._catching_up if pair[1] == proposer]
+        catch_up_tokens = sum(self._catching_up[pair] for pair in pending)
         self._empty_calls[proposer] = 0 if nodes else self._empty_calls[proposer] + 1
         is_catching_up = catch_up_tokens > 0 and self._empty_calls[proposer] <= max(
-            _PATIENCE, catch_up_tokens // _READS
+            _PATIENCE, catch_up_tokens // _CATCH_UP_TOKENS
         )
         catch_up_s = max(0.0, seconds - nodes * (self.costs.draft(proposer) or 0.0)) if is_catching_up else 0.0
         self._catch_up_s[proposer] += catch_up_s
@@ -217,21 +217,21 @@ class Controller:
             self.costs.observe_draft(proposer, nodes, seconds)
         if nodes or not is_catching_up:
             self._catch_up_s[proposer] = 0.0
-            for pair in reading:
+            for pair in pending:
                 del self._catching_up[pair]
         return catch_up_s
 
     def observe(
         self, works: Items[Work], drafts: Items[Draft | None], commits: Items[Commit], load: Load, times: StepTimes
     ) -> None:
-        """Learn from a step: `drafts` are those before anything was cut from them, `load` is that without them.
+        """Learn from a step. `drafts` are the drafts before they were cut, `load` is the load without them.
 
-        Steps without a guess teach only what runs take, several of them at once: code that is called once a step is out
-        of the caches by then, and slow.
+        Steps without drafts teach only the cost of runs. Several of them are learnt from at once: code that runs once a
+        step has left the processor's caches, and is slow.
         """
         self._steps += 1
         if self._steps % _PLAIN_STEPS == 0:
-            self._may_pay.clear()  # by now it may be otherwise
+            self._may_pay.clear()  # the costs may have changed
         if not times.draft_s and not times.catch_up_s and not any(drafts) and not any(work.draft for work in works):
             self._plain.append((load, times))
             if len(self._plain) >= _PLAIN_STEPS:
@@ -260,7 +260,7 @@ class Controller:
     def release(self, sequence_ids: Iterable[int]) -> None:
         gone = set(sequence_ids)
         self.acceptance.release(gone)
-        for by_pair in (self._rested, self._read, self._catching_up):
+        for by_pair in (self._rested, self._computed, self._catching_up):
             for pair in [pair for pair in by_pair if pair[0] in gone]:
                 del by_pair[pair]
 
@@ -272,7 +272,7 @@ class Controller:
         self._plain.clear()
 
     def _book(self, earned_s: float, plain_s: float, query_s: float) -> None:
-        """Enter what a step earned that would have taken `plain_s` without guesses, and what asking took."""
+        """Book what a step earned. Without drafts it would have taken `plain_s`; queries took `query_s`."""
         earned_s += _ALLOWANCE_SHARE * plain_s
         self._probing_s += _PROBE_SHARE * plain_s
         self._query_s = min(_QUERY_S, self._query_s + _QUERY_SHARE * plain_s - min(query_s, _MOST_QUERY_S))
@@ -280,14 +280,14 @@ class Controller:
         self.ledger_s = min(_MOST_SAVED * self._allowance_s, self.ledger_s + earned_s)
 
     def _plain_token(self, load: Load) -> float:
-        """Seconds per token of a step in which every text gets one and nothing else is run."""
-        return self.costs.run(load.texts, load.keys * load.texts // load.rows) / load.texts
+        """Seconds per token of a step in which every sequence gets one token and nothing else runs."""
+        return self.costs.run(load.sequences, load.keys * load.sequences // load.rows) / load.sequences
 
     def _is_catching_up(self, proposer: str) -> bool:
         return any(pair[1] == proposer for pair in self._catching_up)
 
     def _probe(self, pair: _Pair, risk: float, catch_up: float) -> tuple[int, str]:
-        """Ask a resting model for one guess, but only so often that its cost is lost in the time between."""
+        """Query a resting draft model for one token, so rarely that its cost is a small share of the time between."""
         self._rested[pair] += 1
         if self._rested[pair] < _PROBE_EVERY or risk > self.ledger_s or risk + catch_up > self._probing_s:
             return 0, RESTING
@@ -296,13 +296,13 @@ class Controller:
         return 1, PROBE
 
     def _least_survival(self, load: Load) -> float:
-        """A node that is less likely cannot pay, whatever comes with it: its row costs more than it promises."""
-        worth = self.costs.run(load.rows, load.keys) / max(1, load.texts)  # of a token
+        """A node with a lower probability cannot pay: its row costs more than it is expected to gain."""
+        worth = self.costs.run(load.rows, load.keys) / max(1, load.sequences)  # of a token
         return max(_LEAST_SURVIVAL, self.costs.least_row() / worth)
 
     def _best_count(self, works: Items[Work], nodes: list[_Node], load: Load) -> int:
-        """How many of the likeliest nodes make the most tokens per second."""
-        tokens, keys = float(load.texts), load.keys
+        """How many of the most probable nodes give the most tokens per second."""
+        tokens, keys = float(load.sequences), load.keys
         best, best_rate = 0, _MARGIN * tokens / self.costs.run(load.rows, load.keys)
         for count, (survival, index, _) in enumerate(nodes, 1):
             tokens += survival
@@ -313,7 +313,7 @@ class Controller:
         return best
 
     def _affordable(self, works: Items[Work], nodes: list[_Node], load: Load) -> int:
-        """How many of these nodes may be lost without harm."""
+        """How many of these nodes the ledger can afford to lose."""
         limit = self.ledger_s + self.costs.run(load.rows, load.keys)
         keys = load.keys + sum(_keys(works[index], 1) for _, index, _ in nodes)
         count = len(nodes)
@@ -323,12 +323,12 @@ class Controller:
         return count
 
 
-def _most_tokens(texts: int, drafts: int) -> float:
-    """Tokens of a step if its guesses are as sure as guesses can be: chains of equal length, one behind every text."""
-    depth, deeper = divmod(drafts, texts)
-    return texts * sum(SUREST**i for i in range(depth + 1)) + deeper * SUREST ** (depth + 1)
+def _most_tokens(sequences: int, nodes: int) -> float:
+    """Tokens of a step with the highest acceptance: chains of equal length, one for every sequence."""
+    depth, deeper = divmod(nodes, sequences)
+    return sequences * sum(SUREST**i for i in range(depth + 1)) + deeper * SUREST ** (depth + 1)
 
 
 def _keys(work: Work, rows: int) -> int:
-    """Keys that so many rows of a work read, to within the rows themselves."""
+    """Keys that so many rows of a work read, not counting the rows themselves."""
     return rows * (work.sequence.num_computed_tokens + work.num_new_tokens)

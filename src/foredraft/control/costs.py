@@ -1,4 +1,4 @@
-"""What a step takes on this machine: measured once for the shapes that run, and corrected by every real step.
+"""The cost of a step on this machine: measured once for the shapes that run, and corrected by every real step.
 
 Estimates are medians: the first run after a pause is slow, and other processes steal time.
 """
@@ -16,7 +16,7 @@ _SPEED_STEPS = 16  # the machine's speed is that of so many last steps
 _SHAPE_STEPS = 16  # a row count's own correction is over so many of its runs, and renewed as often
 _KNOWN = 4  # runs of a row count that make it known
 _STALE = 256  # steps after which it must be seen again
-_POSSIBLE = (0.4, 3.0)  # a run outside these multiples of what was expected is no measurement
+_POSSIBLE = (0.4, 3.0)  # a run outside these multiples of the expected time is no measurement
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Costs:
         self._overhead = 0.0
         self._overheads: deque[float] = deque(maxlen=_SPEED_STEPS)
         self._per_node: dict[str, deque[float]] = {}  # by proposer
-        self._per_token: dict[str, deque[float]] = {}  # by proposer, of texts that it had not followed
+        self._per_token: dict[str, deque[float]] = {}  # by proposer, of catch-up tokens
 
     def run(self, rows: int, keys: int) -> float:
         """Seconds of a step with so many rows that read so many keys in all."""
@@ -59,12 +59,12 @@ class Costs:
         return len(self._by_shape[place]) >= _KNOWN and self._num_runs - self._last_run[place] < _STALE
 
     def draft(self, proposer: str) -> float | None:
-        """Seconds per guess; None for one that was never asked."""
+        """Seconds per draft token; None for a proposer that was never queried."""
         times = self._per_node.get(proposer)
         return None if times is None else _median(times)
 
     def catch_up(self, proposer: str, tokens: int) -> float:
-        """Seconds in which a proposer reads so much of a text that it has not followed; 0 while that is unknown."""
+        """Seconds that a proposer needs for so many catch-up tokens; 0 while that is unknown."""
         times = self._per_token.get(proposer)
         return 0.0 if times is None else tokens * _median(times)
 
@@ -84,16 +84,16 @@ class Costs:
                 self._renew()
 
     def observe_overhead(self, seconds: float) -> None:
-        """What a real step took beside guessing and running: sampling, bookkeeping."""
+        """The time of a real step beside drafting and the target's run: sampling, bookkeeping."""
         self._overheads.append(seconds)
         self._overhead = _median(self._overheads)
 
     def observe_draft(self, proposer: str, nodes: int, seconds: float) -> None:
-        """A real call of a proposer, which gave so many guesses."""
+        """A real call of a proposer, which drafted so many tokens."""
         self._per_node.setdefault(proposer, deque(maxlen=_SPEED_STEPS)).append(seconds / max(1, nodes))
 
     def observe_catch_up(self, proposer: str, tokens: int, seconds: float) -> None:
-        """A proposer has read so much of a text before it guessed."""
+        """A proposer has run so many catch-up tokens before it drafted."""
         self._per_token.setdefault(proposer, deque(maxlen=_SPEED_STEPS)).append(seconds / tokens)
 
     def _unscaled(self, curve: VerifyCurve, rows: int, keys: int) -> float:
@@ -107,7 +107,7 @@ class Costs:
         return right if right == 0 or knots[right] - rows < rows - knots[right - 1] else right - 1
 
     def _renew(self) -> None:
-        """Bend the curve to what row counts really took, where there are runs enough to tell."""
+        """Correct the curve by the real times of row counts, where there are enough runs."""
         self._since_renewal = 0
         measured = self._measured.curve
         factors = [_median(shapes) if len(shapes) >= _SHAPE_STEPS // 2 else 1.0 for shapes in self._by_shape]
@@ -116,5 +116,5 @@ class Costs:
 
 
 def _median(values: Collection[float]) -> float:
-    """The upper one of two in the middle. Some come by in every step, and those of `statistics` take their time."""
+    """The median, or the upper one of two. Some are computed in every step, and `statistics` is slow."""
     return sorted(values)[len(values) // 2]

@@ -1,7 +1,7 @@
-"""What guessing gains: tokens and time of a cycle, the best draft length, and where it stops paying.
+"""What speculation gains: tokens and time of a cycle, the best draft length, and where it stops paying.
 
 A cycle drafts k tokens, verifies them in one run of k + 1 rows, and emits what was accepted and one token more. Costs
-are in units of a plain step: `cost` is that of one drafted token, `verify(rows)` that of a run, with verify(1) = 1.
+are in units of a plain step: `cost` is that of one draft token, `verify(rows)` that of a run, with verify(1) = 1.
 """
 
 from __future__ import annotations
@@ -88,19 +88,19 @@ class Length:
 
 
 def expected_tokens(alpha: float, k: int) -> float:
-    """Tokens of a cycle whose guesses are each accepted with probability alpha: 1 + α + … + α^k."""
+    """Tokens of a cycle whose draft tokens are each accepted with probability alpha: 1 + α + … + α^k."""
     _check_probability("alpha", alpha)
     _check_count("k", k, least=0)
     return math.fsum(alpha**depth for depth in range(k + 1))
 
 
 def expected_tokens_by_depth(acceptances: Sequence[float]) -> float:
-    """Tokens of a cycle whose guess at each depth, once reached, is accepted with its own probability."""
+    """Tokens of a cycle whose draft token at each depth, once reached, is accepted with its own probability."""
     return 1.0 + math.fsum(_survivals(acceptances))
 
 
 def speedup(alpha: float, cost: float, k: int, verify: VerifyCost = flat) -> float:
-    """The rate of cycles of k drafted tokens in units of the plain rate."""
+    """The rate of cycles of k draft tokens in units of the plain rate."""
     _check_cost(cost)
     return expected_tokens(alpha, k) / (k * cost + verify(k + 1))
 
@@ -123,7 +123,7 @@ def best_length(acceptances: Sequence[float], cost: float, verify: VerifyCost = 
 
 
 def break_even_alpha(cost: float, k_max: int, verify: VerifyCost = flat) -> float | None:
-    """The acceptance above which some draft of 1 to k_max tokens pays; None when not even certain guesses do."""
+    """The acceptance above which some draft of 1 to k_max tokens pays; None when not even certain draft tokens do."""
     _check_cost(cost)
     _check_count("k_max", k_max, least=1)
     to_earn = [k * cost + (verify(k + 1) - 1.0) for k in range(1, k_max + 1)]
@@ -141,7 +141,7 @@ def break_even_alpha(cost: float, k_max: int, verify: VerifyCost = flat) -> floa
 
 
 def break_even_cost(alpha: float, k_max: int, verify: VerifyCost = flat) -> float | None:
-    """The cost of a drafted token below which some draft of 1 to k_max tokens pays; None when not even free ones do."""
+    """The cost of a draft token below which some draft of 1 to k_max tokens pays; None when not even free ones do."""
     _check_probability("alpha", alpha)
     _check_count("k_max", k_max, least=1)
     best = max((earned - (verify(k + 1) - 1.0)) / k for k, earned in enumerate(_accepted(alpha, k_max), 1))
@@ -196,7 +196,7 @@ class Outlook:
     curve: VerifyCurve | None
     batches: list[BatchLength]  # 1, 2, … and batch_max; empty without a curve
     flip_batch: int | None
-    longer_gain: float  # of speed-up, by one guess more than the longest draft of the table has
+    longer_gain: float  # of speed-up, by one draft token more than the longest draft of the table has
 
     @classmethod
     def of(
@@ -239,7 +239,7 @@ def _survivals(acceptances: Sequence[float]) -> list[float]:
 
 
 def _accepted(alpha: float, k_max: int) -> Iterator[float]:
-    """The guesses that are accepted of 1, 2, … and k_max: α, α + α², …"""
+    """How many of 1, 2, … and k_max draft tokens are accepted: α, α + α², …"""
     return accumulate(alpha**depth for depth in range(1, k_max + 1))
 
 
@@ -250,7 +250,7 @@ def _check_probability(name: str, value: float) -> None:
 
 def _check_cost(cost: float) -> None:
     if not (cost >= 0 and math.isfinite(cost)):
-        raise InvalidParameter(f"cost={cost} must be a number of at least 0: plain steps per drafted token.")
+        raise InvalidParameter(f"cost={cost} must be a number of at least 0: plain steps per draft token.")
 
 
 def _check_count(name: str, value: int, least: int) -> None:

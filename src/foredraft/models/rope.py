@@ -49,8 +49,8 @@ def _longrope(
 ) -> tuple[Tensor, float]:
     """One factor per frequency: the short list while the context in use fits the trained one, the long list beyond.
 
-    The list is chosen once, by the longest text that this engine admits, so that a text's bits never depend on its
-    length.
+    The list is chosen once, by the longest sequence that this engine admits, so that a sequence's bits never depend on
+    its length.
     """
     original = scaling.original_max_position_embeddings or config.max_position_embeddings
     factors = scaling.long_factor if max_positions > original else scaling.short_factor

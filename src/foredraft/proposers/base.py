@@ -1,4 +1,4 @@
-"""What a proposer is: something that guesses the next tokens of a text, and may be wrong at no cost but time."""
+"""What a proposer is: it drafts the next tokens of a sequence. A wrong draft costs time and nothing else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from foredraft.types import Commit, Draft, Sequence
 
-if TYPE_CHECKING:  # what only drafting models need, and what would bring torch along
+if TYPE_CHECKING:  # what only draft models need, and what would bring torch along
     from foredraft.models.checkpoint import Checkpoint
     from foredraft.models.tokenizer import Tokenizer
     from foredraft.proposers.draft_models import DraftModels
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # what only drafting models need, and what would bring torch 
 
 @dataclass(frozen=True)
 class TargetModel:
-    """The model that is guessed for, as far as a proposer may use it."""
+    """The model that a proposer drafts for, as far as a proposer may use it."""
 
     checkpoint: Checkpoint
     tokenizer: Tokenizer
@@ -35,21 +35,21 @@ class Proposer(Protocol):
 
     name: str
     taps: frozenset[int]  # target layers whose residual stream it wants to see
-    free: bool  # whether asking takes next to no time, so that it may be asked even where nothing may come of it
-    wants_target_argmax: bool  # whether commits are to tell what the target said after every guess
+    free: bool  # whether a query takes next to no time, so that it may be made even where it may bring nothing
+    wants_target_argmax: bool  # whether commits carry the target argmax after every draft token
     num_lookahead_tokens: int  # the most nodes that a draft of its default settings has
 
     def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
         """One draft per sequence, of at most its budget of nodes; an empty one is an ordinary answer."""
 
     def observe(self, commits: Items[Commit]) -> None:
-        """Learn what the texts really said."""
+        """Learn which tokens were committed."""
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         """Forget sequences that have ended."""
 
     def close(self) -> None:
-        """Give back what it holds of the target, a drafting model for instance; it is not used again."""
+        """Give back what it holds of the target, a draft model for instance; it is not used again."""
 
     def clear(self) -> None:
-        """Forget what was learnt from texts that have ended: a benchmark that replays a prompt must not profit."""
+        """Forget what was learnt from finished sequences: a benchmark that replays a prompt must not profit."""

@@ -1,5 +1,5 @@
-"""Guesses with a smaller model of the same vocabulary: a smaller sibling, or one distilled from the target.
-Costs a run of that model per guessed token, its memory, and its own pass over the prompt.
+"""Drafts with a smaller model of the same vocabulary: a smaller sibling, or one distilled from the target.
+Costs a run of that model per draft token, its memory, and its own pass over the prompt.
 Shines on open text, where nothing can be copied, if the smaller model is several times faster."""
 
 from __future__ import annotations

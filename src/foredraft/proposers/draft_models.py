@@ -1,4 +1,4 @@
-"""The drafting models that are loaded. Each has one name, is shared by its proposers, and goes with the last one."""
+"""The draft models that are loaded. Each has one name, is shared by its proposers, and goes with the last one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that guesses, as its proposers share it."""
+"""A draft model, as its proposers share it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from foredraft.types import Sequence, Work
 
 @dataclass(eq=False)
 class DraftRunner:
-    """A model that guesses: its runner, and what it has run of each text. Proposers that differ only in their options
-    share one."""
+    """A draft model: its runner, and the tokens of each sequence that it has computed. Proposers that differ only in
+    their options share one."""
 
     runner: Runner
     block_size: int
-    vocab_size: int  # of the target: what lies beyond cannot be guessed
+    vocab_size: int  # of the target: ids beyond it cannot be drafted
     computed: ComputedTokens | None  # None: its K and V are the target's own
     close: Callable[[], None]  # ends one use of it
 
@@ -36,6 +36,6 @@ class DraftRunner:
             self.computed.record(sequence, tokens, num_slots)
 
     def logits(self, works: list[Work]) -> list[Tensor]:
-        """Of every work the logits that it asks for: [num_logits, vocab], where vocab is the narrower of the two."""
+        """The logits that each work needs: [num_logits, vocab], where vocab is the narrower of the two."""
         logits = self.runner.forward(pack(works, self.block_size)).logits
         return list(logits[:, : self.vocab_size].split([work.num_logits for work in works]))

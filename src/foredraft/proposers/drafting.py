@@ -1,7 +1,7 @@
-"""How a model guesses: it writes on from the text, for all sequences at once: a chain, or a tree of the likeliest ways.
+"""How a draft model drafts: it continues all sequences at once, each with a chain or with a tree of the best branches.
 
-Under the match rule it draws with the very noise that the target will draw with, so that the two agree as often as
-they can; under the other rules it samples with noise of its own and tells what it sampled from.
+Under the match rule it draws with the noise that the target will draw with, so that the two agree as often as they can.
+Under the other rules it samples with noise of its own and states the distribution that it sampled from.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from foredraft.sampling.noise import DRAFT_STREAM, gumbel, stream_key, uniform
 from foredraft.sampling.pipeline import adjust, distribution, floor
 from foredraft.types import NO_DRAFT, Commit, Draft, Sequence, Work
 
-_CATCH_UP = 512  # tokens that a model runs of a text in one step; one that lags further behind does not guess yet
-_CONTENDERS = 256  # the likeliest tokens, among which the noise decides
+_CATCH_UP = 512  # the most catch-up tokens of a sequence in one step; with more to run there is no draft yet
+_CONTENDERS = 256  # the most probable tokens, among which the noise decides
 
 
 @dataclass(frozen=True)
 class DrafterOptions:
-    """What all drafting models can be told."""
+    """The options of all draft models."""
 
-    k: int = 4  # tokens guessed, one after the other
-    width: int = 1  # ways on that are followed at every depth; 1 is a chain
+    k: int = 4  # draft tokens, one after the other
+    width: int = 1  # branches at every depth; 1 is a chain
 
     def __post_init__(self) -> None:
         if not (self.k >= 1 and self.width >= 1 and self.k * self.width <= 64):
@@ -39,11 +39,11 @@ class DrafterOptions:
 
 @dataclass
 class _Tree:
-    """A draft in the making. Node i of it lies at the i-th slot behind the text."""
+    """A draft under construction. Its node i lies at the i-th slot behind the sequence."""
 
     sequence: Sequence
     budget: int
-    known: int  # leading tokens of the text that have been run
+    known: int  # leading tokens of the sequence that have been run
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
@@ -56,7 +56,7 @@ class _Tree:
         return self.sequence.params.acceptance != "match"
 
     def path(self, node: int) -> list[int]:
-        """The tokens from the text down to a node."""
+        """The tokens from the end of the sequence down to a node."""
         tokens: list[int] = []
         while node >= 0:
             tokens.append(self.tokens[node])
@@ -74,7 +74,7 @@ class _Tree:
 
 
 class ModelDrafter:
-    """Drafts by a model. `helper`, if there is one, guesses for the model as the model guesses for the target; the
+    """Drafts with a model. `helper`, if there is one, drafts for the model as the model drafts for the target. The
     draft is the same without it."""
 
     taps: frozenset[int] = frozenset()
@@ -89,7 +89,7 @@ class ModelDrafter:
         self.num_lookahead_tokens = options.k * options.width
 
     def observe(self, commits: Items[Commit]) -> None:
-        """Nothing to learn: a model brings itself up to date when it is asked."""
+        """Nothing to learn: a model catches up when it is queried."""
         if self.helper is not None:
             self.helper.observe(commits)
 
@@ -121,8 +121,8 @@ class ModelDrafter:
                 if work.reaches_end:
                     self._grow(tree, work.draft, rows)
                 else:
-                    tree.budget = 0  # not there yet: the rest of the text comes in later steps
-                self._account(tree)
+                    tree.budget = 0  # not there yet: the rest of the catch-up tokens run in later steps
+                self._record(tree)
         return [self._draft(tree) for tree in trees]
 
     def _begun(self, sequence: Sequence, budget: int) -> _Tree:
@@ -131,35 +131,35 @@ class ModelDrafter:
         return _Tree(sequence, min(budget, self.num_lookahead_tokens) if readable else 0, known)
 
     def _helped(self, growing: list[_Tree]) -> list[Draft]:
-        """What the helper guesses behind each chain; the model adds a token of its own behind that."""
+        """The helper's draft behind each chain; the model adds a token of its own behind that."""
         if self.helper is None:
             return [NO_DRAFT] * len(growing)
-        texts = [replace(g.sequence, token_ids=[*g.sequence.token_ids, *g.tokens]) for g in growing]
-        drafts = self.helper.propose(texts, [tree.budget - len(tree.tokens) - 1 for tree in growing])
+        extended = [replace(g.sequence, token_ids=[*g.sequence.token_ids, *g.tokens]) for g in growing]
+        drafts = self.helper.propose(extended, [tree.budget - len(tree.tokens) - 1 for tree in growing])
         return [draft if self.model.can_read(draft.tokens) else NO_DRAFT for draft in drafts]
 
     def _work(self, tree: _Tree, below: Draft) -> Work:
-        """The tokens that are still to be run, the nodes so far, and the helper's guesses behind the last of them."""
+        """The catch-up tokens, the nodes so far, and the helper's draft behind the last of them."""
         size, missing = len(tree.tokens), tree.sequence.num_tokens - tree.known
-        text = replace(
+        sequence = replace(
             tree.sequence, num_computed_tokens=tree.known, params=replace(tree.sequence.params, prompt_logprobs=None)
         )
         if missing > _CATCH_UP:
-            return Work(text, _CATCH_UP)
+            return Work(sequence, _CATCH_UP)
         nodes = Draft(
             (*tree.tokens, *below.tokens),
             (*tree.parents, *(size + parent if parent >= 0 else size - 1 for parent in below.parents)),
             (*tree.scores, *below.scores),
             (self.name,) * (size + len(below)),
         )
-        return Work(text, missing, draft=nodes, num_computed_nodes=tree.num_run)
+        return Work(sequence, missing, draft=nodes, num_computed_nodes=tree.num_run)
 
     def _grow(self, tree: _Tree, ran: Draft, rows: Tensor) -> None:
-        """Add the nodes that this run's logits lead to; its rows are the text's last token, new nodes, the helper's."""
-        first = len(ran) - len(rows)  # the node of the first row; -1 is the text's last token
+        """Add nodes by this run's logits. Its rows are the sequence's last token, new nodes, and the helper's nodes."""
+        first = len(ran) - len(rows)  # the node of the first row; -1 is the sequence's last token
         tree.num_run = len(tree.tokens)
         leaves = (node for node in range(first, tree.num_run) if node not in tree.parents)
-        reached = {node: node for node in leaves}  # node of the guess -> the node of the run that has its logits
+        reached = {node: node for node in leaves}  # node of the draft -> the node of the run that has its logits
         while reached and len(tree.tokens) < tree.budget and tree.depth < self.depth:
             size = len(tree.tokens)
             logits = [rows[node - first] for node in reached.values()]
@@ -167,14 +167,14 @@ class ModelDrafter:
             tree.depth += 1
             added = {node: _child(ran, reached[tree.parents[node]], token) for node, token in tree.since(size)}
             reached = {node: helped for node, helped in added.items() if helped is not None}
-            while reached.get(tree.num_run) == tree.num_run:  # the helper's node lies where the guess's own belongs
+            while reached.get(tree.num_run) == tree.num_run:  # the helper's node lies at the slot of this node
                 tree.num_run += 1
 
     def _add_best(self, tree: _Tree, nodes: list[int], rows: list[Tensor], width: int) -> None:
-        """Add the best `width` ways on from nodes whose logits these are. The first is the best way on from the first
-        node, so that a tree always has the chain in it."""
+        """Add the best `width` branches behind nodes with these logits. The first one continues the first node, so that
+        a tree always contains the chain."""
         sequence = tree.sequence
-        found: list[tuple[float, int, int]] = []  # reached how likely, node, token
+        found: list[tuple[float, int, int]] = []  # probability, node, token
         for node, row in zip(nodes, rows, strict=True):
             path = tree.path(node)
             logits = adjust(
@@ -184,8 +184,8 @@ class ModelDrafter:
                 [*sequence.output_token_ids, *path],
             )
             if tree.is_sampled:
-                # The text's first guesses are siblings; below them every way goes on alone. All are kept: to drop a
-                # sampled token after looking at it would bias the text.
+                # The first draft tokens are siblings; each continues as a chain. All are kept: dropping a sampled token
+                # after looking at it would bias the output.
                 self._sample(tree, node, logits, width if node < 0 else 1)
                 continue
             above = tree.scores[node] if node >= 0 else 1.0
@@ -199,8 +199,8 @@ class ModelDrafter:
         sequence = tree.sequence
         q = distribution(logits, sequence.params)
         candidates = q.nonzero().flatten()
-        # Keyed by where the draft starts: block verification looks at tokens that it then refuses, and the next draft,
-        # which may come to the same position, must not meet their noise again.
+        # Keyed by where the draft starts: block verification looks at tokens that it then rejects, and the next draft,
+        # which may reach the same position, must not use their noise again.
         key = stream_key(sequence.noise_seed, sequence.num_tokens, DRAFT_STREAM)
         noise = gumbel(uniform(key, candidates + (node + 1) * self.model.vocab_size))
         order = (q[candidates].log() + noise).topk(min(count, len(candidates))).indices
@@ -214,8 +214,8 @@ class ModelDrafter:
             tree.add(node, token, float(q[token]))
             tree.q.append(q)
 
-    def _account(self, tree: _Tree) -> None:
-        """Tell what has been run where a chain of it may be read again, and what has been touched beyond that."""
+    def _record(self, tree: _Tree) -> None:
+        """Record the chain of tokens whose K and V may be reused, and the slots that were written beyond it."""
         chain = 0
         while chain < tree.num_run and tree.parents[chain] == chain - 1:
             chain += 1
@@ -226,7 +226,7 @@ class ModelDrafter:
         if not tree.tokens:
             return NO_DRAFT
         q = None
-        if tree.is_sampled:  # what the model has no token for, it never guesses
+        if tree.is_sampled:  # tokens that the model does not have have no probability
             q = torch.stack(tree.q)
             q = functional.pad(q, (0, self.model.vocab_size - q.shape[1]))  # [nodes, the target's vocab]
         origin = (self.name,) * len(tree.tokens)
@@ -238,8 +238,8 @@ def _child(draft: Draft, node: int, token: int) -> int | None:
 
 
 def _coupled(logits: Tensor, sequence: Sequence, position: int, count: int) -> list[tuple[int, float]]:
-    """The tokens that the target is likeliest to draw at a position if its logits are like these, and how likely: best
-    first. Its noise is known, so all that is uncertain is how its logits differ."""
+    """The tokens that the target will most probably draw at a position if its logits are like these, with their
+    probabilities, best first. The target's noise is known, so only the difference of the logits is uncertain."""
     values, tokens = logits.topk(min(_CONTENDERS, len(logits)))
     temperature = sequence.params.temperature or 0.0
     if temperature > 0:

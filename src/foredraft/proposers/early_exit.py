@@ -1,5 +1,5 @@
-"""Guesses with the target's own first layers and its head: nothing to load, nothing to train.
-Costs a fraction of a run per guessed token; K and V of those layers are the target's own, so no prompt is run twice.
+"""Drafts with the target's own first layers and its head: nothing to load, nothing to train.
+Costs a fraction of a run per draft token; K and V of those layers are the target's own, so no prompt is run twice.
 Shines with models that were trained to exit early; others rarely agree with their own middle."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from foredraft.runtime.runner import Runner
 
 @dataclass(frozen=True)
 class EarlyExitOptions(DrafterOptions):
-    layers: int = 0  # how many of the target's layers guess; 0: two thirds of them
+    layers: int = 0  # how many of the target's layers draft; 0: two thirds of them
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -24,7 +24,7 @@ class EarlyExitOptions(DrafterOptions):
 
 
 class EarlyExit(ModelDrafter):
-    """See the module. A guess writes K and V of the first layers where the target's run will write the same again."""
+    """See the module. A draft writes K and V of the first layers where the target's run will write the same again."""
 
     Options = EarlyExitOptions
 

@@ -1,5 +1,5 @@
-"""Guesses by letting the target itself write several tokens at once, wrongly at first: Jacobi iterations in spare rows.
-Costs window * (ngram - 1) rows in every run, and as many again for the guesses that they turn up.
+"""Drafts with the target itself, which fills several future positions at once: Jacobi iterations in spare rows.
+Costs window * (ngram - 1) rows in every run, and about as many again for the n-grams that they find.
 Shines where rows are free, nothing can be copied and there is no second model."""
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from foredraft.errors import InvalidSpec
 from foredraft.proposers.base import TargetModel
 from foredraft.types import Commit, Draft, Sequence
 
-_TRUSTED, _HOPED = 0.3, 0.02  # scores of a guess out of the pool, and of one in the window
+_POOL_SCORE, _WINDOW_SCORE = 0.3, 0.02  # of a draft token out of the pool, and of one in the window
 
 _ABSENT = -2  # no node of a draft
 
 
 @dataclass(frozen=True)
 class LookaheadOptions:
-    window: int = 4  # places ahead that are iterated on
+    window: int = 4  # future positions that are iterated on
     ngram: int = 3  # length of the n-grams that come out
     candidates: int = 3  # n-grams of the pool that are tried at once
-    pool: int = 10_000  # n-grams that are remembered for a text
+    pool: int = 10_000  # n-grams that are remembered for a sequence
 
     def __post_init__(self) -> None:
         if not (
@@ -37,20 +37,20 @@ class LookaheadOptions:
 
 @dataclass
 class _Window:
-    """What the target has said so far about the places ahead of a text.
+    """The target's predictions so far for the positions behind a sequence.
 
-    A branch begins with a guess for its place and goes on with what was said after it, one token a step: the target
-    reads it behind the guesses for the places before, and adds a token. A branch of `ngram` tokens goes to the pool;
-    without its first token it is a branch of the next place.
+    A branch begins with a draft token for its position. Every step adds one token to it: the target argmax behind the
+    branch, given the first tokens of the branches at earlier positions. A branch of `ngram` tokens goes to the pool.
+    Without its first token it becomes a branch of the next position.
     """
 
-    branches: dict[int, list[int]] = field(default_factory=dict)  # by the place of their first token in the text
+    branches: dict[int, list[int]] = field(default_factory=dict)  # by the position of their first token
     pool: OrderedDict[int, OrderedDict[tuple[int, ...], None]] = field(default_factory=OrderedDict)  # by first token
     size: int = 0
 
 
 class Lookahead:
-    """One window and one pool per text."""
+    """One window and one pool per sequence."""
 
     name = "lookahead"
     taps: frozenset[int] = frozenset()
@@ -79,29 +79,29 @@ class Lookahead:
         """It holds nothing of the target."""
 
     def clear(self) -> None:
-        """Nothing outlives its text."""
+        """Nothing outlives its sequence."""
 
     def _draft(self, sequence: Sequence, budget: int) -> Draft:
         window = self._windows.setdefault(sequence.id, _Window())
         branches = self._filled(window, sequence.token_ids)
         tree = _Tree(min(budget, self.num_lookahead_tokens))
         for ngram in list(reversed(window.pool.get(sequence.token_ids[-1], ())))[: self.options.candidates]:
-            tree.add(-1, ngram, _TRUSTED)
+            tree.add(-1, ngram, _POOL_SCORE)
         place = -1
         for branch in branches:
-            place = tree.add(place, branch[:1], _HOPED)
-            tree.add(place, branch[1:], _HOPED)
+            place = tree.add(place, branch[:1], _WINDOW_SCORE)
+            tree.add(place, branch[1:], _WINDOW_SCORE)
         return tree.draft(self.name)
 
-    def _filled(self, window: _Window, text: list[int]) -> list[list[int]]:
-        """The branches of the next places, with earlier tokens of the text where nothing was said yet."""
+    def _filled(self, window: _Window, tokens: list[int]) -> list[list[int]]:
+        """The branches of the next positions. A position without one starts with an earlier token of the sequence."""
         ahead = range(self.options.window)
-        return [window.branches.get(len(text) + place) or [text[-1 - place % len(text)]] for place in ahead]
+        return [window.branches.get(len(tokens) + place) or [tokens[-1 - place % len(tokens)]] for place in ahead]
 
     def _advance(self, window: _Window, commit: Commit) -> None:
-        """Take in what the target said behind every branch; what lies behind the text's new end is of no more use."""
-        draft, target_argmax, text = commit.draft, commit.target_argmax, commit.sequence.token_ids
-        before = text[: len(text) - len(commit.tokens)]
+        """Add the target argmax behind every branch. Branches at positions that are committed now are dropped."""
+        draft, target_argmax, tokens = commit.draft, commit.target_argmax, commit.sequence.token_ids
+        before = tokens[: len(tokens) - len(commit.tokens)]
         node_of = {edge: node for node, edge in enumerate(zip(draft.parents, draft.tokens, strict=True))}
         branches: dict[int, list[int]] = {}
         above = -1
@@ -117,7 +117,7 @@ class Lookahead:
                 branches[place + 1] = longer[1:]
             else:
                 branches.setdefault(place, longer)
-        window.branches = {place: branch for place, branch in branches.items() if place >= len(text)}
+        window.branches = {place: branch for place, branch in branches.items() if place >= len(tokens)}
 
     def _pool(self, window: _Window, ngram: tuple[int, ...]) -> None:
         first, rest = ngram[0], ngram[1:]
@@ -135,7 +135,7 @@ class Lookahead:
 
 
 class _Tree:
-    """A draft in the making: equal guesses share a node, and what finds no room is left out."""
+    """A draft under construction. Equal tokens share a node, and what finds no room is left out."""
 
     def __init__(self, room: int) -> None:
         self._room = room

@@ -1,4 +1,4 @@
-"""Several drafts as one: a trie in which every guess keeps the name of who made it first."""
+"""Several drafts as one: a trie in which every node keeps the name of the proposer that drafted it first."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ def merge(drafts: Items[Draft], budget: int) -> Draft:
     """The best `budget` nodes of all drafts together.
 
     A node's score is the highest that anybody gives it and no more than its parent's, so the best nodes are closed
-    under ancestors: a child is never kept without the guess it hangs on.
+    under ancestors: a child is never kept without its parent.
 
-    A draft that was sampled stands alone and whole: to drop some of its tokens after looking at them would bias the
-    text.
+    A sampled draft stands alone and whole: dropping some of its tokens after looking at them would bias the output.
     """
     if len(drafts) == 1 and len(drafts[0]) <= budget:
         return drafts[0]

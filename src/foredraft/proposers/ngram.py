@@ -1,5 +1,5 @@
-"""Guesses by the longest suffix of the text that was seen earlier in the same text: what followed it then comes again.
-Costs a few dictionary look-ups per step, whatever the length of the text.
+"""Drafts by the longest suffix that occurred earlier in the same sequence: it copies what followed there.
+Costs a few dictionary look-ups per step, whatever the length of the sequence.
 Shines where the answer copies: editing code, quoting, summarising, repeating itself."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from foredraft.types import NO_DRAFT, Commit, Draft, Sequence
 
 @dataclass(frozen=True)
 class NgramOptions:
-    k: int = 10  # tokens guessed
+    k: int = 10  # draft tokens
     min_n: int = 2  # shortest and longest suffix that is looked up
     max_n: int = 4
     which: str = "latest"  # occurrence that is copied from: latest or earliest
@@ -31,7 +31,7 @@ class NgramOptions:
 
 
 class Ngram:
-    """One index per text, grown by the tokens that were added since the last look."""
+    """One index per sequence. Every query adds the tokens that are new since the last one."""
 
     name = "ngram"
     taps: frozenset[int] = frozenset()
@@ -49,7 +49,7 @@ class Ngram:
         return [self._draft(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
 
     def observe(self, commits: Items[Commit]) -> None:
-        """Nothing to learn: an index is brought up to date when it is asked."""
+        """Nothing to learn: a query brings the index up to date."""
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         for sequence_id in sequence_ids:
@@ -59,7 +59,7 @@ class Ngram:
         """It holds nothing of the target."""
 
     def clear(self) -> None:
-        """Nothing outlives its text."""
+        """Nothing outlives its sequence."""
 
     def _draft(self, sequence: Sequence, budget: int) -> Draft:
         tokens = sequence.token_ids
@@ -77,13 +77,13 @@ class Ngram:
 
 
 def _copied(tokens: list[int], place: int, length: int) -> list[int]:
-    """What followed, and where the text ends, what was just copied: a loop goes on."""
+    """The tokens that followed. At the end of the sequence it goes on with what was just copied: a loop continues."""
     period = len(tokens) - place
     return [tokens[place + offset % period] for offset in range(length)]
 
 
 def _chain(tokens: list[int], matched: int, origin: str) -> Draft:
-    """A chain whose nodes are believed the more, the longer the match was."""
+    """A chain. A longer match gives its nodes a higher confidence."""
     confidence = 1 - 0.5 ** (matched / 2)
     scores = tuple(confidence**depth for depth in range(1, len(tokens) + 1))
     return Draft(tuple(tokens), tuple(range(-1, len(tokens) - 1)), scores, (origin,) * len(tokens))

@@ -1,5 +1,5 @@
-"""Guesses with the target's own weights in fewer bits: agrees with it nearly always, and reads a fraction of the bytes.
-Costs a run of the smaller copy per guessed token, and its memory.
+"""Drafts with the target's own weights in fewer bits: agrees with it nearly always, and reads a fraction of the bytes.
+Costs a run of the smaller copy per draft token, and its memory.
 Shines where the target is large and held in high precision."""
 
 from __future__ import annotations

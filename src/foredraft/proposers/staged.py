@@ -1,6 +1,6 @@
-"""Guesses with a model that is guessed for in turn: a cheap proposer drafts for a draft model, that for the target.
-Costs a run of the draft model per guesses that it accepts, instead of one per token.
-Shines where the draft model's own time counts, and its text can be guessed."""
+"""Drafts in stages: a cheap proposer drafts for a draft model, and the draft model drafts for the target.
+Costs one run of the draft model per accepted path of the stage before it, instead of one run per token.
+Shines where the draft model's own time counts and its output can be predicted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StagedOptions(DrafterOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.width != 1:
-            raise InvalidSpec(f"staged: width={self.width} must be 1; its stages guess chains for each other.")
+            raise InvalidSpec(f"staged: width={self.width} must be 1; its stages draft chains for each other.")
         _stages(self.chain)
 
 
@@ -42,16 +42,18 @@ class Staged(ModelDrafter):
 
 
 def _stages(chain: str) -> list[ProposerChoice]:
-    """The stages of a chain. All but the first must be models that guess chains."""
+    """The stages of a chain. All but the first must be models that draft chains."""
     parts = chain.split(">")
     if len(parts) < 2:
         raise InvalidSpec(f"staged: chain={chain!r} needs two stages or more, as {_FORM}.")
     first, *models = stages = [_stage(part) for part in parts]
     if getattr(proposer_class(first.name), "wants_target_argmax", False):
-        raise InvalidSpec(f"staged: {first.name} listens to the target itself and cannot draft for another stage.")
+        raise InvalidSpec(f"staged: {first.name} needs the target argmax and cannot draft for another stage.")
     for stage in models:
         if not issubclass(proposer_class(stage.name), ModelDrafter) or read_options(stage).width > 1:
-            raise InvalidSpec(f"staged: {stage.name} is no model that guesses a chain; only the first may be none.")
+            raise InvalidSpec(
+                f"staged: {stage.name} must be a model that drafts a chain; only the first stage may be another one."
+            )
     if "k" in models[-1].options:
         raise InvalidSpec(f"staged: {models[-1].name} is the last stage, so its k is that of staged: write staged:k=….")
     return stages

@@ -33,9 +33,9 @@ class KVCache:
         return self.groups[name]
 
     def keep(self, works: Items[Work], verdicts: Items[Verdict], stops: Items[Stop]) -> None:
-        """Move the accepted nodes' K and V to where the committed text has them. Chains are there already.
+        """Move the accepted nodes' K and V to the slots of the committed tokens. Chains are there already.
 
-        This concerns the target's layers: behind the committed text, every other group is its proposer's own scratch.
+        This concerns the target's layers: behind the committed tokens, every other group is its proposer's own scratch.
         """
         moves: list[tuple[int, int]] = []
         for work, verdict, stop in zip(works, verdicts, stops, strict=True):

@@ -1,0 +1,61 @@
+"""The published results: one small JSON file per measurement in docs/results/. The pages are made from them (pages.py).
+
+Every file has `kind`, `machine`, `date`, `versions`, `command` and `notes`, and the figures of its kind beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "results"
+
+Record = dict[str, Any]
+
+
+def read_records(folder: Path = RESULTS) -> list[Record]:
+    """All published results, in the order of their file names."""
+    return [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))]
+
+
+def new_record(kind: str, cpu: str, threads: int, versions: dict[str, str], command: str, **figures: Any) -> Record:
+    """A result that was measured today on this machine."""
+    machine = {
+        "name": cpu,
+        "about": "",
+        "cpu": cpu,
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "threads": threads,
+    }
+    date = datetime.now(UTC).date().isoformat()
+    return {
+        "kind": kind,
+        "machine": machine,
+        "date": date,
+        "versions": versions,
+        "command": command,
+        **figures,
+        "notes": [],
+    }
+
+
+def publish(record: Record, name: str, folder: Path = RESULTS) -> Path:
+    """Write a result under a name that its next measurement on the same machine will have again. What is known of the
+    machine is kept: a person may have described it better than it describes itself."""
+    file = folder / f"{slug(name)}.json"
+    for known in read_records(folder):
+        if all(known["machine"][key] == record["machine"][key] for key in ("cpu", "system", "cores")):
+            record["machine"] |= {key: known["machine"][key] for key in ("name", "about")}
+    file.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return file
+
+
+def slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
