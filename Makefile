@@ -13,7 +13,7 @@ SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 BUILD_INPUTS := pyproject.toml $(wildcard setup.py src/foredraft/kernels/*.c src/foredraft/kernels/*.h src/foredraft/kernels/build.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow sanitize lint bench bench-control bench-plain bench-peers bench-kernels \
+.PHONY: help demo test test-slow sanitize fuzz lint bench bench-control bench-plain bench-peers bench-kernels \
 	bench-busy bench-mixed bench-overhead figures picture clean
 
 help: ## say what there is
@@ -38,6 +38,9 @@ sanitize: .venv/.installed-dev ## the native kernels under the address and undef
 		LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so)" \
 		$(BIN)/python -m pytest --capture=sys -p no:cacheprovider -p tests.malloc_tensors \
 		tests/native $(ARGS)
+
+fuzz: .venv/.installed-dev ## 10,000 mutated GGUF files: each must load or be refused with a sentence (some minutes)
+	@$(BIN)/python -m tests.fuzz_gguf $(ARGS)
 
 lint: .venv/.installed-dev ## style, types and retired words
 	@$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format ."; exit 1; }

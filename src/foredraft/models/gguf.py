@@ -17,7 +17,7 @@ from foredraft.models import gguf_blocks
 from foredraft.models.checkpoint import Checkpoint, StoredTensor
 from foredraft.models.fields import shown
 from foredraft.models.gguf_config import config_from_header
-from foredraft.models.gguf_header import TensorEntry, read_header
+from foredraft.models.gguf_header import GGUFHeader, TensorEntry, read_header
 from foredraft.models.tokenizer import Tokenizer
 
 # Converters of these families interleave the two halves of each q and k head, for a rope that rotates neighbours.
@@ -50,46 +50,45 @@ class GGUFCheckpoint(Checkpoint):
     """See Checkpoint."""
 
     def __init__(self, path: Path) -> None:
-        self._header = read_header(path)
-        self._bytes = np.frombuffer(self._header.data, np.uint8)
-        config = config_from_header(self._header)
-        super().__init__(path, config, {}, self._stored(config))
+        header = read_header(path)
+        config = config_from_header(header)
+        super().__init__(path, config, {}, _stored_tensors(header, config))
+        self._metadata = header.metadata
 
     def _read_tokenizer(self) -> Tokenizer:
-        return Tokenizer.from_gguf(self._header.metadata, self.path)
+        return Tokenizer.from_gguf(self._metadata, self.path)
 
-    def _stored(self, config: ModelConfig) -> Iterator[StoredTensor]:
-        for entry in self._header.tensors.values():
-            if entry.name in _ROPE_TENSORS:
-                continue
-            supported = gguf_blocks.PRECISION if len(entry.shape) > 1 else gguf_blocks.VECTOR_TYPES
-            if entry.type not in supported:
-                allowed = ", ".join(kind.name for kind in supported)
-                raise InvalidModel(
-                    f"{self.path}: tensor {shown(entry.name)} is {entry.type.name}, but {allowed} are supported; "
-                    "choose another quantisation of this model."
-                )
-            name, precision = _layout_name(entry, config), gguf_blocks.PRECISION[entry.type]
-            yield StoredTensor(self.path, name, entry.shape, precision, partial(self._read, entry))
 
-    def _read(self, entry: TensorEntry, name: str, wanted: slice) -> Weight:
-        """Rows in Hugging Face order. They move whole and as bytes, so quantised codes are kept."""
-        self._let_go()
-        rows = self._bytes[entry.start : entry.start + entry.num_bytes].reshape(entry.shape[0], -1)[wanted]
-        heads = _interleaved_heads(name, self.config)
-        if heads:
-            pairs = rows.reshape(heads, -1, 2, rows.shape[1])
-            rows = pairs.swapaxes(1, 2).reshape(rows.shape)
-        try:
-            return gguf_blocks.decode(rows, entry.type)
-        except InvalidModel as error:
-            raise InvalidModel(f"{self.path}: tensor {entry.name!r}: {error}") from error
+def _stored_tensors(header: GGUFHeader, config: ModelConfig) -> Iterator[StoredTensor]:
+    for entry in header.tensors.values():
+        if entry.name in _ROPE_TENSORS:
+            continue
+        supported = gguf_blocks.PRECISION if len(entry.shape) > 1 else gguf_blocks.VECTOR_TYPES
+        if entry.type not in supported:
+            allowed = ", ".join(kind.name for kind in supported)
+            raise InvalidModel(
+                f"{header.path}: tensor {shown(entry.name)} is {entry.type.name}, but {allowed} are supported; "
+                "choose another quantisation of this model."
+            )
+        name, precision = _layout_name(entry, config), gguf_blocks.PRECISION[entry.type]
+        yield StoredTensor(header.path, name, entry.shape, precision, partial(_read, header, config, entry))
 
-    def _let_go(self) -> None:
-        """Give the pages of earlier tensors back: a loaded model needs its packed weights, not the file as well. Where
-        one is still in use it is read again."""
-        if hasattr(mmap, "MADV_DONTNEED"):
-            self._header.data.madvise(mmap.MADV_DONTNEED)
+
+def _read(header: GGUFHeader, config: ModelConfig, entry: TensorEntry, name: str, wanted: slice) -> Weight:
+    """Rows in Hugging Face order. They move whole and as bytes, so quantised codes are kept."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        # Give the pages of earlier tensors back: a loaded model needs its packed weights, not the file as well. Where
+        # one is still in use it is read again.
+        header.data.madvise(mmap.MADV_DONTNEED)
+    rows = np.frombuffer(header.data, np.uint8, entry.num_bytes, entry.start).reshape(entry.shape[0], -1)[wanted]
+    heads = _interleaved_heads(name, config)
+    if heads:
+        pairs = rows.reshape(heads, -1, 2, rows.shape[1])
+        rows = pairs.swapaxes(1, 2).reshape(rows.shape)
+    try:
+        return gguf_blocks.decode(rows, entry.type)
+    except InvalidModel as error:
+        raise InvalidModel(f"{header.path}: tensor {entry.name!r}: {error}") from error
 
 
 def _layout_name(entry: TensorEntry, config: ModelConfig) -> str:

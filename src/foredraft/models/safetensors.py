@@ -34,7 +34,7 @@ class SafetensorsCheckpoint(Checkpoint):
         generation = folder / "generation_config.json"
         sampling = read_json(generation)
         config = _read_config(folder, Fields(generation, sampling).token_ids("eos_token_id"))
-        stored = (tensor for file in _shard_files(folder) for tensor in _open_shard(file))
+        stored = (tensor for file in _shard_files(folder) for tensor in _stored_tensors(file))
         super().__init__(folder, config, _sampling_defaults(generation, sampling), stored)
 
     def _read_tokenizer(self) -> Tokenizer:
@@ -95,7 +95,7 @@ def _shard_files(folder: Path) -> list[Path]:
     raise InvalidModel(f"{folder} has no .safetensors files; download the model again, or name a GGUF file.")
 
 
-def _open_shard(file: Path) -> Iterator[StoredTensor]:
+def _stored_tensors(file: Path) -> Iterator[StoredTensor]:
     """The tensors of a file. The library compares the header's length, shapes and offsets with the file's size."""
     from safetensors import SafetensorError, safe_open
 
