@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from foredraft.control.controller import StepTimes
+from foredraft.control.controller import Controller, StepTimes
+from foredraft.control.costs import Costs
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import ProposerChoice, Spec, parse_spec
 from foredraft.types import Commit, CompletionOutput, Draft, Sequence
+from tests.steady_costs import SteadyCosts
 from tests.tiny_models import VOCAB, random_model, save_model
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5], [8, 9, 7]]
@@ -191,6 +193,22 @@ def test_proposers_that_nobody_uses_are_let_go(folder: Path) -> None:
         llm.generate(PROMPTS[0], params, spec=f"ngram:k={k}")
     assert len(speculation.assignments.proposers) == 8
     assert set(llm.engine.kv.groups) == {"target"}
+
+
+def test_costs_of_proposers_that_nobody_uses_are_forgotten(folder: Path) -> None:
+    """Requests can name one proposer with ever new options."""
+
+    class Unmeasured(SteadyCosts):
+        draft = Costs.draft  # type: ignore[assignment]
+
+    llm = LLM(str(folder))
+    controller = llm.engine.speculation.controller = Controller(Unmeasured())
+    for k in range(1, 21):
+        llm.generate(PROMPTS[0], replace(PARAMS, max_tokens=4), spec=f"auto(early_exit:k={k})")
+    known = set(llm.engine.speculation.assignments.proposers)
+    assert known == {f"early_exit:k={k}" for k in range(13, 21)}
+    assert set(controller._empty_calls) == set(controller._catch_up_s) == known
+    assert set(controller.costs._per_node) | set(controller.costs._per_token) == known
 
 
 def test_a_proposer_that_has_failed_is_still_told_which_texts_are_gone(folder: Path) -> None:

@@ -264,6 +264,12 @@ class Controller:
             for pair in [pair for pair in by_pair if pair[0] in gone]:
                 del by_pair[pair]
 
+    def forget(self, proposer: str) -> None:
+        """Forget a proposer that is closed and that no sequence uses."""
+        self.costs.forget(proposer)
+        self._catch_up_s.pop(proposer, None)
+        self._empty_calls.pop(proposer, None)
+
     def _learn_from_plain_steps(self) -> None:
         for load, times in self._plain:
             self.costs.observe_overhead(times.overhead_s)

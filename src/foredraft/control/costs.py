@@ -96,6 +96,11 @@ class Costs:
         """A proposer has run so many catch-up tokens before it drafted."""
         self._per_token.setdefault(proposer, deque(maxlen=_SPEED_STEPS)).append(seconds / tokens)
 
+    def forget(self, proposer: str) -> None:
+        """Forget what a proposer costs."""
+        self._per_node.pop(proposer, None)
+        self._per_token.pop(proposer, None)
+
     def _unscaled(self, curve: VerifyCurve, rows: int, keys: int) -> float:
         further = keys - rows * self._measured.context
         seconds = curve.seconds_at(rows)

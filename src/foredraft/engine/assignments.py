@@ -35,8 +35,13 @@ class Assignments:
     in between, end it for all.
     """
 
-    def __init__(self, make_proposer: Callable[[ProposerChoice], Proposer]) -> None:
+    def __init__(
+        self,
+        make_proposer: Callable[[ProposerChoice], Proposer],
+        on_close: Callable[[str], None] = lambda name: None,  # told the name of every proposer that is closed
+    ) -> None:
         self.make_proposer = make_proposer
+        self._on_close = on_close
         self.proposers: dict[str, Proposer] = {}  # the one that was named last comes last
         self._sequences: dict[int, Assignment] = {}
         self._failures: Counter[str] = Counter()  # by proposer, since its last success
@@ -104,3 +109,4 @@ class Assignments:
         for name in [name for name in self.proposers if name not in used][:-_MOST_IDLE]:
             self.guarded(name, (), self.proposers.pop(name).close)
             del self._failures[name]
+            self._on_close(name)

@@ -49,7 +49,7 @@ class Speculation:
         make_controller: Callable[[], Controller],
         vocab_size: int,
     ) -> None:
-        self.assignments = Assignments(make_proposer)
+        self.assignments = Assignments(make_proposer, self._forget_costs)
         self._make_controller = make_controller
         self._vocab_size = vocab_size  # of the target's logits
         self.controller: Controller | None = None
@@ -228,6 +228,10 @@ class Speculation:
                 told.append(reason)
             decided.append(work.with_draft(draft) if is_mine and draft is not work.draft else work)
         return decided
+
+    def _forget_costs(self, name: str) -> None:
+        """Requests may name a proposer with ever new options, so what is known of one goes with it."""
+        self._controlled(lambda controller: controller.forget(name))
 
     def _controlled(self, action: Callable[[Controller], _T]) -> _T | None:
         """Let the controller do something; None where there is none, or where it fails."""

@@ -25,6 +25,8 @@ _BUILT_IN = {
 AUTO = ("suffix",)  # what `auto` chooses among: every model has it, asking costs next to nothing, and it copies too
 
 _GRAMMAR = "off, auto, NAME, NAME:option=value,…, NAME+NAME, or auto(NAME+NAME)"
+MAX_SPEC_LENGTH = 4096  # characters: a spec may hold a path
+MAX_PROPOSERS = 8  # that one spec joins
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -106,12 +108,16 @@ def parse_spec(text: object) -> Spec:
     """Parse a speculation string against the proposers that there are, and check the options that it gives them."""
     if not isinstance(text, str):
         raise InvalidSpec(f"spec={text!r} must be a string such as {_GRAMMAR}.")
+    if len(text) > MAX_SPEC_LENGTH:
+        raise InvalidSpec(f"spec has {len(text)} characters; it may have at most {MAX_SPEC_LENGTH}.")
     if text == "off":
         return Spec()
     if text == "auto":
         return Spec(tuple(map(ProposerChoice, AUTO)), adaptive=True)
     inner = re.fullmatch(r"auto\((.*)\)", text)
     names = (inner.group(1) if inner else text).split("+")
+    if len(names) > MAX_PROPOSERS:
+        raise InvalidSpec(f"spec joins {len(names)} proposers; it may join at most {MAX_PROPOSERS}.")
     choices = tuple(_choice(part, text) for part in names)
     for choice in choices if inner else ():
         if getattr(proposer_class(choice.name), "wants_target_argmax", False):

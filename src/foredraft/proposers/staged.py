@@ -12,6 +12,7 @@ from foredraft.proposers.base import TargetModel
 from foredraft.proposers.drafting import DrafterOptions, ModelDrafter
 from foredraft.proposers.registry import ProposerChoice, build_proposer, parse_spec, proposer_class, read_options
 
+_MOST_STAGES = 4
 _FORM = "NAME>NAME or NAME(option=value;option=value)>NAME"
 
 
@@ -46,6 +47,8 @@ def _stages(chain: str) -> list[ProposerChoice]:
     parts = chain.split(">")
     if len(parts) < 2:
         raise InvalidSpec(f"staged: chain={chain!r} needs two stages or more, as {_FORM}.")
+    if len(parts) > _MOST_STAGES:
+        raise InvalidSpec(f"staged: chain has {len(parts)} stages; it may have at most {_MOST_STAGES}.")
     first, *models = stages = [_stage(part) for part in parts]
     if getattr(proposer_class(first.name), "wants_target_argmax", False):
         raise InvalidSpec(f"staged: {first.name} needs the target argmax and cannot draft for another stage.")
