@@ -66,6 +66,25 @@ def test_a_prefix_that_is_found_in_the_cache_is_not_run_again(folder: Path) -> N
     assert rows() < 16, "now both are"
 
 
+def test_nothing_is_shared_between_requests_of_different_salts(folder: Path) -> None:
+    """Neither the target's prefix, nor the drafting model's, nor remembered answers."""
+    llm = LLM(str(folder))
+    model = f"draft_model:model={folder},k=2"
+    prompt, rows = [(7 * place) % VOCAB for place in range(65)], count_rows(llm, model)
+
+    def run(salt: str) -> tuple[int, int, int]:
+        params = SamplingParams(max_tokens=20, temperature=0.8, seed=1, ignore_eos=True, cache_salt=salt)
+        (copied,) = llm.generate([prompt], params, spec="suffix")
+        llm.generate([prompt], params, spec=model)
+        return copied.metrics.cached_tokens, copied.metrics.accepted_tokens, rows()
+
+    first, again = run("one"), run("one")
+    assert first[0] == 0 and again[0] == 64, "the target's prefix"
+    assert first[1] < 10 < again[1], "remembered answers"
+    assert first[2] >= 65 > again[2], "the drafting model's prefix"
+    assert run("other") == first
+
+
 def count_rows(llm: LLM, spec: str) -> Any:
     """A function that tells how many rows the guessing model has run since it was last asked."""
     llm.engine.speculation.prepare(parse_spec(spec))

@@ -151,6 +151,23 @@ class TestPrefix:
         pool.free(sequence)
         assert found(pool, [1, 2, 3, 4, 5]) == 4
 
+    def test_blocks_are_shared_among_requests_of_equal_salts(self) -> None:
+        pool = BlockPool(8, 2)
+        for id, salt, count in [(0, "one", 0), (1, "other", 0), (2, "one", 4), (3, "", 0), (4, "other", 4)]:
+            sequence = make_sequence([1, 2, 3, 4, 5], id=id, cache_salt=salt)
+            assert pool.match_prefix(sequence) == count
+            assert pool.reserve(sequence, 5)
+            sequence.num_computed_tokens = 5
+            pool.register(sequence)
+            pool.free(sequence)
+
+    def test_the_salts_of_pool_and_request_do_not_run_into_each_other(self) -> None:
+        names = {
+            pool._name([], make_sequence([1, 2], cache_salt=salt), 0)
+            for pool, salt in [(BlockPool(8, 2, "ab"), "c"), (BlockPool(8, 2, "a"), "bc"), (BlockPool(8, 2), "abc")]
+        }
+        assert len(names) == 3
+
     def test_the_salt_separates(self) -> None:
         """A name of one salt means nothing under another."""
         pools = [BlockPool(8, 2, salt) for salt in ("", "one", "other")]

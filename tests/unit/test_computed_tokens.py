@@ -9,10 +9,11 @@ from foredraft.types import Sequence
 SIZE = 4
 
 
-def text(sequence_id: int, tokens: list[int], blocks: list[int]) -> Sequence:
+def text(sequence_id: int, tokens: list[int], blocks: list[int], salt: str = "") -> Sequence:
     """A text whose last token is the target's next one to run."""
+    params = SamplingParams(cache_salt=salt)
     return Sequence(
-        sequence_id, "", 0, tokens, 1, SamplingParams(), 0, 99, num_computed_tokens=len(tokens) - 1, block_table=blocks
+        sequence_id, "", 0, tokens, 1, params, 0, 99, num_computed_tokens=len(tokens) - 1, block_table=blocks
     )
 
 
@@ -33,6 +34,16 @@ def test_a_new_text_is_known_by_the_blocks_that_it_shares() -> None:
     assert computed.num_computed(text(2, [1, 2, 3, 4, 9], [7, 5])) == 4
     assert computed.num_computed(text(3, [1, 2, 3, 4, 9], [6, 5])) == 0
     assert computed.num_computed(text(4, [1, 2, 2, 4, 9], [7, 5])) == 0
+
+
+def test_what_a_drafting_model_has_computed_is_shared_among_equal_salts() -> None:
+    computed = ComputedTokens(SIZE)
+    first = text(1, [1, 2, 3, 4, 5], [7, 3], salt="one")
+    computed.num_computed(first)
+    computed.record(first, [1, 2, 3, 4, 5], 8)
+    assert computed.num_computed(text(2, [1, 2, 3, 4, 9], [7, 5], salt="one")) == 4
+    assert computed.num_computed(text(3, [1, 2, 3, 4, 9], [7, 5], salt="other")) == 0
+    assert computed.num_computed(text(4, [1, 2, 3, 4, 9], [7, 5])) == 0
 
 
 def test_drafts_in_a_block_that_served_another_text_are_not_known() -> None:
