@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
 from foredraft.errors import InvalidParameter
@@ -12,6 +14,11 @@ ACCEPTANCE_RULES = ("match", "rejection", "block")
 MAX_LOGPROBS = 50
 MAX_SEED = 2**63 - 1
 MAX_SALT_LENGTH = 256
+MAX_STOPS = 64
+MAX_STOP_LENGTH = 256  # characters of one stop string
+MAX_STOP_TOKEN_IDS = 1024
+MAX_LOGIT_BIAS = 1024  # entries
+MIN_TEMPERATURE = 1e-6  # below that, and above 0, float32 divides by zero
 
 # What an unset sampling field means once a temperature is set.
 NEUTRAL: dict[str, float | int] = {
@@ -56,7 +63,7 @@ class SamplingParams:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, getattr(SamplingParams, name))
         _whole(self, "max_tokens", low=1)
-        _number(self, "temperature", low=0.0, high=100.0)
+        _temperature(self)
         _number(self, "top_p", low=0.0, high=1.0, open_low=True)
         _whole(self, "top_k", low=-1)
         _number(self, "min_p", low=0.0, high=1.0)
@@ -65,12 +72,14 @@ class SamplingParams:
         _whole(self, "prompt_logprobs", low=0, high=MAX_LOGPROBS)
         _number(self, "presence_penalty", low=-2.0, high=2.0)
         _number(self, "frequency_penalty", low=-2.0, high=2.0)
-        _number(self, "repetition_penalty", low=0.0, high=100.0, open_low=True)
+        _number(self, "repetition_penalty", low=0.01, high=100.0)
         _whole(self, "n", low=1, high=256)
         if not isinstance(self.ignore_eos, bool):
-            raise InvalidParameter(f"ignore_eos={self.ignore_eos!r} must be True or False.")
+            raise InvalidParameter(f"ignore_eos={_shortened(self.ignore_eos)} must be True or False.")
         if self.acceptance not in ACCEPTANCE_RULES:
-            raise InvalidParameter(f"acceptance={self.acceptance!r} is not known; use {', '.join(ACCEPTANCE_RULES)}.")
+            raise InvalidParameter(
+                f"acceptance={_shortened(self.acceptance)} is not known; use {', '.join(ACCEPTANCE_RULES)}."
+            )
         if not isinstance(self.cache_salt, str) or len(self.cache_salt) > MAX_SALT_LENGTH:
             raise InvalidParameter(
                 f"cache_salt={_shortened(self.cache_salt)} must be a text of at most {MAX_SALT_LENGTH} characters."
@@ -95,6 +104,16 @@ class SamplingParams:
         unset: dict[str, Any] = {name: defaults[name] for name in NEUTRAL if getattr(self, name) is None}
         return replace(self, **unset) if unset else self
 
+    @cached_property
+    def stop_token_set(self) -> frozenset[int]:
+        return frozenset(self.stop_token_ids or ())
+
+    @cached_property
+    def bias_arrays(self) -> tuple[array[int], array[float]]:
+        """The entries of `logit_bias` in ascending order of token id: ids (int64) and values (float32)."""
+        ids = sorted(self.logit_bias)
+        return array("q", ids), array("f", [self.logit_bias[token] for token in ids])
+
     @classmethod
     def names(cls) -> tuple[str, ...]:
         return tuple(f.name for f in fields(cls))
@@ -102,8 +121,15 @@ class SamplingParams:
 
 def _shortened(value: object) -> str:
     """A value as messages show it: what somebody sends by mistake may be long."""
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except ValueError:  # Python refuses to write numbers of very many digits
+        return f"a {type(value).__name__} that is too long to show"
     return shown if len(shown) <= 80 else f"{shown[:77]}..."
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _number(params: SamplingParams, name: str, low: float, high: float, open_low: bool = False) -> None:
@@ -111,9 +137,17 @@ def _number(params: SamplingParams, name: str, low: float, high: float, open_low
     if value is None:
         return
     allowed = f"a number {'above' if open_low else 'from'} {low:g} {'up to' if open_low else 'to'} {high:g}"
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not low <= value <= high or (open_low and value == low):
-        raise InvalidParameter(f"{name}={value!r} must be {allowed}.")
+    if not _is_number(value) or not low <= value <= high or (open_low and value == low):
+        raise InvalidParameter(f"{name}={_shortened(value)} must be {allowed}.")
+
+
+def _temperature(params: SamplingParams) -> None:
+    value = params.temperature
+    if value is None or (_is_number(value) and (value == 0 or MIN_TEMPERATURE <= value <= 100)):
+        return
+    raise InvalidParameter(
+        f"temperature={_shortened(value)} must be 0 (greedy) or a number from {MIN_TEMPERATURE:g} to 100."
+    )
 
 
 def _whole(params: SamplingParams, name: str, low: int, high: int | None = None) -> None:
@@ -122,13 +156,25 @@ def _whole(params: SamplingParams, name: str, low: int, high: int | None = None)
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
         allowed = f"of at least {low}" if high is None else f"from {low} to {high}"
-        raise InvalidParameter(f"{name}={value!r} must be a whole number {allowed}.")
+        raise InvalidParameter(f"{name}={_shortened(value)} must be a whole number {allowed}.")
+
+
+def _at_most(name: str, values: Any, most: int, what: str) -> None:
+    if len(values) > most:
+        raise InvalidParameter(f"{name} has {len(values)} {what}; at most {most} are allowed.")
 
 
 def _stop_strings(stop: Any) -> tuple[str, ...]:
     strings = () if stop is None else (stop,) if isinstance(stop, str) else stop
     if not isinstance(strings, list | tuple) or not all(isinstance(s, str) and s for s in strings):
-        raise InvalidParameter(f"stop={stop!r} must be a non-empty string or a list of non-empty strings.")
+        raise InvalidParameter(f"stop={_shortened(stop)} must be a non-empty string or a list of non-empty strings.")
+    _at_most("stop", strings, MAX_STOPS, "strings")
+    for string in strings:
+        if len(string) > MAX_STOP_LENGTH:
+            raise InvalidParameter(
+                f"stop has the string {_shortened(string)} of {len(string)} characters; at most {MAX_STOP_LENGTH} are "
+                "allowed."
+            )
     return tuple(strings)
 
 
@@ -137,7 +183,10 @@ def _token_ids(ids: Any) -> tuple[int, ...]:
     if not isinstance(values, list | tuple) or not all(
         isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in values
     ):
-        raise InvalidParameter(f"stop_token_ids={ids!r} must be a list of token ids (whole numbers of at least 0).")
+        raise InvalidParameter(
+            f"stop_token_ids={_shortened(ids)} must be a list of token ids (whole numbers of at least 0)."
+        )
+    _at_most("stop_token_ids", values, MAX_STOP_TOKEN_IDS, "token ids")
     return tuple(values)
 
 
@@ -145,7 +194,8 @@ def _logit_bias(bias: Any) -> dict[int, float]:
     if bias is None:
         return {}
     if not isinstance(bias, Mapping):
-        raise InvalidParameter(f"logit_bias={bias!r} must map token ids to numbers from -100 to 100.")
+        raise InvalidParameter(f"logit_bias={_shortened(bias)} must map token ids to numbers from -100 to 100.")
+    _at_most("logit_bias", bias, MAX_LOGIT_BIAS, "entries")
     checked: dict[int, float] = {}
     for token, value in bias.items():
         try:
@@ -153,10 +203,11 @@ def _logit_bias(bias: Any) -> dict[int, float]:
         except ValueError:
             token_id = None
         whole = isinstance(token_id, int) and not isinstance(token_id, bool) and token_id >= 0
-        number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 100
+        number = _is_number(value) and abs(value) <= 100
         if not whole or not number:
             raise InvalidParameter(
-                f"logit_bias has the entry {token!r}: {value!r}; it must map token ids to numbers from -100 to 100."
+                f"logit_bias has the entry {_shortened(token)}: {_shortened(value)}; it must map token ids to numbers "
+                "from -100 to 100."
             )
         checked[token_id] = float(value)
     return checked

@@ -35,9 +35,10 @@ PARAMETERS: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 2.5}, "max_tokens=2.5 must be a whole number of at least 1."),
     ({"max_tokens": None}, "max_tokens=None must be a whole number of at least 1."),
     ({"max_tokens": True}, "max_tokens=True must be a whole number of at least 1."),
-    ({"temperature": -0.1}, "temperature=-0.1 must be a number from 0 to 100."),
-    ({"temperature": float("nan")}, "temperature=nan must be a number from 0 to 100."),
-    ({"temperature": "hot"}, "temperature='hot' must be a number from 0 to 100."),
+    ({"temperature": -0.1}, "temperature=-0.1 must be 0 (greedy) or a number from 1e-06 to 100."),
+    ({"temperature": float("nan")}, "temperature=nan must be 0 (greedy) or a number from 1e-06 to 100."),
+    ({"temperature": 1e-300}, "temperature=1e-300 must be 0 (greedy) or a number from 1e-06 to 100."),
+    ({"temperature": "hot"}, "temperature='hot' must be 0 (greedy) or a number from 1e-06 to 100."),
     ({"top_p": 0}, "top_p=0 must be a number above 0 up to 1."),
     ({"top_p": 1.5}, "top_p=1.5 must be a number above 0 up to 1."),
     ({"top_k": -2}, "top_k=-2 must be a whole number of at least -1."),
@@ -51,7 +52,20 @@ PARAMETERS: list[tuple[dict[str, Any], str]] = [
     ({"prompt_logprobs": -1}, "prompt_logprobs=-1 must be a whole number from 0 to 50."),
     ({"presence_penalty": 3}, "presence_penalty=3 must be a number from -2 to 2."),
     ({"frequency_penalty": -3}, "frequency_penalty=-3 must be a number from -2 to 2."),
-    ({"repetition_penalty": 0}, "repetition_penalty=0 must be a number above 0 up to 100."),
+    ({"repetition_penalty": 1e-44}, "repetition_penalty=1e-44 must be a number from 0.01 to 100."),
+    ({"stop": ["x"] * 65}, "stop has 65 strings; at most 64 are allowed."),
+    (
+        {"stop": ["x", "y" * 257]},
+        f"stop has the string '{'y' * 76}... of 257 characters; at most 256 are allowed.",
+    ),
+    (
+        {"stop": [7] * 1000},
+        f"stop={str([7] * 1000)[:77]}... must be a non-empty string or a list of non-empty strings.",
+    ),
+    ({"stop_token_ids": [5] * 1025}, "stop_token_ids has 1025 token ids; at most 1024 are allowed."),
+    ({"logit_bias": dict.fromkeys(range(1025), 1)}, "logit_bias has 1025 entries; at most 1024 are allowed."),
+    ({"seed": 10**5000}, f"seed=a int that is too long to show must be a whole number from 0 to {2**63 - 1}."),
+    ({"acceptance": "m" * 999}, f"acceptance='{'m' * 76}... is not known; use match, rejection, block."),
     ({"logit_bias": {"a": 1}}, "logit_bias has the entry 'a': 1; it must map token ids to numbers from -100 to 100."),
     ({"logit_bias": {5: 101}}, "logit_bias has the entry 5: 101; it must map token ids to numbers from -100 to 100."),
     (
@@ -70,7 +84,7 @@ PARAMETERS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "sentence"), PARAMETERS, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("fields", "sentence"), PARAMETERS, ids=[sentence[:40] for _, sentence in PARAMETERS])
 def test_bad_parameters(fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ForedraftError) as caught:
         SamplingParams(**fields)
@@ -329,7 +343,7 @@ def test_bad_files(tmp_path: Path, name: str, content: bytes | None, sentence: s
 
 
 COMMANDS: list[tuple[str, str]] = [
-    ("generate x --temperature -1", "temperature=-1.0 must be a number from 0 to 100."),
+    ("generate x --temperature -1", "temperature=-1.0 must be 0 (greedy) or a number from 1e-06 to 100."),
     ("generate x --top-p 0", "top_p=0.0 must be a number above 0 up to 1."),
     ("generate x --max-tokens 0", "max_tokens=0 must be a whole number of at least 1."),
     ("generate --file nowhere.jsonl", "nowhere.jsonl cannot be read: No such file or directory."),

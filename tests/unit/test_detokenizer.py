@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from foredraft.engine.detokenizer import Decodes, Detokenizer
+from foredraft.engine.stop_strings import StopStrings
 
 WORDS = ["", "a", "b", "ab", "END", "EN", "D", "\n", " the", "é", "日", "本", "🙂", "👨‍👩‍👧", "x́"]
 
@@ -20,6 +22,23 @@ class Bytes:
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         assert skip_special_tokens
         return bytes(token for token in ids if token < 256).decode("utf-8", errors="replace")
+
+
+class ByteFallback:
+    """Like SentencePiece's fallback: token i is byte i, and every byte that is no character has a mark of its own."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        text, rest = "", bytes(ids)
+        while rest:
+            for size in range(min(4, len(rest)), 0, -1):
+                try:
+                    text, rest = text + rest[:size].decode(), rest[size:]
+                    break
+                except UnicodeDecodeError:
+                    continue
+            else:
+                text, rest = text + "\ufffd", rest[1:]
+        return text
 
 
 class Pieces:
@@ -56,7 +75,7 @@ def fed(
     tokenizer: Decodes, tokens: Iterable[int], stops: Iterable[str] = (), prompt: Iterable[int] = ()
 ) -> Detokenizer:
     """A finished detokenizer: all tokens, or those up to the first stop string."""
-    detokenizer = Detokenizer(tokenizer, list(prompt), tuple(stops))
+    detokenizer = Detokenizer(tokenizer, list(prompt), StopStrings(tuple(stops)))
     for token in tokens:
         if detokenizer.append(token) is not None:
             return detokenizer
@@ -79,7 +98,7 @@ class TestCharacters:
         assert fed(Bytes(), raw).text == raw.decode("utf-8", errors="replace")
 
     def test_a_character_is_shown_only_when_it_is_whole(self) -> None:
-        detokenizer = Detokenizer(Bytes(), [], ())
+        detokenizer = Detokenizer(Bytes(), [], StopStrings(()))
         growth = []
         for byte in "a🙂é".encode():
             detokenizer.append(byte)
@@ -124,12 +143,30 @@ class TestPrompt:
         assert fed(Bytes(), b"ok", prompt="🙂🙂".encode()[:-1]).text.endswith("ok")
         assert fed(Bytes(), b"ok", prompt="日日".encode()).text == "ok"
 
+    @pytest.mark.parametrize("text", ["é", "日", "🙂"])
+    @pytest.mark.parametrize("tokenizer", [Bytes(), ByteFallback()], ids=["bytes", "byte fallback"])
+    def test_a_character_that_it_begins_is_the_outputs(self, tokenizer: Decodes, text: str) -> None:
+        raw = text.encode()
+        for before in ("", "b", "🙂"):
+            for split in range(1, len(raw)):
+                prompt = [*before.encode(), *raw[:split]]
+                assert fed(tokenizer, [*raw[split:], *b" so"], prompt=prompt).text == f"{text} so"
+                assert fed(tokenizer, raw[split:], prompt=prompt).text == text
+                assert fed(tokenizer, b"so", prompt=prompt).text == "so", "it is never completed"
+
+    def test_bytes_that_do_not_complete_its_character_are_marked(self) -> None:
+        assert fed(Bytes(), [0x9F, 0x99], prompt=[0xF0]).text == "\ufffd\ufffd"
+        assert fed(Bytes(), [300], prompt=[0xF0]).text == ""
+
+    def test_a_mark_that_it_ends_with_is_its_own(self) -> None:
+        assert fed(Bytes(), b"so", prompt="a\ufffd".encode()).text == "so"
+
 
 class TestStopStrings:
     @pytest.mark.parametrize("size", [1, 2, 3, 4])
     def test_are_found_across_token_borders(self, size: int) -> None:
         words = ["one STOP two"[i : i + size] for i in range(0, 12, size)]
-        detokenizer = Detokenizer(Vocabulary(words), [], ("STOP",))
+        detokenizer = Detokenizer(Vocabulary(words), [], StopStrings(("STOP",)))
         needed = -(-len("one STOP") // size)
         assert [detokenizer.append(token) for token in range(needed)] == [None] * (needed - 1) + ["STOP"]
         assert detokenizer.text == "one "
@@ -142,18 +179,18 @@ class TestStopStrings:
 
     def test_the_earliest_wins(self) -> None:
         tokenizer = Vocabulary(["xx two one"])
-        detokenizer = Detokenizer(tokenizer, [], ("one", "two"))
+        detokenizer = Detokenizer(tokenizer, [], StopStrings(("one", "two")))
         assert detokenizer.append(0) == "two"
         assert detokenizer.text == "xx "
 
     def test_of_two_that_begin_together_the_longer_wins(self) -> None:
-        detokenizer = Detokenizer(Vocabulary(["x\n\ny"]), [], ("\n", "\n\n"))
+        detokenizer = Detokenizer(Vocabulary(["x\n\ny"]), [], StopStrings(("\n", "\n\n")))
         assert detokenizer.append(0) == "\n\n"
         assert detokenizer.text == "x"
 
     def test_what_is_complete_first_wins_over_what_began_first(self) -> None:
         """Byte by byte, `b` is complete before `abc` can be."""
-        detokenizer = Detokenizer(Bytes(), [], ("abc", "b"))
+        detokenizer = Detokenizer(Bytes(), [], StopStrings(("abc", "b")))
         assert [detokenizer.append(byte) for byte in b"ab"] == [None, "b"]
         assert detokenizer.text == "a"
 
@@ -171,7 +208,30 @@ class TestStopStrings:
         assert fed(Bytes(), b"P on", ["STOP"], prompt=b"STO").text == "P on"
 
     def test_in_what_finish_adds(self) -> None:
-        assert fed(Bytes(), b"a\xc3", ["\ufffd"]).text == "a"
+        detokenizer = Detokenizer(Bytes(), [], StopStrings(("\ufffd",)))
+        assert [detokenizer.append(byte) for byte in b"a\xc3"] == [None, None]
+        assert detokenizer.finish() == "\ufffd"
+        assert detokenizer.text == "a"
+
+    @pytest.mark.parametrize("stops", [["a" * 31_999 + "b"], ["a" * size + "b" for size in range(1, 250)]])
+    def test_cost_the_same_however_many_and_long(self, stops: list[str]) -> None:
+        """Steps of the automaton are counted, not seconds: at most two for a character, going forward and back."""
+
+        class Counting(list[int]):
+            reads = 0
+
+            def __getitem__(self, index: Any) -> Any:
+                self.reads += 1
+                return super().__getitem__(index)
+
+        automaton = StopStrings(tuple(stops))
+        fallback = automaton._fallback = Counting(automaton._fallback)
+        text = ("a" * 200 + "c") * 20
+        state = 0
+        for character in text:
+            state, found = automaton.advance(state, character)
+            assert found is None
+        assert fallback.reads <= len(text)
 
 
 class Vocabulary:
@@ -210,7 +270,7 @@ class TestStreaming:
         self.stream(Bytes(), list(text.encode()), stops, cut(text, list(text), stops))
 
     def stream(self, tokenizer: Decodes, tokens: list[int], stops: list[str], final: str) -> None:
-        detokenizer = Detokenizer(tokenizer, [], tuple(stops))
+        detokenizer = Detokenizer(tokenizer, [], StopStrings(tuple(stops)))
         shown = ""
         for token in tokens:
             found = detokenizer.append(token)
@@ -226,7 +286,7 @@ class TestStreaming:
         assert shown == detokenizer.text == final
 
     def test_nothing_is_held_back_without_need(self) -> None:
-        detokenizer = Detokenizer(Bytes(), [], ("END", "\n\n"))
+        detokenizer = Detokenizer(Bytes(), [], StopStrings(("END", "\n\n")))
         stable = []
         for byte in b"aENbEN\nE":
             detokenizer.append(byte)
@@ -238,7 +298,7 @@ class TestStreaming:
         assert detokenizer.stable() == len("any text")
 
     def test_the_longest_possible_stop_is_held(self) -> None:
-        detokenizer = Detokenizer(Bytes(), [], ("b!", "ab?", "xxab:"))
+        detokenizer = Detokenizer(Bytes(), [], StopStrings(("b!", "ab?", "xxab:")))
         for byte in b"xxab":
             detokenizer.append(byte)
         assert detokenizer.stable() == 0

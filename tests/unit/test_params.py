@@ -90,6 +90,11 @@ class TestNormalised:
         [
             {"max_tokens": 1},
             {"temperature": 100},
+            {"temperature": 1e-6},
+            {"stop": ("x" * 256,) * 64},
+            {"stop_token_ids": tuple(range(1024))},
+            {"logit_bias": dict.fromkeys(range(1024), -100.0)},
+            {"repetition_penalty": 0.01},
             {"top_p": 1},
             {"top_p": 1e-9},
             {"top_k": -1},

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foredraft.engine.detokenizer import Detokenizer
+from foredraft.engine.stop_strings import StopStrings
 from foredraft.engine.stops import find_stop
 from foredraft.types import Sequence, Stop
 from tests.unit.unit_helpers import make_sequence
@@ -27,7 +28,7 @@ class Vocabulary:
 def setting(output: list[int] | None = None, **params: Any) -> tuple[Sequence, Detokenizer]:
     """A sequence that has written `output` already, and its detokenizer."""
     sequence = make_sequence([1], output or [], **params)
-    detokenizer = Detokenizer(Vocabulary(), [1], tuple(sequence.params.stop or ()))
+    detokenizer = Detokenizer(Vocabulary(), [1], StopStrings(tuple(sequence.params.stop or ())))
     for token in output or []:
         detokenizer.append(token)
     return sequence, detokenizer
@@ -104,6 +105,23 @@ class TestPrecedence:
         assert stop_of([3, EOS, 2], stop="END", stop_token_ids=[2])[0] == Stop(1, "stop", "END")
         assert stop_of([EOS, 3, 2], stop="END", stop_token_ids=[2])[0] == Stop(1, "stop")
         assert stop_of([2, EOS, 3], stop="END", stop_token_ids=[2])[0] == Stop(1, "stop", 2)
+
+
+class TestFinishing:
+    """What is left of a character when a text ends is looked at too."""
+
+    @pytest.mark.parametrize(("tokens", "reason"), [([97, 0xC3], "length"), ([97, 0xC3, 0], "stop")])
+    def test_a_stop_string_there_is_a_stop(self, tokens: list[int], reason: str) -> None:
+        class Bytes:
+            def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+                return bytes(ids).decode(errors="replace")
+
+        for stop, expected in (((), (reason, None, "a\ufffd")), (("\ufffd",), ("stop", "\ufffd", "a"))):
+            sequence = make_sequence([1], max_tokens=2 if reason == "length" else 9)
+            detokenizer = Detokenizer(Bytes(), [], StopStrings(stop))
+            found, stable = find_stop(sequence, tokens, frozenset({EOS}), detokenizer)
+            assert (found.finish_reason, found.stop_reason, detokenizer.text) == expected
+            assert stable[-1] == len(detokenizer.text)
 
 
 class TestStableText:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from foredraft.engine.stop_strings import START, StopStrings
+
 _CONTEXT_TOKENS = 4  # prompt tokens decoded along, because some tokenizers drop the space of a first token
+_INCOMPLETE = "\ufffd"  # what decoders write for bytes that are no character (yet)
 
 
 class Decodes(Protocol):
@@ -14,11 +17,15 @@ class Decodes(Protocol):
 
 
 class Detokenizer:
-    """The text of one growing sequence. `text` is everything decoded so far, cut at the first stop string."""
+    """The text of one growing sequence. `text` is everything decoded so far, cut at the first stop string.
 
-    def __init__(self, tokenizer: Decodes, prompt: list[int], stops: tuple[str, ...]) -> None:
+    A character that begins in the prompt and ends in the output belongs to the output.
+    """
+
+    def __init__(self, tokenizer: Decodes, prompt: list[int], stops: StopStrings) -> None:
         self._tokenizer = tokenizer
         self._stops = stops
+        self._state = START  # of the search for stop strings, after `text`
         self._ids = list(prompt[-_CONTEXT_TOKENS:])
         self._prefix = 0  # decoding starts here ...
         self._read = len(self._ids)  # ... and up to here is already in `text`
@@ -28,28 +35,24 @@ class Detokenizer:
     def append(self, token: int) -> str | None:
         """Take one token; returns the stop string that it completes, if any, which then ends `text`."""
         self._ids.append(token)
-        known = self._tokenizer.decode(self._ids[self._prefix : self._read])
-        whole = self._tokenizer.decode(self._ids[self._prefix :])
-        if len(whole) <= len(known) or whole.endswith("\ufffd"):
+        piece = self._new_text()
+        if not piece or piece.endswith(_INCOMPLETE):
             return None  # part of a character, or nothing to see
         self._prefix, self._read = self._read, len(self._ids)
-        return self._extend(whole[len(known) :])
+        return self._extend(piece)
 
-    def finish(self) -> None:
-        """No more tokens: whatever is left of an incomplete character becomes text."""
-        known = self._tokenizer.decode(self._ids[self._prefix : self._read])
-        self._extend(self._tokenizer.decode(self._ids[self._prefix :])[len(known) :])
+    def finish(self) -> str | None:
+        """No more tokens: whatever is left of an incomplete character becomes text; returns a stop string as `append`
+        does."""
+        piece = self._new_text()
+        if not piece:  # bytes that continue a character of the prompt and do not complete it
+            piece = self._tokenizer.decode(self._ids[self._read :])
         self._prefix = self._read = len(self._ids)
+        return self._extend(piece)
 
     def stable(self) -> int:
         """How much of `text` can be shown: all but an end that may yet become a stop string."""
-        held = 0
-        for stop in self._stops:
-            for size in range(min(len(stop) - 1, len(self.text)), held, -1):
-                if self.text.endswith(stop[:size]):
-                    held = size
-                    break
-        return len(self.text) - held
+        return len(self.text) - self._stops.depth[self._state]
 
     def take(self, upto: int) -> str:
         """The text not handed out before, up to that place."""
@@ -57,13 +60,22 @@ class Detokenizer:
         self.shown += len(piece)
         return piece
 
+    def _new_text(self) -> str:
+        """What the tokens after those that were read add to their text."""
+        known = self._tokenizer.decode(self._ids[self._prefix : self._read])
+        whole = self._tokenizer.decode(self._ids[self._prefix :])
+        start = len(known.rstrip(_INCOMPLETE))  # an incomplete character at the end of the prompt may be whole now
+        while start < len(known) and whole[start : start + 1] == _INCOMPLETE:
+            start += 1
+        return whole[start:]
+
     def _extend(self, piece: str) -> str | None:
-        longest = max(map(len, self._stops), default=1)
-        start = max(0, len(self.text) - longest + 1)
+        known = len(self.text)
         self.text += piece
-        found = [(self.text.find(stop, start), -len(stop), stop) for stop in self._stops]
-        hits = sorted(hit for hit in found if hit[0] >= 0)
-        if not hits:
+        self._state, found = self._stops.advance(self._state, piece)
+        if found is None:
             return None
-        self.text = self.text[: hits[0][0]]
-        return hits[0][2]
+        self._state = START
+        place, string = found
+        self.text = self.text[: known + place]
+        return string

@@ -15,6 +15,7 @@ from foredraft.config import ModelConfig
 from foredraft.engine.detokenizer import Decodes, Detokenizer
 from foredraft.engine.scheduler import Scheduler
 from foredraft.engine.speculation import Speculation
+from foredraft.engine.stop_strings import StopStrings
 from foredraft.engine.stops import find_stop
 from foredraft.errors import InvalidParameter, InvalidPrompt
 from foredraft.params import SamplingParams
@@ -87,6 +88,7 @@ class Engine:
         seed = secrets.randbits(63) if params.seed is None else params.seed
         num_lookahead_tokens = self.speculation.prepare(spec)
         key = prompt_key(prompt, params.acceptance)
+        stops = StopStrings(tuple(params.stop or ()))
         now = time.perf_counter()
         for sample in range(params.n):
             sequence = Sequence(
@@ -103,7 +105,7 @@ class Engine:
             )
             sequence.counters.arrival_time = now
             self._next_id += 1
-            self._live[sequence.id] = _Live(Detokenizer(self.tokenizer, prompt, tuple(params.stop or ())))
+            self._live[sequence.id] = _Live(Detokenizer(self.tokenizer, prompt, stops))
             self.speculation.register(sequence, spec)
             self._by_request.setdefault(request_id, []).append(sequence)
             self.scheduler.add(sequence)
@@ -238,8 +240,6 @@ class Engine:
             del self._by_request[sequence.request_id]
         live = self._live.pop(sequence.id)
         self.speculation.release([sequence.id])
-        if not isinstance(commit.stop_reason, str) and commit.error is None:
-            live.detokenizer.finish()  # a stop string has ended the text already
         return CompletionOutput(
             index=sequence.sample,
             text=live.detokenizer.text,

@@ -7,6 +7,7 @@ floor. Ties at the floor stay in, which makes the kept set a function of the log
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence as Items
 from typing import cast
@@ -38,9 +39,11 @@ def adjust(logits: Tensor, params: SamplingParams, prompt: Items[int], output: I
         counts = Counter(output)
         amounts = [params.presence_penalty + params.frequency_penalty * count for count in counts.values()]
         logits[_ids(list(counts), logits)] -= torch.tensor(amounts, device=logits.device)
-    bias = {token: value for token, value in params.logit_bias.items() if token < len(logits)}
-    if bias:
-        logits[_ids(list(bias), logits)] += torch.tensor(list(bias.values()), device=logits.device)
+    if params.logit_bias:
+        ids, values = params.bias_arrays
+        known = bisect_left(ids, len(logits))
+        places = torch.frombuffer(ids, dtype=torch.int64)[:known].to(logits.device)
+        logits[places] += torch.frombuffer(values, dtype=torch.float32)[:known].to(logits.device)
     return logits
 
 

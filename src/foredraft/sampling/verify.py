@@ -66,8 +66,8 @@ def _judge(rows: Tensor, work: Work, tokens: Items[int], first: int) -> Verdict:
     target = _Target(rows[len(rows) - 1 - len(draft) :], work, tokens, first)
     try:
         path, emitted = RULES[params.acceptance](draft, target, KeyedChance(sequence.noise_seed, sequence.num_tokens))
-    except _NotFiniteError:
-        return Verdict(error="The model gave logits that are not finite numbers; this request was ended, others go on.")
+    except _NotFiniteError as error:
+        return Verdict(error=f"{error}; this request was ended, others go on.")
     top = params.logprobs
     judged = zip((-1, *path), emitted, strict=True)
     logprobs = [None if top is None else token_logprob(target.row(node), token, top) for node, token in judged]
@@ -75,7 +75,7 @@ def _judge(rows: Tensor, work: Work, tokens: Items[int], first: int) -> Verdict:
 
 
 class _NotFiniteError(Exception):
-    """A row that a rule needs has NaN or infinite logits."""
+    """A row that a rule needs has NaN or infinite logits; the message says since when."""
 
 
 class _Target:
@@ -93,20 +93,25 @@ class _Target:
     def token(self, node: int, path: list[int]) -> int:
         token = self._tokens[self._first + 1 + node]
         if token == NOT_FINITE:
-            raise _NotFiniteError
+            raise self._not_finite(node)
         return token
 
     def distribution(self, node: int, path: list[int]) -> Tensor:
         sequence, draft = self._work.sequence, self._work.draft
         adjusted = NodeDraw(1 + node, sequence, draft, node, len(path)).adjusted(self._on_host)
         if not math.isfinite(largest(adjusted)):
-            raise _NotFiniteError
+            raise self._not_finite(node)
         return distribution(adjusted, sequence.params)
 
     @cached_property
     def _on_host(self) -> Tensor:
         """All rows, copied once: the rules that need distributions go through them node by node."""
         return self._rows.cpu()
+
+    def _not_finite(self, node: int) -> _NotFiniteError:
+        if math.isfinite(largest(self.row(node))):
+            return _NotFiniteError("The penalties or the logit bias made logits that are not finite numbers")
+        return _NotFiniteError("The model gave logits that are not finite numbers")
 
 
 class KeyedChance:
