@@ -94,6 +94,7 @@ class EngineConfig:
     max_num_batched_tokens: int | None = None
     max_model_len: int | None = None
     kv_cache_tokens: int | None = None
+    max_chunk_s: float = 0.1  # what a running stream waits at most, about, for a chunk of another request's prompt
     block_size: int = 16
     prefix_caching: bool = True
     prefix_salt: str = ""
@@ -108,6 +109,9 @@ class EngineConfig:
                 raise InvalidParameter(f"{name}={value!r} must be a whole number of at least 1.")
         if self.threads is not None:
             check_threads(self.threads)
+        seconds = self.max_chunk_s
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+            raise InvalidParameter(f"max_chunk_s={seconds!r} must be a number of seconds above 0.")
         for name in ("exact", "prefix_caching"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidParameter(f"{name}={getattr(self, name)!r} must be True or False.")

@@ -22,3 +22,7 @@ class InvalidModel(ForedraftError):
 
 class InvalidSpec(ForedraftError):
     """A speculation string cannot be parsed or names a proposer that does not exist."""
+
+
+class Overloaded(ForedraftError):
+    """Too many requests wait already; the same request may be taken later."""

@@ -43,9 +43,8 @@ class LLM:
             if name not in known:
                 raise InvalidParameter(f"LLM has no option {name!r}; it has {', '.join(known)}.")
         self.spec = spec
-        parse_spec(spec)
         given = {name: value for name, value in options.items() if value is not None}
-        loaded = load_model(model, EngineConfig(**given), progress)
+        loaded = load_model(model, EngineConfig(**given), parse_spec(spec), progress)
         self.engine = loaded.engine
         self.tokenizer = loaded.tokenizer
         self.model_config = loaded.config
@@ -132,6 +131,8 @@ class LLM:
     ) -> Iterator[TokenEvent]:
         every_params = _one_each("params", params, SamplingParams(), SamplingParams, len(prompts))
         every_spec = [parse_spec(text) for text in _one_each("spec", spec, self.spec, str, len(prompts))]
+        if any(each.adaptive for each in every_spec):
+            self.engine.speculation.calibrate()
         places = {str(next(self._request_ids)): str(index) for index in range(len(prompts))}
         inbox: deque[TokenEvent] = deque()
         try:

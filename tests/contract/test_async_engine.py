@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,10 +14,12 @@ from typing import Any
 import pytest
 
 from foredraft.batch import ForwardBatch
+from foredraft.engine import async_engine
 from foredraft.engine.async_engine import AsyncEngine
-from foredraft.errors import InvalidParameter, InvalidPrompt
+from foredraft.engine.stream import Stream
+from foredraft.errors import InvalidParameter, InvalidPrompt, InvalidSpec, Overloaded
 from foredraft.llm import LLM
-from foredraft.proposers.registry import Spec
+from foredraft.proposers.registry import Spec, parse_spec
 from foredraft.runtime.runner import ForwardOutput, Runner
 from foredraft.types import TokenEvent
 from tests.contract.test_engine import GREEDY, PROMPT, is_idle, with_fields
@@ -34,15 +38,34 @@ def llm(folder: Path) -> LLM:
     return LLM(str(folder), max_num_seqs=8, kv_cache_tokens=1024, spec="off")
 
 
+async def read(stream: Stream) -> list[TokenEvent]:
+    async with asyncio.timeout(30):
+        return [event async for event in stream]
+
+
+async def last(stream: Stream) -> str | None:
+    return (await read(stream))[-1].finish_reason
+
+
+async def until(engine: AsyncEngine) -> None:
+    """Until the engine thread has done what was asked of it before."""
+    async with asyncio.timeout(30):
+        await engine.abort("nobody")
+
+
+def is_clean(engine: AsyncEngine, llm: LLM) -> bool:
+    return not engine._channels and not engine._num_unfinished and not engine._admissions and is_idle(llm)
+
+
 class Gated(Runner):
     """A runner that waits in every step until it is let through, so that a test knows when one is under way."""
 
     def __init__(self, healthy: Runner) -> None:
         super().__init__(healthy.decoder, healthy.backend, healthy.kv)
-        self.registered, self.let_through = threading.Event(), threading.Event()
+        self.entered, self.let_through = threading.Event(), threading.Event()
 
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
-        self.registered.set()
+        self.entered.set()
         assert self.let_through.wait(30)
         return super().forward(batch)
 
@@ -53,184 +76,310 @@ async def in_a_step(llm: LLM) -> AsyncIterator[AsyncEngine]:
     answered in full."""
     gate = llm.engine.runner = Gated(llm.engine.runner)
     engine = AsyncEngine(llm.engine)
-    await engine.add("other", PROMPT, GREEDY, Spec())
-    assert await asyncio.to_thread(gate.registered.wait, 30)
+    other = engine.generate(PROMPT, GREEDY, request_id="other")
+    assert await asyncio.to_thread(gate.entered.wait, 30)
     try:
         yield engine
     finally:
         gate.let_through.set()
+    assert await last(other) == "length"
     async with asyncio.timeout(30):
-        assert [event.finish_reason async for event in engine.stream("other")][-1] == "length"
         await engine.close()
-    assert not engine._listeners
-    assert not engine._streams
-    assert is_idle(llm)
+    assert is_clean(engine, llm)
 
 
-def test_a_task_cancelled_while_it_adds_harms_nobody(llm: LLM) -> None:
-    async def main() -> None:
-        async with in_a_step(llm) as engine:
-            task = asyncio.create_task(engine.add("cancelled", PROMPT, LONG, Spec()))
-            await asyncio.sleep(0.01)  # its command is queued behind the step
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-
-    asyncio.run(main())
-
-
-def test_a_task_cancelled_when_its_request_has_just_been_added_aborts_it(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def main() -> None:
-        loop, added = asyncio.get_running_loop(), llm.engine.add
-
-        def add_and_cancel(*args: Any) -> None:
-            added(*args)
-            loop.call_soon_threadsafe(task.cancel)  # arrives ahead of the command's result
-
-        engine = AsyncEngine(llm.engine)
-        monkeypatch.setattr(llm.engine, "add", add_and_cancel)
-        task = asyncio.create_task(engine.add("cancelled", PROMPT, LONG, Spec()))
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await engine.abort("nobody")  # comes after whatever the cancelled task has asked for
-        assert not llm.engine.is_live("cancelled")
-        await engine.close()
-
-    asyncio.run(main())
-    assert is_idle(llm)
-
-
-def test_a_cancelled_add_does_not_abort_another_request_of_its_name(llm: LLM) -> None:
-    async def main() -> None:
-        async with in_a_step(llm) as engine:
-            task = asyncio.create_task(engine.add("other", PROMPT, LONG, Spec()))
-            await asyncio.sleep(0.01)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-
-    asyncio.run(main())
-
-
-def test_an_abort_happens_even_if_its_task_is_cancelled(llm: LLM) -> None:
-    async def main() -> None:
-        async def draft_budget(engine: AsyncEngine) -> list[str | None]:
-            await engine.add("long", PROMPT, LONG, Spec())
-            return [event.finish_reason async for event in engine.stream("long")]
-
-        async with in_a_step(llm) as engine:
-            querying = asyncio.create_task(draft_budget(engine))
-            await asyncio.sleep(0.01)
-            aborting = asyncio.create_task(engine.abort("long"))
-            await asyncio.sleep(0.01)
-            aborting.cancel()
-        assert await querying == ["abort"]
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("leave", ["close", "drop", "abort"])
-def test_a_stream_that_is_never_begun_frees_everything(llm: LLM, leave: str) -> None:
-    async def main() -> None:
-        engine = AsyncEngine(llm.engine)
-        await engine.add("unread", PROMPT, LONG, Spec())
-        if leave == "close":
-            await engine.stream("unread").aclose()
-        elif leave == "drop":
-            engine.stream("unread")
-        await engine.abort("unread" if leave == "abort" else "nobody")
-        assert not llm.engine.is_live("unread")
-        assert not engine._streams
-        with pytest.raises(InvalidParameter, match="There is no stream of 'unread' to take"):
-            engine.stream("unread")
-        await engine.close()
-
-    asyncio.run(main())
-    assert is_idle(llm)
-
-
-def test_whoever_queries_a_closed_or_closing_engine_is_told(llm: LLM) -> None:
-    async def main() -> None:
-        gate = llm.engine.runner = Gated(llm.engine.runner)
-        engine = AsyncEngine(llm.engine)
-        await engine.add("running", PROMPT, LONG, Spec())
-        assert await asyncio.to_thread(gate.registered.wait, 30)
-        before = asyncio.create_task(engine.add("before", PROMPT, LONG, Spec()))
-        closing = [asyncio.create_task(engine.close()) for _ in range(2)]
-        await asyncio.sleep(0.01)
-        behind = asyncio.create_task(engine.add("behind", PROMPT, LONG, Spec()))
-        await asyncio.sleep(0.01)
-        gate.let_through.set()
-        async with asyncio.timeout(30):
-            await asyncio.gather(before, *closing)
-            with pytest.raises(RuntimeError, match="The engine is closed"):
-                await behind
-            for name in ("running", "before"):
-                assert [event.finish_reason async for event in engine.stream(name)][-1] == "abort"
-            await engine.close()
-
-    asyncio.run(main())
-    assert is_idle(llm)
-
-
-def test_an_event_loop_that_is_gone_takes_only_its_own_requests_along(llm: LLM) -> None:
-    async def begin() -> tuple[AsyncEngine, Any]:
-        engine = AsyncEngine(llm.engine)
-        await engine.add("untaken", PROMPT, LONG, Spec())
-        await engine.add("taken", PROMPT, LONG, Spec())
-        return engine, engine.stream("taken")
-
-    async def go_on(engine: AsyncEngine) -> None:
-        await engine.add("other", PROMPT, GREEDY, Spec())
-        async with asyncio.timeout(30):
-            assert [event.finish_reason async for event in engine.stream("other")][-1] == "length"
-        assert not llm.engine.is_live("taken")
-        assert not llm.engine.is_live("untaken")
-        await engine.close()
-
-    engine, _stream = asyncio.run(begin())
-    asyncio.run(go_on(engine))
-    assert is_idle(llm)
-
-
-def test_the_async_engine_serves_many_and_aborts_any(llm: LLM) -> None:
-    expected = {i: llm.generate([[i + 1, 7]], GREEDY)[0].token_ids for i in range(6)}
+def test_many_are_served_and_any_can_be_aborted(llm: LLM) -> None:
+    expected = [llm.generate([[i + 1, 7]], GREEDY)[0].token_ids for i in range(6)]
 
     async def main() -> None:
         engine = AsyncEngine(llm.engine)
+        answers = await asyncio.gather(*(read(engine.generate([i + 1, 7], GREEDY)) for i in range(6)))
+        assert [[event.token_id for event in events] for events in answers] == expected
 
-        async def draft_budget(index: int) -> list[int]:
-            await engine.add(f"r{index}", [index + 1, 7], GREEDY, Spec())
-            return [event.token_id async for event in engine.stream(f"r{index}") if event.token_id is not None]
-
-        answers = await asyncio.gather(*(draft_budget(index) for index in range(6)))
-        assert dict(enumerate(answers)) == expected
-
-        with pytest.raises(InvalidPrompt):
-            await engine.add("bad", [], GREEDY, Spec())
-
-        await engine.add("long", PROMPT, with_fields(max_tokens=400), Spec())
         events: list[TokenEvent] = []
-        async for event in engine.stream("long"):
+        async for event in engine.generate(PROMPT, LONG, request_id="long"):
             events.append(event)
             if len(events) == 3:
                 await engine.abort("long")
         assert events[-1].finish_reason == "abort"
         assert 3 <= len(events) < 50
 
-        await engine.add("left", PROMPT, with_fields(max_tokens=400, n=2), Spec())
-        left = engine.stream("left")
+        left = engine.generate(PROMPT, with_fields(max_tokens=400, n=2))
         await anext(left)
-        await left.aclose()  # type: ignore[attr-defined]
+        await left.aclose()
+        await until(engine)
+        assert is_clean(engine, llm)
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_prompts_are_what_encode_takes(llm: LLM) -> None:
+    expected = llm.generate(["hello"], GREEDY)[0]
+    threads: set[threading.Thread] = set()
+
+    def encode(prompt: Any) -> list[int]:
+        threads.add(threading.current_thread())
+        return llm.encode(prompt)
+
+    async def main() -> None:
+        engine = AsyncEngine(llm.engine, encode)
+        stream = engine.generate("hello", GREEDY)
+        assert stream.prompt_token_ids == []
+        await stream.admitted()
+        assert stream.prompt_token_ids == expected.prompt_token_ids
+        assert [event.token_id for event in await read(stream)] == expected.token_ids
+        assert threading.main_thread() not in threads and engine._thread not in threads
+        await engine.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "spec", "error"),
+    [([], "off", InvalidPrompt), ("text", "off", InvalidPrompt), (PROMPT, "early_exit:layers=9", InvalidSpec)],
+)
+def test_what_is_wrong_with_a_request_is_told_to_its_caller(
+    llm: LLM, prompt: Any, spec: str, error: type[Exception]
+) -> None:
+    async def main() -> None:
+        engine = AsyncEngine(llm.engine)
+        stream = engine.generate(prompt, GREEDY, parse_spec(spec))
+        for _ in range(2):
+            with pytest.raises(error):
+                await stream.admitted()
+            with pytest.raises(error):
+                await anext(stream)
+        await until(engine)
+        assert is_clean(engine, llm)
+        assert await last(engine.generate(PROMPT, GREEDY)) == "length"
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_an_id_is_used_once_at_a_time(llm: LLM) -> None:
+    async def main() -> None:
+        async with in_a_step(llm) as engine:
+            with pytest.raises(InvalidParameter, match="The request id 'other' is in use; choose another"):
+                engine.generate(PROMPT, GREEDY, request_id="other")
+            others = [engine.generate(PROMPT, GREEDY) for _ in range(3)]
+            assert len({stream.request_id for stream in others}) == 3
+            for stream in others:
+                await stream.aclose()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("when", ["waiting for the step", "running"])
+def test_closing_from_another_task_ends_the_reader(llm: LLM, when: str) -> None:
+    async def main() -> None:
+        async with in_a_step(llm) as engine:
+            stream = engine.generate(PROMPT, LONG)
+            reader = asyncio.create_task(read(stream))
+            await asyncio.sleep(0.02)
+            if when == "running":
+                llm.engine.runner.let_through.set()  # type: ignore[attr-defined]
+                await stream.admitted()
+            await stream.aclose()
+            assert len(await reader) < 400
+            assert await read(stream) == []
+            await stream.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_timeout_while_waiting_does_not_abort(llm: LLM) -> None:
+    expected = llm.generate([PROMPT], GREEDY)[0].token_ids
+
+    async def main() -> None:
+        async with in_a_step(llm) as engine:
+            stream = engine.generate(PROMPT, GREEDY)
+            for _ in range(3):
+                with pytest.raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(anext(stream), 0.01)
+            llm.engine.runner.let_through.set()  # type: ignore[attr-defined]
+            tokens: list[int | None] = []
+            while len(tokens) < len(expected):
+                try:
+                    tokens.append((await asyncio.wait_for(anext(stream), 0.0005)).token_id)
+                except asyncio.TimeoutError:
+                    continue
+            assert tokens == expected
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("leave", ["close", "drop", "with", "abort", "cancel"])
+def test_a_stream_that_is_left_frees_everything(llm: LLM, leave: str) -> None:
+    async def main() -> None:
+        engine = AsyncEngine(llm.engine)
+        stream = engine.generate(PROMPT, LONG, request_id="left")
+        await stream.admitted()
+        if leave == "close":
+            await stream.aclose()
+        elif leave == "with":
+            async with stream:
+                pass
+        elif leave == "abort":
+            await engine.abort("left")
+        elif leave == "cancel":
+            reader = asyncio.create_task(read(stream))
+            await asyncio.sleep(0.01)
+            reader.cancel()
+            await asyncio.wait([reader])
+            del reader
+        if leave != "abort":
+            del stream
+            gc.collect()
+        await until(engine)
+        assert not llm.engine.is_live("left")
+        assert not engine._channels
         await engine.close()
 
     asyncio.run(main())
     assert is_idle(llm)
 
 
-def test_a_step_that_fails_ends_its_requests_and_not_the_async_engine(llm: LLM) -> None:
+@pytest.mark.parametrize("leave", ["close", "drop", "abort"])
+def test_a_request_that_is_left_before_it_is_admitted_never_runs(llm: LLM, leave: str) -> None:
+    """Its prompt is being tokenised when nobody wants it any more."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def encode(prompt: list[int]) -> list[int]:
+        begun.set()
+        assert go_on.wait(30)
+        return prompt
+
+    async def main() -> None:
+        engine = AsyncEngine(llm.engine, encode)
+        stream = engine.generate(PROMPT, LONG, request_id="left")
+        assert await asyncio.to_thread(begun.wait, 30)
+        if leave == "close":
+            await stream.aclose()
+            assert await read(stream) == []
+        elif leave == "abort":
+            await engine.abort("left")
+        if leave != "abort":
+            del stream
+        go_on.set()
+        while engine._admissions:
+            await asyncio.sleep(0.01)
+        if leave == "abort":
+            (event,) = await read(stream)
+            assert event.finish_reason == "abort"
+        await until(engine)
+        assert is_clean(engine, llm)
+        assert llm.engine.stats().num_steps == 0
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_an_abort_happens_even_if_its_task_is_cancelled(llm: LLM) -> None:
+    async def main() -> None:
+        async with in_a_step(llm) as engine:
+            long = engine.generate(PROMPT, LONG, request_id="long")
+            await asyncio.sleep(0.02)
+            aborting = asyncio.create_task(engine.abort("long"))
+            await asyncio.sleep(0.01)
+            aborting.cancel()
+        assert [event.finish_reason for event in await read(long)] == ["abort"]
+
+    asyncio.run(main())
+
+
+def test_too_many_are_refused_before_their_prompts_are_looked_at(llm: LLM) -> None:
+    encoded: list[Any] = []
+
+    def encode(prompt: Any) -> list[int]:
+        encoded.append(prompt)
+        return list(prompt)
+
+    async def main() -> None:
+        gate = llm.engine.runner = Gated(llm.engine.runner)
+        engine = AsyncEngine(llm.engine, encode, max_waiting=3)
+        streams = [engine.generate(PROMPT, GREEDY) for _ in range(11)]
+        for _ in range(2):
+            with pytest.raises(Overloaded, match=r"11 sequences run or wait, but at most 8 run .* and 3 more wait"):
+                engine.generate("too much", GREEDY)
+        assert await asyncio.to_thread(gate.entered.wait, 30)
+        stats = engine.stats()
+        assert stats.running + stats.waiting == 11
+        gate.let_through.set()
+        assert [await last(stream) for stream in streams] == ["length"] * 11
+        assert await last(engine.generate(PROMPT, GREEDY)) == "length"
+        await engine.close()
+
+    asyncio.run(main())
+    assert len(encoded) == 12 and "too much" not in encoded
+    assert is_idle(llm)
+
+
+def test_stats_tell_the_load_and_the_times(llm: LLM) -> None:
+    async def main() -> None:
+        async with in_a_step(llm) as engine:
+            more = [engine.generate(PROMPT, with_fields(n=5)) for _ in range(2)]
+            while len(llm.engine.scheduler.waiting) + len(engine._admissions) and engine._commands.qsize() < 2:
+                await asyncio.sleep(0.01)
+            stats = engine.stats()
+            assert (stats.running, stats.waiting) == (1, 10)
+            assert stats.free_blocks == stats.num_blocks - 1
+        for stream in more:
+            await read(stream)
+        stats = engine.stats()
+        assert (stats.running, stats.waiting, stats.free_blocks) == (0, 0, stats.num_blocks)
+        assert stats.num_steps == len(stats.step_times_s) > 12
+        assert all(seconds > 0 for seconds in stats.step_times_s)
+
+    asyncio.run(main())
+
+
+def test_whoever_generates_on_a_closed_or_closing_engine_is_told(llm: LLM) -> None:
+    async def main() -> None:
+        gate = llm.engine.runner = Gated(llm.engine.runner)
+        engine = AsyncEngine(llm.engine)
+        running = engine.generate(PROMPT, LONG)
+        assert await asyncio.to_thread(gate.entered.wait, 30)
+        before = engine.generate(PROMPT, LONG)
+        while not engine._commands.qsize():
+            await asyncio.sleep(0.01)
+        late = engine.generate(PROMPT, LONG)  # is still to be tokenised when the engine closes
+        closing = [asyncio.create_task(engine.close()) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match="The engine is closed"):
+            engine.generate(PROMPT, LONG)
+        gate.let_through.set()
+        async with asyncio.timeout(30):
+            await asyncio.gather(*closing)
+        with pytest.raises(RuntimeError, match="The engine is closed"):
+            await read(late)
+        assert [await last(stream) for stream in (running, before)] == ["abort", "abort"]
+        await engine.close()
+
+    asyncio.run(main())
+    assert is_idle(llm)
+
+
+def test_an_event_loop_that_is_gone_takes_only_its_own_requests_along(llm: LLM) -> None:
+    async def begin() -> tuple[AsyncEngine, list[Stream]]:
+        engine = AsyncEngine(llm.engine)
+        streams = [engine.generate(PROMPT, LONG) for _ in range(3)]
+        for stream in streams[:2]:
+            await stream.admitted()
+        return engine, streams  # the last one is still being admitted
+
+    async def go_on(engine: AsyncEngine) -> None:
+        assert await last(engine.generate(PROMPT, GREEDY)) == "length"
+        await until(engine)
+        assert is_clean(engine, llm)
+        await engine.close()
+
+    engine, _streams = asyncio.run(begin())
+    asyncio.run(go_on(engine))
+
+
+def test_a_step_that_fails_ends_its_requests_and_not_the_engine(llm: LLM) -> None:
     class Fails(Runner):
         def forward(self, batch: ForwardBatch) -> ForwardOutput:
             raise RuntimeError("out of memory")
@@ -239,14 +388,128 @@ def test_a_step_that_fails_ends_its_requests_and_not_the_async_engine(llm: LLM) 
         good = llm.engine.runner
         llm.engine.runner = Fails(good.decoder, good.backend, good.kv)
         engine = AsyncEngine(llm.engine)
-        await engine.add("first", PROMPT, GREEDY, Spec())
-        (last,) = [event async for event in engine.stream("first")]
-        assert last.finish_reason == "error"
-        assert last.output is not None
-        assert last.output.error == "The engine failed while this request ran: out of memory."
+        (event,) = await read(engine.generate(PROMPT, GREEDY))
+        assert event.finish_reason == "error"
+        assert event.output is not None
+        assert event.output.error == "The engine failed while this request ran: out of memory."
         llm.engine.runner = good
-        await engine.add("second", PROMPT, GREEDY, Spec())
-        assert [event.finish_reason async for event in engine.stream("second")][-1] == "length"
+        assert await last(engine.generate(PROMPT, GREEDY)) == "length"
         await engine.close()
 
     asyncio.run(main())
+
+
+def test_an_event_loop_is_woken_once_per_step(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        loop, engine = asyncio.get_running_loop(), AsyncEngine(llm.engine)
+        batches: list[int] = []
+        call = loop.call_soon_threadsafe
+
+        def counted(callback: Any, *arguments: Any, **options: Any) -> Any:
+            if callback is async_engine._hand_out:
+                batches.append(len(arguments[0]))
+            return call(callback, *arguments, **options)
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
+        streams = [engine.generate(PROMPT, with_fields(n=2)) for _ in range(4)]
+        events = [await read(stream) for stream in streams]
+        assert len(batches) <= engine.stats().num_steps
+        assert sum(batches) == sum(map(len, events)) == 96
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_a_crowd_of_commands_does_not_stop_a_stream(llm: LLM) -> None:
+    """Only so many commands run between two steps."""
+    between: list[int] = []
+
+    async def main() -> None:
+        async with in_a_step(llm) as engine:
+            commands = 0
+            step = llm.engine.step
+
+            def counted_step() -> list[TokenEvent]:
+                nonlocal commands
+                between.append(commands)
+                commands = 0
+                return step()
+
+            def command() -> None:
+                nonlocal commands
+                commands += 1
+
+            llm.engine.step = counted_step  # type: ignore[method-assign]
+            futures = [engine._call(command) for _ in range(100)]
+            llm.engine.runner.let_through.set()  # type: ignore[attr-defined]
+            await asyncio.gather(*futures)
+
+    asyncio.run(main())
+    assert between[:4] == [32, 32, 32, 4]
+
+
+def test_a_proposer_is_built_while_others_stream_on(llm: LLM) -> None:
+    building, built = threading.Event(), threading.Event()
+    assignments = llm.engine.speculation.assignments
+    make_proposer = assignments.make_proposer
+    threads: set[threading.Thread] = set()
+
+    def slowly(choice: Any) -> Any:
+        threads.add(threading.current_thread())
+        building.set()
+        assert built.wait(30)
+        return make_proposer(choice)
+
+    assignments.make_proposer = slowly
+
+    async def main() -> None:
+        engine = AsyncEngine(llm.engine)
+        drafted = [engine.generate(PROMPT, GREEDY, parse_spec("ngram+quantised")) for _ in range(2)]
+        assert await asyncio.to_thread(building.wait, 30)
+        assert await last(engine.generate(PROMPT, GREEDY)) == "length", "nobody waits for what is built"
+        built.set()
+        for stream in drafted:
+            assert await last(stream) == "length"
+        assert set(assignments.proposers) == {"ngram", "quantised"}
+        assert engine._thread not in threads and threading.main_thread() not in threads
+        await engine.close()
+        for name in list(assignments.proposers):
+            assignments.proposers.pop(name).close()
+        assert set(llm.engine.kv.groups) == {"target"}, "what was built twice was closed once"
+
+    asyncio.run(main())
+    assert is_idle(llm)
+
+
+def test_the_machine_is_measured_when_nothing_runs(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("foredraft.engine.loading.cache_folder", lambda: tmp_path / "models")
+    llm = LLM(str(folder), spec="off", max_num_seqs=8, kv_cache_tokens=1024)
+    slices: list[float] = []
+    calibrate_step = llm.engine.speculation.calibrate_step
+
+    def timed() -> None:
+        assert not llm.engine.has_work
+        started = time.perf_counter()
+        calibrate_step()
+        slices.append(time.perf_counter() - started)
+
+    monkeypatch.setattr(llm.engine.speculation, "calibrate_step", timed)
+
+    async def main() -> None:
+        engine = AsyncEngine(llm.engine)
+        events = await read(engine.generate(PROMPT, GREEDY, parse_spec("auto")))
+        assert events[-1].output is not None
+        assert events[-1].output.metrics.decisions == {"measuring": 11}
+        async with asyncio.timeout(60):
+            while llm.engine.wants_calibration:
+                await asyncio.sleep(0.01)
+        assert len(slices) > 100
+        events = await read(engine.generate(PROMPT, GREEDY, parse_spec("auto")))
+        assert events[-1].output is not None
+        assert "measuring" not in events[-1].output.metrics.decisions
+        await engine.close()
+
+    asyncio.run(main())
+    assert is_idle(llm)

@@ -9,7 +9,8 @@ import pytest
 
 from foredraft.cli.main import run
 from foredraft.engine import calibration
-from foredraft.engine.calibration import calibrate, calibrated
+from foredraft.control.costs import Calibration
+from foredraft.engine.calibration import Calibrator, calibrate
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import parse_spec
@@ -30,19 +31,63 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def calibrated(llm: LLM, max_model_len: int, file: Path) -> Calibration:
+    calibrator = Calibrator(llm.engine.runner, llm.engine.scheduler.pool, max_model_len, "float32", file)
+    found = calibrator.cached()
+    while found is None:
+        found = calibrator.step()
+    return found
+
+
+def decisions(llm: LLM, spec: str = "auto") -> dict[str, int]:
+    """Of one request that is added to the engine itself."""
+    llm.engine.add("0", [3, 1, 4], PARAMS, parse_spec(spec))
+    outputs = []
+    while llm.engine.has_work:
+        outputs += [event.output for event in llm.engine.step() if event.output]
+    return outputs[0].metrics.decisions
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_adding_a_request_measures_nothing(folder: Path) -> None:
+    """Whoever adds to an engine waits for nothing: before the machine was measured, decoding is plain."""
+    llm = LLM(str(folder), spec="off")
+    assert not llm.engine.wants_calibration
+    assert decisions(llm) == {"measuring": 7}
+    assert llm.engine.wants_calibration
+    runs = 0
+    while llm.engine.wants_calibration:
+        llm.engine.calibrate_step()
+        runs += 1
+    assert runs > calibration.ROUNDS * len(calibration.ROWS), "each step is one run"
+    assert "measuring" not in decisions(llm)
+    assert LLM(str(folder), spec="off").engine.speculation.controller is not None, "it was kept on disk"
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_a_library_measures_when_it_loads_or_is_first_asked(folder: Path) -> None:
+    assert LLM(str(folder), spec="auto(ngram)").engine.speculation.controller is not None
+    llm = LLM(str(folder), spec="off", max_model_len=100)
+    assert llm.engine.speculation.controller is None
+    llm.generate([[5]], PARAMS, spec="ngram")
+    assert llm.engine.speculation.controller is None
+    llm.generate([[5]], PARAMS, spec="auto")
+    assert llm.engine.speculation.controller is not None
+
+
 @pytest.mark.usefixtures("empty_cache")
 def test_a_full_pool_is_no_reason_to_refuse(folder: Path) -> None:
-    llm = LLM(str(folder), kv_cache_tokens=64, max_num_seqs=2)
+    llm = LLM(str(folder), kv_cache_tokens=64, max_num_seqs=2, spec="off")
     llm.engine.add("full", list(range(50)), PARAMS, parse_spec("off"))
     llm.engine.step()
-    llm.engine.add("late", [3, 1, 4], PARAMS, parse_spec("auto"))
+    llm.engine.speculation.calibrate()
     assert llm.engine.speculation.controller is not None
     llm.engine.scheduler.check_integrity()
 
 
 @pytest.mark.usefixtures("empty_cache")
 def test_prefixes_stay_cached(folder: Path) -> None:
-    llm = LLM(str(folder), kv_cache_tokens=512)
+    llm = LLM(str(folder), kv_cache_tokens=512, spec="off")
     prompts = [[(7 * place + seed) % VOCAB for place in range(120)] for seed in range(4)]
     plain = llm.generate(prompts, PARAMS, spec="off")
     again = llm.generate(prompts, PARAMS, spec="auto")
@@ -61,22 +106,19 @@ def test_the_shortest_contexts_can_be_measured(folder: Path, max_model_len: int)
 
 
 def test_a_curve_is_that_of_the_context_it_is_queried_for(folder: Path, tmp_path: Path) -> None:
-    llm = LLM(str(folder))
-    runner, pool, file = llm.engine.runner, llm.engine.scheduler.pool, tmp_path / "costs.json"
-    short = calibrated(runner, pool, 32, "float32", file)
-    long = calibrated(runner, pool, llm.max_model_len, "float32", file)
+    llm, file = LLM(str(folder)), tmp_path / "costs.json"
+    short, long = calibrated(llm, 32, file), calibrated(llm, llm.max_model_len, file)
     assert (short.context, long.context) == (6, 149)
     assert len(short.curve.rows) < len(long.curve.rows) == len(calibration.ROWS)
 
 
 def test_what_was_measured_is_not_measured_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = LLM(str(folder))
-    runner, pool, file = llm.engine.runner, llm.engine.scheduler.pool, tmp_path / "costs.json"
-    measured = calibrated(runner, pool, 64, "float32", file)
-    monkeypatch.setattr(calibration, "calibrate", lambda *arguments: pytest.fail("measured again"))
-    assert calibrated(runner, pool, 64, "float32", file) == measured
-    monkeypatch.undo()
-    assert calibrate(runner, pool, 64).curve.rows == measured.curve.rows
+    llm, file = LLM(str(folder)), tmp_path / "costs.json"
+    measured = calibrated(llm, 64, file)
+    with monkeypatch.context() as patch:
+        patch.setattr(calibration, "_runs", lambda *arguments: pytest.fail("measured again"))
+        assert calibrated(llm, 64, file) == measured
+    assert calibrate(llm.engine.runner, llm.engine.scheduler.pool, 64).curve.rows == measured.curve.rows
 
 
 def test_a_damaged_measurement_is_made_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

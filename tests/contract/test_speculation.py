@@ -250,9 +250,10 @@ def test_a_controller_that_fails_leaves_plain_decoding(
     plain = llm.generate(PROMPTS, params, spec="off")
     speculation = llm.engine.speculation
     if method == "make":
-        speculation._make_controller = fail
+        speculation.controller = None
+        speculation._calibrator.cached = fail  # type: ignore[method-assign]
+        speculation.calibrate()
     else:
-        speculation.prepare(parse_spec("auto"))
         setattr(speculation.controller, method, fail)
     specs = [parse_spec("auto(ngram+early_exit)"), parse_spec("auto"), parse_spec("off")]
     for _ in range(2):
@@ -273,7 +274,6 @@ def test_what_a_request_queried_for_itself_is_not_charged_to_the_controller(fold
 
     llm = LLM(str(folder))
     speculation = llm.engine.speculation
-    speculation.prepare(parse_spec("auto"))
     assert speculation.controller is not None
     slow = Slow(a_draft(1))
     slow.free = free
@@ -294,7 +294,6 @@ def test_what_a_request_queried_for_itself_is_not_charged_to_the_controller(fold
 
 def test_proposers_that_are_not_queried_are_counted_so(folder: Path) -> None:
     llm = LLM(str(folder))
-    llm.engine.speculation.prepare(parse_spec("auto"))
     assert llm.engine.speculation.controller is not None
     llm.engine.speculation.controller.may_query = lambda load: False  # type: ignore[method-assign]
     output = run(llm, [parse_spec("auto")] * 3)[0]

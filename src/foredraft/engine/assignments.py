@@ -55,9 +55,12 @@ class Assignments:
         return [choice for choice in spec.choices if str(choice) not in self.proposers]
 
     def install(self, choice: ProposerChoice, proposer: Proposer) -> None:
-        """Take in a proposer that `make_proposer` has made, on whatever thread."""
-        self.close_idle()
-        self.proposers[str(choice)] = proposer
+        """Take in a proposer that `make_proposer` has made, on whatever thread. Of two for one choice, the first
+        stays."""
+        if str(choice) in self.proposers:
+            self.guarded(str(choice), (), proposer.close)
+        else:
+            self.proposers[str(choice)] = proposer
 
     def prepare(self, spec: Spec) -> int:
         """Make what a request needs and is missing; returns how many slots its drafts may take."""
@@ -65,6 +68,7 @@ class Assignments:
             self.install(choice, self.make_proposer(choice))
         for choice in spec.choices:
             self.proposers[str(choice)] = self.proposers.pop(str(choice))
+        self.close_idle(keep=spec)
         return max((self.proposers[str(choice)].num_lookahead_tokens for choice in spec.choices), default=0)
 
     def register(self, sequence: Sequence, spec: Spec) -> None:
@@ -101,11 +105,12 @@ class Assignments:
             self._failures[name] = 0
         return result
 
-    def close_idle(self) -> None:
-        """Keep only a few of the proposers that no sequence uses: those that were named last."""
+    def close_idle(self, keep: Spec | None = None) -> None:
+        """Keep only a few of the proposers that no sequence uses: those that were named last, and those of `keep`."""
         if len(self.proposers) <= _MOST_IDLE:
             return
         used = {name for assignment in self._sequences.values() for name in assignment.names}
+        used.update(map(str, keep.choices) if keep else ())
         for name in [name for name in self.proposers if name not in used][:-_MOST_IDLE]:
             self.guarded(name, (), self.proposers.pop(name).close)
             del self._failures[name]

@@ -1,4 +1,4 @@
-"""The engine for servers: one thread steps, any number of asyncio tasks add, stream and abort."""
+"""The engine for servers: one thread steps, any number of asyncio tasks generate, read and abort."""
 
 from __future__ import annotations
 
@@ -6,101 +6,103 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from typing import Any, TypeVar
 
 from foredraft.engine.engine import Engine
-from foredraft.errors import InvalidParameter
+from foredraft.engine.stream import Channel, Stream
+from foredraft.errors import InvalidParameter, InvalidPrompt, Overloaded
 from foredraft.params import SamplingParams
-from foredraft.proposers.registry import Spec
-from foredraft.types import TokenEvent
+from foredraft.proposers.base import Proposer
+from foredraft.proposers.registry import ProposerChoice, Spec
+from foredraft.types import EngineStats, TokenEvent
 
 log = logging.getLogger(__name__)
 
-Action = Callable[[], None]
-Deliver = Callable[[TokenEvent], None]
+Action = Callable[[], Any]
+_Batch = list[tuple[Channel, TokenEvent]]
+_T = TypeVar("_T")
+
+_MOST_COMMANDS = 32  # between two steps: running requests do not wait for a crowd of new ones
 
 
-class Stream(AsyncIterator[TokenEvent]):
-    """The events of a request until its last sample has ended. Whoever leaves early, or never begins, aborts it."""
-
-    def __init__(self, events: asyncio.Queue[TokenEvent], num_samples: int, abort: Action) -> None:
-        self._events = events
-        self._running = num_samples
-        self._abort = abort
-
-    async def __anext__(self) -> TokenEvent:
-        if not self._running:
-            raise StopAsyncIteration
-        try:
-            event = await self._events.get()
-        except asyncio.CancelledError:
-            self._leave()
-            raise
-        self._running -= event.finish_reason is not None
-        return event
-
-    async def aclose(self) -> None:
-        self._leave()
-
-    def __del__(self) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
-        if self._running:
-            self._running = 0
-            self._abort()
+def token_ids(prompt: Any) -> list[int]:
+    """The `encode` of an engine that is only given token ids."""
+    if not isinstance(prompt, list):
+        raise InvalidPrompt(f"A prompt must be a list of token ids, not {type(prompt).__name__}.")
+    return prompt
 
 
 class AsyncEngine:
-    """Owns an Engine and the only thread that touches it. Commands go in through a queue and run between steps."""
+    """Owns an Engine and the only thread that touches it. Commands go in through a queue and run between steps.
 
-    def __init__(self, engine: Engine) -> None:
+    `encode` turns prompts into token ids, off the event loop and off the engine thread: LLM.encode takes texts and
+    conversations too. `max_waiting` is how many sequences may wait beyond the `max_num_seqs` that may run; None sets no
+    limit.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        encode: Callable[[Any], list[int]] = token_ids,
+        max_waiting: int | None = None,
+    ) -> None:
+        if max_waiting is not None and (isinstance(max_waiting, bool) or not isinstance(max_waiting, int)):
+            raise InvalidParameter(f"max_waiting={max_waiting!r} must be a whole number, or None for no limit.")
         self._engine = engine
-        self._commands: queue.SimpleQueue[tuple[Future[None], Action] | None] = queue.SimpleQueue()  # None: the last
-        self._listeners: dict[str, Deliver] = {}  # touched by the engine thread only
-        self._streams: dict[str, Stream] = {}  # those that nobody has taken yet
-        self._closed = False
-        self._gate = threading.RLock()  # nothing is queued behind the last command; a dropped stream may enter again
+        self._encode = encode
+        self._max_waiting = max_waiting
+        self._commands: queue.SimpleQueue[tuple[Future[Any], Action] | None] = queue.SimpleQueue()  # None: the last
+        self._gate = threading.RLock()  # a stream that is collected may enter again
+        self._closed = False  # under the gate: nothing is queued behind the last command
+        self._channels: dict[str, Channel] = {}  # of unfinished requests; changed under the gate
+        self._num_unfinished = 0  # their samples
+        self._request_ids = count()
+        self._admissions: set[asyncio.Task[None]] = set()  # asyncio itself holds tasks weakly
+        self._builder = ThreadPoolExecutor(1, "foredraft-builder")  # models are loaded one by one
         self._thread = threading.Thread(target=self._loop, name="foredraft-engine", daemon=True)
         self._thread.start()
 
-    async def add(self, request_id: str, prompt: list[int], params: SamplingParams, spec: Spec) -> None:
-        """Queue a request; raises what Engine.add raises. Its events wait until `stream` takes them."""
+    def generate(
+        self, prompt: Any, params: SamplingParams | None = None, spec: Spec | None = None, request_id: str | None = None
+    ) -> Stream:
+        """Begin a request; `async for event in engine.generate(...)` reads it.
+
+        Raises Overloaded when too many wait, before the prompt is looked at. What is wrong with the prompt, the
+        parameters or the proposers is raised by the first event, and by `await stream.admitted()`.
+        """
         loop = asyncio.get_running_loop()
-        events: asyncio.Queue[TokenEvent] = asyncio.Queue()
-
-        def deliver(event: TokenEvent) -> None:
-            loop.call_soon_threadsafe(events.put_nowait, event)
-
-        def command() -> None:
-            self._engine.add(request_id, prompt, params, spec)
-            self._listeners[request_id] = deliver
-
-        def abort() -> None:
-            if self._listeners.get(request_id) is deliver:  # else it has ended, and the id may be another's
-                self._deliver(self._engine.abort(request_id))
-
-        stream = Stream(events, params.n, abort=lambda: self._forget(abort))
-        try:
-            await self._call(command)
-        except asyncio.CancelledError:
-            await stream.aclose()  # the command may have run all the same
-            raise
-        self._streams[request_id] = stream
-
-    def stream(self, request_id: str) -> Stream:
-        """The events of a request, for one taker."""
-        if request_id not in self._streams:
-            raise InvalidParameter(
-                f"There is no stream of {request_id!r} to take: it was not added, was aborted, or has a taker already."
-            )
-        return self._streams.pop(request_id)
+        params, spec = params or SamplingParams(), spec or Spec()
+        with self._gate:
+            if self._closed:
+                raise RuntimeError("The engine is closed.")
+            self._check_load()
+            if request_id is None:
+                request_id = next(name for number in self._request_ids if (name := f"{number}") not in self._channels)
+            if request_id in self._channels:
+                raise InvalidParameter(f"The request id {request_id!r} is in use; choose another.")
+            channel = self._channels[request_id] = Channel(loop, request_id, params.n)
+            self._num_unfinished += params.n
+        task = loop.create_task(self._admit(channel, prompt, params, spec))
+        self._admissions.add(task)
+        task.add_done_callback(self._admissions.discard)
+        return Stream(channel, self._leave)
 
     async def abort(self, request_id: str) -> None:
         """End a request; its stream closes with finish_reason "abort". Unknown ids are ignored."""
-        self._streams.pop(request_id, None)
+        channel = self._channels.get(request_id)
+        if channel is not None:
+            channel.is_aborted = True
         await asyncio.shield(self._call(lambda: self._deliver(self._engine.abort(request_id))))
+
+    def stats(self) -> EngineStats:
+        """The load at this moment, and what recent steps took. Requests that are not admitted yet are waiting too."""
+        stats = self._engine.stats()
+        return replace(stats, waiting=max(0, self._num_unfinished - stats.running))
 
     async def close(self) -> None:
         """Abort everything and stop the thread."""
@@ -108,58 +110,147 @@ class AsyncEngine:
             if not self._closed:
                 self._closed = True
                 self._commands.put(None)
+        self._builder.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._thread.join)
 
-    def _call(self, action: Action) -> asyncio.Future[None]:
-        """Have the engine thread do something; to cancel the future withdraws what has not begun."""
-        future: Future[None] = Future()
+    def _check_load(self) -> None:
+        if self._max_waiting is None:
+            return
+        may_run = self._engine.scheduler.max_num_seqs
+        if self._num_unfinished >= may_run + self._max_waiting:
+            raise Overloaded(
+                f"{self._num_unfinished} sequences run or wait, but at most {may_run} run (max_num_seqs) and "
+                f"{self._max_waiting} more wait (max_waiting); try again later."
+            )
+
+    async def _admit(self, channel: Channel, prompt: Any, params: SamplingParams, spec: Spec) -> None:
+        """Tokenise a prompt, build the proposers that are missing, and have the engine thread add the request."""
+        built: dict[str, tuple[ProposerChoice, Proposer]] = {}
+        add = partial(self._add, channel, params, spec, built)
+        make_proposer = self._engine.speculation.assignments.make_proposer
+        try:
+            channel.prompt_token_ids = await asyncio.to_thread(self._encode, prompt)
+            while missing := await self._call(add):
+                for choice in missing:
+                    proposer = await channel.loop.run_in_executor(self._builder, make_proposer, choice)
+                    built[str(choice)] = choice, proposer
+            channel.decide()
+        except Exception as error:
+            self._forget(channel)
+            channel.decide(error)
+        except BaseException:  # the event loop ends; the command may have run all the same
+            channel.leave()
+            self._leave(channel)
+            raise
+        finally:
+            for _, proposer in built.values():
+                proposer.close()
+
+    def _add(
+        self,
+        channel: Channel,
+        params: SamplingParams,
+        spec: Spec,
+        built: dict[str, tuple[ProposerChoice, Proposer]],
+    ) -> list[ProposerChoice]:
+        """On the engine thread: install what was built and add the request, unless proposers are missing still."""
+        if channel.is_left:
+            return []
+        assignments = self._engine.speculation.assignments
+        while built:
+            assignments.install(*built.popitem()[1])
+        if missing := assignments.missing(spec):
+            return missing
+        self._engine.add(channel.request_id, channel.prompt_token_ids, params, spec)
+        if channel.is_aborted:
+            self._deliver(self._engine.abort(channel.request_id))
+        return []
+
+    def _leave(self, channel: Channel) -> None:
+        """Abort a request that nobody reads. Called from anywhere, even while memory is collected."""
+
+        def end() -> None:
+            if self._channels.get(channel.request_id) is channel:  # else it has ended, and the id may be another's
+                self._engine.abort(channel.request_id)
+                self._forget(channel)
+
+        with self._gate:
+            if not self._closed:
+                self._commands.put((Future(), end))
+
+    def _forget(self, channel: Channel) -> None:
+        with self._gate:
+            if self._channels.get(channel.request_id) is channel:
+                del self._channels[channel.request_id]
+                self._num_unfinished -= channel.num_samples
+
+    def _call(self, action: Callable[[], _T]) -> asyncio.Future[_T]:
+        """Have the engine thread do something; cancelling the future withdraws what has not begun."""
+        future: Future[_T] = Future()
         with self._gate:
             if self._closed:
                 raise RuntimeError("The engine is closed.")
             self._commands.put((future, action))
         return asyncio.wrap_future(future)
 
-    def _forget(self, abort: Action) -> None:
-        """Abort a request that nobody listens to. Called from anywhere, even while memory is collected."""
-        with self._gate:
-            if not self._closed:
-                self._commands.put((Future(), abort))
-
     def _loop(self) -> None:
-        while True:
-            while not self._engine.has_work or not self._commands.empty():
-                command = self._commands.get()
-                if command is None:
-                    self._deliver(self._engine.abort_all())
-                    return
-                _answer(*command)
+        while self._run_commands():
+            if self._engine.has_work:
+                self._step()
+            elif self._engine.wants_calibration:
+                self._engine.calibrate_step()
+
+    def _run_commands(self) -> bool:
+        """Run some of the commands that are queued, and wait for one where there is nothing else to do; returns whether
+        to go on."""
+        for _ in range(_MOST_COMMANDS):
             try:
-                events = self._engine.step()
-            except BaseException as error:  # a library's panic too: without this thread everybody would wait for ever
-                log.exception("a step failed; all running requests are ended")
-                events = self._engine.abort_all(error)
-            self._deliver(events)
+                command = self._commands.get(block=not (self._engine.has_work or self._engine.wants_calibration))
+            except queue.Empty:
+                return True
+            if command is None:
+                self._deliver(self._engine.abort_all())
+                return False
+            _answer(*command)
+        return True
+
+    def _step(self) -> None:
+        try:
+            events = self._engine.step()
+        except BaseException as error:  # a library's panic too: without this thread everybody would wait for ever
+            log.exception("a step failed; all running requests are ended")
+            events = self._engine.abort_all(error)
+        self._deliver(events)
 
     def _deliver(self, events: list[TokenEvent]) -> None:
+        """Hand events to their readers: every event loop is woken once for all of them."""
+        by_loop: dict[asyncio.AbstractEventLoop, _Batch] = {}
         for event in events:
-            if deliver := self._listeners.get(event.request_id):
-                try:
-                    deliver(event)
-                except RuntimeError:  # the event loop of its taker is closed
-                    self._engine.abort(event.request_id)
-                    self._streams.pop(event.request_id, None)
-        for event in events:
-            if not self._engine.is_live(event.request_id):
-                self._listeners.pop(event.request_id, None)
+            if channel := self._channels.get(event.request_id):
+                by_loop.setdefault(channel.loop, []).append((channel, event))
+        for loop, batch in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_hand_out, batch)
+            except RuntimeError:  # the event loop of these readers is closed
+                for channel, _ in batch:
+                    self._engine.abort(channel.request_id)
+            for channel, _ in batch:
+                if not self._engine.is_live(channel.request_id):
+                    self._forget(channel)
 
 
-def _answer(future: Future[None], action: Action) -> None:
-    """Do what was asked, unless nobody waits for it any more. Whatever goes wrong is the asker's."""
+def _hand_out(batch: _Batch) -> None:
+    for channel, event in batch:
+        channel.deliver(event)
+
+
+def _answer(future: Future[Any], action: Action) -> None:
+    """Run a command, unless nobody waits for it any more. Whatever goes wrong is told to the caller."""
     if not future.set_running_or_notify_cancel():
         return
     try:
-        action()
+        result = action()
     except BaseException as error:
         future.set_exception(error)
     else:
-        future.set_result(None)
+        future.set_result(result)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Generator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,8 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 ROUNDS = 9
 CONTEXT = 256  # tokens before the rows that are timed
 _FAR = 3  # times as many tokens before those rows from which the cost of a key is told
-_ENOUGH_S = 6.0  # no further round is begun after this
+_PIECE = 32  # tokens that are computed at once before those rows
+_ENOUGH_S = 6.0  # of runs, after which no further round is begun
 _MAX_SECONDS = 1e6  # no run takes so long
 
 
@@ -45,18 +47,39 @@ class _Shapes:
         return cls(rows, far // _FAR, far)
 
 
-def calibrated(runner: Runner, pool: BlockPool, max_model_len: int, dtype: str, file: Path) -> Calibration:
-    """An earlier calibration of this model on this machine, or a new one."""
-    shapes = _Shapes.within(max_model_len)
-    key = disk_cache.machine_key(runner.backend, runner.decoder, dtype, shapes)
-    known = disk_cache.read(file, key, partial(_parse, shapes))
-    if known is not None:
-        return known
-    log.info("Measuring what runs of this model take on this machine; this is done once and takes seconds.")
-    new = calibrate(runner, pool, max_model_len)
-    result = {"rows": new.curve.rows, "seconds": new.curve.seconds}
-    disk_cache.write(file, key, {**result, "context": new.context, "seconds_per_key": new.seconds_per_key})
-    return new
+class Calibrator:
+    """Measures what runs of the target cost on this machine, one run at a time, and keeps the result on disk."""
+
+    def __init__(self, runner: Runner, pool: BlockPool, max_model_len: int, dtype: str, file: Path) -> None:
+        self._runner = runner
+        self._pool = pool
+        self._max_model_len = max_model_len
+        self._shapes = _Shapes.within(max_model_len)
+        self._dtype = dtype
+        self._file = file
+        self._runs: Generator[None, None, Calibration] | None = None
+
+    def cached(self) -> Calibration | None:
+        """An earlier calibration of this model on this machine."""
+        return disk_cache.read(self._file, self._key(), partial(_parse, self._shapes))
+
+    def step(self) -> Calibration | None:
+        """Make one run; returns the calibration with the last."""
+        if self._runs is None:
+            log.info("Measuring what runs of this model take on this machine; this is done once and takes seconds.")
+            self._runs = _runs(self._runner, self._pool, self._max_model_len)
+        try:
+            next(self._runs)
+        except StopIteration as end:
+            new: Calibration = end.value
+            curve = {"rows": new.curve.rows, "seconds": new.curve.seconds}
+            result = {**curve, "context": new.context, "seconds_per_key": new.seconds_per_key}
+            disk_cache.write(self._file, self._key(), result)
+            return new
+        return None
+
+    def _key(self) -> str:
+        return disk_cache.machine_key(self._runner.backend, self._runner.decoder, self._dtype, self._shapes)
 
 
 def _parse(shapes: _Shapes, value: object) -> Calibration | None:
@@ -70,10 +93,21 @@ def _parse(shapes: _Shapes, value: object) -> Calibration | None:
 
 
 def calibrate(runner: Runner, pool: BlockPool, max_model_len: int) -> Calibration:
-    """Time the target on chains of rows after `CONTEXT` tokens, and once after more. The row counts take turns, so that
-    a slow moment hits all of them; the first round does not count.
+    """A calibration from beginning to end."""
+    runs = _runs(runner, pool, max_model_len)
+    while True:
+        try:
+            next(runs)
+        except StopIteration as end:
+            calibration: Calibration = end.value
+            return calibration
 
-    It runs in blocks of its own, of the pool's size: texts that run or that are remembered lose nothing by it.
+
+def _runs(runner: Runner, pool: BlockPool, max_model_len: int) -> Generator[None, None, Calibration]:
+    """Time the target on chains of rows after `CONTEXT` tokens, and once after more; pauses after every run. The row
+    counts take turns, so that a slow moment hits all of them; the first round does not count.
+
+    It runs in blocks of its own, of the pool's size: sequences that run or that are cached lose nothing by it.
     """
     shapes = _Shapes.within(max_model_len)
     vocab = runner.decoder.config.vocab_size
@@ -86,20 +120,24 @@ def calibrate(runner: Runner, pool: BlockPool, max_model_len: int) -> Calibratio
     works = {count: _chain(sequence, shapes.context, tokens, count) for count in shapes.rows}
     probe = max(count for count in shapes.rows if count <= 8)
     far = _chain(sequence, shapes.far, tokens, probe)
-    while sequence.num_computed_tokens < shapes.far:  # in pieces no larger than the runs to be timed, for memory's sake
-        piece = min(shapes.rows[-1], shapes.far - sequence.num_computed_tokens)
+    while sequence.num_computed_tokens < shapes.far:  # in pieces no larger than the runs to be timed
+        piece = min(_PIECE, shapes.rows[-1], shapes.far - sequence.num_computed_tokens)
         _time(own, kv, Work(sequence, piece))
         sequence.num_computed_tokens += piece
+        yield
     timings: dict[int, list[float]] = {count: [] for count in shapes.rows}
     far_timings: list[float] = []
-    started = time.perf_counter()
+    spent_s = 0.0
     for turn in range(ROUNDS + 1):
         for count, work in reversed(works.items()):  # the largest first: smaller ones then find its memory free
             timings[count].append(_time(own, kv, work))
+            spent_s += timings[count][-1]
+            yield
         far_timings.append(_time(own, kv, far))
+        yield
         if turn == 0:
             timings, far_timings = {count: [] for count in shapes.rows}, []
-        elif time.perf_counter() - started > _ENOUGH_S and turn >= 3:
+        elif spent_s > _ENOUGH_S and turn >= 3:
             break
     seconds = [median(timings[count]) for count in shapes.rows]
     further_keys = probe * (shapes.far - shapes.context)

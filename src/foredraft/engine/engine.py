@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import deque
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ import torch
 
 from foredraft.batch import pack
 from foredraft.config import ModelConfig
+from foredraft.engine.chunks import ChunkLimit
 from foredraft.engine.detokenizer import Decodes, Detokenizer
 from foredraft.engine.scheduler import Scheduler
 from foredraft.engine.speculation import Speculation
@@ -28,6 +30,7 @@ from foredraft.types import (
     TARGET,
     Commit,
     CompletionOutput,
+    EngineStats,
     FinishReason,
     Sequence,
     SpecMetrics,
@@ -37,6 +40,8 @@ from foredraft.types import (
     Verdict,
     Work,
 )
+
+_RECENT_STEPS = 256  # whose times are kept for `stats`
 
 
 @dataclass
@@ -61,6 +66,7 @@ class Engine:
         eos_token_ids: frozenset[int],
         generation_defaults: Mapping[str, float],
         speculation: Speculation,
+        chunk_limit: ChunkLimit,
     ) -> None:
         self.config = config
         self.max_model_len = max_model_len
@@ -71,6 +77,9 @@ class Engine:
         self.eos_token_ids = eos_token_ids
         self.generation_defaults = generation_defaults
         self.speculation = speculation
+        self.chunk_limit = chunk_limit
+        self._step_times_s: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._num_steps = 0
         self._live: dict[int, _Live] = {}
         self._by_request: dict[str, list[Sequence]] = {}
         self._next_id = 0
@@ -78,6 +87,26 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work
+
+    @property
+    def wants_calibration(self) -> bool:
+        """Whether requests wait for a controller, so that moments in which nothing runs should go into measuring."""
+        return self.speculation.wants_calibration
+
+    def calibrate_step(self) -> None:
+        """One run of the calibration, about as long as a step."""
+        self.speculation.calibrate_step()
+
+    def stats(self) -> EngineStats:
+        pool = self.scheduler.pool
+        return EngineStats(
+            waiting=len(self.scheduler.waiting),
+            running=len(self.scheduler.running),
+            free_blocks=pool.num_free_blocks,
+            num_blocks=pool.num_blocks,
+            num_steps=self._num_steps,
+            step_times_s=tuple(self._step_times_s),
+        )
 
     def add(self, request_id: str, prompt: list[int], params: SamplingParams, spec: Spec) -> None:
         """Queue a request. Whatever is wrong with it is said here, before it costs anybody anything."""
@@ -112,8 +141,8 @@ class Engine:
 
     def step(self) -> list[TokenEvent]:
         """One run of the target for everybody who is scheduled."""
-        scheduled = self.scheduler.schedule()
         started = time.perf_counter()
+        scheduled = self.scheduler.schedule(self.chunk_limit.rows_beside(len(self.scheduler.running)))
         works = self.speculation.propose(scheduled)
         drafted = time.perf_counter()
         output = self.runner.forward(pack(works, self.kv.block_size))
@@ -127,6 +156,9 @@ class Engine:
         commits = self.scheduler.update_from_output(works, verdicts, stops)
         done = time.perf_counter()
         self._clock(works, commits, drafted - started, done - drafted)
+        self._num_steps += 1
+        self._step_times_s.append(done - started)
+        self.chunk_limit.observe(sum(work.num_rows for work in works), done - started)
         self.speculation.observe(works, commits, run_s=ran - drafted, overhead_s=done - ran)
         return [event for commit, marks in zip(commits, stable, strict=True) for event in self._events(commit, marks)]
 

@@ -12,10 +12,9 @@ import torch
 from foredraft.backends.base import Backend
 from foredraft.backends.choose import choose_backend, choose_device
 from foredraft.config import EngineConfig, ModelConfig
-from foredraft.control.controller import Controller
-from foredraft.control.costs import Costs
 from foredraft.engine.blocks import BlockPool
-from foredraft.engine.calibration import calibrated
+from foredraft.engine.calibration import Calibrator
+from foredraft.engine.chunks import ChunkLimit
 from foredraft.engine.engine import Engine
 from foredraft.engine.exactness import ensure_exact
 from foredraft.engine.scheduler import Scheduler
@@ -26,7 +25,7 @@ from foredraft.models.decoder import load_decoder
 from foredraft.models.tokenizer import Tokenizer
 from foredraft.proposers.base import TargetModel
 from foredraft.proposers.draft_models import DraftModels
-from foredraft.proposers.registry import build_proposer
+from foredraft.proposers.registry import Spec, build_proposer
 from foredraft.runtime.kv import TARGET_GROUP, KVCache
 from foredraft.runtime.runner import Runner
 
@@ -47,8 +46,9 @@ class LoadedModel:
     exact_report: str
 
 
-def load_model(model: str, options: EngineConfig, progress: Progress | None = None) -> LoadedModel:
-    """Fetch, open, pack and prove a model; raises ForedraftError with a sentence for whatever is wrong."""
+def load_model(model: str, options: EngineConfig, spec: Spec, progress: Progress | None = None) -> LoadedModel:
+    """Fetch, open, pack and prove a model; raises ForedraftError with a sentence for whatever is wrong. The machine is
+    measured here if `spec`, the default of requests, is adaptive."""
 
     def report(stage: str) -> Callable[[int, int], None] | None:
         return None if progress is None else lambda done, total: progress(stage, done, total)
@@ -80,17 +80,13 @@ def load_model(model: str, options: EngineConfig, progress: Progress | None = No
         generation_defaults=checkpoint.generation,
         speculation=Speculation(
             make_proposer=partial(build_proposer, target=target),
-            make_controller=partial(_controller, runner, pool, max_model_len, dtype),
+            calibrator=Calibrator(runner, pool, max_model_len, dtype, cache_folder().parent / "costs.json"),
             vocab_size=config.vocab_size,
         ),
+        chunk_limit=ChunkLimit(options.max_chunk_s),
     )
+    engine.speculation.calibrate(from_cache_only=not spec.adaptive)
     return LoadedModel(engine, tokenizer, config, backend, dtype, max_model_len, exact_report)
-
-
-def _controller(runner: Runner, pool: BlockPool, max_model_len: int, dtype: str) -> Controller:
-    """A controller that knows what runs take on this machine."""
-    file = cache_folder().parent / "costs.json"
-    return Controller(Costs(calibrated(runner, pool, max_model_len, dtype, file)))
 
 
 def _capacity(options: EngineConfig, config: ModelConfig, backend: Backend) -> tuple[int, int]:

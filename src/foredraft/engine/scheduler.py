@@ -39,26 +39,32 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
 
-    def schedule(self) -> list[Work]:
-        """The works of the next step, oldest first, with slots reserved for their tokens and lookahead."""
+    def schedule(self, chunk_rows: int | None = None) -> list[Work]:
+        """The works of the next step, oldest first, with slots reserved for their tokens and lookahead.
+
+        While a sequence decodes, the chunks of all prompts together have at most `chunk_rows` rows, beside the one row
+        that every running sequence is owed.
+        """
         works: list[Work] = []
         budget = self.max_num_batched_tokens
+        chunk = budget if chunk_rows is None or not any(map(_is_decoding, self.running)) else chunk_rows
         preempted = False
         while len(works) < len(self.running):
             sequence = self.running[len(works)]
             rows = budget - (len(self.running) - len(works) - 1)  # the younger ones are owed a row each
-            work = self._reserve(sequence, rows)
+            work = self._reserve(sequence, min(rows, max(1, chunk)))
             if work is None:
                 preempted = True
                 self._preempt(self.running.pop())
             else:
                 works.append(work)
                 budget -= work.num_new_tokens
+                chunk -= 0 if _is_decoding(sequence) else work.num_new_tokens
 
-        while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs and not preempted:
+        while self.waiting and min(budget, chunk) > 0 and len(self.running) < self.max_num_seqs and not preempted:
             sequence = self.waiting[0]
             sequence.num_computed_tokens = self.pool.match_prefix(sequence)
-            work = self._reserve(sequence, budget)
+            work = self._reserve(sequence, min(budget, chunk))
             if work is None:
                 self._take_blocks(sequence)
                 break
@@ -67,6 +73,7 @@ class Scheduler:
             self.running.append(self.waiting.popleft())
             works.append(work)
             budget -= work.num_new_tokens
+            chunk -= work.num_new_tokens
 
         for index, work in enumerate(works):  # drafts get what tokens have left over: rows and blocks
             works[index] = self._look_ahead(work, budget)
@@ -151,3 +158,8 @@ class Scheduler:
             draft,
             verdict.target_argmax,
         )
+
+
+def _is_decoding(sequence: Sequence) -> bool:
+    """Whether only its last token is still to be computed, so that every step gives it new ones."""
+    return sequence.num_computed_tokens == sequence.num_tokens - 1

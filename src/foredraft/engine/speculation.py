@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from foredraft.control.controller import Controller, Load, StepTimes
+from foredraft.control.controller import MEASURING, Controller, Load, StepTimes
+from foredraft.control.costs import Calibration, Costs
 from foredraft.engine.assignments import Assignments
+from foredraft.engine.calibration import Calibrator
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.merge import merge
 from foredraft.proposers.registry import ProposerChoice, Spec
@@ -46,24 +48,38 @@ class Speculation:
     def __init__(
         self,
         make_proposer: Callable[[ProposerChoice], Proposer],
-        make_controller: Callable[[], Controller],
+        calibrator: Calibrator,
         vocab_size: int,
     ) -> None:
         self.assignments = Assignments(make_proposer, self._forget_costs)
-        self._make_controller = make_controller
+        self._calibrator = calibrator
         self._vocab_size = vocab_size  # of the target's logits
-        self.controller: Controller | None = None
+        self.controller: Controller | None = None  # none before the machine was measured
+        self._controller_wanted = False
         self._controller_failed = False
         self._step: _Step | None = None
 
     def prepare(self, spec: Spec) -> int:
-        """Make what a request will need, before it is admitted; returns how many slots its drafts may take."""
-        if spec.adaptive and self.controller is None and not self._controller_failed:
-            try:
-                self.controller = self._make_controller()
-            except Exception:
-                self._give_controller_up()
+        """Make what a request will need, before it is admitted; returns how many slots its drafts may take. A request
+        that leaves the choice to the controller gets no drafts before there is one."""
+        self._controller_wanted |= spec.adaptive
         return self.assignments.prepare(spec)
+
+    @property
+    def wants_calibration(self) -> bool:
+        """Whether requests have asked for a controller, and the machine is still to be measured for it."""
+        return self._controller_wanted and self.controller is None and not self._controller_failed
+
+    def calibrate_step(self) -> None:
+        """Make one run of the calibration; the last one makes the controller."""
+        self._control(self._calibrator.step)
+
+    def calibrate(self, from_cache_only: bool = False) -> None:
+        """Make the controller, from an earlier calibration or from one that begins and ends here."""
+        if self.controller is None and not self._controller_failed:
+            self._control(self._calibrator.cached)
+        while not from_cache_only and self.controller is None and not self._controller_failed:
+            self.calibrate_step()
 
     def register(self, sequence: Sequence, spec: Spec) -> None:
         self.assignments.register(sequence, spec)
@@ -221,7 +237,7 @@ class Speculation:
         step.drafts = [work.draft if is_mine else None for work, is_mine in zip(works, mine, strict=True)]
         chosen, reasons = self._controlled(
             lambda controller: controller.choose(works, step.drafts, step.load)
-        ) or _without_controller(step.drafts)
+        ) or _without_controller(step.drafts, CONTROLLER_FAILED if self._controller_failed else MEASURING)
         decided: list[Work] = []
         for work, is_mine, draft, reason, told in zip(works, mine, chosen, reasons, step.reasons, strict=True):
             if is_mine:
@@ -243,6 +259,14 @@ class Speculation:
             self._give_controller_up()
             return None
 
+    def _control(self, calibration: Callable[[], Calibration | None]) -> None:
+        """Make the controller, if there is a calibration by now."""
+        try:
+            measured = calibration()
+            self.controller = None if measured is None else Controller(Costs(measured))
+        except Exception:
+            self._give_controller_up()
+
     def _give_controller_up(self) -> None:
         self.controller, self._controller_failed = None, True
         log.exception("The controller failed; sequences that leave the choice to it get no drafts any more.")
@@ -255,8 +279,8 @@ def _controlled_budget(
     return controller.draft_budget(work, name, proposer.name, most, load)
 
 
-def _without_controller(drafts: list[Draft | None]) -> tuple[list[Draft], list[str]]:
+def _without_controller(drafts: list[Draft | None], reason: str) -> tuple[list[Draft], list[str]]:
     """Nothing is verified, but for drafts that were sampled: dropping those after looking at them would bias the
     output."""
     kept = [draft if draft is not None and draft.q is not None else NO_DRAFT for draft in drafts]
-    return kept, [CONTROLLER_FAILED] * len(kept)
+    return kept, [reason] * len(kept)

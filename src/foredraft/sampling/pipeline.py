@@ -40,10 +40,10 @@ def adjust(logits: Tensor, params: SamplingParams, prompt: Items[int], output: I
         amounts = [params.presence_penalty + params.frequency_penalty * count for count in counts.values()]
         logits[_ids(list(counts), logits)] -= torch.tensor(amounts, device=logits.device)
     if params.logit_bias:
-        ids, values = params.bias_arrays
+        ids, biases = params.bias_arrays
         known = bisect_left(ids, len(logits))
         places = torch.frombuffer(ids, dtype=torch.int64)[:known].to(logits.device)
-        logits[places] += torch.frombuffer(values, dtype=torch.float32)[:known].to(logits.device)
+        logits[places] += torch.frombuffer(biases, dtype=torch.float32)[:known].to(logits.device)
     return logits
 
 

@@ -1,0 +1,104 @@
+"""The events of one request, on their way from the engine thread to the task that reads them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+from foredraft.types import TokenEvent
+
+
+class Channel:
+    """What the engine thread and a reader share. The engine thread only reads the two flags and calls `deliver` through
+    the event loop; everything else happens in the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, request_id: str, num_samples: int) -> None:
+        self.loop = loop
+        self.request_id = request_id
+        self.num_samples = num_samples
+        self.events: deque[TokenEvent] = deque()
+        self.unfinished = num_samples  # samples whose last event has not been read
+        self.arrived = asyncio.Event()  # something may have changed since the reader last looked
+        self.decided = asyncio.Event()  # the engine has taken the request or refused it
+        self.prompt_token_ids: list[int] = []
+        self.error: Exception | None = None  # why the request was refused
+        self.is_left = False  # nobody reads any more
+        self.is_aborted = False
+
+    def deliver(self, event: TokenEvent) -> None:
+        if not self.is_left:
+            self.events.append(event)
+            self.arrived.set()
+
+    def decide(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.decided.set()
+        self.arrived.set()
+
+    def leave(self) -> None:
+        self.is_left = True
+        self.unfinished = 0
+        self.events.clear()
+
+
+class Stream(AsyncIterator[TokenEvent]):
+    """The events of a request until its last sample has ended.
+
+    A reader that is cancelled while it waits, by a timeout for instance, loses nothing and may go on reading. Closing
+    the stream from any task ends the request and its readers; so does leaving `async with`, and dropping the stream.
+    """
+
+    def __init__(self, channel: Channel, abort: Callable[[Channel], None]) -> None:
+        self._channel = channel
+        self._abort = abort
+
+    @property
+    def request_id(self) -> str:
+        return self._channel.request_id
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """The prompt as the engine got it; empty before the request was admitted."""
+        return self._channel.prompt_token_ids
+
+    async def admitted(self) -> None:
+        """Wait until the engine has taken the request; raises what is wrong with it. A server calls this before it
+        answers, so that a bad request is not a broken stream."""
+        await self._channel.decided.wait()
+        if self._channel.error is not None:
+            raise self._channel.error
+
+    async def __anext__(self) -> TokenEvent:
+        channel = self._channel
+        while not channel.events:
+            if channel.error is not None:
+                raise channel.error
+            if not channel.unfinished:
+                raise StopAsyncIteration
+            channel.arrived.clear()
+            await channel.arrived.wait()
+        event = channel.events.popleft()
+        channel.unfinished -= event.finish_reason is not None
+        if not channel.unfinished:
+            channel.arrived.set()  # another reader has nothing to wait for
+        return event
+
+    async def aclose(self) -> None:
+        self._leave()
+        self._channel.decided.set()
+        self._channel.arrived.set()
+
+    async def __aenter__(self) -> Stream:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._channel.unfinished and self._channel.error is None:
+            self._channel.leave()
+            self._abort(self._channel)
