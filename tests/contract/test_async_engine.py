@@ -19,7 +19,7 @@ from foredraft.engine.async_engine import AsyncEngine
 from foredraft.engine.stream import Stream
 from foredraft.errors import InvalidParameter, InvalidPrompt, InvalidSpec, Overloaded
 from foredraft.llm import LLM
-from foredraft.proposers.registry import Spec, parse_spec
+from foredraft.proposers.registry import parse_spec
 from foredraft.runtime.runner import ForwardOutput, Runner
 from foredraft.types import TokenEvent
 from tests.contract.test_engine import GREEDY, PROMPT, is_idle, with_fields
@@ -203,7 +203,7 @@ def test_a_timeout_while_waiting_does_not_abort(llm: LLM) -> None:
             while len(tokens) < len(expected):
                 try:
                     tokens.append((await asyncio.wait_for(anext(stream), 0.0005)).token_id)
-                except asyncio.TimeoutError:
+                except TimeoutError:
                     continue
             assert tokens == expected
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from foredraft.cli.main import run
-from foredraft.engine import calibration
 from foredraft.control.costs import Calibration
+from foredraft.engine import calibration
 from foredraft.engine.calibration import Calibrator, calibrate
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams

@@ -211,7 +211,7 @@ class Engine:
         return max_tokens
 
     def _with_target_argmax(self, logits: torch.Tensor, works: Items[Work], verdicts: list[Verdict]) -> list[Verdict]:
-        """Add what the target said after every guess, where a proposer wants to hear it."""
+        """Add the target argmax after every draft node, where a proposer wants it."""
         row = 0
         for index, work in enumerate(works):
             row += work.num_logits
@@ -236,7 +236,7 @@ class Engine:
         return verdicts, stops, stable
 
     def _clock(self, works: Items[Work], commits: Items[Commit], draft_time_s: float, verify_time_s: float) -> None:
-        """Everybody waited for the run; only who might have got a draft waited for the guesses."""
+        """Every sequence waited for the run; only those that might get a draft waited for the proposers."""
         now = time.perf_counter()
         for work, commit in zip(works, commits, strict=True):
             counters = commit.sequence.counters

@@ -1,7 +1,7 @@
 """Who runs in the next step, and with how many tokens. Plain Python: no torch, no clock, no model.
 
 There is no prefill and no decode phase: every sequence wants `num_tokens - num_computed_tokens` rows, a new prompt many
-and a running text one. First come, first served: running and then waiting are always in order of arrival.
+and a running sequence one. First come, first served: running and then waiting are always in order of arrival.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Scheduler:
         return works
 
     def update_from_output(self, works: Items[Work], verdicts: Items[Verdict], stops: Items[Stop]) -> list[Commit]:
-        """Take over what the target said: append tokens, give back unused slots, retire what is finished."""
+        """Apply the verdicts: append tokens, give back unused slots, end finished sequences."""
         return [self._commit(*item) for item in zip(works, verdicts, stops, strict=True)]
 
     def abort(self, sequence: Sequence, reason: FinishReason = "abort") -> None:

@@ -1,7 +1,7 @@
 """The header of a GGUF file: metadata and the table of tensors, parsed in one pass over a memory map.
 
 The `gguf` package has a reader too, but it makes several numpy objects for each of the vocabulary's strings and takes
-seconds where this takes a tenth of one. No count, length or offset is believed before it is compared with the bytes
+seconds where this takes a tenth of one. No count, length or offset is trusted before it is compared with the bytes
 that the file has left, so a small file costs little memory whatever it claims. Every error names the field or tensor at
 which the file stops making sense.
 """

@@ -22,7 +22,7 @@ _BUILT_IN = {
     "staged": "foredraft.proposers.staged:Staged",
 }
 
-AUTO = ("suffix",)  # what `auto` chooses among: every model has it, asking costs next to nothing, and it copies too
+AUTO = ("suffix",)  # what `auto` chooses among: every model has it, a query costs next to nothing, and it copies too
 
 _GRAMMAR = "off, auto, NAME, NAME:option=value,…, NAME+NAME, or auto(NAME+NAME)"
 MAX_SPEC_LENGTH = 4096  # characters: a spec may hold a path
@@ -44,7 +44,7 @@ class ProposerChoice:
 
 @dataclass(frozen=True)
 class Spec:
-    """A parsed speculation string. `adaptive` lets the controller decide; without choices nothing is guessed."""
+    """A parsed speculation string. `adaptive` lets the controller decide; without choices nothing is drafted."""
 
     choices: tuple[ProposerChoice, ...] = ()
     adaptive: bool = False
@@ -121,9 +121,7 @@ def parse_spec(text: object) -> Spec:
     choices = tuple(_choice(part, text) for part in names)
     for choice in choices if inner else ():
         if getattr(proposer_class(choice.name), "wants_target_argmax", False):
-            raise InvalidSpec(
-                f"spec={text!r}: {choice.name} needs all of its guesses verified, so auto cannot choose it."
-            )
+            raise InvalidSpec(f"spec={text!r}: {choice.name} needs its whole draft verified, so auto cannot choose it.")
     return Spec(choices, adaptive=inner is not None)
 
 

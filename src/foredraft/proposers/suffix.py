@@ -1,5 +1,5 @@
-"""Guesses by what followed the longest known suffix, in this text and in earlier answers; a tree, frequent ones first.
-Costs a few look-ups per committed token and a few dozen comparisons per step, whatever the length of the text.
+"""Drafts what followed the longest known suffix, in this sequence and in earlier answers: a tree, frequent ones first.
+Costs a few look-ups per committed token and a few dozen comparisons per step, whatever the length of the sequence.
 Shines where traffic repeats itself: agents, templates, edits, retries."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST_SALTS = 1024  # among whose requests answers are shared
 _SEPARATOR = -1  # behind every answer in the store: nothing follows across it
 
 # An occurrence's continuation: tokens, the place in them where it begins, and after how many it comes round again:
-# where it runs into the end of the text it goes on with itself, for a loop goes on.
+# where it runs into the end of the sequence it goes on with itself, for a loop goes on.
 _Ending = tuple[list[int], int, int]
 
 
@@ -30,7 +30,7 @@ class SuffixOptions:
     min_n: int = 2  # shortest suffix that is looked up, and the longest that is told apart
     max_n: int = 16
     depth: float = 3.0  # a match of n tokens is followed for at most depth * n
-    min_score: float = 0.1  # a node that is reached less often than this is not guessed
+    min_score: float = 0.1  # a node that is reached less often than this is not drafted
     store: int = 100_000  # tokens of earlier answers that are remembered, of all salts together; 0: none
 
     def __post_init__(self) -> None:
@@ -46,7 +46,7 @@ class SuffixOptions:
 
 
 class Suffix:
-    """One index per live text, and one of finished answers for every salt. Together these have a limit; beyond it the
+    """One index per running sequence, and one of finished answers for every salt. Together these have a limit; beyond it the
     oldest answers are forgotten. Answers are shared only among requests of equal salts.
 
     Where a suffix has occurred before, what followed is read off the tokens themselves: the occurrences that go on
@@ -65,7 +65,7 @@ class Suffix:
         # Doubling lengths: the longest that is found leaves few occurrences to compare.
         lengths = {options.min_n << step for step in range(5) if options.min_n << step <= options.max_n}
         self._lengths = tuple(sorted(lengths))
-        self._texts: dict[int, Occurrences] = {}
+        self._indexes: dict[int, Occurrences] = {}
         self.clear()
 
     def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
@@ -79,7 +79,7 @@ class Suffix:
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         for sequence_id in sequence_ids:
-            self._texts.pop(sequence_id, None)
+            self._indexes.pop(sequence_id, None)
 
     def close(self) -> None:
         """It holds nothing of the target."""
@@ -129,28 +129,28 @@ class Suffix:
         return Draft(tuple(tokens), tuple(parents), tuple(scores), (self.name,) * len(tokens)) if tokens else NO_DRAFT
 
     def _endings(self, sequence: Sequence) -> tuple[int, list[_Ending]]:
-        """How much of the text's end was seen before, and what followed it then, in the text and in the store."""
-        text = self._texts.get(sequence.id)
-        if text is None:
-            text = self._texts[sequence.id] = Occurrences(self._lengths)
-        text.follow(sequence.token_ids)
-        matched, places = self._longest(text, sequence.token_ids)
+        """How much of the sequence's end was seen before, and what followed it then, in the sequence and in the store."""
+        index = self._indexes.get(sequence.id)
+        if index is None:
+            index = self._indexes[sequence.id] = Occurrences(self._lengths)
+        index.follow(sequence.token_ids)
+        matched, places = self._longest(index, sequence.token_ids)
         store = self._stores.get(sequence.params.cache_salt)
         stored, stored_places = (0, []) if store is None else self._longest(store, sequence.token_ids)
         endings: list[_Ending] = []
         if matched and matched >= stored:
-            endings += [(text.tokens, place, text.end - place) for place in places]
+            endings += [(index.tokens, place, index.end - place) for place in places]
         if store is not None and stored and stored >= matched:
             endings += [(store.tokens, place - store.offset, len(store.tokens)) for place in stored_places]
         return max(matched, stored), endings
 
-    def _longest(self, index: Occurrences, text: list[int]) -> tuple[int, list[int]]:
-        """The longest match with the end of the text, up to max_n, and the places behind it."""
-        if not index.latest(text, self._lengths[0], 1):
-            return 0, []  # as for most tokens of most texts
+    def _longest(self, index: Occurrences, tokens: list[int]) -> tuple[int, list[int]]:
+        """The longest match with the end of the tokens, up to max_n, and the places behind it."""
+        if not index.latest(tokens, self._lengths[0], 1):
+            return 0, []  # as for most positions of most sequences
         for n in reversed(self._lengths):
-            places = index.latest(text, n, _MOST)
-            lengths = {place: index.matched(place, text, self.options.max_n) for place in places}
+            places = index.latest(tokens, n, _MOST)
+            lengths = {place: index.matched(place, tokens, self.options.max_n) for place in places}
             longest = max(lengths.values(), default=0)
             if longest >= self.options.min_n:
                 return longest, [place for place, length in lengths.items() if length == longest]
@@ -183,6 +183,6 @@ def _doubt(matched: int) -> float:
     """How many times something else must be taken to have followed a match, beside what was seen to follow it.
 
     Fitted to answers of small models: what followed its one earlier occurrence comes again in 47 % of cases after 2
-    tokens alike, 68 % after 3, 74 % after 4, 81 % after 6, 93 % after 16. A guess that comes true lengthens the match.
+    tokens alike, 68 % after 3, 74 % after 4, 81 % after 6, 93 % after 16. An accepted draft token lengthens the match.
     """
     return float(2 * matched**-1.25)

@@ -39,11 +39,11 @@ class Chance(Protocol):
         """A coin for the `trial`-th decision at a position."""
 
     def draw(self, probabilities: Tensor, position: int) -> int:
-        """A token for a position whose guesses were all refused, or that had none."""
+        """A token for a position whose draft tokens were all rejected, or that had none."""
 
 
 def match(draft: Draft, target: Target, chance: Chance) -> Outcome:
-    """Keep a guess if it is the token that the target draws itself. The text does not depend on the draft at all."""
+    """Accept a draft token if it is the token that the target draws itself. The text does not depend on the draft at all."""
     path: list[int] = []
     tokens: list[int] = []
     node = -1
@@ -87,7 +87,7 @@ def block(draft: Draft, target: Target, chance: Chance) -> Outcome:
     if draft.parents != tuple(range(-1, len(draft) - 1)):
         return rejection(draft, target, chance)
     drafts = list(draft.tokens)
-    odds = 1.0  # how well the target likes the prefix, against how often it is guessed
+    odds = 1.0  # the weight of the prefix under the target, relative to the drafter
     kept = 0
     for length in range(len(drafts) + 1):
         p = target.distribution(length - 1, drafts[:length])
@@ -109,8 +109,8 @@ def block(draft: Draft, target: Target, chance: Chance) -> Outcome:
 
 
 def _residual(p: Tensor, q: Tensor) -> Tensor:
-    """What is left of p once q has had its turn; p itself where nothing is, for then only rounding refused the
-    guess."""
+    """What is left of p once q has had its turn; p itself where nothing is, for then only rounding rejected the
+    token."""
     rest = torch.clamp(p - q, min=0)
     mass = rest.sum()
     return rest / mass if mass > 0 else p

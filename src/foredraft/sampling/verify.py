@@ -1,6 +1,6 @@
 """What the target says of every sequence's draft, by the acceptance rule that its request asks for.
 
-Stateless, and blind to who guessed. Greedy is no special case (the noise has no weight), plain decoding is none either
+Stateless, and blind to who proposed. Greedy is no special case (the noise has no weight), plain decoding is none either
 (an empty draft leaves one token).
 """
 
