@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -122,9 +123,8 @@ def test_what_was_measured_is_not_measured_again(folder: Path, tmp_path: Path, m
 
 
 def test_a_damaged_measurement_is_made_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = LLM(str(folder))
-    runner, pool, file = llm.engine.runner, llm.engine.scheduler.pool, tmp_path / "costs.json"
-    measured = calibrated(runner, pool, 64, "float32", file)
+    llm, file = LLM(str(folder)), tmp_path / "costs.json"
+    measured = calibrated(llm, 64, file)
     [(key, good)] = json.loads(file.read_text()).items()
     seconds, rows, nan = good["seconds"], good["rows"], float("nan")
     damaged: list[object] = [5, None, [], "x", {}, {**good, "context": 0}, {**good, "context": "7"}]
@@ -134,10 +134,15 @@ def test_a_damaged_measurement_is_made_again(folder: Path, tmp_path: Path, monke
     damaged += [{**good, "seconds_per_key": wrong} for wrong in (nan, float("inf"), -1e-9, "0", None, [0.0])]
     damaged += [{**good, "seconds": wrong} for wrong in (5, seconds[1:], [*seconds, 1.0], [seconds], {"0": 1.0})]
     damaged += [{**good, "rows": wrong} for wrong in (5, rows[1:], [*rows, 999], rows[::-1], "1234", [rows])]
-    monkeypatch.setattr(calibration, "calibrate", lambda *arguments: measured)
+
+    def measured_again(*arguments: object) -> Generator[None, None, Calibration]:
+        yield
+        return measured
+
+    monkeypatch.setattr(calibration, "_runs", measured_again)
     for value in damaged:
         file.write_text(json.dumps({key: value}))
-        assert calibrated(runner, pool, 64, "float32", file) == measured
+        assert calibrated(llm, 64, file) == measured
         assert json.loads(file.read_text()) == {key: good}, value
 
 

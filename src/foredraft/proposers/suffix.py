@@ -46,8 +46,8 @@ class SuffixOptions:
 
 
 class Suffix:
-    """One index per running sequence, and one of finished answers for every salt. Together these have a limit; beyond it the
-    oldest answers are forgotten. Answers are shared only among requests of equal salts.
+    """One index per running sequence, and one of finished answers for every salt. Together these have a limit; beyond
+    it the oldest answers are forgotten. Answers are shared only among requests of equal salts.
 
     Where a suffix has occurred before, what followed is read off the tokens themselves: the occurrences that go on
     alike share a node of the draft, so a node's children are the ways in which its own occurrences part.
@@ -129,7 +129,7 @@ class Suffix:
         return Draft(tuple(tokens), tuple(parents), tuple(scores), (self.name,) * len(tokens)) if tokens else NO_DRAFT
 
     def _endings(self, sequence: Sequence) -> tuple[int, list[_Ending]]:
-        """How much of the sequence's end was seen before, and what followed it then, in the sequence and in the store."""
+        """How much of the sequence's end was seen before, and what followed it then: in itself and in the store."""
         index = self._indexes.get(sequence.id)
         if index is None:
             index = self._indexes[sequence.id] = Occurrences(self._lengths)

@@ -43,7 +43,7 @@ class Chance(Protocol):
 
 
 def match(draft: Draft, target: Target, chance: Chance) -> Outcome:
-    """Accept a draft token if it is the token that the target draws itself. The text does not depend on the draft at all."""
+    """Accept a draft token if it is the token that the target draws itself. The output does not depend on the draft."""
     path: list[int] = []
     tokens: list[int] = []
     node = -1
