@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from foredraft.control.controller import Controller
 from foredraft.errors import InvalidSpec
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
@@ -20,7 +19,7 @@ from foredraft.proposers.merge import merge
 from foredraft.proposers.registry import ProposerChoice, parse_spec, proposer_names
 from foredraft.proposers.suffix import Suffix, SuffixOptions
 from foredraft.types import Commit, Draft, Sequence
-from tests.steady_costs import SteadyCosts
+from tests.steady_controller import SteadyController
 from tests.tiny_models import VOCAB, random_model, save_model
 
 ALL = proposer_names()
@@ -292,7 +291,7 @@ def test_the_controller_changes_no_text(folder: Path, spec: str, acceptance: str
     )
     plain = LLM(str(folder)).generate(prompts, params, spec="off")
     llm = LLM(str(folder), kv_cache_tokens=304, max_num_batched_tokens=40, max_num_seqs=5)
-    llm.engine.speculation.controller = Controller(SteadyCosts())
+    llm.engine.speculation.controller = SteadyController()
     drafted = llm.generate(prompts, params, spec=spec)
     for on, off in zip(drafted, plain, strict=True):
         assert on.metrics.decisions

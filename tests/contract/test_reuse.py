@@ -20,13 +20,12 @@ import pytest
 import torch
 
 from foredraft.audit.distribution import GTest, g_test
-from foredraft.control.controller import Controller
 from foredraft.engine import engine
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
 from foredraft.sampling.rules import RULES, Outcome
 from foredraft.types import Draft, Sequence
-from tests.steady_costs import SteadyCosts
+from tests.steady_controller import SteadyController
 from tests.tiny_models import VOCAB, random_model, save_model
 
 ONE, OTHER = 20, 30
@@ -50,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def llm(folder: Path) -> LLM:
     made = LLM(str(folder), dtype="float32", threads=1, kv_cache_tokens=32 * BATCH, max_num_seqs=BATCH)
-    made.engine.speculation.controller = Controller(SteadyCosts())
+    made.engine.speculation.controller = SteadyController()
     return made
 
 

@@ -19,7 +19,7 @@ from foredraft.llm import LLM
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import ProposerChoice, Spec, parse_spec
 from foredraft.types import Commit, CompletionOutput, Draft, Sequence
-from tests.steady_costs import SteadyCosts
+from tests.steady_controller import SteadyCosts
 from tests.tiny_models import VOCAB, random_model, save_model
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5], [8, 9, 7]]

@@ -1,7 +1,8 @@
-"""Costs that do not depend on the clock, for tests in which the controller has to draft."""
+"""A controller that does not depend on the clock, for tests in which it has to draft."""
 
 from __future__ import annotations
 
+from foredraft.control.controller import Controller, Load
 from foredraft.control.costs import Calibration, Costs
 from foredraft.control.economics import VerifyCurve
 
@@ -20,3 +21,13 @@ class SteadyCosts(Costs):
 
     def observe_run(self, rows: int, keys: int, seconds: float) -> None:
         """Nothing changes."""
+
+
+class SteadyController(Controller):
+    """Queries free proposers in every step: on a busy machine that may seem to take too long."""
+
+    def __init__(self) -> None:
+        super().__init__(SteadyCosts())
+
+    def may_query(self, load: Load) -> bool:
+        return True
