@@ -34,7 +34,7 @@ LENGTH = 5
 TEMPERATURE = 3.0  # no text is so unlikely that it never comes
 BATCH = 250
 FEW = 500  # texts, enough to see the bias of the mutants; MANY takes minutes
-MANY = pytest.param(20_000, marks=pytest.mark.slow)
+MANY = pytest.param(20_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
 COPIED = "auto(suffix:min_n=1+ngram:min_n=1,max_n=1,which=earliest)"
 SAMPLED = "suffix:min_n=1+early_exit:layers=1,k=3"
 
