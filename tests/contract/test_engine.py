@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from foredraft.batch import ForwardBatch
+from foredraft.engine.chunks import ChunkLimit
 from foredraft.errors import InvalidPrompt
 from foredraft.llm import LLM
 from foredraft.models.chat_template import ChatTemplate
@@ -114,6 +115,34 @@ def test_prompt_logprobs_do_not_depend_on_chunks_or_preemption(folder: Path, llm
     for chunked, whole in zip(outputs, llm.generate(prompts, params), strict=True):
         assert chunked.prompt_logprobs == whole.prompt_logprobs
         assert len(chunked.prompt_logprobs or ()) == 49
+
+
+def test_a_long_prompt_is_cut_into_chunks_beside_a_stream(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a step takes about max_chunk_s. The text does not change, and alone the prompt runs as before."""
+    long = [(3 * place) % VOCAB for place in range(300)]
+    llm.engine.scheduler.pool.prefix_caching = False
+    alone = llm.generate([long], GREEDY)[0].token_ids
+    rows: list[int] = []
+    forward = llm.engine.runner.forward
+
+    def counted(batch: ForwardBatch) -> ForwardOutput:
+        rows.append(batch.num_rows)
+        return forward(batch)
+
+    monkeypatch.setattr(llm.engine.runner, "forward", counted)
+    monkeypatch.setattr(llm.engine, "chunk_limit", ChunkLimit(0.1))
+    monkeypatch.setattr("foredraft.engine.engine.time.perf_counter", lambda: 0.002 * sum(rows))
+    llm.engine.add("stream", PROMPT, with_fields(max_tokens=40), Spec())
+    llm.engine.step()
+    llm.engine.add("long", long, GREEDY, Spec())
+    written = []
+    while llm.engine.has_work:
+        written += [event.token_id for event in llm.engine.step() if event.request_id == "long"]
+    assert rows[:9] == [5, 16, 48, 48, 48, 48, 48, 48, 2 + 300 - 15 - 6 * 47 - 1], "2 ms a row: 48 rows in 0.1 s"
+    assert written == alone
+    rows.clear()
+    llm.generate([long], GREEDY)
+    assert rows[0] == 300
 
 
 def test_plain_decoding_is_not_charged_for_the_drafts_of_others(llm: LLM) -> None:

@@ -5,26 +5,28 @@ from __future__ import annotations
 
 from collections import deque
 
-LEAST_ROWS = 16  # kernels take about as long for fewer; also where nothing was measured yet
-_MOST_ROWS = 256  # steps with more rows take less time per row than the chunks that are cut here
+TILE = 16  # rows that kernels compute together: one row more takes about as long as TILE more
+_LEAST_CHUNK = TILE // 2  # a prompt goes on in every step, whatever the others take
+_MOST_ROWS = 256  # steps with more rows tell little about steps of the size that is allowed here
 _RECENT = 3  # steps whose median counts: one may have been held up by something else
 
 
 class ChunkLimit:
-    """Learns seconds per row from steps of about the size that it allows."""
+    """Learns seconds per row from steps of about the size that it allows. Before any was seen, a step has one tile."""
 
     def __init__(self, max_chunk_s: float) -> None:
         self._max_chunk_s = max_chunk_s
         self._per_row: deque[float] = deque(maxlen=_RECENT)
 
     def observe(self, rows: int, seconds: float) -> None:
-        if LEAST_ROWS <= rows <= _MOST_ROWS:
+        if TILE <= rows <= _MOST_ROWS:
             self._per_row.append(seconds / rows)
 
     def rows_beside(self, num_running: int) -> int:
-        """Rows of prompts beside so many running sequences, in whole multiples of LEAST_ROWS."""
-        if not self._per_row:
-            return LEAST_ROWS
-        per_row = sorted(self._per_row)[len(self._per_row) // 2]
-        rows = int(self._max_chunk_s / per_row) - num_running
-        return max(LEAST_ROWS, rows // LEAST_ROWS * LEAST_ROWS)
+        """Rows of prompts beside one row of each running sequence; all of them together fill whole tiles."""
+        rows = TILE
+        if self._per_row:
+            rows = int(self._max_chunk_s / sorted(self._per_row)[len(self._per_row) // 2])
+        rows = max(rows, num_running + _LEAST_CHUNK)
+        chunk = rows // TILE * TILE - num_running
+        return chunk if chunk >= _LEAST_CHUNK else chunk + TILE
