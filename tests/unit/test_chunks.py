@@ -40,10 +40,10 @@ class TestLimit:
     def test_a_prompt_always_goes_on(self) -> None:
         limit = ChunkLimit(0.1)
         limit.observe(64, 100.0)
-        for num_running in range(1, 100):
-            chunk = limit.rows_beside(num_running)
+        for num_decoding in range(1, 100):
+            chunk = limit.rows_beside(num_decoding)
             assert TILE // 2 <= chunk < 2 * TILE
-            assert (chunk + num_running) % TILE == 0
+            assert (chunk + num_decoding) % TILE == 0
 
 
 def run(scheduler: Scheduler, works: list[Work]) -> None:

@@ -22,11 +22,11 @@ class ChunkLimit:
         if TILE <= rows <= _MOST_ROWS:
             self._per_row.append(seconds / rows)
 
-    def rows_beside(self, num_running: int) -> int:
-        """Rows of prompts beside one row of each running sequence; all of them together fill whole tiles."""
+    def rows_beside(self, num_decoding: int) -> int:
+        """Rows of prompts beside one row of each decoding sequence; all of them together fill whole tiles."""
         rows = TILE
         if self._per_row:
             rows = int(self._max_chunk_s / sorted(self._per_row)[len(self._per_row) // 2])
-        rows = max(rows, num_running + _LEAST_CHUNK)
-        chunk = rows // TILE * TILE - num_running
+        rows = max(rows, num_decoding + _LEAST_CHUNK)
+        chunk = rows // TILE * TILE - num_decoding
         return chunk if chunk >= _LEAST_CHUNK else chunk + TILE

@@ -142,7 +142,7 @@ class Engine:
     def step(self) -> list[TokenEvent]:
         """One run of the target for everybody who is scheduled."""
         started = time.perf_counter()
-        scheduled = self.scheduler.schedule(self.chunk_limit.rows_beside(len(self.scheduler.running)))
+        scheduled = self.scheduler.schedule(self.chunk_limit.rows_beside(self.scheduler.num_decoding))
         works = self.speculation.propose(scheduled)
         drafted = time.perf_counter()
         output = self.runner.forward(pack(works, self.kv.block_size))

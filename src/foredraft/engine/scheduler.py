@@ -32,6 +32,11 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
+    @property
+    def num_decoding(self) -> int:
+        """Running sequences of which only the last token is still to be computed."""
+        return sum(map(_is_decoding, self.running))
+
     def can_ever_fit(self, num_tokens: int) -> bool:
         """Whether a sequence of this final length fits into the pool when it is alone."""
         return self.pool.blocks_for(num_tokens) <= self.pool.num_blocks
@@ -47,7 +52,7 @@ class Scheduler:
         """
         works: list[Work] = []
         budget = self.max_num_batched_tokens
-        chunk = budget if chunk_rows is None or not any(map(_is_decoding, self.running)) else chunk_rows
+        chunk = budget if chunk_rows is None or not self.num_decoding else chunk_rows
         preempted = False
         while len(works) < len(self.running):
             sequence = self.running[len(works)]
