@@ -488,10 +488,10 @@ def test_the_machine_is_measured_when_nothing_runs(
     slices: list[float] = []
     calibrate_step = llm.engine.speculation.calibrate_step
 
-    def timed() -> None:
+    def timed(max_run_s: float) -> None:
         assert not llm.engine.has_work
         started = time.perf_counter()
-        calibrate_step()
+        calibrate_step(max_run_s)
         slices.append(time.perf_counter() - started)
 
     monkeypatch.setattr(llm.engine.speculation, "calibrate_step", timed)

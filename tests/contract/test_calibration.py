@@ -65,6 +65,19 @@ def test_adding_a_request_measures_nothing(folder: Path) -> None:
     assert LLM(str(folder), spec="off").engine.speculation.controller is not None, "it was kept on disk"
 
 
+def test_runs_that_take_too_long_are_left_out(folder: Path, empty_cache: Path) -> None:
+    """Between the requests of a server no run may take long. What is left out is measured at the next load."""
+    llm = LLM(str(folder), spec="off", max_chunk_s=1e-9)
+    decisions(llm)
+    while llm.engine.wants_calibration:
+        llm.engine.calibrate_step()
+    controller = llm.engine.speculation.controller
+    assert controller is not None
+    assert controller.costs._measured.curve.rows == (1, 2, 3, 4, 6, 8, 12, 16)
+    assert LLM(str(folder), spec="off").engine.speculation.controller is None
+    assert (empty_cache / "exact.json").exists() and not (empty_cache / "costs.json").exists()
+
+
 @pytest.mark.usefixtures("empty_cache")
 def test_a_library_measures_when_it_loads_or_is_first_asked(folder: Path) -> None:
     assert LLM(str(folder), spec="auto(ngram)").engine.speculation.controller is not None

@@ -94,7 +94,7 @@ class Machine(RuleBasedStateMachine):
         chance = random.Random(seed)
         for sequence in self.live:  # as a controller might decide anew in every step
             sequence.num_lookahead_tokens = chance.choice([0, 0, 2, 7])
-        works = [self.drafted(work, chance) for work in self.scheduled(chance.choice([None, 1, 5, 16]))]
+        works = [self.drafted(work, chance) for work in self.scheduled(chance.choice([None, None, 1, 5, 16]))]
         self.run_model(works)
         verdicts = [self.verdict(work, chance) for work in works]
         stops = [self.stop(work, verdict, chance) for work, verdict in zip(works, verdicts)]

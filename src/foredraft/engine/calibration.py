@@ -7,6 +7,7 @@ import time
 from collections.abc import Generator
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from pathlib import Path
 from statistics import median
 
@@ -26,6 +27,7 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 ROUNDS = 9
 CONTEXT = 256  # tokens before the rows that are timed
 _FAR = 3  # times as many tokens before those rows from which the cost of a key is told
+_ALWAYS = 16  # rows that are measured however long they take
 _PIECE = 32  # tokens that are computed at once before those rows
 _ENOUGH_S = 6.0  # of runs, after which no further round is begun
 _MAX_SECONDS = 1e6  # no run takes so long
@@ -63,15 +65,18 @@ class Calibrator:
         """An earlier calibration of this model on this machine."""
         return disk_cache.read(self._file, self._key(), partial(_parse, self._shapes))
 
-    def step(self) -> Calibration | None:
-        """Make one run; returns the calibration with the last."""
+    def step(self, max_run_s: float = inf) -> Calibration | None:
+        """Make one run; returns the calibration with the last. Row counts whose runs would take longer than `max_run_s`
+        are left out; such a calibration is not kept."""
         if self._runs is None:
             log.info("Measuring what runs of this model take on this machine; this is done once and takes seconds.")
-            self._runs = _runs(self._runner, self._pool, self._max_model_len)
+            self._runs = _runs(self._runner, self._pool, self._max_model_len, max_run_s)
         try:
             next(self._runs)
         except StopIteration as end:
             new: Calibration = end.value
+            if new.curve.rows != _Shapes.within(self._max_model_len).rows:
+                return new
             curve = {"rows": new.curve.rows, "seconds": new.curve.seconds}
             result = {**curve, "context": new.context, "seconds_per_key": new.seconds_per_key}
             disk_cache.write(self._file, self._key(), result)
@@ -94,7 +99,7 @@ def _parse(shapes: _Shapes, value: object) -> Calibration | None:
 
 def calibrate(runner: Runner, pool: BlockPool, max_model_len: int) -> Calibration:
     """A calibration from beginning to end."""
-    runs = _runs(runner, pool, max_model_len)
+    runs = _runs(runner, pool, max_model_len, inf)
     while True:
         try:
             next(runs)
@@ -103,9 +108,10 @@ def calibrate(runner: Runner, pool: BlockPool, max_model_len: int) -> Calibratio
             return calibration
 
 
-def _runs(runner: Runner, pool: BlockPool, max_model_len: int) -> Generator[None, None, Calibration]:
+def _runs(runner: Runner, pool: BlockPool, max_model_len: int, max_run_s: float) -> Generator[None, None, Calibration]:
     """Time the target on chains of rows after `CONTEXT` tokens, and once after more; pauses after every run. The row
-    counts take turns, so that a slow moment hits all of them; the first round does not count.
+    counts take turns, so that a slow moment hits all of them. A first round does not count; it finds the row counts
+    whose runs would take too long.
 
     It runs in blocks of its own, of the pool's size: sequences that run or that are cached lose nothing by it.
     """
@@ -117,7 +123,6 @@ def _runs(runner: Runner, pool: BlockPool, max_model_len: int) -> Generator[None
     params, blocks = SamplingParams().resolved({}), list(range(kv.num_blocks))
     sequence = Sequence(-1, "", 0, tokens, len(tokens), params, 0, 1, block_table=blocks)
 
-    works = {count: _chain(sequence, shapes.context, tokens, count) for count in shapes.rows}
     probe = max(count for count in shapes.rows if count <= 8)
     far = _chain(sequence, shapes.far, tokens, probe)
     while sequence.num_computed_tokens < shapes.far:  # in pieces no larger than the runs to be timed
@@ -125,25 +130,31 @@ def _runs(runner: Runner, pool: BlockPool, max_model_len: int) -> Generator[None
         _time(own, kv, Work(sequence, piece))
         sequence.num_computed_tokens += piece
         yield
-    timings: dict[int, list[float]] = {count: [] for count in shapes.rows}
+    works: dict[int, Work] = {}
+    expected_s = 0.0
+    for count, following in zip(shapes.rows, (*shapes.rows[1:], 0), strict=True):
+        if count > _ALWAYS and expected_s > max_run_s:
+            break
+        works[count] = _chain(sequence, shapes.context, tokens, count)
+        expected_s = _time(own, kv, works[count]) * following / count
+        yield
+    timings: dict[int, list[float]] = {count: [] for count in works}
     far_timings: list[float] = []
     spent_s = 0.0
-    for turn in range(ROUNDS + 1):
+    for turn in range(ROUNDS):
         for count, work in reversed(works.items()):  # the largest first: smaller ones then find its memory free
             timings[count].append(_time(own, kv, work))
             spent_s += timings[count][-1]
             yield
         far_timings.append(_time(own, kv, far))
         yield
-        if turn == 0:
-            timings, far_timings = {count: [] for count in shapes.rows}, []
-        elif spent_s > _ENOUGH_S and turn >= 3:
+        if spent_s > _ENOUGH_S and turn >= 2:
             break
-    seconds = [median(timings[count]) for count in shapes.rows]
+    seconds = [median(times) for times in timings.values()]
     further_keys = probe * (shapes.far - shapes.context)
     further_s = median(far_timings) - median(timings[probe])
     per_key = max(0.0, further_s / further_keys) if further_keys else 0.0
-    return Calibration(VerifyCurve(shapes.rows, tuple(seconds)), shapes.context, per_key)
+    return Calibration(VerifyCurve(tuple(works), tuple(seconds)), shapes.context, per_key)
 
 
 def _chain(text: Sequence, context: int, tokens: list[int], rows: int) -> Work:

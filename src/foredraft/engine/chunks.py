@@ -8,14 +8,16 @@ from collections import deque
 TILE = 16  # rows that kernels compute together: one row more takes about as long as TILE more
 _LEAST_CHUNK = TILE // 2  # a prompt goes on in every step, whatever the others take
 _MOST_ROWS = 256  # steps with more rows tell little about steps of the size that is allowed here
-_RECENT = 3  # steps whose median counts: one may have been held up by something else
+_RECENT = (
+    3  # steps of which the slowest counts: smaller chunks cost little, and a stream that waits is a promise broken
+)
 
 
 class ChunkLimit:
     """Learns seconds per row from steps of about the size that it allows. Before any was seen, a step has one tile."""
 
     def __init__(self, max_chunk_s: float) -> None:
-        self._max_chunk_s = max_chunk_s
+        self.max_chunk_s = max_chunk_s
         self._per_row: deque[float] = deque(maxlen=_RECENT)
 
     def observe(self, rows: int, seconds: float) -> None:
@@ -26,7 +28,7 @@ class ChunkLimit:
         """Rows of prompts beside one row of each decoding sequence; all of them together fill whole tiles."""
         rows = TILE
         if self._per_row:
-            rows = int(self._max_chunk_s / sorted(self._per_row)[len(self._per_row) // 2])
+            rows = int(self.max_chunk_s / max(self._per_row))
         rows = max(rows, num_decoding + _LEAST_CHUNK)
         chunk = rows // TILE * TILE - num_decoding
         return chunk if chunk >= _LEAST_CHUNK else chunk + TILE

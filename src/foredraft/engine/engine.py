@@ -94,8 +94,8 @@ class Engine:
         return self.speculation.wants_calibration
 
     def calibrate_step(self) -> None:
-        """One run of the calibration, about as long as a step."""
-        self.speculation.calibrate_step()
+        """One run of the calibration. A request that comes meanwhile waits for it, as for a chunk of a prompt."""
+        self.speculation.calibrate_step(self.chunk_limit.max_chunk_s)
 
     def stats(self) -> EngineStats:
         pool = self.scheduler.pool

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import TypeVar
 
 from foredraft.control.controller import MEASURING, Controller, Load, StepTimes
@@ -70,9 +71,9 @@ class Speculation:
         """Whether requests have asked for a controller, and the machine is still to be measured for it."""
         return self._controller_wanted and self.controller is None and not self._controller_failed
 
-    def calibrate_step(self) -> None:
+    def calibrate_step(self, max_run_s: float = inf) -> None:
         """Make one run of the calibration; the last one makes the controller."""
-        self._control(self._calibrator.step)
+        self._control(partial(self._calibrator.step, max_run_s))
 
     def calibrate(self, from_cache_only: bool = False) -> None:
         """Make the controller, from an earlier calibration or from one that begins and ends here."""
