@@ -94,7 +94,7 @@ class Machine(RuleBasedStateMachine):
         chance = random.Random(seed)
         for sequence in self.live:  # as a controller might decide anew in every step
             sequence.num_lookahead_tokens = chance.choice([0, 0, 2, 7])
-        works = [self.drafted(work, chance) for work in self.scheduled(chance.choice([None, None, 1, 5, 16]))]
+        works = [self.drafted(work, chance) for work in self.scheduled(chance.choice([None, 1, 5, 16]))]
         self.run_model(works)
         verdicts = [self.verdict(work, chance) for work in works]
         stops = [self.stop(work, verdict, chance) for work, verdict in zip(works, verdicts)]
@@ -123,6 +123,7 @@ class Machine(RuleBasedStateMachine):
         """The works of a step, checked: budget, fairness, order, slots."""
         scheduler = self.scheduler
         preemptions = sum(sequence.counters.preemptions for sequence in self.live)
+        decoding = {seq.id for seq in scheduler.running if seq.num_computed_tokens == seq.num_tokens - 1}
         works = scheduler.schedule(chunk_rows)
         self.seen["preempted"] += sum(sequence.counters.preemptions for sequence in self.live) - preemptions
         scheduler.check_integrity()
@@ -132,14 +133,10 @@ class Machine(RuleBasedStateMachine):
         assert (
             sum(work.num_new_tokens + work.num_lookahead_tokens for work in works) <= scheduler.max_num_batched_tokens
         )
-        decoding = [work for work in works if work.sequence.num_computed_tokens == work.sequence.num_tokens - 1]
-        prompts = [work.num_new_tokens for work in works if work not in decoding]
-        if chunk_rows is not None and decoding and max(prompts, default=0) > 1:
-            self.seen["chunk cut for others"] += 1
-            # Those that got a first row are owed one; a sequence that this step has admitted may decode by its prefix.
-            assert sum(prompts) <= max(chunk_rows, 1) + len(prompts) - 1 or not any(
-                work.sequence.id in self.first_runs for work in decoding
-            )
+        if chunk_rows is not None and decoding:
+            chunks = [work.num_new_tokens for work in works if work.sequence.id not in decoding]
+            assert sum(chunks) <= max(chunk_rows, 1) + max(0, len(chunks) - 1), "every one is owed a row, not more"
+            self.seen["chunk cut for others"] += sum(chunks) == chunk_rows > 1
         assert [*scheduler.running, *scheduler.waiting] == self.live, "not in order of arrival"
         for work in works:
             sequence = work.sequence

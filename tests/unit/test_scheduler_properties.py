@@ -33,6 +33,7 @@ def test_everything_at_once() -> None:
         "prefix hit",
         "shared block",
         "chunked",
+        "chunk cut for others",
         "draft gave way",
         "tree accepted",
         "chain accepted",
