@@ -182,7 +182,7 @@ PROMPTS: list[tuple[str, Callable[[LLM], Any], str]] = [
     (
         "proposer that cannot be chosen",
         lambda llm: llm.generate("a", spec="auto(lookahead)"),
-        "spec='auto(lookahead)': lookahead needs all of its guesses verified, so auto cannot choose it.",
+        "spec='auto(lookahead)': lookahead needs its whole draft verified, so auto cannot choose it.",
     ),
     (
         "length of the last stage",
