@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import AttentionShape, Backend, LayerKV, Linear
+from foredraft.backends.base import ROW_COUNTS, AttentionShape, Backend, LayerKV, Linear
 from foredraft.backends.choose import choose_backend
 from foredraft.backends.torch import TorchBackend
 from foredraft.batch import ForwardBatch
 from foredraft.engine import disk_cache, exactness
-from foredraft.engine.exactness import ROW_COUNTS, ExactReport, agreeing_row_counts, ensure_exact, layers_agree
+from foredraft.engine.exactness import ExactReport, agreeing_row_counts, ensure_exact, layers_agree
 from foredraft.errors import InvalidParameter
 from foredraft.models.catalog import open_checkpoint
 from foredraft.models.decoder import Decoder, load_decoder

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from foredraft.audit.report import Check, Tick
 from foredraft.backends.torch import TorchBackend
-from foredraft.engine.exactness import ROW_COUNTS, agreeing_row_counts, layers_agree
+from foredraft.engine.exactness import agreeing_row_counts, layers_agree
 from foredraft.errors import InvalidParameter
 from foredraft.runtime.runner import Runner
 
@@ -27,7 +27,7 @@ def row_checks(runner: Runner, tick: Tick) -> Iterator[Check]:
 def linear_check(runner: Runner) -> Check:
     """Whether all row counts agree that the backend runs its linear layers with."""
     backend = runner.backend
-    used = (backend.row_tiles if isinstance(backend, TorchBackend) else None) or ROW_COUNTS
+    used = (backend.row_tiles if isinstance(backend, TorchBackend) else None) or backend.row_counts
     try:
         agreeing = agreeing_row_counts(backend, runner.decoder)
     except InvalidParameter as error:

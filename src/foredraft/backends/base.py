@@ -171,6 +171,9 @@ class Stack:
     norm_eps: float
 
 
+ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64)
+
+
 class Backend(Protocol):
     """See the module docstring for the contract. Activations are [rows, width] in `activation_dtype`; logits are
     float32."""
@@ -180,6 +183,7 @@ class Backend(Protocol):
     device: torch.device
     activation_dtype: torch.dtype
     kv_dtype: torch.dtype
+    row_counts: tuple[int, ...]  # runs of so many rows must give a row the same bits: the start-up proof compares them
 
     def pack(self, weight: Weight) -> Any:
         """Lay a weight out for `linear`; done once, at load."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 
@@ -14,7 +15,8 @@ from foredraft.errors import InvalidParameter
 
 log = logging.getLogger(__name__)
 
-BACKENDS = ("native", "torch")
+BACKENDS = ("native", "torch", "cuda")
+OLDEST_CUDA = (8, 0)  # compute capability: the first with bfloat16 matrix instructions
 
 
 def native_is_built() -> bool:
@@ -40,13 +42,16 @@ def choose_device(name: str) -> torch.device:
         raise InvalidParameter(f"device={name!r} is not known; use auto, cpu or cuda.") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InvalidParameter("device='cuda' was asked for, but torch sees no CUDA device; use auto or cpu.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InvalidParameter(f"device={name!r} is not there: torch sees {torch.cuda.device_count()} CUDA device(s).")
     if device.type not in ("cpu", "cuda"):
         raise InvalidParameter(f"device={name!r} is not supported; use auto, cpu or cuda.")
     return device
 
 
 def choose_backend(name: str, dtype: str, device: torch.device, threads: int | None) -> Backend:
-    """`auto` is the native kernels on a CPU for which they were built, else torch."""
+    """`auto` is the native kernels on a CPU for which they were built, the CUDA kernels on a GPU that can run them,
+    else torch."""
     threads = usable_cores() if threads is None else threads
     if name not in ("auto", *BACKENDS):
         raise InvalidParameter(f"backend={name!r} is not known; use auto, {', '.join(BACKENDS)}.")
@@ -70,4 +75,26 @@ def choose_backend(name: str, dtype: str, device: torch.device, threads: int | N
             "backend='native' was asked for, but its kernels are not built for this machine; with a C compiler, "
             "python -m foredraft.kernels.build builds them; or use backend='torch'."
         )
+    if device.type == "cuda" and name != "torch":
+        problem = _cuda_problem(device)
+        if problem is None:
+            from foredraft.backends.cuda import CudaBackend
+
+            return CudaBackend(dtype, device)
+        if name == "cuda":
+            raise InvalidParameter(f"backend='cuda' cannot run here: {problem}; use backend='torch'.")
+        log.warning("The fast kernels cannot run on %s (%s), so torch's serve.", device, problem)
+    if name == "cuda" and device.type != "cuda":
+        raise InvalidParameter(f"backend='cuda' runs on a GPU, not on {device}; use device='cuda' or backend='auto'.")
     return TorchBackend(dtype, device)
+
+
+def _cuda_problem(device: torch.device) -> str | None:
+    """Why the CUDA kernels cannot run on a device; None where they can."""
+    capability = torch.cuda.get_device_capability(device)
+    if capability < OLDEST_CUDA:
+        have, need = (".".join(map(str, version)) for version in (capability, OLDEST_CUDA))
+        return f"{torch.cuda.get_device_name(device)} has compute capability {have}, and {need} is needed"
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    return None

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import AttentionShape, LayerKV, Linear, Stack, T, Weight
+from foredraft.backends.base import ROW_COUNTS, AttentionShape, LayerKV, Linear, Stack, T, Weight
 from foredraft.backends.native_layers import StackDescription, describe_shape, describe_stack
 from foredraft.backends.native_library import (
     ERRORS,
@@ -107,6 +107,7 @@ class NativeBackend:
     """See backends/base.py for what each verb means."""
 
     name = "native"
+    row_counts: tuple[int, ...] = ROW_COUNTS
 
     def __init__(self, dtype: str, threads: int, library: ctypes.CDLL | None = None) -> None:
         found = library or load_library()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foredraft.backends.base import AttentionShape, LayerKV, Linear, Stack, T, Weight, run_layers
+from foredraft.backends.base import ROW_COUNTS, AttentionShape, LayerKV, Linear, Stack, T, Weight, run_layers
 from foredraft.batch import ForwardBatch
 from foredraft.sampling.draw import draw
 from foredraft.sampling.node_draws import LazyDraws, NodeDraw
@@ -27,6 +27,7 @@ class TorchBackend:
     """See `Backend`. `row_tiles` is None until a self-test has chosen it, and stays so with exact=False."""
 
     name = "torch"
+    row_counts: tuple[int, ...] = ROW_COUNTS
     build = str(torch.__version__)
 
     def __init__(self, dtype: str, device: torch.device) -> None:

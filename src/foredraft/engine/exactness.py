@@ -27,7 +27,6 @@ from foredraft.params import SamplingParams
 from foredraft.runtime.runner import Runner
 from foredraft.types import Sequence, Work
 
-ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64)
 _TOKENS, _LAYERS = 40, 8  # that must agree: a sum that differs shows only where rounding does not hide it
 
 
@@ -66,13 +65,13 @@ def _parse_row_counts(backend: Backend, value: object) -> tuple[int, ...] | None
     if not isinstance(value, list) or not all(type(count) is int for count in value):
         return None
     counts = tuple(value)
-    possible = counts == tuple(sorted(set(counts) & set(ROW_COUNTS))) and _enough(backend, counts)
+    possible = counts == tuple(sorted(set(counts) & set(backend.row_counts))) and _enough(backend, counts)
     return counts if possible else None
 
 
 def _enough(backend: Backend, counts: tuple[int, ...]) -> bool:
     """Torch's kernels are run in tiles of row counts that agree. With others, all must agree."""
-    return bool(counts) if isinstance(backend, TorchBackend) else counts == ROW_COUNTS
+    return bool(counts) if isinstance(backend, TorchBackend) else counts == backend.row_counts
 
 
 @torch.inference_mode()
@@ -81,11 +80,11 @@ def agreeing_row_counts(backend: Backend, decoder: Decoder) -> tuple[int, ...]:
     agreeing: set[frozenset[int]] = set()
     generator = torch.Generator().manual_seed(1)
     for linear in _distinct_linears(decoder):
-        rows = torch.randn(2 * ROW_COUNTS[-1], linear.inputs, generator=generator).to(
+        rows = torch.randn(2 * backend.row_counts[-1], linear.inputs, generator=generator).to(
             backend.device, backend.activation_dtype
         )
-        results = {count: _in_runs(backend, rows, linear, count, shift=0) for count in ROW_COUNTS}
-        steady = [c for c in ROW_COUNTS if results[c] == _in_runs(backend, rows, linear, c, shift=1)]
+        results = {count: _in_runs(backend, rows, linear, count, shift=0) for count in backend.row_counts}
+        steady = [c for c in backend.row_counts if results[c] == _in_runs(backend, rows, linear, c, shift=1)]
         classes = {frozenset(c for c in steady if results[c] == results[d]) for d in steady}
         agreeing = {a & c for a in agreeing for c in classes} if agreeing else classes
     best = max(agreeing, key=lambda counts: (len(counts), -min(counts, default=0), sorted(counts)), default=frozenset())
@@ -125,9 +124,9 @@ def layers_agree(backend: Backend, decoder: Decoder) -> bool:
 
 
 def _in_runs(backend: Backend, rows: Tensor, linear: Linear, count: int, shift: int) -> bytes:
-    """The bits of the first ROW_COUNTS[-1] rows after a layer, which they pass `count` at a time, each at another place
-    of its run per `shift`."""
-    saved, total = _tiles(backend), ROW_COUNTS[-1]
+    """The bits of the first rows after a layer, which they pass `count` at a time, each at another place of its run per
+    `shift`."""
+    saved, total = _tiles(backend), backend.row_counts[-1]
     _set_tiles(backend, None)
     moved, digest = rows.roll(shift, 0), hashlib.sha256()
     for start in range(0, shift + total, count):

@@ -1,0 +1,97 @@
+"""Whole steps on a GPU: tokens per second of `LLM.generate`, and where the time of a step goes.
+
+    python -m benchmarks.gpu_decode MODEL --batch 1,8,32,256 --dtype bfloat16 --tokens 256
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import torch
+
+from foredraft import LLM, SamplingParams
+
+
+def tokens_per_second(llm: LLM, batch: int, tokens: int, temperature: float) -> float:
+    """Of `batch` requests at once, from the first token on, so that prompts do not count."""
+    prompts = [[1 + (7 * place + 13 * index) % 200 for place in range(16)] for index in range(batch)]
+    params = SamplingParams(max_tokens=tokens, temperature=temperature, seed=1, ignore_eos=True)
+    outputs = llm.generate(prompts, params, spec="off")
+    seconds = max(output.metrics.total_time_s - output.metrics.time_to_first_token_s for output in outputs)
+    return batch * (tokens - 1) / seconds
+
+
+def step_parts(llm: LLM, batch: int, steps: int = 60) -> dict[str, float]:
+    """Median milliseconds of a step, of the device's share in it, and of the rest."""
+    engine, params = llm.engine, SamplingParams(max_tokens=4096, temperature=0, ignore_eos=True)
+    from foredraft.proposers.registry import Spec
+
+    for index in range(batch):
+        engine.add(f"parts-{index}", [1 + index % 200, 2, 3], params, Spec())
+    for _ in range(10):
+        engine.step()
+    walls: list[float] = []
+    busy: list[float] = []
+    forward = engine.runner.forward
+
+    def timed(packed):  # type: ignore[no-untyped-def]
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        output = forward(packed)
+        stop.record()
+        events.append((start, stop))
+        return output
+
+    events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+    engine.runner.forward = timed  # type: ignore[method-assign]
+    for _ in range(steps):
+        started = time.perf_counter()
+        engine.step()
+        walls.append(time.perf_counter() - started)
+    torch.cuda.synchronize()
+    busy = [start.elapsed_time(stop) for start, stop in events]
+    engine.runner.forward = forward  # type: ignore[method-assign]
+    engine.abort_all()
+    wall, device = sorted(walls)[steps // 2] * 1e3, sorted(busy)[len(busy) // 2]
+    return {"step_ms": wall, "device_ms": device, "rest_ms": wall - device}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--batch", default="1,8,32,256")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--backend", default="auto")
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--profile", action="store_true", help="print where Python spends a step at batch 1")
+    options = parser.parse_args()
+    batches = [int(batch) for batch in options.batch.split(",")]
+    started = time.perf_counter()
+    llm = LLM(
+        options.model, device="cuda", dtype=options.dtype, backend=options.backend, spec="off",
+        max_num_seqs=max(batches), kv_cache_tokens=max(batches) * 1024, max_model_len=1024,
+        prefix_caching=False,
+    )  # fmt: skip
+    print(f"{options.model} {options.dtype}: loaded in {time.perf_counter() - started:.1f} s; {llm.exact_report}")
+    for batch in batches:
+        started = time.perf_counter()
+        tokens_per_second(llm, batch, 40, options.temperature)
+        first = time.perf_counter() - started
+        speed = tokens_per_second(llm, batch, options.tokens, options.temperature)
+        parts = {name: round(value, 3) for name, value in step_parts(llm, batch).items()}
+        print(f"batch {batch}: {speed:.0f} tok/s, {parts}, first use {first:.1f} s", flush=True)
+    if options.profile:
+        import cProfile
+        import pstats
+
+        profile = cProfile.Profile()
+        profile.enable()
+        tokens_per_second(llm, batches[0], options.tokens, options.temperature)
+        profile.disable()
+        pstats.Stats(profile).sort_stats("tottime").print_stats(28)
+
+
+if __name__ == "__main__":
+    main()

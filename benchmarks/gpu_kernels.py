@@ -1,0 +1,253 @@
+"""Device times of the CUDA backend's kernels, and of a whole run captured as a graph, beside the bandwidth floor.
+
+    python -m benchmarks.gpu_kernels --shape 135m --shape 8b --kind bf16 --kind q4 --rows 1,4,16,64
+
+Weights are random. Rows are drafted tokens of one sequence (with --apart: one row each of as many sequences). The floor
+is the time to read all weights once at the bandwidth of a large copy.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foredraft.backends import cuda_linear, cuda_rows
+from foredraft.backends.base import AttentionShape, Layer, LayerKV, Linear, Stack, Weight
+from foredraft.backends.cuda import CudaBackend, Plan
+from foredraft.backends.cuda_attention import KeyView, rows_together
+
+DEVICE = torch.device("cuda")
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True)
+class Shape:
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+
+
+SHAPES = {
+    "135m": Shape(576, 30, 9, 3, 64, 1536, 49152),
+    "1b": Shape(2048, 16, 32, 8, 64, 8192, 128256),
+    "8b": Shape(4096, 32, 32, 8, 128, 14336, 128256),
+}
+
+
+def captured(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    """The run as a graph, after one run that compiles its kernels."""
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph
+
+
+def milliseconds(run: Callable[[], object], repeats: int = 20) -> float:
+    """The median time of a run that is already warm."""
+    run()
+    times = []
+    for _ in range(repeats):
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        run()
+        stop.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(stop))
+    return sorted(times)[repeats // 2]
+
+
+def copy_bandwidth() -> float:
+    """Bytes per second, read and written."""
+    source = torch.empty(1 << 30, dtype=torch.uint8, device=DEVICE).random_()
+    target = torch.empty_like(source)
+    return 2 * len(source) / milliseconds(lambda: target.copy_(source)) * 1e3
+
+
+def random_weight(kind: str, outputs: int, inputs: int) -> Weight:
+    if kind == "bf16":
+        values = torch.randn(outputs, inputs, device=DEVICE, dtype=torch.bfloat16)
+        return Weight("bf16", values.mul_(inputs**-0.5))
+    groups = (outputs, inputs // 32)
+    if kind == "q8":
+        codes = torch.randint(-127, 128, (outputs, inputs), device=DEVICE, dtype=torch.int8)
+        return Weight("q8", codes, torch.full(groups, inputs**-0.5 / 73, device=DEVICE).half())
+    codes = torch.randint(0, 16, (outputs, inputs), device=DEVICE, dtype=torch.uint8)
+    scales = torch.full(groups, inputs**-0.5 / 4.6, device=DEVICE).half()
+    return Weight("q4", codes, scales, -7.5 * scales)
+
+
+class Model:
+    """A random model of a shape, and rows to run through it."""
+
+    def __init__(self, shape: Shape, kind: str) -> None:
+        self.shape, self.backend = shape, CudaBackend("bfloat16", DEVICE)
+        self.attention = AttentionShape(
+            *(shape.heads, shape.kv_heads, shape.head_dim, shape.head_dim, shape.head_dim**-0.5, 0, 1e-5)
+        )
+        layers = tuple(self._layer(kind) for _ in range(shape.layers))
+        angles = torch.rand(16384, shape.head_dim // 2, device=DEVICE)
+        rope = torch.stack([angles.cos(), angles.sin()], 1)
+        self.stack = Stack(layers, torch.ones(shape.hidden, device=DEVICE), rope, 1.0, 1e-5)
+        self.head = self._linear("q8" if kind == "q4" else kind, shape.vocab, shape.hidden)
+        self.kv: list[LayerKV] = []
+
+    def _linear(self, kind: str, outputs: int, inputs: int) -> Linear:
+        return Linear((self.backend.pack(random_weight(kind, outputs, inputs)),), outputs, inputs)
+
+    def _layer(self, kind: str) -> Layer:
+        s = self.shape
+        norm = torch.ones(s.hidden, device=DEVICE)
+        return Layer(
+            input_norm=norm,
+            qkv=self._linear(kind, (s.heads + 2 * s.kv_heads) * s.head_dim, s.hidden),
+            q_norm=None,
+            k_norm=None,
+            output=self._linear(kind, s.hidden, s.heads * s.head_dim),
+            post_norm=norm,
+            gate_up=self._linear(kind, 2 * s.ffn, s.hidden),
+            down=self._linear(kind, s.hidden, s.ffn),
+            shape=self.attention,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        linears = [self.head]
+        for layer in self.stack.layers:
+            linears += [layer.qkv, layer.output, layer.gate_up, layer.down]
+        return sum(part.nbytes for linear in linears for part in linear.parts)
+
+    def plan(self, rows: int, context: int, apart: bool, whole: bool = False) -> Plan:
+        """Rows behind `context` tokens, of one sequence or of one each; and a cache that holds them."""
+        sequences = rows if apart else 1
+        length = context + (1 if apart else rows)
+        width = -(-length // BLOCK_SIZE)
+        slots = sequences * width * BLOCK_SIZE
+        if not self.kv or len(self.kv[0].k) < slots:
+            self.kv.clear()
+            size = (slots, self.shape.kv_heads, self.shape.head_dim)
+            for _ in self.stack.layers:
+                self.kv.append(LayerKV(*(torch.randn(size, device=DEVICE).bfloat16() for _ in range(2))))
+        tables = torch.randperm(sequences * width, device=DEVICE).int().view(sequences, width)
+        row = torch.arange(rows, device=DEVICE)
+        sequence = row if apart else row * 0
+        positions = row * 0 + context if apart else context + row
+        most = 1 if apart else rows_together(self.attention, whole)
+        groups = torch.tensor([*range(0, rows, most), rows], device=DEVICE, dtype=torch.int32)
+        view = KeyView(
+            rows=row.int(),
+            groups=groups,
+            sequences=sequence.int(),
+            block_tables=tables,
+            prefix_lens=(positions + 1).int(),
+            paths=torch.zeros((rows, 1), device=DEVICE, dtype=torch.int32),
+            path_lens=torch.zeros(rows, device=DEVICE, dtype=torch.int32),
+            block_size=BLOCK_SIZE,
+            max_keys=-(-length // 1024) * 1024,
+        )
+        place = tables[sequence, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
+        return Plan(positions, place, None if whole else view, view if whole else None)
+
+    def run(self, plan: Plan, x: Tensor) -> Tensor:
+        _, normed = self.backend.run_plan(x, self.stack, range(self.shape.layers), self.kv, plan)
+        return self.backend.logits(normed, self.head)
+
+    def parts(self, plan: Plan, x: Tensor) -> dict[str, Callable[[], object]]:
+        """Each kernel over all layers, so that no weight is read from the cache."""
+        layers, rows, s = self.stack.layers, len(x), self.shape
+        normed = x.bfloat16()
+        attended = torch.randn(rows, s.heads * s.head_dim, device=DEVICE).bfloat16()
+        active = torch.randn(rows, s.ffn, device=DEVICE).bfloat16()
+        qkv, update = cuda_linear.sums(normed, layers[0].qkv), cuda_linear.sums(active, layers[0].down)
+
+        def all_layers(call: Callable[[Layer, LayerKV], object]) -> Callable[[], object]:
+            return lambda: [call(layer, kv) for layer, kv in zip(layers, self.kv, strict=True)]
+
+        def rope(layer: Layer, kv: LayerKV) -> object:
+            return cuda_rows.rope_and_store(
+                *(qkv, None, None, self.stack.rope, kv, layer.shape, plan.positions, plan.slots)
+            )
+
+        return {
+            "qkv": all_layers(lambda layer, kv: cuda_linear.sums(normed, layer.qkv)),
+            "rope": all_layers(rope),
+            "attend": all_layers(lambda layer, kv: self.backend._attend(attended, kv, layer.shape, plan)),
+            "output": all_layers(lambda layer, kv: cuda_linear.sums(attended, layer.output)),
+            "norm": all_layers(
+                lambda layer, kv: cuda_rows.add_norm(x, update, 1.0, layer.post_norm, 1e-5, torch.bfloat16)
+            ),
+            "gate_up": all_layers(lambda layer, kv: cuda_linear.gated(normed, layer.gate_up)),
+            "down": all_layers(lambda layer, kv: cuda_linear.sums(active, layer.down)),
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", action="append", choices=SHAPES)
+    parser.add_argument("--kind", action="append", choices=("bf16", "q8", "q4"))
+    parser.add_argument("--rows", default="1,4,16,64")
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--apart", action="store_true", help="each row is a sequence of its own")
+    parser.add_argument("--parts", action="store_true", help="also the time of each kernel")
+    parser.add_argument("--prompt", type=int, default=0, help="also a prompt of so many tokens")
+    options = parser.parse_args()
+    bandwidth = copy_bandwidth()
+    print(f"{torch.cuda.get_device_name()}, copy {bandwidth / 1e12:.2f} TB/s, context {options.context}")
+    for name in options.shape or SHAPES:
+        for kind in options.kind or ("bf16", "q4"):
+            model = Model(SHAPES[name], kind)
+            floor = model.nbytes / bandwidth * 1e3
+            print(f"{name} {kind}: {model.nbytes / 1e9:.2f} GB, floor {floor:.3f} ms")
+            for rows in map(int, options.rows.split(",")):
+                _report(model, rows, options, floor)
+            if options.prompt:
+                _report_prompt(model, options.prompt)
+            del model
+
+
+def _report(model: Model, rows: int, options: argparse.Namespace, floor: float) -> None:
+    with torch.inference_mode():
+        plan = model.plan(rows, options.context, options.apart)
+        x = torch.randn(rows, model.shape.hidden, device=DEVICE)
+        graph = captured(lambda: model.run(plan, x.clone()))
+        time = milliseconds(graph.replay)
+        line = f"  rows {rows:4d}: {time:7.3f} ms, {time / floor:5.2f} x floor"
+        if options.parts:
+            parts = {name: milliseconds(captured(part).replay) for name, part in model.parts(plan, x).items()}
+            head = milliseconds(captured(lambda: model.backend.logits(x.bfloat16(), model.head)).replay)
+            line += " | us a layer:"
+            line += "".join(f" {part} {ms * 1e3 / model.shape.layers:.1f}" for part, ms in parts.items())
+            line += f" | head {head * 1e3:.0f} us"
+        print(line, flush=True)
+
+
+def _report_prompt(model: Model, rows: int) -> None:
+    with torch.inference_mode():
+        plan = model.plan(rows, 0, apart=False, whole=True)
+        x = torch.randn(rows, model.shape.hidden, device=DEVICE)
+
+        def run() -> None:
+            model.backend.run_plan(x.clone(), model.stack, range(model.shape.layers), model.kv, plan)
+
+        run()
+        time = milliseconds(run, 5)
+        s = model.shape
+        per_row = (s.heads + 2 * s.kv_heads) * s.head_dim * s.hidden + s.heads * s.head_dim * s.hidden
+        operations = 2 * rows * s.layers * (per_row + 3 * s.hidden * s.ffn)
+        a, b = (torch.randn(8192, 8192, device=DEVICE).bfloat16() for _ in range(2))
+        peak = 2 * 8192**3 / milliseconds(lambda: a @ b) / 1e9
+        rate = operations / time / 1e9
+        print(f"  prompt {rows}: {time:.2f} ms, {rate:.0f} TFLOP/s in layers, {rate / peak:.2f} of matmul's {peak:.0f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""The GPU backend: Triton kernels behind the verbs of backends/base.py.
+
+The residual stream is float32; what linear layers and attention read is rounded to bfloat16, and all their sums are
+float32. A row's bits depend on that row alone: linear layers add over their inputs in an order that is fixed by the
+layer's shape (cuda_linear, cuda_pack), attention over fixed blocks of keys (cuda_attention), norms row by row.
+
+A run of few rows is replayed as a captured graph (cuda_plan). Nothing in it waits for the device or depends on its
+data: the number of rows is that of a bucket, and which keys they see is read on the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foredraft.backends import cuda_linear, cuda_rows, cuda_sample
+from foredraft.backends.base import AttentionShape, LayerKV, Linear, Stack, T, Weight
+from foredraft.backends.cuda_attention import attend_split, attend_whole
+from foredraft.backends.cuda_pack import Packed, pack
+from foredraft.backends.cuda_plan import ROW_BUCKETS, Graphs, Plan, Plans
+from foredraft.batch import ForwardBatch
+from foredraft.sampling.node_draws import NodeDraw
+
+
+class CudaBackend:
+    """See backends/base.py for what each verb means. A batch is one that `prepare` made."""
+
+    name = "cuda"
+    row_counts: tuple[int, ...] = ROW_BUCKETS
+
+    def __init__(self, dtype: str, device: torch.device) -> None:
+        self.device = device
+        self.activation_dtype = torch.float32
+        self.kv_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
+        self.build = f"{torch.__version__} {torch.cuda.get_device_name(device) if device.type == 'cuda' else 'cpu'}"
+        self._plans = Plans(device)
+        self._graphs = Graphs()
+
+    def prepare(self, batch: ForwardBatch, shape: AttentionShape) -> Plan:
+        return self._plans.plan(batch, shape)
+
+    def replay(self, owner: object, plan: ForwardBatch, compute: Callable[[ForwardBatch], T]) -> T:
+        return self._graphs.run(owner, _as_plan(plan), compute)
+
+    def pack(self, weight: Weight) -> Packed:
+        return pack(weight, self.device)
+
+    def linear(self, x: Tensor, weight: Linear) -> Tensor:
+        return cuda_rows.collect(cuda_linear.sums(x, weight))
+
+    def logits(self, x: Tensor, weight: Linear) -> Tensor:
+        sums = cuda_linear.sums(x, weight)
+        return sums[0] if len(sums) == 1 else cuda_rows.collect(sums)
+
+    def embed(self, token_ids: Tensor, weight: Linear) -> Tensor:
+        return cuda_rows.embed(token_ids, weight)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return cuda_rows.add_norm(x, None, 1.0, weight, eps, torch.float32)
+
+    def add_rms_norm(
+        self, x: Tensor, update: Tensor, multiplier: float, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        return x, cuda_rows.add_norm(x, update[None], multiplier, weight, eps, torch.float32)
+
+    def rope_and_store(
+        self,
+        qkv: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        rope: Tensor,
+        kv: LayerKV,
+        shape: AttentionShape,
+        batch: ForwardBatch,
+    ) -> Tensor:
+        q = cuda_rows.rope_and_store(qkv[None], q_norm, k_norm, rope, kv, shape, batch.positions, batch.slots)
+        return q.float()
+
+    def attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch) -> Tensor:
+        return self._attend(q.to(self.kv_dtype), kv, shape, _as_plan(batch)).float()
+
+    def _attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, plan: Plan) -> Tensor:
+        out = torch.empty_like(q)
+        if plan.split is not None:
+            attend_split(q, kv, shape, plan.split, out)
+        if plan.whole is not None:
+            attend_whole(q, kv, shape, plan.whole, out)
+        return out
+
+    def gated(self, gate_up: Tensor) -> Tensor:
+        return cuda_rows.gated(gate_up[None], torch.float32)
+
+    def run_layers(
+        self, x: Tensor, stack: Stack, span: range, kv: Items[LayerKV], batch: ForwardBatch
+    ) -> tuple[Tensor, Tensor]:
+        """x is changed in place; the norm has the cache's dtype, which is what a linear layer would round it to."""
+        plan = _as_plan(batch)
+        layers, multiplier, eps, dtype = stack.layers, stack.residual_multiplier, stack.norm_eps, self.kv_dtype
+        normed = cuda_rows.add_norm(x, None, 1.0, layers[span.start].input_norm, eps, dtype)
+        for index in span:
+            layer, cache = layers[index], kv[index]
+            qkv = cuda_linear.sums(normed, layer.qkv)
+            q = cuda_rows.rope_and_store(
+                *(qkv, layer.q_norm, layer.k_norm, stack.rope, cache, layer.shape, plan.positions, plan.slots)
+            )
+            attended = self._attend(q, cache, layer.shape, plan)
+            update = cuda_linear.sums(attended, layer.output)
+            normed = cuda_rows.add_norm(x, update, multiplier, layer.post_norm, eps, dtype)
+            if cuda_linear.can_gate(layer.gate_up):
+                active = cuda_linear.gated(normed, layer.gate_up)
+            else:
+                active = cuda_rows.gated(cuda_linear.sums(normed, layer.gate_up), dtype)
+            update = cuda_linear.sums(active, layer.down)
+            next_norm = layers[index + 1].input_norm if index + 1 < len(layers) else stack.norm
+            normed = cuda_rows.add_norm(x, update, multiplier, next_norm, eps, dtype)
+        return x, normed
+
+    def sample(self, logits: Tensor, nodes: Items[NodeDraw]) -> Items[int]:
+        """One upload, three kernels and one copy back, for all nodes of all sequences."""
+        if not nodes:
+            return []
+        rows = logits if [node.row for node in nodes] == list(range(len(logits))) else None
+        packed = torch.from_numpy(_draw_settings(nodes)).to(self.device, non_blocking=True)  # [6, nodes] int64
+        if rows is None:
+            rows = logits[packed[0]]
+        adjusted = [index for index, node in enumerate(nodes) if node.sequence.params.adjusts_logits]
+        if adjusted:
+            rows = rows.clone()
+            for index in adjusted:
+                rows[index] = nodes[index].adjusted(logits)
+        keys, top_ks = packed[1], packed[2]
+        temperatures, top_ps, min_p_logs = packed[3:].view(torch.float64)
+        floors, finite = cuda_sample.floors(rows, temperatures, top_ks, top_ps, min_p_logs)
+        tokens: list[int] = cuda_sample.sample(rows, floors, finite, temperatures, keys).tolist()
+        return tokens
+
+
+def _as_plan(batch: ForwardBatch) -> Plan:
+    assert isinstance(batch, Plan), "a batch goes through `prepare` first"
+    return batch
+
+
+def _draw_settings(nodes: Items[NodeDraw]) -> np.ndarray:
+    """Row, key and top-k as integers, then temperature, top-p and log of min-p as the bits of float64: [6, nodes]."""
+    packed = np.empty((6, len(nodes)), np.int64)
+    floats = packed.view(np.float64)
+    for index, node in enumerate(nodes):
+        params = node.sequence.params
+        temperature = params.temperature or 0.0
+        key = node.key if temperature else 0  # without noise there is nothing to key
+        packed[:3, index] = node.row, key - (1 << 64) if key >= 1 << 63 else key, max(0, params.top_k or 0)
+        floats[3:, index] = temperature, 1.0 if params.top_p is None else params.top_p, _log(params.min_p)
+    return packed
+
+
+def _log(min_p: float | None) -> float:
+    return math.log(min_p) if min_p else -math.inf

@@ -1,0 +1,311 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, import-not-found, import-untyped"
+"""Paged tree attention on a GPU: each row over the keys that it may see, in text order.
+
+Keys are cut into blocks of KEY_BLOCK in text order. For every (row, block) there is a partial softmax: the largest
+score, the sum of weights relative to it, and the weighted sum of values. The partial results are merged in order. Two
+kernels do this, with the same operations and so the same bits: `split` has a program per block, for few rows, and
+leaves the partial results to `merge`; `whole` goes through all blocks of many rows of one sequence, for prompts.
+
+A program has the queries of all heads that share a KV head, of one row or of several rows of one sequence (a group). A
+query's bits depend on that query alone: products add in the same order for any number of queries, and the weights are
+summed by a product with ones. What a kernel may choose freely (warps, queries together) does not change them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from foredraft.backends.base import AttentionShape, LayerKV
+from foredraft.backends.cuda_launch import begin, options
+
+KEY_BLOCK = 128
+_LOG2_E = 1.4426950408889634
+_SPLIT_QUERIES, _WHOLE_QUERIES = 16, 128  # of a program
+_AT_ONCE = 8  # partial results that a merge loads together
+_NOTHING = tl.constexpr(float("-inf"))
+
+
+@dataclass(frozen=True)
+class KeyView:
+    """Which keys rows see (see ForwardBatch; a chain of drafted tokens is better told as a longer prefix). Rows that
+    only fill a bucket up have a prefix and a path of length 0.
+
+    `rows` are those that attend, in order of their sequences, and `groups` cuts them into runs of one sequence: run i
+    has rows[groups[i] : groups[i + 1]], at most `rows_together` of them. Runs that only fill up are empty.
+    """
+
+    rows: Tensor  # [n] int32
+    groups: Tensor  # [runs + 1] int32
+    sequences: Tensor  # [rows] int32
+    block_tables: Tensor  # [sequences, blocks] int32
+    prefix_lens: Tensor  # [rows] int32
+    paths: Tensor  # [rows, depth] int32
+    path_lens: Tensor  # [rows] int32
+    block_size: int
+    max_keys: int  # no row sees more
+
+
+@triton.jit
+def _slots_of(key, row, prefix, sequence, paths, depth, block_tables, table_width, block_size):
+    """Where the keys of a row lie: [KEY_BLOCK] int64. Beyond its prefix come those on its path."""
+    beyond = key - prefix
+    offset = tl.where(beyond < 0, key, tl.load(paths + row * depth + beyond, mask=beyond >= 0, other=0))
+    block = tl.load(block_tables + sequence * table_width + offset // block_size)
+    return block.to(tl.int64) * block_size + offset % block_size
+
+
+@triton.jit
+def _partial(
+    q, k_cache, v_cache, slot, key, visible_from, visible_to, kv_head, scale,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """The partial softmax of the queries q [M, D] over the keys at `slot` [BK], of which query m sees those from
+    visible_from[m] to visible_to[m]: (largest score [M], sum of weights [M], weighted values [M, D])."""
+    d = tl.arange(0, D)[None, :]
+    places = slot[:, None] * (KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM + d
+    if D == HEAD_DIM:
+        k = tl.load(k_cache + places)
+        v = tl.load(v_cache + places)
+    else:
+        k = tl.load(k_cache + places, mask=d < HEAD_DIM, other=0.0)
+        v = tl.load(v_cache + places, mask=d < HEAD_DIM, other=0.0)
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale  # [M, BK]
+    visible = (key[None, :] >= visible_from[:, None]) & (key[None, :] < visible_to[:, None])
+    scores = tl.where(visible, scores, _NOTHING)
+    highest = tl.max(scores, 1)
+    weights = tl.exp2(scores - tl.where(highest == _NOTHING, 0.0, highest)[:, None]).to(v.dtype)
+    ones = tl.full((BK, 16), 1.0, tl.float32).to(v.dtype)
+    total = tl.max(tl.dot(weights, ones, input_precision="ieee"), 1)  # all columns of the product are the same
+    mixed = tl.dot(weights, v, input_precision="ieee")
+    return highest, total, mixed
+
+
+@triton.jit
+def _merge(highest, total, mixed, highest_b, total_b, mixed_b, ROWS: tl.constexpr):
+    """Partial results and those of the next block; ROWS: of many rows at once. What has seen no key changes
+    nothing."""
+    new = tl.maximum(highest, highest_b)
+    level = tl.where(new == _NOTHING, 0.0, new)
+    old_share, new_share = tl.exp2(highest - level), tl.exp2(highest_b - level)
+    total = total * old_share + total_b * new_share
+    if ROWS:
+        mixed = mixed * old_share[:, None] + mixed_b * new_share[:, None]
+    else:
+        mixed = mixed * old_share + mixed_b * new_share
+    return new, total, mixed
+
+
+@triton.jit
+def _queries_of(
+    rows, groups, prefix_lens, path_lens, kv_head, WINDOW: tl.constexpr, GROUP: tl.constexpr, M: tl.constexpr
+):
+    """What the queries of this program's group stand for. Of the group: its first place in `rows`, its number of rows.
+    Of each query: which row of the group, whether it exists, its place in `rows`, row, head, prefix and path length,
+    and the range of keys that it sees."""
+    run = tl.program_id(0)
+    first = tl.load(groups + run)
+    count = tl.load(groups + run + 1) - first
+    query = tl.arange(0, M)
+    within = query // GROUP
+    exists = within < count
+    place = first + tl.where(exists, within, 0)
+    row = tl.load(rows + place, mask=exists, other=0)
+    head = kv_head * GROUP + query % GROUP
+    prefix = tl.load(prefix_lens + row, mask=exists, other=0)
+    path = tl.load(path_lens + row, mask=exists, other=0)
+    visible_to = prefix + path
+    visible_from = tl.maximum(visible_to - WINDOW, 0) if WINDOW else tl.zeros_like(visible_to)
+    return first, count, within, exists, place, row, head, prefix, path, visible_from, visible_to
+
+
+@triton.jit
+def _load_queries(q, row, head, exists, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr):
+    """[M, D]"""
+    d = tl.arange(0, D)[None, :]
+    places = (row.to(tl.int64) * HEADS + head)[:, None] * HEAD_DIM + d
+    return tl.load(q + places, mask=exists[:, None] & (d < HEAD_DIM), other=0.0)
+
+
+@triton.jit
+def _split_kernel(
+    q, k_cache, v_cache, highest_out, total_out, mixed_out,
+    rows, groups, sequences, block_tables, prefix_lens, paths, path_lens, table_width, depth, block_size, blocks, scale,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr,
+    BK: tl.constexpr, M: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One block of keys for one group of rows. Where all of its rows have the same keys there, these are loaded once;
+    where drafted tokens on different paths begin, every row loads its own."""
+    begin(PDL)
+    kv_head, block = tl.program_id(1), tl.program_id(2)
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    first, count, within, exists, place, row, head, prefix, path, visible_from, visible_to = _queries_of(
+        rows, groups, prefix_lens, path_lens, kv_head, WINDOW, GROUP, M
+    )
+    start = block * BK
+    end = tl.max(visible_to, 0)
+    if start >= end:
+        return
+    if start + BK <= tl.min(tl.where(exists, visible_from, end), 0):
+        return
+    queries = _load_queries(q, row, head, exists, HEADS, HEAD_DIM, D)
+    key = start + tl.arange(0, BK)
+    shared = tl.min(tl.where(path > 0, prefix, end), 0) >= tl.minimum(start + BK, end)
+    highest = tl.full((M,), _NOTHING, tl.float32)
+    total = tl.zeros((M,), tl.float32)
+    mixed = tl.zeros((M, D), tl.float32)
+    for index in range(0, tl.where(shared, 1, count)):
+        its_row = tl.load(rows + first + index)
+        its_prefix = tl.where(shared, end, tl.load(prefix_lens + its_row))
+        limit = tl.where(shared, end, its_prefix + tl.load(path_lens + its_row))
+        some_key = tl.where(key < limit, key, 0)  # instead of keys that it does not have
+        sequence = tl.load(sequences + its_row)
+        slot = _slots_of(some_key, its_row, its_prefix, sequence, paths, depth, block_tables, table_width, block_size)
+        highest_i, total_i, mixed_i = _partial(
+            queries, k_cache, v_cache, slot, key, visible_from, visible_to, kv_head, scale,
+            KV_HEADS, HEAD_DIM, D, BK,
+        )  # fmt: skip
+        mine = shared | (within == index)
+        highest = tl.where(mine, highest_i, highest)
+        total = tl.where(mine, total_i, total)
+        mixed = tl.where(mine[:, None], mixed_i, mixed)
+    partial = (place.to(tl.int64) * HEADS + head) * blocks + block
+    tl.store(highest_out + partial, highest, mask=exists)
+    tl.store(total_out + partial, total, mask=exists)
+    d = tl.arange(0, D)[None, :]
+    tl.store(mixed_out + partial[:, None] * HEAD_DIM + d, mixed, mask=exists[:, None] & (d < HEAD_DIM))
+
+
+@triton.jit
+def _merge_kernel(
+    highest_in, total_in, mixed_in, out, rows, prefix_lens, path_lens, blocks,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr, BK: tl.constexpr,
+    AT_ONCE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One head of one row: its blocks' partial results, merged in order."""
+    begin(PDL)
+    row, head = tl.load(rows + tl.program_id(0)), tl.program_id(1)
+    visible_to = tl.load(prefix_lens + row) + tl.load(path_lens + row)
+    first_block = tl.maximum(visible_to - WINDOW, 0) // BK if WINDOW else 0
+    last_block = tl.cdiv(visible_to, BK)
+    base = (tl.program_id(0).to(tl.int64) * HEADS + head) * blocks
+    d = tl.arange(0, D)
+    highest = tl.full((), _NOTHING, tl.float32)
+    total = tl.full((), 0.0, tl.float32)
+    mixed = tl.zeros((D,), tl.float32)
+    for at in range(first_block, last_block, AT_ONCE):
+        for step in tl.static_range(AT_ONCE):
+            there = at + step < last_block
+            partial = base + at + step
+            highest_b = tl.load(highest_in + partial, mask=there, other=_NOTHING)
+            total_b = tl.load(total_in + partial, mask=there, other=0.0)
+            mixed_b = tl.load(mixed_in + partial * HEAD_DIM + d, mask=there & (d < HEAD_DIM), other=0.0)
+            highest, total, mixed = _merge(highest, total, mixed, highest_b, total_b, mixed_b, False)
+    result = tl.div_rn(mixed, tl.where(total > 0, total, 1.0))
+    places = (row.to(tl.int64) * HEADS + head) * HEAD_DIM + d
+    tl.store(out + places, result.to(out.dtype.element_ty), mask=d < HEAD_DIM)
+
+
+@triton.jit
+def _whole_kernel(
+    q, k_cache, v_cache, out, rows, groups, sequences, block_tables, prefix_lens, path_lens, table_width, block_size,
+    scale,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr,
+    BK: tl.constexpr, M: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """All blocks of keys for one group of rows without paths."""
+    begin(PDL)
+    kv_head = tl.program_id(1)
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    first, _, _, exists, _, row, head, _, _, visible_from, visible_to = _queries_of(
+        rows, groups, prefix_lens, path_lens, kv_head, WINDOW, GROUP, M
+    )
+    end = tl.max(visible_to, 0)
+    if end == 0:
+        return
+    queries = _load_queries(q, row, head, exists, HEADS, HEAD_DIM, D)
+    table = block_tables + tl.load(sequences + tl.load(rows + first)) * table_width
+    highest = tl.full((M,), _NOTHING, tl.float32)
+    total = tl.zeros((M,), tl.float32)
+    mixed = tl.zeros((M, D), tl.float32)
+    for block in range(tl.min(tl.where(exists, visible_from, end), 0) // BK, tl.cdiv(end, BK)):
+        key = block * BK + tl.arange(0, BK)
+        some_key = tl.where(key < end, key, 0)
+        slot = tl.load(table + some_key // block_size).to(tl.int64) * block_size + some_key % block_size
+        highest_b, total_b, mixed_b = _partial(
+            queries, k_cache, v_cache, slot, key, visible_from, visible_to, kv_head, scale,
+            KV_HEADS, HEAD_DIM, D, BK,
+        )  # fmt: skip
+        highest, total, mixed = _merge(highest, total, mixed, highest_b, total_b, mixed_b, True)
+    result = tl.div_rn(mixed, tl.where(total > 0, total, 1.0)[:, None].broadcast_to(M, D))
+    d = tl.arange(0, D)[None, :]
+    places = (row.to(tl.int64) * HEADS + head)[:, None] * HEAD_DIM + d
+    tl.store(out + places, result.to(out.dtype.element_ty), mask=exists[:, None] & (d < HEAD_DIM))
+
+
+def rows_together(shape: AttentionShape, whole: bool) -> int:
+    """The most rows that a group may have."""
+    return _queries_together(shape, whole) // (shape.num_heads // shape.num_kv_heads)
+
+
+def _queries_together(shape: AttentionShape, whole: bool) -> int:
+    group: int = triton.next_power_of_2(shape.num_heads // shape.num_kv_heads)
+    return max(group, _WHOLE_QUERIES if whole else _SPLIT_QUERIES)
+
+
+def attend_split(q: Tensor, kv: LayerKV, shape: AttentionShape, view: KeyView, out: Tensor) -> None:
+    """For few rows, with any paths: writes view.rows of `out` [rows, heads * head_dim]."""
+    rows, heads = len(view.rows), shape.num_heads
+    blocks = triton.cdiv(view.max_keys, KEY_BLOCK)
+    d = max(16, triton.next_power_of_2(shape.head_dim))
+    highest, total = torch.empty((2, rows, heads, blocks), dtype=torch.float32, device=q.device)
+    mixed = torch.empty((rows, heads, blocks, shape.head_dim), dtype=torch.float32, device=q.device)
+    _split_kernel[(len(view.groups) - 1, shape.num_kv_heads, blocks)](
+        *(q, kv.k, kv.v, highest, total, mixed, view.rows, view.groups, view.sequences, view.block_tables),
+        *(view.prefix_lens, view.paths, view.path_lens, view.block_tables.shape[1], view.paths.shape[1]),
+        *(view.block_size, blocks, shape.scale * _LOG2_E),
+        HEADS=heads,
+        KV_HEADS=shape.num_kv_heads,
+        HEAD_DIM=shape.head_dim,
+        D=d,
+        WINDOW=shape.window,
+        BK=KEY_BLOCK,
+        M=_queries_together(shape, whole=False),
+        num_warps=4,
+        num_stages=1,
+        **options(q.device),
+    )
+    _merge_kernel[(rows, heads)](
+        *(highest, total, mixed, out, view.rows, view.prefix_lens, view.path_lens, blocks),
+        HEADS=heads,
+        HEAD_DIM=shape.head_dim,
+        D=d,
+        WINDOW=shape.window,
+        BK=KEY_BLOCK,
+        AT_ONCE=_AT_ONCE,
+        num_warps=1,
+        **options(q.device),
+    )
+
+
+def attend_whole(q: Tensor, kv: LayerKV, shape: AttentionShape, view: KeyView, out: Tensor) -> None:
+    """For many rows of a sequence, without paths: writes view.rows of `out`."""
+    d = max(16, triton.next_power_of_2(shape.head_dim))
+    _whole_kernel[(len(view.groups) - 1, shape.num_kv_heads)](
+        *(q, kv.k, kv.v, out, view.rows, view.groups, view.sequences, view.block_tables, view.prefix_lens),
+        *(view.path_lens, view.block_tables.shape[1], view.block_size, shape.scale * _LOG2_E),
+        HEADS=shape.num_heads,
+        KV_HEADS=shape.num_kv_heads,
+        HEAD_DIM=shape.head_dim,
+        D=d,
+        WINDOW=shape.window,
+        BK=KEY_BLOCK,
+        M=_queries_together(shape, whole=True),
+        num_warps=8,
+        num_stages=1 if q.dtype is torch.float32 else 2,
+        **options(q.device),
+    )

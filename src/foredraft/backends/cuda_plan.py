@@ -1,0 +1,284 @@
+"""The plan of one run on a GPU: what its kernels need to know of a batch, in one upload.
+
+A batch of few rows is padded to a bucket of rows, keys and path lengths, whose plan has its own place in the device's
+memory: a graph that was captured with that plan can be replayed with the next batch of the bucket. A batch with prompt
+chunks gets a plan of its own size.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from foredraft.backends.base import AttentionShape, T
+from foredraft.backends.cuda_attention import KeyView, rows_together
+from foredraft.batch import ForwardBatch
+
+ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_PATH_BUCKETS = (16, 64)
+_FEWEST_KEYS = 512  # buckets of keys are this and its doubles
+_WHOLE_ROWS = 32  # so many rows of one sequence without paths go through their keys together
+_MOST_GRAPHS = 48  # that are kept for one model
+_NOWHERE = -1  # the slot of a padding row: nothing is stored
+
+Bucket = tuple[int, int, int, int]  # rows, keys, path length, rows of a group
+
+
+@dataclass(frozen=True, eq=False)
+class Plan(ForwardBatch):
+    """A batch on the device. Each row is in one of the two views of the keys."""
+
+    split: KeyView | None
+    whole: KeyView | None
+    bucket: Bucket | None  # None: used once, never captured
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The arrays of a plan, one behind the other in one buffer."""
+
+    rows: int
+    sequences: int
+    width: int  # of the block tables
+    depth: int  # of the paths
+    split_rows: int
+    split_groups: int
+    whole_rows: int
+    whole_groups: int
+    logits: int
+
+    def fields(self) -> Iterator[tuple[str, type[np.integer[Any]], tuple[int, ...]]]:
+        for name in ("token_ids", "positions", "slots"):
+            yield name, np.int64, (self.rows,)
+        yield "logit_rows", np.int64, (self.logits,)
+        for name in ("sequences", "prefix_lens", "path_lens"):
+            yield name, np.int32, (self.rows,)
+        yield "block_tables", np.int32, (self.sequences, self.width)
+        yield "paths", np.int32, (self.rows, self.depth)
+        yield "split_rows", np.int32, (self.split_rows,)
+        yield "split_groups", np.int32, (self.split_groups + 1,)
+        yield "whole_rows", np.int32, (self.whole_rows,)
+        yield "whole_groups", np.int32, (self.whole_groups + 1,)
+
+
+class _Staging:
+    """A buffer on the host and its copy on the device, and the arrays in both."""
+
+    def __init__(self, layout: _Layout, device: torch.device) -> None:
+        places: list[tuple[str, type[np.integer[Any]], tuple[int, ...], int, int]] = []
+        size = 0
+        for name, dtype, shape in layout.fields():
+            length = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            places.append((name, dtype, shape, size, length))
+            size += -(-length // 16) * 16
+        pinned = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._host, self._device = pinned, torch.zeros(size, dtype=torch.uint8, device=device)
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None
+        self.arrays: dict[str, NDArray[Any]] = {}
+        self.tensors: dict[str, Tensor] = {}
+        for name, dtype, shape, start, length in places:
+            self.arrays[name] = pinned.numpy()[start : start + length].view(dtype).reshape(shape)
+            kind = torch.int64 if dtype is np.int64 else torch.int32
+            self.tensors[name] = self._device[start : start + length].view(kind).view(shape)
+
+    def wait(self) -> None:
+        """Until the last upload has been read: only then may the host's buffer be written again."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+    def upload(self) -> None:
+        self._device.copy_(self._host, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+
+
+class Plans:
+    """The plans of one backend. Those of buckets are made once and filled again and again."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._buckets: dict[Bucket, tuple[_Staging, Plan]] = {}
+
+    def plan(self, batch: ForwardBatch, shape: AttentionShape) -> Plan:
+        prefix_lens, path_lens = _with_chains_as_prefix(batch)
+        runs = _runs(batch.sequences.numpy(), path_lens)
+        together = rows_together(shape, whole=False)
+        longest = max((len(run) for run, plain in runs if plain), default=0)
+        if batch.num_rows <= ROW_BUCKETS[-1] and longest < _WHOLE_ROWS:
+            bucket = _bucket(batch, int(path_lens.max(initial=0)), together)
+            if bucket not in self._buckets:
+                self._buckets[bucket] = self._make_bucket(bucket, batch.block_size)
+            staging, plan = self._buckets[bucket]
+            staging.wait()
+            _fill(staging.arrays, batch, prefix_lens, path_lens)
+            _fill_groups(staging.arrays, "split", [run for run, _ in runs], together)
+            staging.upload()
+            return plan
+        return single_plan(batch, shape, self._device)
+
+    def _make_bucket(self, bucket: Bucket, block_size: int) -> tuple[_Staging, Plan]:
+        rows, keys, depth, _ = bucket
+        width = -(-keys // block_size)
+        staging = _Staging(_Layout(rows, rows, width, depth, rows, rows, 0, 0, 0), self._device)
+        return staging, _plan(staging.tensors, block_size, keys, ["split"], has_logit_rows=False, bucket=bucket)
+
+
+def single_plan(batch: ForwardBatch, shape: AttentionShape, device: torch.device) -> Plan:
+    """A plan of the batch's own size, which no graph is captured with."""
+    prefix_lens, path_lens = _with_chains_as_prefix(batch)
+    runs = _runs(batch.sequences.numpy(), path_lens)
+    split = [run for run, plain in runs if not plain or len(run) < _WHOLE_ROWS]
+    whole = [run for run, plain in runs if plain and len(run) >= _WHOLE_ROWS]
+    of_split, of_whole = rows_together(shape, whole=False), rows_together(shape, whole=True)
+    sequences, width = batch.block_tables.shape
+    layout = _Layout(
+        *(batch.num_rows, sequences, width, max(1, batch.paths.shape[1])),
+        *(sum(map(len, split)), _num_groups(split, of_split)),
+        *(sum(map(len, whole)), _num_groups(whole, of_whole)),
+        0 if batch.logit_rows is None else len(batch.logit_rows),
+    )
+    staging = _Staging(layout, device)
+    _fill(staging.arrays, batch, prefix_lens, path_lens)
+    _fill_groups(staging.arrays, "split", split, of_split)
+    _fill_groups(staging.arrays, "whole", whole, of_whole)
+    if batch.logit_rows is not None:
+        staging.arrays["logit_rows"][:] = batch.logit_rows.numpy()
+    staging.upload()
+    views = [name for name, rows in (("split", split), ("whole", whole)) if rows]
+    return _plan(staging.tensors, batch.block_size, batch.max_keys, views, batch.logit_rows is not None)
+
+
+class Graphs:
+    """Captured runs by their owner and bucket, the least recently used forgotten first."""
+
+    def __init__(self) -> None:
+        self._of: WeakKeyDictionary[object, OrderedDict[Bucket, tuple[torch.cuda.CUDAGraph, Any]]] = WeakKeyDictionary()
+        self._pool: Any = None  # of memory, shared by all graphs: one runs at a time
+
+    def run(self, owner: object, plan: Plan, compute: Callable[[ForwardBatch], T]) -> T:
+        if plan.bucket is None or plan.positions.device.type != "cuda":
+            return compute(plan)
+        graphs = self._of.setdefault(owner, OrderedDict())
+        captured = graphs.get(plan.bucket)
+        if captured is None:
+            captured = graphs[plan.bucket] = self._capture(plan, compute)
+            if len(graphs) > _MOST_GRAPHS:
+                graphs.popitem(last=False)
+        else:
+            graphs.move_to_end(plan.bucket)
+        graph, result = captured
+        graph.replay()
+        found: T = result
+        return found
+
+    def _capture(self, plan: Plan, compute: Callable[[ForwardBatch], T]) -> tuple[torch.cuda.CUDAGraph, T]:
+        """The first run compiles what is missing; it is run on a stream of its own, as capture demands."""
+        device = plan.positions.device
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            compute(plan)
+        torch.cuda.current_stream(device).wait_stream(stream)
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            result = compute(plan)
+        return graph, result
+
+
+def _bucket(batch: ForwardBatch, depth: int, together: int) -> Bucket:
+    rows = next(size for size in ROW_BUCKETS if size >= batch.num_rows)
+    keys = max(_FEWEST_KEYS, 1 << (batch.max_keys - 1).bit_length())
+    return rows, keys, next((size for size in _PATH_BUCKETS if size >= depth), depth), together
+
+
+def _with_chains_as_prefix(batch: ForwardBatch) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Prefix and path lengths in which a path that goes straight on is part of the prefix."""
+    prefix_lens, path_lens, paths = (x.numpy() for x in (batch.prefix_lens, batch.path_lens, batch.paths))
+    if not paths.shape[1]:
+        return prefix_lens, path_lens
+    places = np.arange(paths.shape[1], dtype=np.int32)[None, :]
+    straight = ((paths == prefix_lens[:, None] + places) | (places >= path_lens[:, None])).all(1)
+    return np.where(straight, prefix_lens + path_lens, prefix_lens), np.where(straight, 0, path_lens)
+
+
+def _runs(sequences: NDArray[np.int32], path_lens: NDArray[np.int32]) -> list[tuple[range, bool]]:
+    """Neighbouring rows of one sequence, and whether none of them has a path."""
+    starts = [0, *(np.flatnonzero(np.diff(sequences)) + 1).tolist(), len(sequences)]
+    return [(range(start, stop), not path_lens[start:stop].any()) for start, stop in pairwise(starts)]
+
+
+def _num_groups(runs: list[range], together: int) -> int:
+    return sum(-(-len(run) // together) for run in runs)
+
+
+def _fill(
+    arrays: dict[str, NDArray[Any]],
+    batch: ForwardBatch,
+    prefix_lens: NDArray[np.int32],
+    path_lens: NDArray[np.int32],
+) -> None:
+    """Write the batch, and behind it rows that read and write nothing."""
+    rows, (sequences, width) = batch.num_rows, batch.block_tables.shape
+    for name in ("token_ids", "positions", "slots", "sequences"):
+        arrays[name][:rows] = getattr(batch, name).numpy()
+    arrays["prefix_lens"][:rows], arrays["path_lens"][:rows] = prefix_lens, path_lens
+    for name in ("token_ids", "positions", "sequences", "prefix_lens", "path_lens"):
+        arrays[name][rows:] = 0
+    arrays["slots"][rows:] = _NOWHERE
+    width = min(width, arrays["block_tables"].shape[1])
+    arrays["block_tables"][:sequences, :width] = batch.block_tables.numpy()[:, :width]
+    depth = min(batch.paths.shape[1], arrays["paths"].shape[1])
+    arrays["paths"][:rows, :depth] = batch.paths.numpy()[:, :depth]
+
+
+def _fill_groups(arrays: dict[str, NDArray[Any]], view: str, runs: list[range], together: int) -> None:
+    """Write the rows of a view and the bounds of their groups; groups behind the last one are empty."""
+    rows, groups = arrays[f"{view}_rows"], arrays[f"{view}_groups"]
+    filled = 0
+    bounds = [0]
+    for run in runs:
+        rows[filled : filled + len(run)] = np.arange(run.start, run.stop)
+        bounds += [filled + min(stop, len(run)) for stop in range(together, len(run) + together, together)]
+        filled += len(run)
+    rows[filled:] = np.arange(filled, len(rows))  # padding rows: they see no key
+    groups[: len(bounds)] = bounds
+    groups[len(bounds) :] = bounds[-1]
+
+
+def _plan(
+    tensors: dict[str, Tensor],
+    block_size: int,
+    max_keys: int,
+    views: list[str],
+    has_logit_rows: bool,
+    bucket: Bucket | None = None,
+) -> Plan:
+    shared = {name: tensors[name] for name in ("sequences", "block_tables", "prefix_lens", "paths", "path_lens")}
+
+    def view(name: str) -> KeyView | None:
+        if name not in views:
+            return None
+        rows, groups = tensors[f"{name}_rows"], tensors[f"{name}_groups"]
+        return KeyView(rows, groups, **shared, block_size=block_size, max_keys=max_keys)
+
+    return Plan(
+        **{name: tensors[name] for name in ("token_ids", "positions", "slots")},
+        **shared,
+        logit_rows=tensors["logit_rows"] if has_logit_rows else None,
+        block_size=block_size,
+        max_keys=max_keys,
+        split=view("split"),
+        whole=view("whole"),
+        bucket=bucket,
+    )

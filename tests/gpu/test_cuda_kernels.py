@@ -1,0 +1,343 @@
+"""The Triton kernels against plain references, and the promise that a row's bits depend on that row alone.
+
+Without a device, TRITON_INTERPRET=1 runs what does not ask for bits, slowly, on the CPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+from foredraft.backends.base import Layer, LayerKV, Linear, Stack, Weight, run_layers
+from foredraft.params import SamplingParams
+from foredraft.sampling.draw import draw
+from foredraft.sampling.noise import stream_key
+from foredraft.sampling.pipeline import floor
+from tests.native.scene import BLOCK, Scene, attention_shape
+from tests.native.weights import KINDS, error, fitting, random_weight
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+if INTERPRETED or torch.cuda.is_available():
+    from foredraft.backends import cuda_linear, cuda_rows, cuda_sample
+    from foredraft.backends.cuda import CudaBackend
+    from foredraft.backends.cuda_linear import SPLIT_ROWS
+    from foredraft.backends.cuda_pack import cut
+    from foredraft.backends.cuda_plan import Plan, single_plan
+
+bits = pytest.mark.skipif(INTERPRETED, reason="asks for the bits of a device")
+ROW_COUNTS = (1, 2, 3, 7, 8, 16, 17, 32, 33, 64, 100, 128, 129, 256, 257, 512, 1000, 2048)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(7)
+
+
+def backend(dtype: str = "bfloat16") -> CudaBackend:
+    return CudaBackend(dtype, DEVICE)
+
+
+def layer_of(*weights: Weight, bias: bool = False) -> Linear:
+    outputs = sum(weight.outputs for weight in weights)
+    parts = tuple(backend().pack(weight) for weight in weights)
+    return Linear(parts, outputs, weights[0].inputs, torch.randn(outputs, device=DEVICE) if bias else None)
+
+
+def widened(weight: Weight) -> Tensor:
+    """The values that the kernels multiply with."""
+    dense = weight.dense().to(DEVICE)
+    return (dense if weight.kind == "f32" else dense.bfloat16().float()).double()
+
+
+def small(rows: int, *shape: int) -> Tensor:
+    return torch.randn(rows, *shape, device=DEVICE)
+
+
+class TestLinear:
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("rows", [1, 5, 40] if INTERPRETED else [1, 5, 40, 100, 300])
+    def test_is_the_product_with_the_files_values(self, kind: str, rows: int) -> None:
+        outputs, inputs = (70, 288) if INTERPRETED else (1000, 1120)
+        weight = random_weight(kind, outputs, fitting(kind, inputs))
+        layer = layer_of(weight, bias=True)
+        x = small(rows, weight.inputs)
+        operand = x.double() if kind == "f32" else x.bfloat16().double()
+        assert layer.bias is not None
+        expected = operand @ widened(weight).T + layer.bias.double()
+        assert error(backend().linear(x, layer), expected) < 1e-6
+        assert error(backend().logits(x, layer), expected) < 1e-6
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_embeds_the_files_values(self, kind: str) -> None:
+        weight = random_weight(kind, 50, fitting(kind, 96))
+        ids = torch.tensor([3, 49, 0, 17], device=DEVICE)
+        expected = widened(weight)[ids].float()
+        assert torch.equal(backend().embed(ids, layer_of(weight)), expected)
+        halves = layer_of(weight.rows(0, 20), weight.rows(20, 50))
+        assert torch.equal(backend().embed(ids, halves), expected)
+
+    def test_parts_of_different_kinds_are_one_layer(self) -> None:
+        weights = [random_weight("q4k", 64, 256), random_weight("q6", 32, 256), random_weight("bf16", 40, 256)]
+        x = small(3, 256)
+        expected = x.bfloat16().double() @ torch.cat([widened(weight) for weight in weights]).T
+        assert error(backend().linear(x, layer_of(*weights)), expected) < 1e-6
+
+    @pytest.mark.parametrize("kind", ["bf16", "q4"])
+    def test_gates_as_the_unfused_kernels_do(self, kind: str) -> None:
+        layer = layer_of(random_weight(kind, 160 if INTERPRETED else 3072, 128), bias=True)
+        assert cuda_linear.can_gate(layer) and cut(layer).count == 1
+        for rows in (1, 20) if INTERPRETED else (1, 20, 300):
+            x = small(rows, 128).bfloat16() / 16
+            apart = cuda_rows.gated(cuda_linear.sums(x, layer), torch.bfloat16)
+            assert torch.equal(cuda_linear.gated(x, layer), apart)
+
+    @bits
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize(
+        ("outputs", "inputs"), [(960, 576), (576, 1536), (1024, 4096), (4096, 1024), (512, 14336), (70, 96)]
+    )
+    def test_bits_of_a_row_are_its_own(self, kind: str, outputs: int, inputs: int) -> None:
+        if kind == "f32" and inputs > 4096:
+            pytest.skip("the same code as for fewer inputs, and slow")
+        layer = layer_of(random_weight(kind, outputs, fitting(kind, inputs)))
+        x = small(2048, layer.inputs)
+        whole = backend().linear(x, layer)
+        for rows in ROW_COUNTS:
+            for start in {0, (2048 - rows) // 3, 2048 - rows}:
+                part = backend().linear(x[start : start + rows].contiguous(), layer)
+                assert torch.equal(part, whole[start : start + rows]), (rows, start)
+
+    @bits
+    def test_the_largest_tile_gives_the_bits_of_the_smallest(self) -> None:
+        layer = layer_of(random_weight("bf16", 512, 2048))
+        x = small(SPLIT_ROWS, 2048)
+        tiles = [cuda_linear.Tile(*of) for of in ((64, 16, 64, 4, 3), (64, 16, 128, 4, 2), (128, 128, 32, 8, 2))]
+        results = [cuda_rows.collect(cuda_linear.sums(x, layer, tile)) for tile in tiles]
+        assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+class TestRows:
+    @pytest.mark.parametrize("width", [576, 100, 4096])
+    def test_norms_and_residual(self, width: int) -> None:
+        x, update, weight = small(5, width), small(3, 5, width), small(width)
+        y = x.double() + 0.5 * update.double().sum(0)
+        expected = y * torch.rsqrt((y * y).mean(-1, keepdim=True) + 1e-5) * weight
+        changed = x.clone()
+        normed = cuda_rows.add_norm(changed, update, 0.5, weight, 1e-5, torch.float32)
+        assert error(changed, y) < 1e-6 and error(normed, expected) < 1e-6
+        assert error(backend().rms_norm(changed, weight, 1e-5), expected) < 1e-6
+        for row in range(5):
+            alone = cuda_rows.add_norm(
+                x[row : row + 1].clone(), update[:, row : row + 1].contiguous(), 0.5, weight, 1e-5, torch.float32
+            )
+            assert torch.equal(alone[0], normed[row])
+
+    @pytest.mark.parametrize("rotary_dim", [0, 40, 64])
+    @pytest.mark.parametrize("with_norms", [False, True])
+    def test_rope_and_store(self, rotary_dim: int, with_norms: bool) -> None:
+        shape = attention_shape(3, 64, rotary_dim=rotary_dim)
+        rows, width = 6, (shape.num_heads + 2 * shape.num_kv_heads) * 64
+        qkv, slots = small(rows, width), torch.tensor([4, 9, 1, -1, 7, 30], device=DEVICE)
+        positions = torch.tensor([0, 5, 2, 3, 11, 1], device=DEVICE)
+        rope = small(12, 2, max(1, rotary_dim // 2))
+        norms = (small(64), small(64)) if with_norms else (None, None)
+        kv = LayerKV(*(torch.zeros(32, 3, 64, device=DEVICE, dtype=torch.bfloat16) for _ in range(2)))
+        q = cuda_rows.rope_and_store(qkv[None], *norms, rope, kv, shape, positions, slots)
+        parts = list(qkv.double().view(rows, -1, 64).split([9, 3, 3], dim=1))
+        for part, norm in zip(parts, norms, strict=False):
+            if norm is not None:
+                part *= torch.rsqrt((part * part).mean(-1, keepdim=True) + shape.norm_eps) * norm
+        if half := rotary_dim // 2:
+            cos, sin = rope.double()[positions, :, None].unbind(1)
+            for part in parts[:2]:
+                left, right = part[..., :half].clone(), part[..., half:rotary_dim].clone()
+                part[..., :half], part[..., half:rotary_dim] = left * cos - right * sin, right * cos + left * sin
+        assert error(q, parts[0].flatten(1)) < 4e-3
+        stored = slots >= 0
+        assert error(kv.k[slots[stored]], parts[1][stored]) < 4e-3
+        assert error(kv.v[slots[stored]], parts[2][stored]) < 4e-3
+        assert kv.k.count_nonzero() == kv.v.count_nonzero() == 5 * 3 * 64
+
+
+def tree_scene(window: int = 0, head_dim: int = 64, group: int = 3, dtype: torch.dtype = torch.bfloat16) -> Scene:
+    """Plain rows, a chunk, a chain and a tree, over one to several blocks of keys."""
+    lengths = [40, 300, 150] if INTERPRETED else [40, 700, 150, 3000]
+    scene = Scene(attention_shape(group, head_dim, window), lengths, dtype)
+    for sequence, length in enumerate(lengths):
+        scene.rows += [(sequence, length, [])]
+    scene.rows += [(1, prefix, []) for prefix in range(200, 212)]
+    scene.rows += [(2, 140, [140 + i for i in range(n)]) for n in (1, 2, 3)]
+    scene.rows += [(1, 250, path) for path in ([260], [261], [260, 263], [261, 266], [260, 263, 270], [262])]
+    scene.rows += [(0, 1, []), (2, 127, []), (2, 128, []), (2, 129, []), (2, 126, [130, 128, 135])]
+    scene.tables = scene.tables.to(DEVICE)
+    scene.cache = LayerKV(scene.cache.k.to(DEVICE), scene.cache.v.to(DEVICE))
+    return scene
+
+
+def planned(scene: Scene, rows: list[int] | None = None, **changes: Tensor) -> Plan:
+    """The scene's rows as the kernels see them, in a plan of their own size."""
+    batch = dataclasses.replace(scene.batch(rows), **changes)
+    return single_plan(batch.to(torch.device("cpu")), scene.shape, DEVICE)
+
+
+class TestAttention:
+    @pytest.mark.parametrize(("head_dim", "group"), [(64, 3), (128, 4), (32, 1), (80, 2)])
+    @pytest.mark.parametrize("window", [0, 100])
+    def test_is_attention(self, head_dim: int, group: int, window: int) -> None:
+        scene = tree_scene(window, head_dim, group)
+        q = small(len(scene.rows), 3 * group * head_dim).bfloat16().float()
+        result = backend().attend(q, scene.cache, scene.shape, planned(scene))
+        assert error(result, scene.reference(q)) < 4e-3
+
+    def test_float32_is_exact(self) -> None:
+        scene = tree_scene(dtype=torch.float32)
+        q = small(len(scene.rows), 9 * 64)
+        result = backend("float32").attend(q, scene.cache, scene.shape, planned(scene))
+        assert error(result, scene.reference(q)) < 1e-5
+
+    @bits
+    @pytest.mark.parametrize(("head_dim", "group"), [(64, 3), (128, 4)])
+    @pytest.mark.parametrize("window", [0, 100])
+    def test_bits_of_a_row_are_its_own(self, head_dim: int, group: int, window: int) -> None:
+        scene = tree_scene(window, head_dim, group)
+        q = small(len(scene.rows), 3 * group * head_dim)
+        together = backend().attend(q, scene.cache, scene.shape, planned(scene))
+        for row in range(len(scene.rows)):
+            alone = backend().attend(q[row : row + 1], scene.cache, scene.shape, planned(scene, [row]))
+            assert torch.equal(alone[0], together[row]), row
+
+    @bits
+    @pytest.mark.parametrize(("head_dim", "group"), [(64, 3), (128, 4)])
+    @pytest.mark.parametrize("window", [0, 700])
+    def test_prompts_have_the_bits_of_single_rows(self, head_dim: int, group: int, window: int) -> None:
+        scene = Scene(attention_shape(group, head_dim, window), [2048], torch.bfloat16)
+        scene.rows = [(0, prefix, []) for prefix in range(1, 2049)]
+        scene.tables = scene.tables.to(DEVICE)
+        scene.cache = LayerKV(scene.cache.k.to(DEVICE), scene.cache.v.to(DEVICE))
+        q = small(2048, 3 * group * head_dim)
+        batch = planned(scene)
+        assert batch.split is None and batch.whole is not None
+        whole = backend().attend(q, scene.cache, scene.shape, batch)
+        for rows in [[0], [127, 128, 129], list(range(500, 520)), list(range(1000, 1256, 8)), [2047]]:
+            part = backend().attend(q[rows], scene.cache, scene.shape, planned(scene, rows))
+            assert torch.equal(part, whole[rows]), rows
+
+
+def random_stack(kind: str, layers: int = 2) -> Stack:
+    hidden, ffn = 576, 1536
+    shape = attention_shape(3, 64, rotary_dim=64)
+
+    def linear(outputs: int, inputs: int, kind: str = kind) -> Linear:
+        weight = Weight("bf16", (torch.randn(outputs, inputs) * inputs**-0.5).bfloat16())
+        if kind == "q4":
+            from foredraft.models.quantise import convert
+
+            weight = convert(weight, "int4", False, "bfloat16")
+        return layer_of(weight)
+
+    made = tuple(
+        Layer(
+            *(small(hidden), linear(960, hidden), None, None, linear(hidden, hidden), small(hidden)),
+            *(linear(2 * ffn, hidden), linear(hidden, ffn), shape),
+        )
+        for _ in range(layers)
+    )
+    angles = torch.rand(4096, 32, device=DEVICE) * 6
+    return Stack(made, small(hidden), torch.stack([angles.cos(), angles.sin()], 1), 1.0, 1e-5)
+
+
+class TestLayers:
+    @bits
+    @pytest.mark.parametrize("kind", ["bf16", "q4"])
+    def test_all_ways_through_the_layers_give_the_same_bits(self, kind: str) -> None:
+        """Fused, verb by verb, as a prompt in one go, in chunks, and row by row at the end."""
+        stack, rows = random_stack(kind), 640
+        scene = Scene(stack.layers[0].shape, [rows], torch.bfloat16)
+        scene.rows = [(0, prefix, []) for prefix in range(1, rows + 1)]
+        slots = scene.slots(0, torch.arange(rows)).to(DEVICE)
+        scene.tables = scene.tables.to(DEVICE)
+        x = small(rows, 576)
+        span = range(2)
+
+        def run(chunks: list[int], fused: bool = True) -> Tensor:
+            shape = (len(scene.cache.k), 3, 64)
+            kv = [LayerKV(*(torch.full(shape, torch.nan, device=DEVICE).bfloat16() for _ in range(2))) for _ in span]
+            done, out = 0, []
+            for size in chunks:
+                part = list(range(done, done + size))
+                batch = planned(scene, part, slots=slots[part])
+                go = backend().run_layers if fused else lambda *given: run_layers(backend(), *given)
+                out.append(go(x[part].clone(), stack, span, kv, batch)[1].float())
+                done += size
+            return torch.cat(out)
+
+        whole = run([rows])
+        assert torch.equal(run([rows], fused=False).bfloat16().float(), whole)
+        assert torch.equal(run([256, 320, 33, *[1] * 20, 8, 3]), whole)
+
+
+class TestSampling:
+    def test_draws_the_reference_tokens(self) -> None:
+        rows, vocab = 40, 5000
+        logits = small(rows, vocab) * 4
+        logits[5, 10:20] = logits[5].max() + 1  # equal ones
+        temperatures = torch.tensor([0.0, 0.3, 1.0, 1.7] * 10, dtype=torch.float64, device=DEVICE)
+        floors = logits.topk(1 + rows, dim=1).values[torch.arange(rows), torch.arange(rows)]
+        floors[7::8] = -torch.inf
+        keys = [stream_key(seed, 3) for seed in range(rows)]
+        signed = torch.tensor([key - (1 << 64) if key >> 63 else key for key in keys], device=DEVICE)
+        drawn = cuda_sample.sample(
+            logits, floors, torch.ones(rows, dtype=torch.bool, device=DEVICE), temperatures, signed
+        ).tolist()
+        host = logits.cpu()
+        assert drawn == [
+            draw(host[row], float(floors[row]), float(temperatures[row]), keys[row]) for row in range(rows)
+        ]
+
+    def test_finds_the_reference_floors(self) -> None:
+        rows, vocab = 48, 3000 if INTERPRETED else 49152
+        logits = small(rows, vocab) * 3
+        logits[10] = logits[10].round()  # many ties
+        logits[11, 100:] = -torch.inf
+        choices = [
+            SamplingParams(temperature=t, top_k=k, top_p=p, min_p=m)
+            for t, k, p, m in [
+                *((0.0, 5, 0.9, 0.1), (1.0, 0, 1.0, 0.0), (1.0, 40, 1.0, 0.0), (0.8, 0, 0.95, 0.0)),
+                *((0.8, 40, 0.9, 0.05), (1.5, 0, 0.5, 0.2), (0.7, 1, 0.9, 0.0), (1.0, 1000, 0.99, 0.0)),
+            ]
+        ] * 6
+
+        def column(name: str, dtype: torch.dtype) -> Tensor:
+            return torch.tensor([getattr(params, name) for params in choices], dtype=dtype, device=DEVICE)
+
+        found, finite = cuda_sample.floors(
+            *(logits, column("temperature", torch.float64), column("top_k", torch.int32)),
+            *(column("top_p", torch.float64), column("min_p", torch.float64).log()),
+        )
+        assert finite.all()
+        for row, params in enumerate(choices):
+            expected = floor(logits[row].cpu(), params)
+            assert found[row].item() == torch.tensor(expected, dtype=torch.float32).item(), (row, params)
+
+    def test_tells_rows_that_are_not_finite(self) -> None:
+        logits = small(5, 1000)
+        logits[1, 500], logits[2, 3], logits[4, 7] = torch.nan, torch.inf, -torch.inf
+        logits[3] = -torch.inf
+        ones = torch.ones(5, dtype=torch.float64, device=DEVICE)
+        none = torch.zeros(5, dtype=torch.int32, device=DEVICE)
+        _, finite = cuda_sample.floors(logits, ones, none, ones, (ones * 0).log())
+        assert finite.tolist() == [True, False, False, False, True]
+
+
+def test_the_block_of_a_scene_is_smaller_than_a_block_of_keys() -> None:
+    """Otherwise the scenes above would not show keys of one block in several places."""
+    assert BLOCK < 128
