@@ -17,8 +17,9 @@ from torch import Tensor
 
 from foredraft.backends import cuda_linear, cuda_rows
 from foredraft.backends.base import AttentionShape, Layer, LayerKV, Linear, Stack, Weight
-from foredraft.backends.cuda import CudaBackend, Plan
-from foredraft.backends.cuda_attention import KeyView, rows_together
+from foredraft.backends.cuda import CudaBackend
+from foredraft.backends.cuda_plan import Plan, single_plan
+from foredraft.batch import ForwardBatch
 
 DEVICE = torch.device("cuda")
 BLOCK_SIZE = 16
@@ -126,7 +127,7 @@ class Model:
             linears += [layer.qkv, layer.output, layer.gate_up, layer.down]
         return sum(part.nbytes for linear in linears for part in linear.parts)
 
-    def plan(self, rows: int, context: int, apart: bool, whole: bool = False) -> Plan:
+    def plan(self, rows: int, context: int, apart: bool) -> Plan:
         """Rows behind `context` tokens, of one sequence or of one each; and a cache that holds them."""
         sequences = rows if apart else 1
         length = context + (1 if apart else rows)
@@ -137,28 +138,27 @@ class Model:
             size = (slots, self.shape.kv_heads, self.shape.head_dim)
             for _ in self.stack.layers:
                 self.kv.append(LayerKV(*(torch.randn(size, device=DEVICE).bfloat16() for _ in range(2))))
-        tables = torch.randperm(sequences * width, device=DEVICE).int().view(sequences, width)
-        row = torch.arange(rows, device=DEVICE)
+        tables = torch.randperm(sequences * width).int().view(sequences, width)
+        row = torch.arange(rows)
         sequence = row if apart else row * 0
         positions = row * 0 + context if apart else context + row
-        most = 1 if apart else rows_together(self.attention, whole)
-        groups = torch.tensor([*range(0, rows, most), rows], device=DEVICE, dtype=torch.int32)
-        view = KeyView(
-            rows=row.int(),
-            groups=groups,
+        batch = ForwardBatch(
+            token_ids=row * 0,
+            positions=positions,
+            slots=tables[sequence, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE,
             sequences=sequence.int(),
             block_tables=tables,
             prefix_lens=(positions + 1).int(),
-            paths=torch.zeros((rows, 1), device=DEVICE, dtype=torch.int32),
-            path_lens=torch.zeros(rows, device=DEVICE, dtype=torch.int32),
+            paths=torch.zeros((rows, 0), dtype=torch.int32),
+            path_lens=torch.zeros(rows, dtype=torch.int32),
+            logit_rows=None,
             block_size=BLOCK_SIZE,
             max_keys=-(-length // 1024) * 1024,
         )
-        place = tables[sequence, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
-        return Plan(positions, place, None if whole else view, view if whole else None)
+        return single_plan(batch, self.attention, DEVICE)
 
     def run(self, plan: Plan, x: Tensor) -> Tensor:
-        _, normed = self.backend.run_plan(x, self.stack, range(self.shape.layers), self.kv, plan)
+        _, normed = self.backend.run_layers(x, self.stack, range(self.shape.layers), self.kv, plan)
         return self.backend.logits(normed, self.head)
 
     def parts(self, plan: Plan, x: Tensor) -> dict[str, Callable[[], object]]:
@@ -232,11 +232,11 @@ def _report(model: Model, rows: int, options: argparse.Namespace, floor: float) 
 
 def _report_prompt(model: Model, rows: int) -> None:
     with torch.inference_mode():
-        plan = model.plan(rows, 0, apart=False, whole=True)
+        plan = model.plan(rows, 0, apart=False)
         x = torch.randn(rows, model.shape.hidden, device=DEVICE)
 
         def run() -> None:
-            model.backend.run_plan(x.clone(), model.stack, range(model.shape.layers), model.kv, plan)
+            model.backend.run_layers(x.clone(), model.stack, range(model.shape.layers), model.kv, plan)
 
         run()
         time = milliseconds(run, 5)

@@ -105,7 +105,8 @@ class LLM:
         spec: str | list[str] | None = None,
     ) -> Iterator[TokenEvent]:
         """Tokens of many prompts, interleaved; an event's `request_id` is the index of its prompt."""
-        return self._run([self.encode(prompt) for prompt in prompts], params, spec)
+        events = self._run([self.encode(prompt) for prompt in prompts], params, spec)
+        return (replace(event, request_id=str(index)) for index, event in events)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The token ids of a text, of token ids (as they are) or of a conversation, ready to be answered."""
@@ -128,12 +129,13 @@ class LLM:
         prompts: list[list[int]],
         params: SamplingParams | list[SamplingParams] | None,
         spec: str | list[str] | None,
-    ) -> Iterator[TokenEvent]:
+    ) -> Iterator[tuple[int, TokenEvent]]:
+        """Events as they come, each with the index of its prompt."""
         every_params = _one_each("params", params, SamplingParams(), SamplingParams, len(prompts))
         every_spec = [parse_spec(text) for text in _one_each("spec", spec, self.spec, str, len(prompts))]
         if any(each.adaptive for each in every_spec):
             self.engine.speculation.calibrate()
-        places = {str(next(self._request_ids)): str(index) for index in range(len(prompts))}
+        places = {str(next(self._request_ids)): index for index in range(len(prompts))}
         inbox: deque[TokenEvent] = deque()
         try:
             for request_id, prompt, each, its_spec in zip(places, prompts, every_params, every_spec, strict=True):
@@ -144,7 +146,7 @@ class LLM:
                     self._step()
                 while inbox:
                     event = inbox.popleft()
-                    yield replace(event, request_id=places[event.request_id])
+                    yield places[event.request_id], event
         finally:
             for request_id in places:
                 self.engine.abort(request_id)
@@ -174,9 +176,8 @@ class LLM:
         every_params = _one_each("params", params, SamplingParams(), SamplingParams, len(prompts))
         finished: list[list[CompletionOutput]] = [[] for _ in prompts]
         done = 0
-        for event in self._run(encoded, every_params, spec):
+        for index, event in self._run(encoded, every_params, spec):
             if event.output is not None:
-                index = int(event.request_id)
                 finished[index].append(event.output)
                 if len(finished[index]) == every_params[index].n:
                     done += 1

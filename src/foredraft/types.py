@@ -114,6 +114,8 @@ class Counters:
     def count(self, draft: Draft, accepted: tuple[int, ...], emitted: bool) -> None:
         """Add one run of the target; a run that only worked through the prompt emits nothing and does not count."""
         self.target_runs += emitted
+        if not draft:
+            return
         self.drafted_tokens += len(draft)
         self.drafted_by_origin.update(draft.origin)
         self.drafted_per_depth.update(range(1, draft.depth + 1))

@@ -178,9 +178,13 @@ def tree_scene(window: int = 0, head_dim: int = 64, group: int = 3, dtype: torch
     scene.rows += [(2, 140, [140 + i for i in range(n)]) for n in (1, 2, 3)]
     scene.rows += [(1, 250, path) for path in ([260], [261], [260, 263], [261, 266], [260, 263, 270], [262])]
     scene.rows += [(0, 1, []), (2, 127, []), (2, 128, []), (2, 129, []), (2, 126, [130, 128, 135])]
-    scene.tables = scene.tables.to(DEVICE)
-    scene.cache = LayerKV(scene.cache.k.to(DEVICE), scene.cache.v.to(DEVICE))
     return scene
+
+
+def attended(scene: Scene, q: Tensor, rows: list[int] | None = None, dtype: str = "bfloat16") -> Tensor:
+    """What some rows of a scene on the host get on the device."""
+    cache = LayerKV(scene.cache.k.to(DEVICE), scene.cache.v.to(DEVICE))
+    return backend(dtype).attend(q.to(DEVICE), cache, scene.shape, planned(scene, rows)).cpu()
 
 
 def planned(scene: Scene, rows: list[int] | None = None, **changes: Tensor) -> Plan:
@@ -194,26 +198,23 @@ class TestAttention:
     @pytest.mark.parametrize("window", [0, 100])
     def test_is_attention(self, head_dim: int, group: int, window: int) -> None:
         scene = tree_scene(window, head_dim, group)
-        q = small(len(scene.rows), 3 * group * head_dim).bfloat16().float()
-        result = backend().attend(q, scene.cache, scene.shape, planned(scene))
-        assert error(result, scene.reference(q)) < 4e-3
+        q = torch.randn(len(scene.rows), 3 * group * head_dim).bfloat16().float()
+        assert error(attended(scene, q), scene.reference(q)) < 4e-3
 
     def test_float32_is_exact(self) -> None:
         scene = tree_scene(dtype=torch.float32)
-        q = small(len(scene.rows), 9 * 64)
-        result = backend("float32").attend(q, scene.cache, scene.shape, planned(scene))
-        assert error(result, scene.reference(q)) < 1e-5
+        q = torch.randn(len(scene.rows), 9 * 64)
+        assert error(attended(scene, q, dtype="float32"), scene.reference(q)) < 1e-5
 
     @bits
     @pytest.mark.parametrize(("head_dim", "group"), [(64, 3), (128, 4)])
     @pytest.mark.parametrize("window", [0, 100])
     def test_bits_of_a_row_are_its_own(self, head_dim: int, group: int, window: int) -> None:
         scene = tree_scene(window, head_dim, group)
-        q = small(len(scene.rows), 3 * group * head_dim)
-        together = backend().attend(q, scene.cache, scene.shape, planned(scene))
+        q = torch.randn(len(scene.rows), 3 * group * head_dim)
+        together = attended(scene, q)
         for row in range(len(scene.rows)):
-            alone = backend().attend(q[row : row + 1], scene.cache, scene.shape, planned(scene, [row]))
-            assert torch.equal(alone[0], together[row]), row
+            assert torch.equal(attended(scene, q[row : row + 1], [row])[0], together[row]), row
 
     @bits
     @pytest.mark.parametrize(("head_dim", "group"), [(64, 3), (128, 4)])
@@ -221,15 +222,11 @@ class TestAttention:
     def test_prompts_have_the_bits_of_single_rows(self, head_dim: int, group: int, window: int) -> None:
         scene = Scene(attention_shape(group, head_dim, window), [2048], torch.bfloat16)
         scene.rows = [(0, prefix, []) for prefix in range(1, 2049)]
-        scene.tables = scene.tables.to(DEVICE)
-        scene.cache = LayerKV(scene.cache.k.to(DEVICE), scene.cache.v.to(DEVICE))
-        q = small(2048, 3 * group * head_dim)
-        batch = planned(scene)
-        assert batch.split is None and batch.whole is not None
-        whole = backend().attend(q, scene.cache, scene.shape, batch)
+        q = torch.randn(2048, 3 * group * head_dim)
+        assert planned(scene).split is None
+        whole = attended(scene, q)
         for rows in [[0], [127, 128, 129], list(range(500, 520)), list(range(1000, 1256, 8)), [2047]]:
-            part = backend().attend(q[rows], scene.cache, scene.shape, planned(scene, rows))
-            assert torch.equal(part, whole[rows]), rows
+            assert torch.equal(attended(scene, q[rows], rows), whole[rows]), rows
 
 
 def random_stack(kind: str, layers: int = 2) -> Stack:
@@ -295,9 +292,8 @@ class TestSampling:
         floors[7::8] = -torch.inf
         keys = [stream_key(seed, 3) for seed in range(rows)]
         signed = torch.tensor([key - (1 << 64) if key >> 63 else key for key in keys], device=DEVICE)
-        drawn = cuda_sample.sample(
-            logits, floors, torch.ones(rows, dtype=torch.bool, device=DEVICE), temperatures, signed
-        ).tolist()
+        finite = torch.ones(rows, dtype=torch.bool, device=DEVICE)
+        drawn = cuda_sample.sample(logits, floors, finite, temperatures, signed).tolist()
         host = logits.cpu()
         assert drawn == [
             draw(host[row], float(floors[row]), float(temperatures[row]), keys[row]) for row in range(rows)

@@ -10,17 +10,16 @@ data: the number of rows is that of a bucket, and which keys they see is read on
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from foredraft.backends import cuda_linear, cuda_rows, cuda_sample
+from foredraft.backends import cuda_linear, cuda_rows
 from foredraft.backends.base import AttentionShape, LayerKV, Linear, Stack, T, Weight
 from foredraft.backends.cuda_attention import attend_split, attend_whole
+from foredraft.backends.cuda_draws import Draws
 from foredraft.backends.cuda_pack import Packed, pack
 from foredraft.backends.cuda_plan import ROW_BUCKETS, Graphs, Plan, Plans
 from foredraft.batch import ForwardBatch
@@ -40,11 +39,14 @@ class CudaBackend:
         self.build = f"{torch.__version__} {torch.cuda.get_device_name(device) if device.type == 'cuda' else 'cpu'}"
         self._plans = Plans(device)
         self._graphs = Graphs()
+        self._draws = Draws(device)
+        self._is_replayed = False  # the last run
 
     def prepare(self, batch: ForwardBatch, shape: AttentionShape) -> Plan:
         return self._plans.plan(batch, shape)
 
     def replay(self, owner: object, plan: ForwardBatch, compute: Callable[[ForwardBatch], T]) -> T:
+        self._is_replayed = _as_plan(plan).bucket is not None
         return self._graphs.run(owner, _as_plan(plan), compute)
 
     def pack(self, weight: Weight) -> Packed:
@@ -121,42 +123,9 @@ class CudaBackend:
         return x, normed
 
     def sample(self, logits: Tensor, nodes: Items[NodeDraw]) -> Items[int]:
-        """One upload, three kernels and one copy back, for all nodes of all sequences."""
-        if not nodes:
-            return []
-        rows = logits if [node.row for node in nodes] == list(range(len(logits))) else None
-        packed = torch.from_numpy(_draw_settings(nodes)).to(self.device, non_blocking=True)  # [6, nodes] int64
-        if rows is None:
-            rows = logits[packed[0]]
-        adjusted = [index for index, node in enumerate(nodes) if node.sequence.params.adjusts_logits]
-        if adjusted:
-            rows = rows.clone()
-            for index in adjusted:
-                rows[index] = nodes[index].adjusted(logits)
-        keys, top_ks = packed[1], packed[2]
-        temperatures, top_ps, min_p_logs = packed[3:].view(torch.float64)
-        floors, finite = cuda_sample.floors(rows, temperatures, top_ks, top_ps, min_p_logs)
-        tokens: list[int] = cuda_sample.sample(rows, floors, finite, temperatures, keys).tolist()
-        return tokens
+        return self._draws.draw(logits, nodes, self._is_replayed) if nodes else []
 
 
 def _as_plan(batch: ForwardBatch) -> Plan:
     assert isinstance(batch, Plan), "a batch goes through `prepare` first"
     return batch
-
-
-def _draw_settings(nodes: Items[NodeDraw]) -> np.ndarray:
-    """Row, key and top-k as integers, then temperature, top-p and log of min-p as the bits of float64: [6, nodes]."""
-    packed = np.empty((6, len(nodes)), np.int64)
-    floats = packed.view(np.float64)
-    for index, node in enumerate(nodes):
-        params = node.sequence.params
-        temperature = params.temperature or 0.0
-        key = node.key if temperature else 0  # without noise there is nothing to key
-        packed[:3, index] = node.row, key - (1 << 64) if key >= 1 << 63 else key, max(0, params.top_k or 0)
-        floats[3:, index] = temperature, 1.0 if params.top_p is None else params.top_p, _log(params.min_p)
-    return packed
-
-
-def _log(min_p: float | None) -> float:
-    return math.log(min_p) if min_p else -math.inf

@@ -10,7 +10,7 @@ Codes stay as many bits as the file gives them. They are packed in planes: one w
     q5         256 = 8 planes           32 x int32 (4 bits), 32 x uint8 (1)    as q4
     q4k        256                      32 x int32                             4 x int32: int8 (scale, minimum) twice
     q5k        256                      32 x int32, 32 x uint8                 as q4k
-    q6         256                      32 x int32, 32 x int16 (2 bits)        4 x int32: int8 scale of 16 inputs, 4 x
+    q6         256                      32 x int32, 32 x int16 (2 bits)        4 x int32: int8 scales of 16 inputs each
 
 Kinds with factors of blocks have one more word a block: scale and minimum (float16). Inputs that do not fill a block
 are filled up with codes and factors of 0.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -162,15 +163,16 @@ class Graphs:
 
     def __init__(self) -> None:
         self._of: WeakKeyDictionary[object, OrderedDict[Bucket, tuple[torch.cuda.CUDAGraph, Any]]] = WeakKeyDictionary()
-        self._pool: Any = None  # of memory, shared by all graphs: one runs at a time
+        self._pool: Any = None
 
     def run(self, owner: object, plan: Plan, compute: Callable[[ForwardBatch], T]) -> T:
         if plan.bucket is None or plan.positions.device.type != "cuda":
             return compute(plan)
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
         graphs = self._of.setdefault(owner, OrderedDict())
         captured = graphs.get(plan.bucket)
         if captured is None:
-            captured = graphs[plan.bucket] = self._capture(plan, compute)
+            captured = graphs[plan.bucket] = capture(plan.positions.device, partial(compute, plan), self._pool)
             if len(graphs) > _MOST_GRAPHS:
                 graphs.popitem(last=False)
         else:
@@ -180,20 +182,21 @@ class Graphs:
         found: T = result
         return found
 
-    def _capture(self, plan: Plan, compute: Callable[[ForwardBatch], T]) -> tuple[torch.cuda.CUDAGraph, T]:
-        """The first run compiles what is missing; it is run on a stream of its own, as capture demands."""
-        device = plan.positions.device
-        stream = torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            compute(plan)
-        torch.cuda.current_stream(device).wait_stream(stream)
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            result = compute(plan)
-        return graph, result
+
+def capture(device: torch.device, run: Callable[[], T], pool: Any = None) -> tuple[torch.cuda.CUDAGraph, T]:
+    """A graph of the run, and what its replays give. Graphs of one pool share the memory of what they do not give.
+
+    The first run compiles what is missing; it has a stream of its own, as capture demands.
+    """
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        result = run()
+    return graph, result
 
 
 def _bucket(batch: ForwardBatch, depth: int, together: int) -> Bucket:

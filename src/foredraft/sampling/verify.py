@@ -30,40 +30,34 @@ def _draw_lazily(logits: Tensor, nodes: Items[NodeDraw]) -> Items[int]:
 def verify(logits: Tensor, works: Items[Work], sample: Sampler = _draw_lazily) -> list[Verdict]:
     """One verdict per work. `logits` [wanted rows, vocab] holds each work's `num_logits` rows, in order."""
     nodes: list[NodeDraw] = []
-    firsts: list[int] = []  # of every work, the place in `nodes` of its draw after the last known token
+    places: list[tuple[int, int]] = []  # of every work, its first row, and where its draws begin in `nodes`
     row = 0
     for work in works:
+        places.append((row, len(nodes)))
         row += work.num_logits
-        firsts.append(len(nodes))
         if work.reaches_end and (work.draft.q is None or work.sequence.params.acceptance == "match"):
             nodes += _node_draws(work, row - 1 - len(work.draft))  # coins are for drafts that were sampled
     assert row == len(logits)
     tokens = sample(logits, nodes)
-    verdicts: list[Verdict] = []
-    row = 0
-    for work, first in zip(works, firsts, strict=True):
-        rows = logits[row : row + work.num_logits]
-        row += work.num_logits
-        verdicts.append(_judge(rows, work, tokens, first) if len(rows) else Verdict())
-    return verdicts
+    return [_judge(logits, work, *place, tokens) for work, place in zip(works, places, strict=True)]
 
 
 def _node_draws(work: Work, row: int) -> list[NodeDraw]:
     """The draws after the last known token, whose logits are in `row`, and after every draft node."""
     sequence, draft = work.sequence, work.draft
-    return [
-        NodeDraw(row + 1 + node, sequence, draft, node, depth)
-        for node, depth in enumerate((0, *draft.depths), start=-1)
-    ]
+    draws = [NodeDraw(row, sequence, draft, -1, 0)]
+    draws += [NodeDraw(row + 1 + node, sequence, draft, node, depth) for node, depth in enumerate(draft.depths)]
+    return draws
 
 
-def _judge(rows: Tensor, work: Work, tokens: Items[int], first: int) -> Verdict:
-    """One work's verdict; its rows are those of prompt tokens, then the last known token, then the draft's nodes."""
+def _judge(logits: Tensor, work: Work, row: int, first_draw: int, tokens: Items[int]) -> Verdict:
+    """One work's verdict. From `row` on it has those of prompt tokens, then that of the last known token, then those of
+    the draft's nodes."""
     sequence, draft, params = work.sequence, work.draft, work.sequence.params
-    prompt_logprobs = _prompt_logprobs(rows, work)
+    prompt_logprobs = _prompt_logprobs(logits, row, work) if sequence.wants_prompt_logprobs else ()
     if not work.reaches_end:
         return Verdict(prompt_logprobs=prompt_logprobs)
-    target = _Target(rows[len(rows) - 1 - len(draft) :], work, tokens, first)
+    target = _Target(logits, row + work.num_logits - 1 - len(draft), work, tokens, first_draw)
     try:
         path, emitted = RULES[params.acceptance](draft, target, KeyedChance(sequence.noise_seed, sequence.num_tokens))
     except _NotFiniteError as error:
@@ -81,17 +75,18 @@ class _NotFiniteError(Exception):
 class _Target:
     """The target at the nodes of one sequence's draft. Every node sees the tokens on its own path."""
 
-    def __init__(self, rows: Tensor, work: Work, tokens: Items[int], first: int) -> None:
-        self._rows = rows  # [1 + nodes, vocab]
+    def __init__(self, logits: Tensor, row: int, work: Work, tokens: Items[int], first_draw: int) -> None:
+        self._logits = logits
+        self._row = row  # of the last known token; those of the nodes follow it
         self._work = work
         self._tokens = tokens
-        self._first = first
+        self._first_draw = first_draw
 
     def row(self, node: int) -> Tensor:
-        return self._rows[1 + node]
+        return self._logits[self._row + 1 + node]
 
     def token(self, node: int, path: list[int]) -> int:
-        token = self._tokens[self._first + 1 + node]
+        token = self._tokens[self._first_draw + 1 + node]
         if token == NOT_FINITE:
             raise self._not_finite(node)
         return token
@@ -106,7 +101,7 @@ class _Target:
     @cached_property
     def _on_host(self) -> Tensor:
         """All rows, copied once: the rules that need distributions go through them node by node."""
-        return self._rows.cpu()
+        return self._logits[self._row : self._row + 1 + len(self._work.draft)].cpu()
 
     def _not_finite(self, node: int) -> _NotFiniteError:
         if math.isfinite(largest(self.row(node))):
@@ -145,14 +140,13 @@ def token_logprob(logits: Tensor, token: int, top: int) -> TokenLogprob:
     return TokenLogprob(token, float(logprobs[token]), dict(zip(ids.tolist(), values.tolist(), strict=True)))
 
 
-def _prompt_logprobs(rows: Tensor, work: Work) -> tuple[TokenLogprob, ...]:
+def _prompt_logprobs(logits: Tensor, first_row: int, work: Work) -> tuple[TokenLogprob, ...]:
     """Row i of the prompt tells the log probability of token i + 1; the first token has none."""
     sequence, top = work.sequence, work.sequence.params.prompt_logprobs
-    if top is None or not sequence.wants_prompt_logprobs:
-        return ()
+    assert top is not None
     following = range(sequence.num_computed_tokens + 1, sequence.num_computed_tokens + work.num_new_tokens + 1)
     return tuple(
-        token_logprob(row, sequence.token_ids[position], top)
-        for row, position in zip(rows, following, strict=False)
+        token_logprob(logits[row], sequence.token_ids[position], top)
+        for row, position in enumerate(following, first_row)
         if position < sequence.num_prompt_tokens
     )

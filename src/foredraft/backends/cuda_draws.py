@@ -1,0 +1,109 @@
+"""Draws for all nodes of a run: one upload of their settings, the kernels of cuda_sample, one copy of tokens back.
+
+After a replayed run the logits lie where they lay the last time. So the draws are captured too, by the place of the
+logits and the number of nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from foredraft.backends import cuda_sample
+from foredraft.backends.cuda_plan import capture
+from foredraft.sampling.node_draws import NodeDraw
+
+_MOST_GRAPHS = 64
+
+
+@dataclass(frozen=True)
+class _Captured:
+    graph: torch.cuda.CUDAGraph
+    host: NDArray[np.int64]  # [5, nodes], pinned: key, top-k, and as bits of float64 temperature, top-p, log of min-p
+    settings: Tensor  # the same, on the device
+    tokens: Tensor  # on the device
+    drawn: Tensor  # on the host, pinned
+
+
+class Draws:
+    """The draws of one backend."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._graphs: OrderedDict[tuple[int, tuple[int, ...], int], _Captured] = OrderedDict()
+
+    def draw(self, logits: Tensor, nodes: Items[NodeDraw], is_replayed: bool) -> list[int]:
+        """The token of every node; `is_replayed`: the next run of this shape leaves its logits in the same place."""
+        in_order = [node.row for node in nodes] == list(range(len(logits)))
+        adjusted = [index for index, node in enumerate(nodes) if node.sequence.params.adjusts_logits]
+        if in_order and not adjusted and is_replayed:
+            return self._replayed(logits, nodes)
+        rows = logits if in_order else logits[torch.tensor([node.row for node in nodes], device=self._device)]
+        if adjusted:
+            rows = rows.clone()
+            for index in adjusted:
+                rows[index] = nodes[index].adjusted(logits)
+        host = np.empty((5, len(nodes)), np.int64)
+        _fill(host, nodes)
+        tokens: list[int] = _drawn(rows, torch.from_numpy(host).to(self._device)).tolist()
+        return tokens
+
+    def _replayed(self, logits: Tensor, nodes: Items[NodeDraw]) -> list[int]:
+        key = (logits.data_ptr(), tuple(logits.shape), len(nodes))
+        captured = self._graphs.get(key)
+        if captured is None:
+            captured = self._graphs[key] = self._capture(logits, len(nodes))
+            if len(self._graphs) > _MOST_GRAPHS:
+                self._graphs.popitem(last=False)
+        _fill(captured.host, nodes)  # the last replay has ended: its tokens were waited for
+        captured.graph.replay()
+        torch.cuda.current_stream(self._device).synchronize()
+        tokens: list[int] = captured.drawn.tolist()
+        return tokens
+
+    def _capture(self, logits: Tensor, count: int) -> _Captured:
+        host = torch.zeros((5, count), dtype=torch.int64, pin_memory=True)
+        settings = torch.zeros((5, count), dtype=torch.int64, device=self._device)
+        drawn = torch.zeros(count, dtype=torch.int32, pin_memory=True)
+
+        def run() -> Tensor:
+            settings.copy_(host, non_blocking=True)
+            tokens = _drawn(logits, settings)
+            drawn.copy_(tokens, non_blocking=True)
+            return tokens
+
+        graph, tokens = capture(self._device, run)
+        return _Captured(graph, host.numpy(), settings, tokens, drawn)
+
+
+def _drawn(rows: Tensor, settings: Tensor) -> Tensor:
+    keys, top_ks = settings[0], settings[1]
+    temperatures, top_ps, min_p_logs = settings[2:].view(torch.float64)
+    floors, finite = cuda_sample.floors(rows, temperatures, top_ks, top_ps, min_p_logs)
+    return cuda_sample.sample(rows, floors, finite, temperatures, keys)
+
+
+def _fill(host: NDArray[np.int64], nodes: Items[NodeDraw]) -> None:
+    """Write the settings of every node."""
+    integers: list[tuple[int, int]] = []
+    floats: list[tuple[float, float, float]] = []
+    for node in nodes:
+        params = node.sequence.params
+        temperature: Any = params.temperature
+        key = node.key if temperature else 0  # without noise there is nothing to key
+        integers.append((key - (1 << 64) if key >= 1 << 63 else key, max(0, params.top_k or 0)))
+        floats.append((temperature or 0.0, 1.0 if params.top_p is None else params.top_p, _log(params.min_p)))
+    host[:2] = np.array(integers, np.int64).T
+    host[2:].view(np.float64)[:] = np.array(floats, np.float64).T
+
+
+def _log(min_p: float | None) -> float:
+    return math.log(min_p) if min_p else -math.inf
