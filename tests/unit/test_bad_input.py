@@ -241,7 +241,7 @@ def test_a_request_that_can_never_fit_is_refused(folder: Path) -> None:
 OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"dtype": "float16"}, "dtype='float16' is not known; use auto, float32, bfloat16, int8, int4."),
     ({"device": "tpu9"}, "device='tpu9' is not known; use auto, cpu or cuda."),
-    ({"backend": "jax"}, "backend='jax' is not known; use auto, native, torch."),
+    ({"backend": "jax"}, "backend='jax' is not known; use auto, native, torch, cuda."),
     ({"max_num_seqs": 0}, "max_num_seqs=0 must be a whole number of at least 1."),
     ({"threads": 0}, "threads=0 must be a whole number from 1 to 256."),
     ({"threads": -1}, "threads=-1 must be a whole number from 1 to 256."),

@@ -110,35 +110,35 @@ class Plans:
         self._buckets: dict[Bucket, tuple[_Staging, Plan]] = {}
 
     def plan(self, batch: ForwardBatch, shape: AttentionShape) -> Plan:
+        borders = _borders(batch.sequences.numpy())
+        if batch.num_rows > ROW_BUCKETS[-1] or np.diff(borders).max() >= _WHOLE_ROWS:
+            return single_plan(batch, shape, self._device)
         prefix_lens, path_lens = _with_chains_as_prefix(batch)
-        runs = _runs(batch.sequences.numpy(), path_lens)
         together = rows_together(shape, whole=False)
-        longest = max((len(run) for run, plain in runs if plain), default=0)
-        if batch.num_rows <= ROW_BUCKETS[-1] and longest < _WHOLE_ROWS:
-            bucket = _bucket(batch, int(path_lens.max(initial=0)), together)
-            if bucket not in self._buckets:
-                self._buckets[bucket] = self._make_bucket(bucket, batch.block_size)
-            staging, plan = self._buckets[bucket]
-            staging.wait()
-            _fill(staging.arrays, batch, prefix_lens, path_lens)
-            _fill_groups(staging.arrays, "split", [run for run, _ in runs], together)
-            staging.upload()
-            return plan
-        return single_plan(batch, shape, self._device)
+        bucket = _bucket(batch, int(path_lens.max()), together)
+        if bucket not in self._buckets:
+            self._buckets[bucket] = self._make_bucket(bucket, batch.block_size)
+        staging, plan = self._buckets[bucket]
+        staging.wait()
+        _fill(staging.arrays, batch, prefix_lens, path_lens)
+        _fill_groups(staging.arrays["split_groups"], borders, together)
+        staging.upload()
+        return plan
 
     def _make_bucket(self, bucket: Bucket, block_size: int) -> tuple[_Staging, Plan]:
         rows, keys, depth, _ = bucket
         width = -(-keys // block_size)
         staging = _Staging(_Layout(rows, rows, width, depth, rows, rows, 0, 0, 0), self._device)
+        staging.arrays["split_rows"][:] = np.arange(rows)
         return staging, _plan(staging.tensors, block_size, keys, ["split"], has_logit_rows=False, bucket=bucket)
 
 
 def single_plan(batch: ForwardBatch, shape: AttentionShape, device: torch.device) -> Plan:
     """A plan of the batch's own size, which no graph is captured with."""
     prefix_lens, path_lens = _with_chains_as_prefix(batch)
-    runs = _runs(batch.sequences.numpy(), path_lens)
-    split = [run for run, plain in runs if not plain or len(run) < _WHOLE_ROWS]
-    whole = [run for run, plain in runs if plain and len(run) >= _WHOLE_ROWS]
+    runs = [range(start, stop) for start, stop in pairwise(_borders(batch.sequences.numpy()).tolist())]
+    whole = [run for run in runs if len(run) >= _WHOLE_ROWS and not path_lens[run.start : run.stop].any()]
+    split = [run for run in runs if run not in whole]
     of_split, of_whole = rows_together(shape, whole=False), rows_together(shape, whole=True)
     sequences, width = batch.block_tables.shape
     layout = _Layout(
@@ -149,8 +149,9 @@ def single_plan(batch: ForwardBatch, shape: AttentionShape, device: torch.device
     )
     staging = _Staging(layout, device)
     _fill(staging.arrays, batch, prefix_lens, path_lens)
-    _fill_groups(staging.arrays, "split", split, of_split)
-    _fill_groups(staging.arrays, "whole", whole, of_whole)
+    for view, view_runs, together in (("split", split, of_split), ("whole", whole, of_whole)):
+        staging.arrays[f"{view}_rows"][:] = [row for run in view_runs for row in run]
+        _fill_groups(staging.arrays[f"{view}_groups"], np.cumsum([0, *map(len, view_runs)]), together)
     if batch.logit_rows is not None:
         staging.arrays["logit_rows"][:] = batch.logit_rows.numpy()
     staging.upload()
@@ -215,10 +216,10 @@ def _with_chains_as_prefix(batch: ForwardBatch) -> tuple[NDArray[np.int32], NDAr
     return np.where(straight, prefix_lens + path_lens, prefix_lens), np.where(straight, 0, path_lens)
 
 
-def _runs(sequences: NDArray[np.int32], path_lens: NDArray[np.int32]) -> list[tuple[range, bool]]:
-    """Neighbouring rows of one sequence, and whether none of them has a path."""
-    starts = [0, *(np.flatnonzero(np.diff(sequences)) + 1).tolist(), len(sequences)]
-    return [(range(start, stop), not path_lens[start:stop].any()) for start, stop in pairwise(starts)]
+def _borders(sequences: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Where runs of neighbouring rows of one sequence begin, and where the last one ends."""
+    starts = np.flatnonzero(sequences[1:] != sequences[:-1]) + 1
+    return np.concatenate(([0], starts, [len(sequences)]))
 
 
 def _num_groups(runs: list[range], together: int) -> int:
@@ -245,18 +246,14 @@ def _fill(
     arrays["paths"][:rows, :depth] = batch.paths.numpy()[:, :depth]
 
 
-def _fill_groups(arrays: dict[str, NDArray[Any]], view: str, runs: list[range], together: int) -> None:
-    """Write the rows of a view and the bounds of their groups; groups behind the last one are empty."""
-    rows, groups = arrays[f"{view}_rows"], arrays[f"{view}_groups"]
-    filled = 0
-    bounds = [0]
-    for run in runs:
-        rows[filled : filled + len(run)] = np.arange(run.start, run.stop)
-        bounds += [filled + min(stop, len(run)) for stop in range(together, len(run) + together, together)]
-        filled += len(run)
-    rows[filled:] = np.arange(filled, len(rows))  # padding rows: they see no key
-    groups[: len(bounds)] = bounds
-    groups[len(bounds) :] = bounds[-1]
+def _fill_groups(groups: NDArray[Any], borders: NDArray[np.int64], together: int) -> None:
+    """Write the bounds of groups: runs between borders, cut where they are longer than `together`. Groups behind the
+    last one are empty."""
+    if np.diff(borders).max(initial=0) > together:
+        cuts = [range(start, stop, together) for start, stop in pairwise(borders.tolist())]
+        borders = np.array([place for cut in cuts for place in cut] + [borders[-1]])
+    groups[: len(borders)] = borders
+    groups[len(borders) :] = borders[-1]
 
 
 def _plan(
