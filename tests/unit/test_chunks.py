@@ -11,16 +11,16 @@ from tests.unit.unit_helpers import make_sequence
 
 class TestLimit:
     def test_before_anything_was_measured_it_is_one_tile(self) -> None:
-        assert ChunkLimit(0.1).rows_beside(1) == TILE - 1
+        assert ChunkLimit(0.125).rows_beside(1) == TILE - 1
 
     def test_it_is_what_fits_the_time_in_whole_tiles(self) -> None:
-        limit = ChunkLimit(0.1)
+        limit = ChunkLimit(0.125)
         limit.observe(16, 0.032)
-        assert limit.rows_beside(1) == 48 - 1, "50 rows at 2 ms, rounded down"
+        assert limit.rows_beside(1) == 48 - 1, "50 rows at 2 ms in four fifths of 0.125 s, rounded down"
         assert limit.rows_beside(5) == 48 - 5
 
     def test_the_slowest_of_the_last_few_steps_counts(self) -> None:
-        limit = ChunkLimit(0.1)
+        limit = ChunkLimit(0.125)
         chunks = []
         for seconds in (0.048, 0.048, 0.096, 0.048, 0.048, 0.048):
             limit.observe(48, seconds)
@@ -28,13 +28,13 @@ class TestLimit:
         assert chunks == [95, 95, 47, 47, 47, 95]
 
     def test_single_rows_and_whole_prompts_tell_nothing(self) -> None:
-        limit = ChunkLimit(0.1)
+        limit = ChunkLimit(0.125)
         limit.observe(1, 1e-6)
         limit.observe(512, 1e-6)
         assert limit.rows_beside(1) == TILE - 1
 
     def test_a_prompt_always_goes_on(self) -> None:
-        limit = ChunkLimit(0.1)
+        limit = ChunkLimit(0.125)
         limit.observe(64, 100.0)
         for num_decoding in range(1, 100):
             chunk = limit.rows_beside(num_decoding)

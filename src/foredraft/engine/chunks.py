@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections import deque
 
 TILE = 16  # rows that kernels compute together: one row more takes about as long as TILE more
+_AIM = 0.8  # of the time that a stream should wait at most: steps vary, and smaller chunks cost little
 _LEAST_CHUNK = TILE // 2  # a prompt goes on in every step, whatever the others take
 _MOST_ROWS = 256  # steps with more rows tell little about steps of the size that is allowed here
-_RECENT = (
-    3  # steps of which the slowest counts: smaller chunks cost little, and a stream that waits is a promise broken
-)
+_RECENT = 3  # steps of which the slowest counts
 
 
 class ChunkLimit:
@@ -28,7 +27,7 @@ class ChunkLimit:
         """Rows of prompts beside one row of each decoding sequence; all of them together fill whole tiles."""
         rows = TILE
         if self._per_row:
-            rows = int(self.max_chunk_s / max(self._per_row))
+            rows = int(_AIM * self.max_chunk_s / max(self._per_row))
         rows = max(rows, num_decoding + _LEAST_CHUNK)
         chunk = rows // TILE * TILE - num_decoding
         return chunk if chunk >= _LEAST_CHUNK else chunk + TILE
