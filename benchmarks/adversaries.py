@@ -104,7 +104,7 @@ def main() -> None:
     params = SamplingParams(max_tokens=arguments.max_tokens, temperature=0, ignore_eos=True)
     decode = partial(run, llm, prompt, params)
     _, plain = decode(Spec())
-    decode(Spec((ProposerChoice("ngram"),), adaptive=True))  # calibrates, if that was never done
+    decode(Spec((ProposerChoice("ngram"),), adaptive=True))  # the first run of a proposer is the slowest
     print(f"{arguments.model} {arguments.dtype}, {arguments.max_tokens} tokens, median of {arguments.rounds} rounds")
     for adversary in adversaries(plain.token_ids):
         llm.engine.speculation.assignments.proposers[adversary.name] = adversary
