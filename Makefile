@@ -13,7 +13,7 @@ SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 BUILD_INPUTS := pyproject.toml $(wildcard setup.py src/foredraft/kernels/*.c src/foredraft/kernels/*.h src/foredraft/kernels/build.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow sanitize fuzz lint bench bench-control bench-plain bench-peers bench-kernels \
+.PHONY: help demo test test-gpu test-slow sanitize fuzz lint bench bench-control bench-plain bench-peers bench-kernels bench-gpu \
 	bench-busy bench-mixed bench-overhead figures picture clean
 
 help: ## say what there is
@@ -24,6 +24,9 @@ demo: .venv/.installed ## fetch the default model and decode a few prompts, plai
 
 test: .venv/.installed-dev ## the tests (a few minutes)
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-gpu: .venv/.installed-dev ## the tests that need a CUDA device; without one they are skipped
+	@$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)
 
 test-slow: .venv/.installed-dev ## the tests that need a model of real size
 	@$(BIN)/python -m pytest -m slow $(ARGS)
@@ -56,6 +59,10 @@ bench: .venv/.installed ## off, auto and fixed proposers on built-in prompts; wr
 
 bench-peers: .venv/.installed-dev .peers/llama/.installed .peers/openvino/.installed ## Foredraft beside other engines; ARGS="--publish" publishes it in docs/benchmarks.md
 	@$(BIN)/python benchmarks/peers.py $(ARGS)
+
+bench-gpu: .venv/.installed-dev ## kernels and whole steps on a CUDA device; MODEL= names the model of the steps
+	@$(BIN)/python benchmarks/gpu_kernels.py $(ARGS)
+	@$(BIN)/python benchmarks/gpu_decode.py $(or $(MODEL),smollm2-135m)
 
 bench-kernels: .venv/.installed-dev bench-busy ## whole steps and the native kernels beside the machine's limits
 	@$(BIN)/python benchmarks/step.py $(ARGS)

@@ -1,6 +1,6 @@
 """Whole steps on a GPU: tokens per second of `LLM.generate`, and where the time of a step goes.
 
-python -m benchmarks.gpu_decode MODEL --batch 1,8,32,256 --dtype bfloat16 --tokens 256
+python benchmarks/gpu_decode.py MODEL --batch 1,8,32,256 --dtype bfloat16 --tokens 256
 """
 
 from __future__ import annotations

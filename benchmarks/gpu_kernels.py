@@ -1,6 +1,6 @@
 """Device times of the CUDA backend's kernels, and of a whole run captured as a graph, beside the bandwidth floor.
 
-    python -m benchmarks.gpu_kernels --shape 135m --shape 8b --kind bf16 --kind q4 --rows 1,4,16,64
+    python benchmarks/gpu_kernels.py --shape 135m --shape 8b --kind bf16 --kind q4 --rows 1,4,16,64
 
 Weights are random. Rows are drafted tokens of one sequence (with --apart: one row each of as many sequences). The floor
 is the time to read all weights once at the bandwidth of a large copy.

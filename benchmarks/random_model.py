@@ -1,6 +1,6 @@
 """Writes a model of random weights in a known shape, as a safetensors folder, for measurements of speed.
 
-python -m benchmarks.random_model 8b /tmp/8b
+python benchmarks/random_model.py 8b /tmp/8b
 """
 
 from __future__ import annotations
