@@ -8,6 +8,8 @@ from peer_report import peers_section
 from plain_report import plain_section
 from published import Record
 
+import foredraft
+
 
 def machine_title(record: Record) -> str:
     machine = record["machine"]
@@ -21,8 +23,14 @@ def where(record: Record) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     return (
         f"Machine: {machine['threads']} threads of {machine['name']}{about}. Date: {record['date']}. "
-        f"Versions: {versions}. Command: `{record['command']}`."
+        f"Versions: {versions}{' (an older version)' if older_version(record) else ''}. Command: `{record['command']}`."
     )
+
+
+def older_version(record: Record) -> str | None:
+    """The version of Foredraft that a record was measured with, if it is not this one."""
+    measured = next(version for name, version in record["versions"].items() if name.lower().startswith("foredraft"))
+    return None if measured == foredraft.__version__ else str(measured)
 
 
 def bullets(sentences: Iterable[str]) -> str:

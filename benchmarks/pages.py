@@ -15,8 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from page_sections import SECTIONS, machine_title
-from peer_report import by_size
+from page_sections import SECTIONS, machine_title, older_version
 from published import ROOT, Record, new_record, publish, read_records
 
 PAGE, README = ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
@@ -26,7 +25,8 @@ INTRODUCTION = """\
 # Benchmarks
 
 `make figures` writes this page from the files in [results/](results/). Do not edit it: change a result by measuring it
-again. Every section names its machine, date, versions and command.
+again. Every section names its machine, date, versions and command. Figures of an older version say so. Since 0.1.0 the
+default model's token ids have changed for text with digits, so these figures may differ a little today.
 
 The speed of a setting is given as a ratio to `off`. `off` is plain decoding with the same engine, so above 1 is faster.
 Tokens per run are the tokens that one run of the target gives on average; papers call this figure the mean acceptance
@@ -44,7 +44,7 @@ def benchmarks_page(records: Iterable[Record]) -> str:
 
 
 def headline_table(records: Iterable[Record]) -> str:
-    """One row per machine, dtype and batch size: what `auto` gains; and below it the other engines."""
+    """One row per machine, dtype and batch size: what `auto` gains."""
     records = list(records)
     lines = [
         "| machine | weights | requests at once | `auto`, all prompts | best kind of prompt | worst kind of prompt |",
@@ -56,22 +56,13 @@ def headline_table(records: Iterable[Record]) -> str:
         overall = ratios.pop("all")
         best, worst = max(ratios, key=lambda kind: ratios[kind]), min(ratios, key=lambda kind: ratios[kind])
         lines.append(
-            f"| {machine_title(record)} | {record['dtype']} | {record['batch']} | {overall:.2f}× "
+            f"| {machine_title(record)}{' *' if older_version(record) else ''} | {record['dtype']} | {record['batch']} "
+            f"| {overall:.2f}× "
             f"| {ratios[best]:.2f}× ({best}) | {ratios[worst]:.3f}× ({worst}) |"
         )
-    sentences = []
-    for record in by_size(records):
-        if record["to_llama_cpp"]:
-            plain = record["to_llama_cpp"]["plain"]
-            sentences.append(
-                f"{record['model']}, {record['machine']['name']}: {plain['copying']:.2f}× to {plain['open chat']:.2f}× "
-                f"in decoding, {plain['prefill']:.2f}× in prefill."
-            )
-    beside = (
-        "Foredraft's plain decoding in units of llama.cpp's, with the same GGUF file and the same threads. "
-        + " ".join(sentences)
-    )
-    return "\n".join([*lines, "", *([beside] if sentences else [])])
+    older = sorted({version for record in autos if (version := older_version(record))})
+    marks = [f"Rows with * were measured with version {version}." for version in older]
+    return "\n".join([*lines, *(["", *marks] if marks else [])])
 
 
 def with_table(readme: str, table: str) -> str:

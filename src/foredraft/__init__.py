@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from foredraft.params import SamplingParams
     from foredraft.types import RequestOutput, TokenEvent
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "LLM",

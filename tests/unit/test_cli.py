@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import foredraft
 from foredraft.cli.demo import PROMPTS
 from foredraft.cli.main import run
 from foredraft.cli.options import ModelOptions
@@ -80,7 +81,7 @@ class TestEveryCommand:
         assert "Commands:" in command().out
 
     def test_version(self, command: Command) -> None:
-        assert command("--version").out == "foredraft 0.1.0\n"
+        assert command("--version").out == f"foredraft {foredraft.__version__}\n"
 
     @pytest.mark.parametrize(
         ("arguments", "sentence"),
