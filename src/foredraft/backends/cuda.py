@@ -37,7 +37,7 @@ class CudaBackend:
         self.activation_dtype = torch.float32
         self.kv_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
         self.build = f"{torch.__version__} {torch.cuda.get_device_name(device) if device.type == 'cuda' else 'cpu'}"
-        self._plans = Plans(device)
+        self._plans = Plans(device, self.kv_dtype)
         self._graphs = Graphs()
         self._draws = Draws(device)
         self._is_replayed = False  # the last run
@@ -63,12 +63,12 @@ class CudaBackend:
         return cuda_rows.embed(token_ids, weight)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return cuda_rows.add_norm(x, None, 1.0, weight, eps, torch.float32)
+        return cuda_rows.add_norm(x, None, 1.0, weight, eps, self.kv_dtype).float()
 
     def add_rms_norm(
         self, x: Tensor, update: Tensor, multiplier: float, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        return x, cuda_rows.add_norm(x, update[None], multiplier, weight, eps, torch.float32)
+        return x, cuda_rows.add_norm(x, update[None], multiplier, weight, eps, self.kv_dtype).float()
 
     def rope_and_store(
         self,

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from foredraft.backends.base import AttentionShape, LayerKV
-from foredraft.backends.cuda_launch import begin, options
+from foredraft.backends.cuda_launch import begin, options, prefetch
 
 KEY_BLOCK = 128
 _LOG2_E = 1.4426950408889634
@@ -140,7 +140,6 @@ def _split_kernel(
 ):  # fmt: skip
     """One block of keys for one group of rows. Where all of its rows have the same keys there, these are loaded once;
     where drafted tokens on different paths begin, every row loads its own."""
-    begin(PDL)
     kv_head, block = tl.program_id(1), tl.program_id(2)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     first, count, within, exists, place, row, head, prefix, path, visible_from, visible_to = _queries_of(
@@ -148,31 +147,48 @@ def _split_kernel(
     )
     start = block * BK
     end = tl.max(visible_to, 0)
-    if start >= end:
-        return
-    if start + BK <= tl.min(tl.where(exists, visible_from, end), 0):
+    seen = (start < end) & (start + BK > tl.min(tl.where(exists, visible_from, end), 0))
+    shared = tl.min(tl.where(path > 0, prefix, end), 0) >= tl.minimum(start + BK, end)
+    key = start + tl.arange(0, BK)
+    common = tl.zeros((BK,), tl.int64)
+    if seen & shared:
+        some_row = tl.load(rows + first)
+        some_key = tl.where(key < end, key, 0)  # instead of keys that no row has
+        sequence = tl.load(sequences + some_row)
+        common = _slots_of(some_key, some_row, end, sequence, paths, depth, block_tables, table_width, block_size)
+        LINE: tl.constexpr = 1024 // k_cache.dtype.element_ty.primitive_bitwidth
+        line = (common * KV_HEADS + kv_head)[:, None] * HEAD_DIM + tl.arange(0, (D + LINE - 1) // LINE)[None, :] * LINE
+        prefetch(k_cache + line, PDL)
+        prefetch(v_cache + line, PDL)
+    begin(PDL)
+    if not seen:
         return
     queries = _load_queries(q, row, head, exists, HEADS, HEAD_DIM, D)
-    key = start + tl.arange(0, BK)
-    shared = tl.min(tl.where(path > 0, prefix, end), 0) >= tl.minimum(start + BK, end)
     highest = tl.full((M,), _NOTHING, tl.float32)
     total = tl.zeros((M,), tl.float32)
     mixed = tl.zeros((M, D), tl.float32)
-    for index in range(0, tl.where(shared, 1, count)):
-        its_row = tl.load(rows + first + index)
-        its_prefix = tl.where(shared, end, tl.load(prefix_lens + its_row))
-        limit = tl.where(shared, end, its_prefix + tl.load(path_lens + its_row))
-        some_key = tl.where(key < limit, key, 0)  # instead of keys that it does not have
-        sequence = tl.load(sequences + its_row)
-        slot = _slots_of(some_key, its_row, its_prefix, sequence, paths, depth, block_tables, table_width, block_size)
-        highest_i, total_i, mixed_i = _partial(
-            queries, k_cache, v_cache, slot, key, visible_from, visible_to, kv_head, scale,
+    if shared:
+        highest, total, mixed = _partial(
+            queries, k_cache, v_cache, common, key, visible_from, visible_to, kv_head, scale,
             KV_HEADS, HEAD_DIM, D, BK,
         )  # fmt: skip
-        mine = shared | (within == index)
-        highest = tl.where(mine, highest_i, highest)
-        total = tl.where(mine, total_i, total)
-        mixed = tl.where(mine[:, None], mixed_i, mixed)
+    else:
+        for index in range(0, count):
+            its_row = tl.load(rows + first + index)
+            its_prefix = tl.load(prefix_lens + its_row)
+            some_key = tl.where(key < its_prefix + tl.load(path_lens + its_row), key, 0)
+            slot = _slots_of(
+                some_key, its_row, its_prefix, tl.load(sequences + its_row), paths, depth, block_tables, table_width,
+                block_size,
+            )  # fmt: skip
+            highest_i, total_i, mixed_i = _partial(
+                queries, k_cache, v_cache, slot, key, visible_from, visible_to, kv_head, scale,
+                KV_HEADS, HEAD_DIM, D, BK,
+            )  # fmt: skip
+            mine = within == index
+            highest = tl.where(mine, highest_i, highest)
+            total = tl.where(mine, total_i, total)
+            mixed = tl.where(mine[:, None], mixed_i, mixed)
     partial = (place.to(tl.int64) * HEADS + head) * blocks + block
     tl.store(highest_out + partial, highest, mask=exists)
     tl.store(total_out + partial, total, mask=exists)
@@ -187,9 +203,9 @@ def _merge_kernel(
     AT_ONCE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One head of one row: its blocks' partial results, merged in order."""
-    begin(PDL)
     row, head = tl.load(rows + tl.program_id(0)), tl.program_id(1)
     visible_to = tl.load(prefix_lens + row) + tl.load(path_lens + row)
+    begin(PDL)
     first_block = tl.maximum(visible_to - WINDOW, 0) // BK if WINDOW else 0
     last_block = tl.cdiv(visible_to, BK)
     base = (tl.program_id(0).to(tl.int64) * HEADS + head) * blocks
@@ -247,14 +263,15 @@ def _whole_kernel(
     tl.store(out + places, result.to(out.dtype.element_ty), mask=exists[:, None] & (d < HEAD_DIM))
 
 
-def rows_together(shape: AttentionShape, whole: bool) -> int:
+def rows_together(shape: AttentionShape, dtype: torch.dtype, whole: bool) -> int:
     """The most rows that a group may have."""
-    return _queries_together(shape, whole) // (shape.num_heads // shape.num_kv_heads)
+    return _queries_together(shape, dtype, whole) // (shape.num_heads // shape.num_kv_heads)
 
 
-def _queries_together(shape: AttentionShape, whole: bool) -> int:
+def _queries_together(shape: AttentionShape, dtype: torch.dtype, whole: bool) -> int:
+    """Without matrix instructions, which float32 does not use, many queries need too many registers."""
     group: int = triton.next_power_of_2(shape.num_heads // shape.num_kv_heads)
-    return max(group, _WHOLE_QUERIES if whole else _SPLIT_QUERIES)
+    return max(group, _WHOLE_QUERIES if whole and dtype is not torch.float32 else _SPLIT_QUERIES)
 
 
 def attend_split(q: Tensor, kv: LayerKV, shape: AttentionShape, view: KeyView, out: Tensor) -> None:
@@ -274,7 +291,7 @@ def attend_split(q: Tensor, kv: LayerKV, shape: AttentionShape, view: KeyView, o
         D=d,
         WINDOW=shape.window,
         BK=KEY_BLOCK,
-        M=_queries_together(shape, whole=False),
+        M=_queries_together(shape, q.dtype, whole=False),
         num_warps=4,
         num_stages=1,
         **options(q.device),
@@ -304,8 +321,8 @@ def attend_whole(q: Tensor, kv: LayerKV, shape: AttentionShape, view: KeyView, o
         D=d,
         WINDOW=shape.window,
         BK=KEY_BLOCK,
-        M=_queries_together(shape, whole=True),
-        num_warps=8,
+        M=_queries_together(shape, q.dtype, whole=True),
+        num_warps=4 if q.dtype is torch.float32 else 8,
         num_stages=1 if q.dtype is torch.float32 else 2,
         **options(q.device),
     )

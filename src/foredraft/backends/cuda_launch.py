@@ -1,9 +1,10 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, import-not-found, import-untyped"
 """What all GPU kernels share: how one begins while the one before it still runs, and how they are compiled.
 
-Kernels are launched with programmatic dependent launch where the device has it (compute capability 9): each lets the
-next one start at once, and waits for the one before it to end before it touches what that one writes. What it reads of
-the weights may be fetched before.
+Kernels are launched with programmatic dependent launch where the device has it (compute capability 9): a kernel may
+start while the one before it runs, and waits for that one's end in `begin`. Only then does it let the next one start,
+so what kernels before the last one wrote may be read before `begin`: weights, caches of earlier runs, and plans, which
+are never written by the kernel just before.
 """
 
 from __future__ import annotations
@@ -21,20 +22,16 @@ LINES = tl.constexpr(8)  # of 128 bytes, that are fetched of every row of a weig
 
 @triton.jit
 def begin(PDL: tl.constexpr):
-    """To be called by every program before it reads or writes what other kernels write or read."""
+    """To be called by every program before it reads or writes what other kernels write or read, and before it ends."""
     if PDL:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
 
 
 @triton.jit
-def begin_with_weight(rows, length, PDL: tl.constexpr, BO: tl.constexpr):
-    """`begin`, and meanwhile the first lines of a weight's `rows` [BO, 1], which are `length` values long, come to the
-    cache."""
+def prefetch(places, PDL: tl.constexpr):
+    """The lines at `places` come to the cache, which takes no time where there is something else to wait for."""
     if PDL:
-        gdc_launch_dependents()
-        LINE: tl.constexpr = 1024 // rows.dtype.element_ty.primitive_bitwidth
-        places = rows + tl.minimum(tl.arange(0, LINES) * LINE, length - 1)[None, :]
         tl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
             "=r,l",
@@ -43,7 +40,13 @@ def begin_with_weight(rows, length, PDL: tl.constexpr, BO: tl.constexpr):
             is_pure=False,
             pack=1,
         )
-        gdc_wait()
+
+
+@triton.jit
+def prefetch_rows(rows, length, PDL: tl.constexpr):
+    """The first lines of a weight's `rows` [outputs, 1], which are `length` values long."""
+    LINE: tl.constexpr = 1024 // rows.dtype.element_ty.primitive_bitwidth
+    prefetch(rows + tl.minimum(tl.arange(0, LINES) * LINE, length - 1)[None, :], PDL)
 
 
 @lru_cache

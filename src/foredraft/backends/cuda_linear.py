@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from foredraft.backends.base import Linear
-from foredraft.backends.cuda_launch import begin_with_weight, options
+from foredraft.backends.cuda_launch import begin, options, prefetch_rows
 from foredraft.backends.cuda_pack import Cut, Packed, cut
 from foredraft.backends.cuda_widen import SHRINK, all_rows, codes_of, halves, widen
 
@@ -181,7 +181,8 @@ def linear_kernel(
     high_rows = high + output.to(tl.int64)[:, None] * (padded // PACK)
     factor_rows = factors + output.to(tl.int64)[:, None] * (padded // (PACK * 32) * FACTORS)
     x_rows = x + row.to(tl.int64)[:, None] * inputs
-    begin_with_weight(low_rows + place * segment // PACK, (padded - place * segment) // PACK, PDL, BO)
+    prefetch_rows(low_rows + place * segment // PACK, (padded - place * segment) // PACK, PDL)
+    begin(PDL)
 
     if WHOLE:
         total = tl.zeros((BO, BN), tl.float32)

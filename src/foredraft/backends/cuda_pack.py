@@ -10,7 +10,7 @@ Codes stay as many bits as the file gives them. They are packed in planes: one w
     q5         256 = 8 planes           32 x int32 (4 bits), 32 x uint8 (1)    as q4
     q4k        256                      32 x int32                             4 x int32: int8 (scale, minimum) twice
     q5k        256                      32 x int32, 32 x uint8                 as q4k
-    q6         256                      32 x int32, 32 x int16 (2 bits)        4 x int32: int8 scales of 16 inputs each
+    q6         256                      32 x int32, 32 x int16 (2 bits)        4 x int32: int8 scale of 16 inputs, 4 x
 
 Kinds with factors of blocks have one more word a block: scale and minimum (float16). Inputs that do not fill a block
 are filled up with codes and factors of 0.
@@ -33,6 +33,7 @@ OUTPUT_TILE = 64  # outputs that a program has at least: what one instruction mu
 _SPREAD = 128  # so many tiles of outputs keep the device busy
 _PROGRAMS = 256  # so many programs are enough
 _LONG, _SHORT = 512, 192  # the shortest segments of layers with many and with few outputs
+_LONGEST_OF_CODES = 2048
 _FEW_TILES = 32
 
 
@@ -112,8 +113,10 @@ def cut(weight: Linear) -> Cut:
     if tiles >= _SPREAD:
         return Cut(blocks * granule, 1)
     shortest = _SHORT if tiles < _FEW_TILES else _LONG
-    wanted = 1 << (-(-_PROGRAMS // tiles) - 1).bit_length()
-    count = max(1, min(wanted, blocks * granule // shortest, 8))
+    wanted = -(-_PROGRAMS // tiles)
+    if any(part.form is not None for part in weight.parts):  # codes take longer to widen than to read
+        wanted = max(wanted, -(-blocks * granule // _LONGEST_OF_CODES))
+    count = max(1, min(1 << (wanted - 1).bit_length(), blocks * granule // shortest, 8))
     length = -(-blocks // count)
     return Cut(length * granule, -(-blocks // length))
 

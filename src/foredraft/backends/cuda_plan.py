@@ -105,16 +105,17 @@ class _Staging:
 class Plans:
     """The plans of one backend. Those of buckets are made once and filled again and again."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, kv_dtype: torch.dtype) -> None:
         self._device = device
+        self._kv_dtype = kv_dtype
         self._buckets: dict[Bucket, tuple[_Staging, Plan]] = {}
 
     def plan(self, batch: ForwardBatch, shape: AttentionShape) -> Plan:
         borders = _borders(batch.sequences.numpy())
         if batch.num_rows > ROW_BUCKETS[-1] or np.diff(borders).max() >= _WHOLE_ROWS:
-            return single_plan(batch, shape, self._device)
+            return single_plan(batch, shape, self._device, self._kv_dtype)
         prefix_lens, path_lens = _with_chains_as_prefix(batch)
-        together = rows_together(shape, whole=False)
+        together = rows_together(shape, self._kv_dtype, whole=False)
         bucket = _bucket(batch, int(path_lens.max()), together)
         if bucket not in self._buckets:
             self._buckets[bucket] = self._make_bucket(bucket, batch.block_size)
@@ -133,13 +134,15 @@ class Plans:
         return staging, _plan(staging.tensors, block_size, keys, ["split"], has_logit_rows=False, bucket=bucket)
 
 
-def single_plan(batch: ForwardBatch, shape: AttentionShape, device: torch.device) -> Plan:
+def single_plan(
+    batch: ForwardBatch, shape: AttentionShape, device: torch.device, kv_dtype: torch.dtype = torch.bfloat16
+) -> Plan:
     """A plan of the batch's own size, which no graph is captured with."""
     prefix_lens, path_lens = _with_chains_as_prefix(batch)
     runs = [range(start, stop) for start, stop in pairwise(_borders(batch.sequences.numpy()).tolist())]
     whole = [run for run in runs if len(run) >= _WHOLE_ROWS and not path_lens[run.start : run.stop].any()]
     split = [run for run in runs if run not in whole]
-    of_split, of_whole = rows_together(shape, whole=False), rows_together(shape, whole=True)
+    of_split, of_whole = (rows_together(shape, kv_dtype, whole) for whole in (False, True))
     sequences, width = batch.block_tables.shape
     layout = _Layout(
         *(batch.num_rows, sequences, width, max(1, batch.paths.shape[1])),

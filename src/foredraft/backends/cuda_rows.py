@@ -108,7 +108,6 @@ def _rope_kernel(
     row = tl.program_id(0)
     head = tl.program_id(1) * SOME_HEADS + tl.arange(0, SOME_HEADS)[:, None]
     d = tl.arange(0, BLOCK)[None, :]
-    begin(PDL)
     position = tl.load(positions + row)
     slot = tl.load(slots + row)
     left, turns = d < HALF, d < 2 * HALF
@@ -116,6 +115,7 @@ def _rope_kernel(
     angle = position * 2 * HALF + tl.where(left, d, d - HALF)
     cos = tl.load(rope + angle, mask=turns, other=1.0)
     sin = tl.load(rope + angle + HALF, mask=turns, other=0.0)
+    begin(PDL)
     ALL: tl.constexpr = HEADS + 2 * KV_HEADS
     is_q, is_k, is_v = head < HEADS, (head >= HEADS) & (head < HEADS + KV_HEADS), head >= HEADS + KV_HEADS
     inside = (d < HEAD_DIM) & (head < ALL)

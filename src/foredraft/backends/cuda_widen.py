@@ -1,5 +1,6 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, import-not-found, import-untyped"
-"""Packed codes to values in registers (cuda_pack says how they lie), and rows of values for embeddings and prompts."""
+"""Packed codes to values, in registers (see cuda_pack for how they lie), and rows of values for embeddings and
+prompts."""
 
 from __future__ import annotations
 
