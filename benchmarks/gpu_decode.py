@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import argparse
 import time
+from statistics import median
+from typing import Any
 
 import torch
 
 from foredraft import LLM, SamplingParams
+from foredraft.proposers.registry import Spec
 
 
 def tokens_per_second(llm: LLM, batch: int, tokens: int, temperature: float) -> float:
@@ -23,38 +26,35 @@ def tokens_per_second(llm: LLM, batch: int, tokens: int, temperature: float) -> 
 
 
 def step_parts(llm: LLM, batch: int, steps: int = 60) -> dict[str, float]:
-    """Median milliseconds of a step, of the device's share in it, and of the rest."""
+    """Median milliseconds of a step, of the device's replayed run in it, and of the rest."""
     engine, params = llm.engine, SamplingParams(max_tokens=4096, temperature=0, ignore_eos=True)
-    from foredraft.proposers.registry import Spec
-
     for index in range(batch):
         engine.add(f"parts-{index}", [1 + index % 200, 2, 3], params, Spec())
     for _ in range(10):
         engine.step()
-    walls: list[float] = []
-    busy: list[float] = []
-    forward = engine.runner.forward
+    events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+    backend: Any = engine.runner.backend
+    replay = backend.replay
 
-    def timed(packed):  # type: ignore[no-untyped-def]
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    def timed(*arguments: Any) -> Any:
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        output = forward(packed)
+        result = replay(*arguments)
         stop.record()
         events.append((start, stop))
-        return output
+        return result
 
-    events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-    engine.runner.forward = timed  # type: ignore[method-assign]
+    walls: list[float] = []
+    backend.replay = timed
     for _ in range(steps):
         started = time.perf_counter()
         engine.step()
         walls.append(time.perf_counter() - started)
+    backend.replay = replay
     torch.cuda.synchronize()
-    busy = [start.elapsed_time(stop) for start, stop in events]
-    engine.runner.forward = forward  # type: ignore[method-assign]
     engine.abort_all()
-    wall, device = sorted(walls)[steps // 2] * 1e3, sorted(busy)[len(busy) // 2]
-    return {"step_ms": wall, "device_ms": device, "rest_ms": wall - device}
+    wall, device = median(walls) * 1e3, median(start.elapsed_time(stop) for start, stop in events)
+    return {"step_ms": wall, "run_ms": device, "rest_ms": wall - device}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The torch backend on a CUDA device: the same logits, the same exactness, the same text under random trees."""
+"""Both backends on a CUDA device: the same logits, the same exactness, the same text under random trees."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from tests.tiny_models import ARCHITECTURES, VOCAB, all_logits, random_model, sa
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
+@pytest.mark.parametrize("backend", ["torch", "cuda"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+def test_logits_are_those_of_transformers(name: str, backend: str, tmp_path: Path) -> None:
     model = random_model(name)
     folder = save_model(model, tmp_path)
     for length in (1, 17, 300):
         prompt = torch.randint(VOCAB, (length,), generator=torch.Generator().manual_seed(length))
         with torch.inference_mode():
             expected = model(prompt[None]).logits[0]
-        assert (all_logits(folder, prompt.tolist(), "torch", "cuda") - expected).abs().max().item() < 1e-4
+        assert (all_logits(folder, prompt.tolist(), backend, "cuda") - expected).abs().max().item() < 1e-4
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -56,3 +57,23 @@ def test_noise_is_that_of_the_cpu() -> None:
     ids = torch.arange(50_000)
     key = stream_key(7, 3)
     assert torch.equal(gumbel(uniform(key, ids)), gumbel(uniform(key, ids.cuda())).cpu())
+
+
+@pytest.mark.parametrize("acceptance", ["rejection", "block"])
+def test_sampled_drafts_are_judged(acceptance: str, tmp_path: Path) -> None:
+    folder = save_model(random_model("llama"), tmp_path)
+    params = SamplingParams(max_tokens=40, temperature=0.9, seed=3, ignore_eos=True, acceptance=acceptance)
+    outputs = LLM(str(folder), device="cuda").generate(PROMPTS[:2], params, spec="early_exit:k=3")
+    assert [output.finish_reason for output in outputs] == ["length"] * 2
+    assert sum(output.metrics.drafted_tokens for output in outputs) > 20
+
+
+def test_text_is_the_same_across_key_buckets(tmp_path: Path) -> None:
+    """Trees that reach beyond 512 keys while their paths do not."""
+    folder = save_model(random_model("llama"), tmp_path)
+    params = SamplingParams(max_tokens=60, temperature=0.8, seed=5, ignore_eos=True)
+    prompts = [[7, 8, 9, 10] * 120, [7, 8, 9] * 160]
+    llm = LLM(str(folder), device="cuda", dtype="bfloat16")
+    plain = llm.generate(prompts, params, spec="off")
+    for spec in ("suffix:min_n=1", "lookahead", "early_exit:k=4,width=3"):
+        assert [o.token_ids for o in llm.generate(prompts, params, spec=spec)] == [o.token_ids for o in plain], spec

@@ -57,7 +57,7 @@ def choose_backend(name: str, dtype: str, device: torch.device, threads: int | N
         raise InvalidParameter(f"backend={name!r} is not known; use auto, {', '.join(BACKENDS)}.")
     if device.type == "cpu":
         torch.set_num_threads(threads)
-        if name != "torch" and native_is_built():
+        if name in ("auto", "native") and native_is_built():
             from foredraft.backends.native import NativeBackend
 
             return NativeBackend(dtype, threads)

@@ -10,10 +10,13 @@ data: the number of rows is that of a bucket, and which keys they see is read on
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from pathlib import Path
 
 import torch
+import triton  # type: ignore[import-not-found,unused-ignore]
 from torch import Tensor
 
 from foredraft.backends import cuda_linear, cuda_rows
@@ -33,26 +36,33 @@ class CudaBackend:
     row_counts: tuple[int, ...] = ROW_BUCKETS
 
     def __init__(self, dtype: str, device: torch.device) -> None:
+        if device == torch.device("cuda"):  # whichever is current now
+            device = torch.device("cuda", torch.cuda.current_device())
         self.device = device
         self.activation_dtype = torch.float32
         self.kv_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
-        self.build = f"{torch.__version__} {torch.cuda.get_device_name(device) if device.type == 'cuda' else 'cpu'}"
-        self._plans = Plans(device, self.kv_dtype)
+        self.build = _build()
+        self._plans = Plans(self.device, self.kv_dtype)
         self._graphs = Graphs()
-        self._draws = Draws(device)
-        self._is_replayed = False  # the last run
+        self._draws = Draws(self.device)
+        self._replayed_rows = 0  # of the last run; 0: it was not captured
 
     def prepare(self, batch: ForwardBatch, shape: AttentionShape) -> Plan:
+        self._select()
         return self._plans.plan(batch, shape)
 
     def replay(self, owner: object, plan: ForwardBatch, compute: Callable[[ForwardBatch], T]) -> T:
-        self._is_replayed = _as_plan(plan).bucket is not None
+        self._select()
+        bucket = _as_plan(plan).bucket
+        self._replayed_rows = 0 if bucket is None else bucket[0]
         return self._graphs.run(owner, _as_plan(plan), compute)
 
     def pack(self, weight: Weight) -> Packed:
+        self._select()
         return pack(weight, self.device)
 
     def linear(self, x: Tensor, weight: Linear) -> Tensor:
+        self._select()
         return cuda_rows.collect(cuda_linear.sums(x, weight))
 
     def logits(self, x: Tensor, weight: Linear) -> Tensor:
@@ -123,9 +133,22 @@ class CudaBackend:
         return x, normed
 
     def sample(self, logits: Tensor, nodes: Items[NodeDraw]) -> Items[int]:
-        return self._draws.draw(logits, nodes, self._is_replayed) if nodes else []
+        return self._draws.draw(logits, nodes, self._replayed_rows) if nodes else []
+
+    def _select(self) -> None:
+        """Kernels are launched on the current device of the thread."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
 
 
 def _as_plan(batch: ForwardBatch) -> Plan:
     assert isinstance(batch, Plan), "a batch goes through `prepare` first"
     return batch
+
+
+def _build() -> str:
+    """Names the kernels and what compiles them."""
+    digest = hashlib.sha256(f"{torch.__version__} {triton.__version__}".encode())
+    for source in sorted(Path(__file__).parent.glob("cuda*.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]

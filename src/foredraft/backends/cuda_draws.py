@@ -1,7 +1,7 @@
 """Draws for all nodes of a run: one upload of their settings, the kernels of cuda_sample, one copy of tokens back.
 
 After a replayed run the logits lie where they lay the last time. So the draws are captured too, by the place of the
-logits and the number of nodes.
+logits, for all rows of the run: those without a node are drawn from greedily, and ignored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST_GRAPHS = 64
 @dataclass(frozen=True)
 class _Captured:
     graph: torch.cuda.CUDAGraph
-    host: NDArray[np.int64]  # [5, nodes], pinned: key, top-k, and as bits of float64 temperature, top-p, log of min-p
+    host: NDArray[np.int64]  # [5, rows], pinned: key, top-k, and as bits of float64 temperature, top-p, log of min-p
     settings: Tensor  # the same, on the device
     tokens: Tensor  # on the device
     drawn: Tensor  # on the host, pinned
@@ -38,14 +38,17 @@ class Draws:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._graphs: OrderedDict[tuple[int, tuple[int, ...], int], _Captured] = OrderedDict()
+        self._graphs: OrderedDict[tuple[int, int], _Captured] = OrderedDict()  # by place and rows
 
-    def draw(self, logits: Tensor, nodes: Items[NodeDraw], is_replayed: bool) -> list[int]:
-        """The token of every node; `is_replayed`: the next run of this shape leaves its logits in the same place."""
+    def draw(self, logits: Tensor, nodes: Items[NodeDraw], replayed_rows: int) -> list[int]:
+        """The token of every node. `replayed_rows` is the number of rows of a captured run, whose next replay leaves
+        its logits in the same place; 0: there is none."""
         in_order = [node.row for node in nodes] == list(range(len(logits)))
         adjusted = [index for index, node in enumerate(nodes) if node.sequence.params.adjusts_logits]
-        if in_order and not adjusted and is_replayed:
-            return self._replayed(logits, nodes)
+        held = logits.untyped_storage().nbytes() // (logits.shape[1] * logits.element_size())
+        if in_order and not adjusted and 0 < replayed_rows <= held:
+            whole = logits.as_strided((replayed_rows, logits.shape[1]), logits.stride())
+            return self._replayed(whole, nodes)
         rows = logits if in_order else logits[torch.tensor([node.row for node in nodes], device=self._device)]
         if adjusted:
             rows = rows.clone()
@@ -57,19 +60,21 @@ class Draws:
         return tokens
 
     def _replayed(self, logits: Tensor, nodes: Items[NodeDraw]) -> list[int]:
-        key = (logits.data_ptr(), tuple(logits.shape), len(nodes))
+        key = (logits.data_ptr(), len(logits))
         captured = self._graphs.get(key)
         if captured is None:
-            captured = self._graphs[key] = self._capture(logits, len(nodes))
+            captured = self._graphs[key] = self._capture(logits)
             if len(self._graphs) > _MOST_GRAPHS:
                 self._graphs.popitem(last=False)
-        _fill(captured.host, nodes)  # the last replay has ended: its tokens were waited for
+        self._graphs.move_to_end(key)
+        _fill(captured.host[:, : len(nodes)], nodes)  # the last replay has ended: its tokens were waited for
         captured.graph.replay()
         torch.cuda.current_stream(self._device).synchronize()
-        tokens: list[int] = captured.drawn.tolist()
+        tokens: list[int] = captured.drawn[: len(nodes)].tolist()
         return tokens
 
-    def _capture(self, logits: Tensor, count: int) -> _Captured:
+    def _capture(self, logits: Tensor) -> _Captured:
+        count = len(logits)
         host = torch.zeros((5, count), dtype=torch.int64, pin_memory=True)
         settings = torch.zeros((5, count), dtype=torch.int64, device=self._device)
         drawn = torch.zeros(count, dtype=torch.int32, pin_memory=True)
@@ -102,7 +107,7 @@ def _fill(host: NDArray[np.int64], nodes: Items[NodeDraw]) -> None:
         integers.append((key - (1 << 64) if key >= 1 << 63 else key, max(0, params.top_k or 0)))
         floats.append((temperature or 0.0, 1.0 if params.top_p is None else params.top_p, _log(params.min_p)))
     host[:2] = np.array(integers, np.int64).T
-    host[2:].view(np.float64)[:] = np.array(floats, np.float64).T
+    host[2:] = np.array(floats, np.float64).view(np.int64).T
 
 
 def _log(min_p: float | None) -> float:

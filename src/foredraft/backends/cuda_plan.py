@@ -99,7 +99,7 @@ class _Staging:
     def upload(self) -> None:
         self._device.copy_(self._host, non_blocking=True)
         if self._copied is not None:
-            self._copied.record()
+            self._copied.record(torch.cuda.current_stream(self._device.device))
 
 
 class Plans:
@@ -112,7 +112,8 @@ class Plans:
 
     def plan(self, batch: ForwardBatch, shape: AttentionShape) -> Plan:
         borders = _borders(batch.sequences.numpy())
-        if batch.num_rows > ROW_BUCKETS[-1] or np.diff(borders).max() >= _WHOLE_ROWS:
+        has_prompt = batch.logit_rows is not None and np.diff(borders).max() >= _WHOLE_ROWS
+        if batch.num_rows > ROW_BUCKETS[-1] or has_prompt:
             return single_plan(batch, shape, self._device, self._kv_dtype)
         prefix_lens, path_lens = _with_chains_as_prefix(batch)
         together = rows_together(shape, self._kv_dtype, whole=False)
@@ -198,14 +199,17 @@ def capture(device: torch.device, run: Callable[[], T], pool: Any = None) -> tup
         run()
     torch.cuda.current_stream(device).wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    # Other threads may allocate and copy meanwhile: a draft model is loaded off the engine's thread.
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
         result = run()
     return graph, result
 
 
 def _bucket(batch: ForwardBatch, depth: int, together: int) -> Bucket:
     rows = next(size for size in ROW_BUCKETS if size >= batch.num_rows)
-    keys = max(_FEWEST_KEYS, 1 << (batch.max_keys - 1).bit_length())
+    # A row of a tree sees few keys, but nodes lie one behind the other: their slots reach beyond the longest path.
+    reach = max(batch.max_keys, 1 + int(batch.paths.max()) if batch.paths.numel() else 0)
+    keys = max(_FEWEST_KEYS, 1 << (reach - 1).bit_length())
     return rows, keys, next((size for size in _PATH_BUCKETS if size >= depth), depth), together
 
 

@@ -25,9 +25,12 @@ from foredraft.models.decoder import Decoder
 from foredraft.models.rope import rope_table
 from foredraft.params import SamplingParams
 from foredraft.runtime.runner import Runner
-from foredraft.types import Sequence, Work
+from foredraft.types import Draft, Sequence, Work
 
-_TOKENS, _LAYERS = 40, 8  # that must agree: a sum that differs shows only where rounding does not hide it
+_TOKENS, _LAYERS = 136, 8  # that must agree: more keys than a block of attention, and layers enough to show rounding
+_PIECE = 31  # the most rows of one sequence that a captured run has
+_ALL_LOGITS = SamplingParams(prompt_logprobs=0)  # a prompt of a request that wants them has logits in every row
+_TREE = 5  # depth of a draft tree in which every right node has a wrong sibling
 
 
 @dataclass(frozen=True)
@@ -95,32 +98,88 @@ def agreeing_row_counts(backend: Backend, decoder: Decoder) -> tuple[int, ...]:
 
 @torch.inference_mode()
 def layers_agree(backend: Backend, decoder: Decoder) -> bool:
-    """Whether a text's logits have the same bits token by token, at once, in pieces, and among other sequences."""
-    config, block_size = decoder.config, 16
-    rope = rope_table(config, _TOKENS).to(backend.device)  # the decoder's own may be shorter
-    few = replace(decoder, layers=decoder.layers[:_LAYERS], rope=rope)
-    generator = torch.Generator().manual_seed(2)
-    text, other = (torch.randint(config.vocab_size, (_TOKENS,), generator=generator).tolist() for _ in range(2))
-    slots = (10 * block_size, config.num_kv_heads, config.head_dim)
+    """Whether the logits of a sequence have the same bits token by token, in all pieces, among other sequences, after a
+    prompt without logits, and as nodes of a draft tree."""
+    reference = _bits_of_pieces(backend, decoder, [*[1] * 24, 96, *[1] * 16])
+    most = backend.row_counts[-1] // _PIECE
+    doubled = [2**power for power in range(5)]  # 1 to 16
+    others = [0, 1, *(most // 2**power for power in range(3) if most // 2**power > 1)]
+    runs = [
+        _bits_of_pieces(backend, decoder, [_TOKENS]),
+        _bits_of_pieces(backend, decoder, [13, 7, _TOKENS - 20], others=1),
+        _bits_of_pieces(backend, decoder, [*doubled, _TOKENS - sum(doubled)]),
+        _bits_of_pieces(backend, decoder, [_TOKENS - 6, *[1] * 6], is_prompt=True),
+        *(_bits_of_pieces(backend, decoder, [*[_PIECE] * 4, _TOKENS - 4 * _PIECE], count - 1) for count in others[1:]),
+        _bits_of_tree(backend, decoder),
+    ]
+    return all(bits and all(reference[place] == row for place, row in bits.items()) for bits in runs)
 
-    def run(pieces: list[int], with_other: bool) -> bytes:
-        kv = [
-            LayerKV(*(torch.zeros(slots, dtype=backend.kv_dtype, device=backend.device) for _ in "kv"))
-            for _ in few.layers
+
+class _Scene:
+    """A few layers of a model, a cache, and sequences of random tokens; the first sequence is always the same."""
+
+    block_size = 16
+
+    def __init__(self, backend: Backend, decoder: Decoder, others: int) -> None:
+        config = decoder.config
+        rope = rope_table(config, _TOKENS).to(backend.device)  # the decoder's own may be shorter
+        few = replace(decoder, layers=decoder.layers[:_LAYERS], rope=rope)
+        count, blocks = 1 + others, -(-(_TOKENS + 2 * _TREE) // self.block_size)
+        slots = (count * blocks * self.block_size, config.num_kv_heads, config.head_dim)
+
+        def side() -> Tensor:
+            return torch.zeros(slots, dtype=backend.kv_dtype, device=backend.device)
+
+        self.runner = Runner(few, backend, [LayerKV(side(), side()) for _ in few.layers])
+        generator = torch.Generator().manual_seed(2)
+        texts = [torch.randint(config.vocab_size, (_TOKENS,), generator=generator).tolist() for _ in range(count)]
+        self.sequences = [
+            _sequence(text, list(range(place, count * blocks, count))[::-1]) for place, text in enumerate(texts)
         ]
-        runner = Runner(few, backend, kv)
-        sequences = [_sequence(text, [2, 0, 5, 7, 9]), _sequence(other, [1, 3, 4, 6, 8])][: 1 + with_other]
-        digest = hashlib.sha256()
-        for piece in pieces:
-            batch = pack([Work(sequence, piece) for sequence in sequences], block_size)
-            _add_bits(digest, runner.forward(batch).logits[:piece])
-            for sequence in sequences:
-                sequence.num_computed_tokens += piece
-        return digest.digest()
 
-    reference = run([1] * _TOKENS, with_other=False)
-    branches = (([_TOKENS], False), ([13, 7, _TOKENS - 20], True), ([_TOKENS], True))
-    return all(reference == run(pieces, other) for pieces, other in branches)
+    def logits(self, works: list[Work]) -> Tensor:
+        logits = self.runner.forward(pack(works, self.block_size)).logits
+        for work in works:
+            work.sequence.num_computed_tokens += work.num_new_tokens
+        return logits
+
+
+def _bits_of_pieces(
+    backend: Backend, decoder: Decoder, pieces: list[int], others: int = 0, is_prompt: bool = False
+) -> dict[int, bytes]:
+    """The bits of the first sequence's logits by position. With `is_prompt` the first piece has no logits."""
+    scene = _Scene(backend, decoder, others)
+    bits: dict[int, bytes] = {}
+    for index, piece in enumerate(pieces):
+        wanted = SamplingParams() if is_prompt and index == 0 else _ALL_LOGITS
+        for sequence in scene.sequences:
+            sequence.params = wanted
+        start = scene.sequences[0].num_computed_tokens
+        logits = scene.logits([Work(sequence, piece) for sequence in scene.sequences])
+        if wanted is _ALL_LOGITS:
+            bits.update({start + row: _bits(logits[row]) for row in range(piece)})
+    return bits
+
+
+def _bits_of_tree(backend: Backend, decoder: Decoder) -> dict[int, bytes]:
+    """The bits of the last positions, which are drafted: every right node has a wrong sibling before it."""
+    scene = _Scene(backend, decoder, others=0)
+    (sequence,) = scene.sequences
+    right = sequence.token_ids[-_TREE:]
+    del sequence.token_ids[-_TREE:]
+    scene.logits([Work(sequence, sequence.num_tokens - 1)])
+    tokens = [token for place in right for token in ((place + 1) % decoder.config.vocab_size, place)]
+    parents = [2 * depth - 1 for depth in range(_TREE) for _ in range(2)]
+    nodes = len(tokens)
+    draft = Draft(tuple(tokens), tuple(parents), (1.0,) * nodes, ("",) * nodes)
+    logits = scene.logits([Work(sequence, 1, nodes, draft)])
+    return {sequence.num_tokens + depth: _bits(logits[2 + 2 * depth]) for depth in range(_TREE)}
+
+
+def _bits(row: Tensor) -> bytes:
+    digest = hashlib.sha256()
+    _add_bits(digest, row)
+    return digest.digest()
 
 
 def _in_runs(backend: Backend, rows: Tensor, linear: Linear, count: int, shift: int) -> bytes:
@@ -148,8 +207,7 @@ def _distinct_linears(decoder: Decoder) -> list[Linear]:
 
 
 def _sequence(tokens: list[int], block_table: list[int]) -> Sequence:
-    params = SamplingParams(prompt_logprobs=0)  # so that the logits of all rows are wanted
-    return Sequence(0, "", 0, list(tokens), len(tokens), params, 0, 1, block_table=block_table)
+    return Sequence(0, "", 0, list(tokens), len(tokens), _ALL_LOGITS, 0, 1, block_table=block_table)
 
 
 def _tiles(backend: Backend) -> tuple[int, ...] | None:

@@ -227,7 +227,7 @@ class ModelDrafter:
             return NO_DRAFT
         q = None
         if tree.is_sampled:  # tokens that the model does not have have no probability
-            q = torch.stack(tree.q)
+            q = torch.stack(tree.q).cpu()  # the rules that need it run on the host
             q = functional.pad(q, (0, self.model.vocab_size - q.shape[1]))  # [nodes, the target's vocab]
         origin = (self.name,) * len(tree.tokens)
         return Draft(tuple(tree.tokens), tuple(tree.parents), tuple(tree.scores), origin, q)

@@ -45,8 +45,9 @@ class KVCache:
                     moves.append((self._slot(work, first + node), self._slot(work, first + depth)))
         if not moves:
             return
-        for layer in self.groups[TARGET_GROUP]:
-            sources, targets = (torch.tensor(side, device=layer.k.device) for side in zip(*moves, strict=True))
+        layers = self.groups[TARGET_GROUP]
+        sources, targets = (torch.tensor(side, device=layers[0].k.device) for side in zip(*moves, strict=True))
+        for layer in layers:
             layer.k[targets] = layer.k[sources]
             layer.v[targets] = layer.v[sources]
 
