@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +14,14 @@ from foredraft.batch import ForwardBatch
 from foredraft.engine import async_engine
 from foredraft.engine.async_engine import AsyncEngine
 from foredraft.engine.stream import Stream
-from foredraft.errors import InvalidParameter, InvalidPrompt, InvalidSpec, Overloaded
+from foredraft.errors import Overloaded
 from foredraft.llm import LLM
 from foredraft.proposers.registry import parse_spec
 from foredraft.runtime.runner import ForwardOutput, Runner
 from foredraft.types import TokenEvent
+from tests.contract.async_engines import LONG, Gated, in_a_step, is_clean, last, read, until
 from tests.contract.test_engine import GREEDY, PROMPT, is_idle, with_fields
 from tests.tiny_models import random_model, save_model
-
-LONG = with_fields(max_tokens=400)
 
 
 @pytest.fixture(scope="module")
@@ -36,56 +32,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def llm(folder: Path) -> LLM:
     return LLM(str(folder), max_num_seqs=8, kv_cache_tokens=1024, spec="off")
-
-
-async def read(stream: Stream) -> list[TokenEvent]:
-    async with asyncio.timeout(30):
-        return [event async for event in stream]
-
-
-async def last(stream: Stream) -> str | None:
-    return (await read(stream))[-1].finish_reason
-
-
-async def until(engine: AsyncEngine) -> None:
-    """Until the engine thread has done what was asked of it before."""
-    async with asyncio.timeout(30):
-        await engine.abort("nobody")
-
-
-def is_clean(engine: AsyncEngine, llm: LLM) -> bool:
-    return not engine._channels and not engine._num_unfinished and not engine._admissions and is_idle(llm)
-
-
-class Gated(Runner):
-    """A runner that waits in every step until it is let through, so that a test knows when one is under way."""
-
-    def __init__(self, healthy: Runner) -> None:
-        super().__init__(healthy.decoder, healthy.backend, healthy.kv)
-        self.entered, self.let_through = threading.Event(), threading.Event()
-
-    def forward(self, batch: ForwardBatch) -> ForwardOutput:
-        self.entered.set()
-        assert self.let_through.wait(30)
-        return super().forward(batch)
-
-
-@asynccontextmanager
-async def in_a_step(llm: LLM) -> AsyncIterator[AsyncEngine]:
-    """An engine whose thread is inside a step for the request "other", until the block ends; "other" must then be
-    answered in full."""
-    gate = llm.engine.runner = Gated(llm.engine.runner)
-    engine = AsyncEngine(llm.engine)
-    other = engine.generate(PROMPT, GREEDY, request_id="other")
-    assert await asyncio.to_thread(gate.entered.wait, 30)
-    try:
-        yield engine
-    finally:
-        gate.let_through.set()
-    assert await last(other) == "length"
-    async with asyncio.timeout(30):
-        await engine.close()
-    assert is_clean(engine, llm)
 
 
 def test_many_are_served_and_any_can_be_aborted(llm: LLM) -> None:
@@ -110,181 +56,6 @@ def test_many_are_served_and_any_can_be_aborted(llm: LLM) -> None:
         await until(engine)
         assert is_clean(engine, llm)
         await engine.close()
-
-    asyncio.run(main())
-
-
-def test_prompts_are_what_encode_takes(llm: LLM) -> None:
-    expected = llm.generate(["hello"], GREEDY)[0]
-    threads: set[threading.Thread] = set()
-
-    def encode(prompt: Any) -> list[int]:
-        threads.add(threading.current_thread())
-        return llm.encode(prompt)
-
-    async def main() -> None:
-        engine = AsyncEngine(llm.engine, encode)
-        stream = engine.generate("hello", GREEDY)
-        assert stream.prompt_token_ids == []
-        await stream.admitted()
-        assert stream.prompt_token_ids == expected.prompt_token_ids
-        assert [event.token_id for event in await read(stream)] == expected.token_ids
-        assert threading.main_thread() not in threads and engine._thread not in threads
-        await engine.close()
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize(
-    ("prompt", "spec", "error"),
-    [([], "off", InvalidPrompt), ("text", "off", InvalidPrompt), (PROMPT, "early_exit:layers=9", InvalidSpec)],
-)
-def test_what_is_wrong_with_a_request_is_told_to_its_caller(
-    llm: LLM, prompt: Any, spec: str, error: type[Exception]
-) -> None:
-    async def main() -> None:
-        engine = AsyncEngine(llm.engine)
-        stream = engine.generate(prompt, GREEDY, parse_spec(spec))
-        for _ in range(2):
-            with pytest.raises(error):
-                await stream.admitted()
-            with pytest.raises(error):
-                await anext(stream)
-        await until(engine)
-        assert is_clean(engine, llm)
-        assert await last(engine.generate(PROMPT, GREEDY)) == "length"
-        await engine.close()
-
-    asyncio.run(main())
-
-
-def test_an_id_is_used_once_at_a_time(llm: LLM) -> None:
-    async def main() -> None:
-        async with in_a_step(llm) as engine:
-            with pytest.raises(InvalidParameter, match="The request id 'other' is in use; choose another"):
-                engine.generate(PROMPT, GREEDY, request_id="other")
-            others = [engine.generate(PROMPT, GREEDY) for _ in range(3)]
-            assert len({stream.request_id for stream in others}) == 3
-            for stream in others:
-                await stream.aclose()
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("when", ["waiting for the step", "running"])
-def test_closing_from_another_task_ends_the_reader(llm: LLM, when: str) -> None:
-    async def main() -> None:
-        async with in_a_step(llm) as engine:
-            stream = engine.generate(PROMPT, LONG)
-            reader = asyncio.create_task(read(stream))
-            await asyncio.sleep(0.02)
-            if when == "running":
-                llm.engine.runner.let_through.set()  # type: ignore[attr-defined]
-                await stream.admitted()
-            await stream.aclose()
-            assert len(await reader) < 400
-            assert await read(stream) == []
-            await stream.aclose()
-
-    asyncio.run(main())
-
-
-def test_a_timeout_while_waiting_does_not_abort(llm: LLM) -> None:
-    expected = llm.generate([PROMPT], GREEDY)[0].token_ids
-
-    async def main() -> None:
-        async with in_a_step(llm) as engine:
-            stream = engine.generate(PROMPT, GREEDY)
-            for _ in range(3):
-                with pytest.raises(asyncio.TimeoutError):
-                    await asyncio.wait_for(anext(stream), 0.01)
-            llm.engine.runner.let_through.set()  # type: ignore[attr-defined]
-            tokens: list[int | None] = []
-            while len(tokens) < len(expected):
-                try:
-                    tokens.append((await asyncio.wait_for(anext(stream), 0.0005)).token_id)
-                except TimeoutError:
-                    continue
-            assert tokens == expected
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("leave", ["close", "drop", "with", "abort", "cancel"])
-def test_a_stream_that_is_left_frees_everything(llm: LLM, leave: str) -> None:
-    async def main() -> None:
-        engine = AsyncEngine(llm.engine)
-        stream = engine.generate(PROMPT, LONG, request_id="left")
-        await stream.admitted()
-        if leave == "close":
-            await stream.aclose()
-        elif leave == "with":
-            async with stream:
-                pass
-        elif leave == "abort":
-            await engine.abort("left")
-        elif leave == "cancel":
-            reader = asyncio.create_task(read(stream))
-            await asyncio.sleep(0.01)
-            reader.cancel()
-            await asyncio.wait([reader])
-            del reader
-        if leave != "abort":
-            del stream
-            gc.collect()
-        await until(engine)
-        assert not llm.engine.is_live("left")
-        assert not engine._channels
-        await engine.close()
-
-    asyncio.run(main())
-    assert is_idle(llm)
-
-
-@pytest.mark.parametrize("leave", ["close", "drop", "abort"])
-def test_a_request_that_is_left_before_it_is_admitted_never_runs(llm: LLM, leave: str) -> None:
-    """Its prompt is being tokenised when nobody wants it any more."""
-    begun, go_on = threading.Event(), threading.Event()
-
-    def encode(prompt: list[int]) -> list[int]:
-        begun.set()
-        assert go_on.wait(30)
-        return prompt
-
-    async def main() -> None:
-        engine = AsyncEngine(llm.engine, encode)
-        stream = engine.generate(PROMPT, LONG, request_id="left")
-        assert await asyncio.to_thread(begun.wait, 30)
-        if leave == "close":
-            await stream.aclose()
-            assert await read(stream) == []
-        elif leave == "abort":
-            await engine.abort("left")
-        if leave != "abort":
-            del stream
-        go_on.set()
-        while engine._admissions:
-            await asyncio.sleep(0.01)
-        if leave == "abort":
-            (event,) = await read(stream)
-            assert event.finish_reason == "abort"
-        await until(engine)
-        assert is_clean(engine, llm)
-        assert llm.engine.stats().num_steps == 0
-        await engine.close()
-
-    asyncio.run(main())
-
-
-def test_an_abort_happens_even_if_its_task_is_cancelled(llm: LLM) -> None:
-    async def main() -> None:
-        async with in_a_step(llm) as engine:
-            long = engine.generate(PROMPT, LONG, request_id="long")
-            await asyncio.sleep(0.02)
-            aborting = asyncio.create_task(engine.abort("long"))
-            await asyncio.sleep(0.01)
-            aborting.cancel()
-        assert [event.finish_reason for event in await read(long)] == ["abort"]
 
     asyncio.run(main())
 

@@ -1,0 +1,68 @@
+"""What the tests of AsyncEngine and of its streams share: readers, and an engine that is held inside a step."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from foredraft.batch import ForwardBatch
+from foredraft.engine.async_engine import AsyncEngine
+from foredraft.engine.stream import Stream
+from foredraft.llm import LLM
+from foredraft.runtime.runner import ForwardOutput, Runner
+from foredraft.types import TokenEvent
+from tests.contract.test_engine import GREEDY, PROMPT, is_idle, with_fields
+
+LONG = with_fields(max_tokens=400)
+
+
+async def read(stream: Stream) -> list[TokenEvent]:
+    async with asyncio.timeout(30):
+        return [event async for event in stream]
+
+
+async def last(stream: Stream) -> str | None:
+    return (await read(stream))[-1].finish_reason
+
+
+async def until(engine: AsyncEngine) -> None:
+    """Until the engine thread has done what was asked of it before."""
+    async with asyncio.timeout(30):
+        await engine.abort("nobody")
+
+
+def is_clean(engine: AsyncEngine, llm: LLM) -> bool:
+    return not engine._channels and not engine._num_unfinished and not engine._admissions and is_idle(llm)
+
+
+class Gated(Runner):
+    """A runner that waits in every step until it is let through, so that a test knows when one is under way."""
+
+    def __init__(self, healthy: Runner) -> None:
+        super().__init__(healthy.decoder, healthy.backend, healthy.kv)
+        self.entered, self.let_through = threading.Event(), threading.Event()
+
+    def forward(self, batch: ForwardBatch) -> ForwardOutput:
+        self.entered.set()
+        assert self.let_through.wait(30)
+        return super().forward(batch)
+
+
+@asynccontextmanager
+async def in_a_step(llm: LLM) -> AsyncIterator[AsyncEngine]:
+    """An engine whose thread is inside a step for the request "other", until the block ends; "other" must then be
+    answered in full."""
+    gate = llm.engine.runner = Gated(llm.engine.runner)
+    engine = AsyncEngine(llm.engine)
+    other = engine.generate(PROMPT, GREEDY, request_id="other")
+    assert await asyncio.to_thread(gate.entered.wait, 30)
+    try:
+        yield engine
+    finally:
+        gate.let_through.set()
+    assert await last(other) == "length"
+    async with asyncio.timeout(30):
+        await engine.close()
+    assert is_clean(engine, llm)

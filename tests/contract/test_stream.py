@@ -1,0 +1,204 @@
+"""What one caller does with its stream, and what is left of the request afterwards: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foredraft.engine.async_engine import AsyncEngine
+from foredraft.errors import InvalidParameter, InvalidPrompt, InvalidSpec
+from foredraft.llm import LLM
+from foredraft.proposers.registry import parse_spec
+from tests.contract.async_engines import LONG, in_a_step, is_clean, last, read, until
+from tests.contract.test_engine import GREEDY, PROMPT, is_idle
+from tests.tiny_models import random_model, save_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(random_model("llama"), tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def llm(folder: Path) -> LLM:
+    return LLM(str(folder), max_num_seqs=8, kv_cache_tokens=1024, spec="off")
+
+
+def test_prompts_are_what_encode_takes(llm: LLM) -> None:
+    expected = llm.generate(["hello"], GREEDY)[0]
+    threads: set[threading.Thread] = set()
+
+    def encode(prompt: Any) -> list[int]:
+        threads.add(threading.current_thread())
+        return llm.encode(prompt)
+
+    async def main() -> None:
+        engine = AsyncEngine(llm.engine, encode)
+        stream = engine.generate("hello", GREEDY)
+        assert stream.prompt_token_ids == []
+        await stream.admitted()
+        assert stream.prompt_token_ids == expected.prompt_token_ids
+        assert [event.token_id for event in await read(stream)] == expected.token_ids
+        assert threading.main_thread() not in threads and engine._thread not in threads
+        await engine.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "spec", "error"),
+    [([], "off", InvalidPrompt), ("text", "off", InvalidPrompt), (PROMPT, "early_exit:layers=9", InvalidSpec)],
+)
+def test_what_is_wrong_with_a_request_is_told_to_its_caller(
+    llm: LLM, prompt: Any, spec: str, error: type[Exception]
+) -> None:
+    async def main() -> None:
+        engine = AsyncEngine(llm.engine)
+        stream = engine.generate(prompt, GREEDY, parse_spec(spec))
+        for _ in range(2):
+            with pytest.raises(error):
+                await stream.admitted()
+            with pytest.raises(error):
+                await anext(stream)
+        await until(engine)
+        assert is_clean(engine, llm)
+        assert await last(engine.generate(PROMPT, GREEDY)) == "length"
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_an_id_is_used_once_at_a_time(llm: LLM) -> None:
+    async def main() -> None:
+        async with in_a_step(llm) as engine:
+            with pytest.raises(InvalidParameter, match="The request id 'other' is in use; choose another"):
+                engine.generate(PROMPT, GREEDY, request_id="other")
+            others = [engine.generate(PROMPT, GREEDY) for _ in range(3)]
+            assert len({stream.request_id for stream in others}) == 3
+            for stream in others:
+                await stream.aclose()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("when", ["waiting for the step", "running"])
+def test_closing_from_another_task_ends_the_reader(llm: LLM, when: str) -> None:
+    async def main() -> None:
+        async with in_a_step(llm) as engine:
+            stream = engine.generate(PROMPT, LONG)
+            reader = asyncio.create_task(read(stream))
+            await asyncio.sleep(0.02)
+            if when == "running":
+                llm.engine.runner.let_through.set()  # type: ignore[attr-defined]
+                await stream.admitted()
+            await stream.aclose()
+            assert len(await reader) < 400
+            assert await read(stream) == []
+            await stream.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_timeout_while_waiting_does_not_abort(llm: LLM) -> None:
+    expected = llm.generate([PROMPT], GREEDY)[0].token_ids
+
+    async def main() -> None:
+        async with in_a_step(llm) as engine:
+            stream = engine.generate(PROMPT, GREEDY)
+            for _ in range(3):
+                with pytest.raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(anext(stream), 0.01)
+            llm.engine.runner.let_through.set()  # type: ignore[attr-defined]
+            tokens: list[int | None] = []
+            while len(tokens) < len(expected):
+                try:
+                    tokens.append((await asyncio.wait_for(anext(stream), 0.0005)).token_id)
+                except TimeoutError:
+                    continue
+            assert tokens == expected
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("leave", ["close", "drop", "with", "abort", "cancel"])
+def test_a_stream_that_is_left_frees_everything(llm: LLM, leave: str) -> None:
+    async def main() -> None:
+        engine = AsyncEngine(llm.engine)
+        stream = engine.generate(PROMPT, LONG, request_id="left")
+        await stream.admitted()
+        if leave == "close":
+            await stream.aclose()
+        elif leave == "with":
+            async with stream:
+                pass
+        elif leave == "abort":
+            await engine.abort("left")
+        elif leave == "cancel":
+            reader = asyncio.create_task(read(stream))
+            await asyncio.sleep(0.01)
+            reader.cancel()
+            await asyncio.wait([reader])
+            del reader
+        if leave != "abort":
+            del stream
+            gc.collect()
+        await until(engine)
+        assert not llm.engine.is_live("left")
+        assert not engine._channels
+        await engine.close()
+
+    asyncio.run(main())
+    assert is_idle(llm)
+
+
+@pytest.mark.parametrize("leave", ["close", "drop", "abort"])
+def test_a_request_that_is_left_before_it_is_admitted_never_runs(llm: LLM, leave: str) -> None:
+    """Its prompt is being tokenised when nobody wants it any more."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def encode(prompt: list[int]) -> list[int]:
+        begun.set()
+        assert go_on.wait(30)
+        return prompt
+
+    async def main() -> None:
+        engine = AsyncEngine(llm.engine, encode)
+        stream = engine.generate(PROMPT, LONG, request_id="left")
+        assert await asyncio.to_thread(begun.wait, 30)
+        if leave == "close":
+            await stream.aclose()
+            assert await read(stream) == []
+        elif leave == "abort":
+            await engine.abort("left")
+        if leave != "abort":
+            del stream
+        go_on.set()
+        while engine._admissions:
+            await asyncio.sleep(0.01)
+        if leave == "abort":
+            (event,) = await read(stream)
+            assert event.finish_reason == "abort"
+        await until(engine)
+        assert is_clean(engine, llm)
+        assert llm.engine.stats().num_steps == 0
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_an_abort_happens_even_if_its_task_is_cancelled(llm: LLM) -> None:
+    async def main() -> None:
+        async with in_a_step(llm) as engine:
+            long = engine.generate(PROMPT, LONG, request_id="long")
+            await asyncio.sleep(0.02)
+            aborting = asyncio.create_task(engine.abort("long"))
+            await asyncio.sleep(0.01)
+            aborting.cancel()
+        assert [event.finish_reason for event in await read(long)] == ["abort"]
+
+    asyncio.run(main())
