@@ -11,6 +11,8 @@ from foredraft.batch import ForwardBatch
 from foredraft.engine.async_engine import AsyncEngine
 from foredraft.engine.stream import Stream
 from foredraft.llm import LLM
+from foredraft.proposers.base import Proposer
+from foredraft.proposers.registry import ProposerChoice
 from foredraft.runtime.runner import ForwardOutput, Runner
 from foredraft.types import TokenEvent
 from tests.contract.test_engine import GREEDY, PROMPT, is_idle, with_fields
@@ -48,6 +50,23 @@ class Gated(Runner):
         self.entered.set()
         assert self.let_through.wait(30)
         return super().forward(batch)
+
+
+class SlowBuilds:
+    """Proposers of this engine are built only when they are let through."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._assignments = llm.engine.speculation.assignments
+        self._make_proposer = self._assignments.make_proposer
+        self._assignments.make_proposer = self._slowly
+        self.entered, self.let_through = threading.Event(), threading.Event()
+        self.threads: list[threading.Thread] = []  # of every build
+
+    def _slowly(self, choice: ProposerChoice) -> Proposer:
+        self.threads.append(threading.current_thread())
+        self.entered.set()
+        assert self.let_through.wait(30)
+        return self._make_proposer(choice)
 
 
 @asynccontextmanager

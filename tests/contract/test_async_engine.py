@@ -19,7 +19,7 @@ from foredraft.llm import LLM
 from foredraft.proposers.registry import parse_spec
 from foredraft.runtime.runner import ForwardOutput, Runner
 from foredraft.types import TokenEvent
-from tests.contract.async_engines import LONG, Gated, in_a_step, is_clean, last, read, until
+from tests.contract.async_engines import LONG, Gated, SlowBuilds, in_a_step, is_clean, last, read, until
 from tests.contract.test_engine import GREEDY, PROMPT, is_idle, with_fields
 from tests.tiny_models import random_model, save_model
 
@@ -219,29 +219,18 @@ def test_a_crowd_of_commands_does_not_stop_a_stream(llm: LLM) -> None:
 
 
 def test_a_proposer_is_built_while_others_stream_on(llm: LLM) -> None:
-    building, built = threading.Event(), threading.Event()
-    assignments = llm.engine.speculation.assignments
-    make_proposer = assignments.make_proposer
-    threads: set[threading.Thread] = set()
-
-    def slowly(choice: Any) -> Any:
-        threads.add(threading.current_thread())
-        building.set()
-        assert built.wait(30)
-        return make_proposer(choice)
-
-    assignments.make_proposer = slowly
+    assignments, builds = llm.engine.speculation.assignments, SlowBuilds(llm)
 
     async def main() -> None:
         engine = AsyncEngine(llm.engine)
         drafted = [engine.generate(PROMPT, GREEDY, parse_spec("ngram+quantised")) for _ in range(2)]
-        assert await asyncio.to_thread(building.wait, 30)
+        assert await asyncio.to_thread(builds.entered.wait, 30)
         assert await last(engine.generate(PROMPT, GREEDY)) == "length", "nobody waits for what is built"
-        built.set()
+        builds.let_through.set()
         for stream in drafted:
             assert await last(stream) == "length"
         assert set(assignments.proposers) == {"ngram", "quantised"}
-        assert engine._thread not in threads and threading.main_thread() not in threads
+        assert engine._thread not in builds.threads and threading.main_thread() not in builds.threads
         await engine.close()
         for name in list(assignments.proposers):
             assignments.proposers.pop(name).close()
@@ -249,6 +238,52 @@ def test_a_proposer_is_built_while_others_stream_on(llm: LLM) -> None:
 
     asyncio.run(main())
     assert is_idle(llm)
+
+
+def test_closing_does_not_wait_for_proposers_and_nobody_waits_for_the_closed_engine(llm: LLM) -> None:
+    builds = SlowBuilds(llm)
+
+    async def main() -> None:
+        engine = AsyncEngine(llm.engine)
+        streams = [engine.generate(PROMPT, LONG, parse_spec(spec)) for spec in ("ngram", "suffix", "ngram+lookahead")]
+        assert await asyncio.to_thread(builds.entered.wait, 30)
+        waiting = [asyncio.create_task(stream.admitted()) for stream in streams]
+        async with asyncio.timeout(30):
+            await engine.close()
+            for stream, admitted in zip(streams, waiting, strict=True):
+                with pytest.raises(RuntimeError, match=r"^The engine is closed\.$"):
+                    await admitted
+                with pytest.raises(RuntimeError, match=r"^The engine is closed\.$"):
+                    await anext(stream)
+            assert not engine._channels and not engine._num_unfinished
+            builds.let_through.set()
+            while engine._admissions:
+                await asyncio.sleep(0.01)
+        assert len(builds.threads) == 1, "what was queued is not built any more"
+        assert is_clean(engine, llm)
+        assert set(llm.engine.kv.groups) == {"target"}
+
+    asyncio.run(main())
+
+
+def test_a_reader_does_not_wait_for_an_admission_that_was_cancelled(llm: LLM) -> None:
+    builds = SlowBuilds(llm)
+
+    async def main() -> None:
+        engine = AsyncEngine(llm.engine)
+        stream = engine.generate(PROMPT, LONG, parse_spec("ngram"))
+        assert await asyncio.to_thread(builds.entered.wait, 30)
+        reader = asyncio.create_task(read(stream))
+        await asyncio.sleep(0)
+        (admission,) = engine._admissions
+        admission.cancel()
+        assert await reader == []
+        builds.let_through.set()
+        await until(engine)
+        assert is_clean(engine, llm)
+        await engine.close()
+
+    asyncio.run(main())
 
 
 def test_the_machine_is_measured_when_nothing_runs(

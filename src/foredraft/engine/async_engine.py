@@ -8,6 +8,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -105,13 +106,15 @@ class AsyncEngine:
         return replace(stats, waiting=max(0, self._num_unfinished - stats.running))
 
     async def close(self) -> None:
-        """Abort everything and stop the thread."""
+        """Abort everything and stop the thread. A proposer that is being built is not waited for."""
         with self._gate:
             if not self._closed:
                 self._closed = True
                 self._commands.put(None)
-        self._builder.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._thread.join)
+        for channel in list(self._channels.values()):  # none of these was admitted, and the thread is gone
+            self._refuse(channel, RuntimeError("The engine is closed."))
+        self._builder.shutdown(wait=False)
 
     def _check_load(self) -> None:
         if self._max_waiting is None:
@@ -127,24 +130,28 @@ class AsyncEngine:
         """Tokenise a prompt, build the proposers that are missing, and have the engine thread add the request."""
         built: dict[str, tuple[ProposerChoice, Proposer]] = {}
         add = partial(self._add, channel, params, spec, built)
-        make_proposer = self._engine.speculation.assignments.make_proposer
         try:
             channel.prompt_token_ids = await asyncio.to_thread(self._encode, prompt)
             while missing := await self._call(add):
                 for choice in missing:
-                    proposer = await channel.loop.run_in_executor(self._builder, make_proposer, choice)
-                    built[str(choice)] = choice, proposer
+                    proposer = await channel.loop.run_in_executor(self._builder, self._build, choice)
+                    if proposer is not None:
+                        built[str(choice)] = choice, proposer
             channel.decide()
         except Exception as error:
-            self._forget(channel)
-            channel.decide(error)
+            self._refuse(channel, error)
         except BaseException:  # the event loop ends; the command may have run all the same
             channel.leave()
+            channel.wake()
             self._leave(channel)
             raise
         finally:
             for _, proposer in built.values():
                 proposer.close()
+
+    def _build(self, choice: ProposerChoice) -> Proposer | None:
+        """On the builder thread: a proposer, unless nobody can use it any more."""
+        return None if self._closed else self._engine.speculation.assignments.make_proposer(choice)
 
     def _add(
         self,
@@ -177,6 +184,12 @@ class AsyncEngine:
         with self._gate:
             if not self._closed:
                 self._commands.put((Future(), end))
+
+    def _refuse(self, channel: Channel, error: Exception) -> None:
+        """Tell the readers of a request that was not admitted. Called from any thread."""
+        self._forget(channel)
+        with suppress(RuntimeError):  # the event loop of these readers is closed
+            channel.loop.call_soon_threadsafe(channel.decide, error)
 
     def _forget(self, channel: Channel) -> None:
         with self._gate:

@@ -32,7 +32,13 @@ class Channel:
             self.arrived.set()
 
     def decide(self, error: Exception | None = None) -> None:
-        self.error = error
+        """Tell the readers that the request was taken, or why it was refused. The first decision stays."""
+        if not self.decided.is_set():
+            self.error = error
+        self.wake()
+
+    def wake(self) -> None:
+        """Let every reader look again, and let nobody wait for a decision."""
         self.decided.set()
         self.arrived.set()
 
@@ -86,8 +92,7 @@ class Stream(AsyncIterator[TokenEvent]):
 
     async def aclose(self) -> None:
         self._leave()
-        self._channel.decided.set()
-        self._channel.arrived.set()
+        self._channel.wake()
 
     async def __aenter__(self) -> Stream:
         return self
