@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 from foredraft.errors import InvalidParameter
@@ -112,6 +113,8 @@ class EngineConfig:
         seconds = self.max_chunk_s
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
             raise InvalidParameter(f"max_chunk_s={seconds!r} must be a number of seconds above 0.")
+        if isinstance(seconds, int) and seconds > sys.float_info.max:
+            raise InvalidParameter("max_chunk_s is too large a whole number; use float('inf') to set no limit.")
         for name in ("exact", "prefix_caching"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidParameter(f"{name}={getattr(self, name)!r} must be True or False.")

@@ -252,6 +252,8 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"max_num_seqs": 1.5}, "max_num_seqs=1.5 must be a whole number of at least 1."),
     ({"max_chunk_s": 0}, "max_chunk_s=0 must be a number of seconds above 0."),
     ({"max_chunk_s": "fast"}, "max_chunk_s='fast' must be a number of seconds above 0."),
+    ({"max_chunk_s": float("nan")}, "max_chunk_s=nan must be a number of seconds above 0."),
+    ({"max_chunk_s": 10**400}, "max_chunk_s is too large a whole number; use float('inf') to set no limit."),
     ({"exact": "no"}, "exact='no' must be True or False."),
     ({"prefix_caching": 0}, "prefix_caching=0 must be True or False."),
     ({"prefix_salt": b"x"}, "prefix_salt=b'x' must be a text."),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from foredraft.engine.blocks import BlockPool
 from foredraft.engine.chunks import TILE, ChunkLimit
 from foredraft.engine.scheduler import Scheduler
@@ -32,6 +34,18 @@ class TestLimit:
         limit.observe(1, 1e-6)
         limit.observe(512, 1e-6)
         assert limit.rows_beside(1) == TILE - 1
+
+    def test_an_infinite_time_sets_no_limit(self) -> None:
+        limit = ChunkLimit(float("inf"))
+        assert limit.rows_beside(1) >= 100_000
+        limit.observe(16, 0.032)
+        assert limit.rows_beside(1) >= 100_000
+
+    @pytest.mark.parametrize("max_chunk_s", [1e300, 1.7e308])
+    def test_any_time_can_be_allowed(self, max_chunk_s: float) -> None:
+        limit = ChunkLimit(max_chunk_s)
+        limit.observe(16, 1e-9)
+        assert limit.rows_beside(1) >= 100_000
 
     def test_a_prompt_always_goes_on(self) -> None:
         limit = ChunkLimit(0.125)

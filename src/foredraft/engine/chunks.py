@@ -4,16 +4,19 @@ time that a running stream should wait at most. Plain Python; its clock is what 
 from __future__ import annotations
 
 from collections import deque
+from math import inf
 
 TILE = 16  # rows that kernels compute together: one row more takes about as long as TILE more
 _AIM = 0.8  # of the time that a stream should wait at most: steps vary, and smaller chunks cost little
 _LEAST_CHUNK = TILE // 2  # a prompt goes on in every step, whatever the others take
 _MOST_ROWS = 256  # steps with more rows tell little about steps of the size that is allowed here
 _RECENT = 3  # steps of which the slowest counts
+_NO_LIMIT = 1 << 20  # rows: more than any step has
 
 
 class ChunkLimit:
-    """Learns seconds per row from steps of about the size that it allows. Before any was seen, a step has one tile."""
+    """Learns seconds per row from steps of about the size that it allows. Before any was seen, a step has one tile. An
+    infinite `max_chunk_s` sets no limit."""
 
     def __init__(self, max_chunk_s: float) -> None:
         self.max_chunk_s = max_chunk_s
@@ -26,8 +29,10 @@ class ChunkLimit:
     def rows_beside(self, num_decoding: int) -> int:
         """Rows of prompts beside one row of each decoding sequence; all of them together fill whole tiles."""
         rows = TILE
-        if self._per_row:
-            rows = int(_AIM * self.max_chunk_s / max(self._per_row))
+        if self.max_chunk_s == inf:
+            rows = _NO_LIMIT
+        elif self._per_row:
+            rows = int(min(_AIM * self.max_chunk_s / max(self._per_row), _NO_LIMIT))
         rows = max(rows, num_decoding + _LEAST_CHUNK)
         chunk = rows // TILE * TILE - num_decoding
         return chunk if chunk >= _LEAST_CHUNK else chunk + TILE
