@@ -14,8 +14,8 @@ from foredraft.engine.async_engine import AsyncEngine
 from foredraft.errors import InvalidParameter, InvalidPrompt, InvalidSpec
 from foredraft.llm import LLM
 from foredraft.proposers.registry import parse_spec
-from tests.contract.async_engines import LONG, in_a_step, is_clean, last, read, until
-from tests.contract.test_engine import GREEDY, PROMPT, is_idle
+from tests.contract.async_engines import LONG, SlowBuilds, in_a_step, is_clean, last, read, until
+from tests.contract.test_engine import GREEDY, PROMPT, is_idle, with_fields
 from tests.tiny_models import random_model, save_model
 
 
@@ -200,5 +200,73 @@ def test_an_abort_happens_even_if_its_task_is_cancelled(llm: LLM) -> None:
             await asyncio.sleep(0.01)
             aborting.cancel()
         assert [event.finish_reason for event in await read(long)] == ["abort"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("spec", ["ngram+suffix", "early_exit:layers=9+ngram"])
+def test_an_abort_does_not_wait_for_proposers(llm: LLM, spec: str) -> None:
+    """Even if they could not be built in the end."""
+    builds = SlowBuilds(llm)
+
+    async def main() -> None:
+        engine = AsyncEngine(llm.engine)
+        stream = engine.generate(PROMPT, with_fields(n=2), parse_spec(spec), request_id="aborted")
+        assert await asyncio.to_thread(builds.entered.wait, 30)
+        async with asyncio.timeout(20):
+            await engine.abort("aborted")
+            await stream.admitted()
+            events = [await anext(stream) for _ in range(2)]
+        assert [event.finish_reason for event in events] == ["abort"] * 2
+        assert not engine._channels and not engine._num_unfinished
+        assert await last(engine.generate(PROMPT, GREEDY, request_id="aborted")) == "length", "its id is free"
+        builds.let_through.set()
+        while engine._admissions:
+            await asyncio.sleep(0.01)
+        assert await read(stream) == []
+        assert len(builds.threads) == 1, "the second proposer is not built"
+        await until(engine)
+        assert is_clean(engine, llm)
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_a_bad_prompt_is_told_to_its_reader_and_not_to_whoever_aborts(llm: LLM) -> None:
+    builds = SlowBuilds(llm)
+
+    async def main() -> None:
+        engine = AsyncEngine(llm.engine)
+        stream = engine.generate([-1], GREEDY, parse_spec("ngram"), request_id="bad")
+        assert await asyncio.to_thread(builds.entered.wait, 30)
+        await engine.abort("bad")
+        with pytest.raises(InvalidPrompt):
+            async with asyncio.timeout(20):
+                await anext(stream)
+        builds.let_through.set()
+        await engine.close()
+
+    asyncio.run(main())
+    assert is_idle(llm)
+
+
+def test_what_nobody_reads_is_not_built(llm: LLM) -> None:
+    """However many clients connect and drop."""
+    builds = SlowBuilds(llm)
+
+    async def main() -> None:
+        engine = AsyncEngine(llm.engine)
+        for k in range(1, 9):
+            stream = engine.generate(PROMPT, GREEDY, parse_spec(f"ngram:k={k}+suffix:k={k}"))
+            assert await asyncio.to_thread(builds.entered.wait, 30)
+            await asyncio.sleep(0.02)  # the later ones are queued
+            await stream.aclose()
+        builds.let_through.set()
+        while engine._admissions:
+            await asyncio.sleep(0.01)
+        assert len(builds.threads) == 1
+        await until(engine)
+        assert is_clean(engine, llm)
+        await engine.close()
 
     asyncio.run(main())

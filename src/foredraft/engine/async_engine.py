@@ -86,9 +86,9 @@ class AsyncEngine:
                 request_id = next(name for number in self._request_ids if (name := f"{number}") not in self._channels)
             if request_id in self._channels:
                 raise InvalidParameter(f"The request id {request_id!r} is in use; choose another.")
-            channel = self._channels[request_id] = Channel(loop, request_id, params.n)
+            channel = self._channels[request_id] = Channel(loop, request_id, params)
             self._num_unfinished += params.n
-        task = loop.create_task(self._admit(channel, prompt, params, spec))
+        task = loop.create_task(self._admit(channel, prompt, spec))
         self._admissions.add(task)
         task.add_done_callback(self._admissions.discard)
         return Stream(channel, self._leave)
@@ -98,7 +98,7 @@ class AsyncEngine:
         channel = self._channels.get(request_id)
         if channel is not None:
             channel.is_aborted = True
-        await asyncio.shield(self._call(lambda: self._deliver(self._engine.abort(request_id))))
+        await asyncio.shield(self._call(partial(self._abort, channel)))
 
     def stats(self) -> EngineStats:
         """The load at this moment, and what recent steps took. Requests that are not admitted yet are waiting too."""
@@ -126,15 +126,15 @@ class AsyncEngine:
                 f"{self._max_waiting} more wait (max_waiting); try again later."
             )
 
-    async def _admit(self, channel: Channel, prompt: Any, params: SamplingParams, spec: Spec) -> None:
+    async def _admit(self, channel: Channel, prompt: Any, spec: Spec) -> None:
         """Tokenise a prompt, build the proposers that are missing, and have the engine thread add the request."""
         built: dict[str, tuple[ProposerChoice, Proposer]] = {}
-        add = partial(self._add, channel, params, spec, built)
+        add = partial(self._add, channel, spec, built)
         try:
             channel.prompt_token_ids = await asyncio.to_thread(self._encode, prompt)
             while missing := await self._call(add):
                 for choice in missing:
-                    proposer = await channel.loop.run_in_executor(self._builder, self._build, choice)
+                    proposer = await channel.loop.run_in_executor(self._builder, self._build, channel, choice)
                     if proposer is not None:
                         built[str(choice)] = choice, proposer
             channel.decide()
@@ -149,35 +149,48 @@ class AsyncEngine:
             for _, proposer in built.values():
                 proposer.close()
 
-    def _build(self, choice: ProposerChoice) -> Proposer | None:
-        """On the builder thread: a proposer, unless nobody can use it any more."""
-        return None if self._closed else self._engine.speculation.assignments.make_proposer(choice)
+    def _build(self, channel: Channel, choice: ProposerChoice) -> Proposer | None:
+        """On the builder thread: a proposer, unless the request needs none any more."""
+        if self._closed or channel.is_unwanted:
+            return None
+        return self._engine.speculation.assignments.make_proposer(choice)
 
     def _add(
-        self,
-        channel: Channel,
-        params: SamplingParams,
-        spec: Spec,
-        built: dict[str, tuple[ProposerChoice, Proposer]],
+        self, channel: Channel, spec: Spec, built: dict[str, tuple[ProposerChoice, Proposer]]
     ) -> list[ProposerChoice]:
         """On the engine thread: install what was built and add the request, unless proposers are missing still."""
-        if channel.is_left:
+        if channel.is_left or not self._is_unfinished(channel):
             return []
+        if channel.is_aborted:
+            spec = Spec()  # it ends at once and needs no proposers
         assignments = self._engine.speculation.assignments
         while built:
             assignments.install(*built.popitem()[1])
         if missing := assignments.missing(spec):
             return missing
-        self._engine.add(channel.request_id, channel.prompt_token_ids, params, spec)
+        self._engine.add(channel.request_id, channel.prompt_token_ids, channel.params, spec)
         if channel.is_aborted:
             self._deliver(self._engine.abort(channel.request_id))
         return []
+
+    def _abort(self, channel: Channel | None) -> None:
+        """On the engine thread: end a request. One whose proposers are being built is added without them: its readers
+        do not wait for the builder."""
+        if channel is None or not self._is_unfinished(channel):
+            return
+        if self._engine.is_live(channel.request_id):
+            self._deliver(self._engine.abort(channel.request_id))
+        elif channel.prompt_token_ids:
+            try:
+                self._add(channel, Spec(), {})
+            except Exception as error:
+                self._refuse(channel, error)
 
     def _leave(self, channel: Channel) -> None:
         """Abort a request that nobody reads. Called from anywhere, even while memory is collected."""
 
         def end() -> None:
-            if self._channels.get(channel.request_id) is channel:  # else it has ended, and the id may be another's
+            if self._is_unfinished(channel):
                 self._engine.abort(channel.request_id)
                 self._forget(channel)
 
@@ -191,11 +204,15 @@ class AsyncEngine:
         with suppress(RuntimeError):  # the event loop of these readers is closed
             channel.loop.call_soon_threadsafe(channel.decide, error)
 
+    def _is_unfinished(self, channel: Channel) -> bool:
+        """Else it has ended, and its id may be another's."""
+        return self._channels.get(channel.request_id) is channel
+
     def _forget(self, channel: Channel) -> None:
         with self._gate:
-            if self._channels.get(channel.request_id) is channel:
+            if self._is_unfinished(channel):
                 del self._channels[channel.request_id]
-                self._num_unfinished -= channel.num_samples
+                self._num_unfinished -= channel.params.n
 
     def _call(self, action: Callable[[], _T]) -> asyncio.Future[_T]:
         """Have the engine thread do something; cancelling the future withdraws what has not begun."""

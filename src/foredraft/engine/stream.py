@@ -6,30 +6,36 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
+from foredraft.params import SamplingParams
 from foredraft.types import TokenEvent
 
 
 class Channel:
-    """What the engine thread and a reader share. The engine thread only reads the two flags and calls `deliver` through
-    the event loop; everything else happens in the loop."""
+    """What the threads of an engine and a reader share. The threads read the request and the two flags, and they call
+    `deliver` and `decide` through the event loop. Any thread may set the flags; everything else happens in the loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, request_id: str, num_samples: int) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, request_id: str, params: SamplingParams) -> None:
         self.loop = loop
         self.request_id = request_id
-        self.num_samples = num_samples
+        self.params = params
         self.events: deque[TokenEvent] = deque()
-        self.unfinished = num_samples  # samples whose last event has not been read
+        self.unfinished = params.n  # samples whose last event has not been read
         self.arrived = asyncio.Event()  # something may have changed since the reader last looked
         self.decided = asyncio.Event()  # the engine has taken the request or refused it
-        self.prompt_token_ids: list[int] = []
+        self.prompt_token_ids: list[int] = []  # once the prompt is encoded
         self.error: Exception | None = None  # why the request was refused
         self.is_left = False  # nobody reads any more
         self.is_aborted = False
 
+    @property
+    def is_unwanted(self) -> bool:
+        return self.is_left or self.is_aborted
+
     def deliver(self, event: TokenEvent) -> None:
+        """Hand an event to the readers. A request that has one was taken."""
         if not self.is_left:
             self.events.append(event)
-            self.arrived.set()
+            self.wake()
 
     def decide(self, error: Exception | None = None) -> None:
         """Tell the readers that the request was taken, or why it was refused. The first decision stays."""
@@ -65,7 +71,7 @@ class Stream(AsyncIterator[TokenEvent]):
 
     @property
     def prompt_token_ids(self) -> list[int]:
-        """The prompt as the engine got it; empty before the request was admitted."""
+        """The prompt as the engine gets it; empty until it is encoded, which is before the request is admitted."""
         return self._channel.prompt_token_ids
 
     async def admitted(self) -> None:
