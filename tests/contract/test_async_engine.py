@@ -14,7 +14,7 @@ from foredraft.batch import ForwardBatch
 from foredraft.engine import async_engine
 from foredraft.engine.async_engine import AsyncEngine
 from foredraft.engine.stream import Stream
-from foredraft.errors import Overloaded
+from foredraft.errors import InvalidParameter, Overloaded
 from foredraft.llm import LLM
 from foredraft.proposers.registry import parse_spec
 from foredraft.runtime.runner import ForwardOutput, Runner
@@ -72,7 +72,7 @@ def test_too_many_are_refused_before_their_prompts_are_looked_at(llm: LLM) -> No
         engine = AsyncEngine(llm.engine, encode, max_waiting=3)
         streams = [engine.generate(PROMPT, GREEDY) for _ in range(11)]
         for _ in range(2):
-            with pytest.raises(Overloaded, match=r"11 sequences run or wait, but at most 8 run .* and 3 more wait"):
+            with pytest.raises(Overloaded, match=r"11 sequences run or wait and this request has 1, but at most 8 run"):
                 engine.generate("too much", GREEDY)
         assert await asyncio.to_thread(gate.entered.wait, 30)
         stats = engine.stats()
@@ -85,6 +85,38 @@ def test_too_many_are_refused_before_their_prompts_are_looked_at(llm: LLM) -> No
     asyncio.run(main())
     assert len(encoded) == 12 and "too much" not in encoded
     assert is_idle(llm)
+
+
+def test_every_sample_of_a_request_counts(llm: LLM) -> None:
+    async def main() -> None:
+        engine = AsyncEngine(llm.engine, max_waiting=2)
+        streams = [engine.generate(PROMPT, with_fields(n=7))]
+        with pytest.raises(Overloaded) as overloaded:
+            engine.generate(PROMPT, with_fields(n=4))
+        assert str(overloaded.value) == (
+            "7 sequences run or wait and this request has 4, but at most 8 run (max_num_seqs) and 2 more wait "
+            "(max_waiting); try again later."
+        )
+        with pytest.raises(InvalidParameter) as never:
+            engine.generate(PROMPT, with_fields(n=11))
+        assert str(never.value) == (
+            "n=11 is more sequences than this server takes: at most 8 run (max_num_seqs) and 2 more wait "
+            "(max_waiting); lower n."
+        )
+        streams.append(engine.generate(PROMPT, with_fields(n=3)))
+        assert [await last(stream) for stream in streams] == ["length"] * 2
+        assert await last(engine.generate(PROMPT, with_fields(n=10))) == "length"
+        await engine.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("max_waiting", [-1, True, 1.0, "3"])
+def test_a_bad_limit_is_refused(llm: LLM, max_waiting: Any) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        AsyncEngine(llm.engine, max_waiting=max_waiting)
+    sentence = f"max_waiting={max_waiting!r} must be a whole number of at least 0, or None for no limit."
+    assert str(caught.value) == sentence
 
 
 def test_stats_tell_the_load_and_the_times(llm: LLM) -> None:

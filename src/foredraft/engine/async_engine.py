@@ -52,8 +52,10 @@ class AsyncEngine:
         encode: Callable[[Any], list[int]] = token_ids,
         max_waiting: int | None = None,
     ) -> None:
-        if max_waiting is not None and (isinstance(max_waiting, bool) or not isinstance(max_waiting, int)):
-            raise InvalidParameter(f"max_waiting={max_waiting!r} must be a whole number, or None for no limit.")
+        if max_waiting is not None and (type(max_waiting) is not int or max_waiting < 0):
+            raise InvalidParameter(
+                f"max_waiting={max_waiting!r} must be a whole number of at least 0, or None for no limit."
+            )
         self._engine = engine
         self._encode = encode
         self._max_waiting = max_waiting
@@ -81,7 +83,7 @@ class AsyncEngine:
         with self._gate:
             if self._closed:
                 raise RuntimeError("The engine is closed.")
-            self._check_load()
+            self._check_load(params.n)
             if request_id is None:
                 request_id = next(name for number in self._request_ids if (name := f"{number}") not in self._channels)
             if request_id in self._channels:
@@ -116,14 +118,17 @@ class AsyncEngine:
             self._refuse(channel, RuntimeError("The engine is closed."))
         self._builder.shutdown(wait=False)
 
-    def _check_load(self) -> None:
+    def _check_load(self, num_samples: int) -> None:
         if self._max_waiting is None:
             return
         may_run = self._engine.scheduler.max_num_seqs
-        if self._num_unfinished >= may_run + self._max_waiting:
+        limit = f"at most {may_run} run (max_num_seqs) and {self._max_waiting} more wait (max_waiting)"
+        if num_samples > may_run + self._max_waiting:
+            raise InvalidParameter(f"n={num_samples} is more sequences than this server takes: {limit}; lower n.")
+        if self._num_unfinished + num_samples > may_run + self._max_waiting:
             raise Overloaded(
-                f"{self._num_unfinished} sequences run or wait, but at most {may_run} run (max_num_seqs) and "
-                f"{self._max_waiting} more wait (max_waiting); try again later."
+                f"{self._num_unfinished} sequences run or wait and this request has {num_samples}, but {limit}; "
+                "try again later."
             )
 
     async def _admit(self, channel: Channel, prompt: Any, spec: Spec) -> None:
@@ -259,13 +264,14 @@ class AsyncEngine:
             if channel := self._channels.get(event.request_id):
                 by_loop.setdefault(channel.loop, []).append((channel, event))
         for loop, batch in by_loop.items():
+            for channel, _ in batch:  # first: whoever reads a last event finds its place free
+                if not self._engine.is_live(channel.request_id):
+                    self._forget(channel)
             try:
                 loop.call_soon_threadsafe(_hand_out, batch)
             except RuntimeError:  # the event loop of these readers is closed
                 for channel, _ in batch:
                     self._engine.abort(channel.request_id)
-            for channel, _ in batch:
-                if not self._engine.is_live(channel.request_id):
                     self._forget(channel)
 
 
