@@ -73,6 +73,38 @@ def test_what_is_wrong_with_a_request_is_told_to_its_caller(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("params", "spec", "error", "sentence"),
+    [
+        ({"n": 2}, None, InvalidParameter, "params must be a SamplingParams, not dict."),
+        (None, "oracle", InvalidSpec, "spec='oracle' names the proposer 'oracle'; there are "),
+        (None, 3, InvalidSpec, "spec=3 must be a string such as off"),
+    ],
+)
+def test_arguments_of_a_wrong_kind_are_told_at_once(
+    llm: LLM, params: Any, spec: Any, error: type[Exception], sentence: str
+) -> None:
+    async def main() -> None:
+        engine = AsyncEngine(llm.engine)
+        with pytest.raises(error) as caught:
+            engine.generate(PROMPT, params, spec)
+        assert sentence in str(caught.value)
+        assert is_clean(engine, llm)
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_a_spec_may_be_a_string(llm: LLM) -> None:
+    async def main() -> None:
+        engine = AsyncEngine(llm.engine)
+        assert await last(engine.generate(PROMPT, GREEDY, "ngram:k=3")) == "length"
+        assert set(llm.engine.speculation.assignments.proposers) == {"ngram:k=3"}
+        await engine.close()
+
+    asyncio.run(main())
+
+
 def test_an_id_is_used_once_at_a_time(llm: LLM) -> None:
     async def main() -> None:
         async with in_a_step(llm) as engine:

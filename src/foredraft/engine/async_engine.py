@@ -19,7 +19,7 @@ from foredraft.engine.stream import Channel, Stream
 from foredraft.errors import InvalidParameter, InvalidPrompt, Overloaded
 from foredraft.params import SamplingParams
 from foredraft.proposers.base import Proposer
-from foredraft.proposers.registry import ProposerChoice, Spec
+from foredraft.proposers.registry import ProposerChoice, Spec, parse_spec
 from foredraft.types import EngineStats, TokenEvent
 
 log = logging.getLogger(__name__)
@@ -71,15 +71,24 @@ class AsyncEngine:
         self._thread.start()
 
     def generate(
-        self, prompt: Any, params: SamplingParams | None = None, spec: Spec | None = None, request_id: str | None = None
+        self,
+        prompt: Any,
+        params: SamplingParams | None = None,
+        spec: Spec | str | None = None,
+        request_id: str | None = None,
     ) -> Stream:
         """Begin a request; `async for event in engine.generate(...)` reads it.
 
-        Raises Overloaded when too many wait, before the prompt is looked at. What is wrong with the prompt, the
-        parameters or the proposers is raised by the first event, and by `await stream.admitted()`.
+        Raises Overloaded when too many wait, before the prompt is looked at, and InvalidSpec when `spec` cannot be
+        parsed. What is wrong with the prompt, the parameters or the proposers is raised by the first event, and by
+        `await stream.admitted()`. Without a spec nothing is drafted.
         """
         loop = asyncio.get_running_loop()
-        params, spec = params or SamplingParams(), spec or Spec()
+        params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise InvalidParameter(f"params must be a SamplingParams, not {type(params).__name__}.")
+        if not isinstance(spec, Spec):
+            spec = Spec() if spec is None else parse_spec(spec)
         with self._gate:
             if self._closed:
                 raise RuntimeError("The engine is closed.")
