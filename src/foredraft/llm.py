@@ -88,8 +88,8 @@ class LLM:
                 "Every conversation must be a text, token ids, or a list of messages with a role and a content, and "
                 "not empty."
             )
-        target_argmax = [[{"role": "user", "content": each}] if isinstance(each, str) else each for each in several]
-        return self._collect(target_argmax, params, spec, progress)
+        prompts = [[{"role": "user", "content": each}] if isinstance(each, str) else each for each in several]
+        return self._collect(prompts, params, spec, progress)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, spec: str | None = None
