@@ -223,6 +223,28 @@ def test_a_request_that_is_left_before_it_is_admitted_never_runs(llm: LLM, leave
     asyncio.run(main())
 
 
+def test_a_request_that_cannot_be_ended_is_logged(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(request_id: str) -> None:
+        raise RuntimeError("out of memory")
+
+    async def main() -> None:
+        engine = AsyncEngine(llm.engine)
+        stream = engine.generate(PROMPT, LONG)
+        await stream.admitted()
+        with monkeypatch.context() as patch:
+            patch.setattr(llm.engine, "abort", fails)
+            await stream.aclose()
+            await until(engine)
+        await engine.close()
+
+    asyncio.run(main())
+    (record,) = caplog.records
+    assert record.message == "A request that nobody reads could not be ended."
+    assert "out of memory" in caplog.text
+
+
 def test_an_abort_happens_even_if_its_task_is_cancelled(llm: LLM) -> None:
     async def main() -> None:
         async with in_a_step(llm) as engine:

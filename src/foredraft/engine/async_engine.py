@@ -208,9 +208,11 @@ class AsyncEngine:
                 self._engine.abort(channel.request_id)
                 self._forget(channel)
 
+        future: Future[None] = Future()
+        future.add_done_callback(_log_failure)  # nobody waits for it
         with self._gate:
             if not self._closed:
-                self._commands.put((Future(), end))
+                self._commands.put((future, end))
 
     def _refuse(self, channel: Channel, error: Exception) -> None:
         """Tell the readers of a request that was not admitted. Called from any thread."""
@@ -287,6 +289,11 @@ class AsyncEngine:
 def _hand_out(batch: _Batch) -> None:
     for channel, event in batch:
         channel.deliver(event)
+
+
+def _log_failure(ended: Future[None]) -> None:
+    if error := ended.exception():
+        log.error("A request that nobody reads could not be ended.", exc_info=error)
 
 
 def _answer(future: Future[Any], action: Action) -> None:
