@@ -17,7 +17,7 @@ class TestLimit:
 
     def test_it_is_what_fits_the_time_in_whole_tiles(self) -> None:
         limit = ChunkLimit(0.125)
-        limit.observe(16, 0.032)
+        limit.observe(16, 1, 0.032)
         assert limit.rows_beside(1) == 48 - 1, "50 rows at 2 ms in four fifths of 0.125 s, rounded down"
         assert limit.rows_beside(5) == 48 - 5
 
@@ -25,31 +25,39 @@ class TestLimit:
         limit = ChunkLimit(0.125)
         chunks = []
         for seconds in (0.048, 0.048, 0.096, 0.048, 0.048, 0.048):
-            limit.observe(48, seconds)
+            limit.observe(48, 1, seconds)
             chunks.append(limit.rows_beside(1))
         assert chunks == [95, 95, 47, 47, 47, 95]
 
     def test_single_rows_and_whole_prompts_tell_nothing(self) -> None:
         limit = ChunkLimit(0.125)
-        limit.observe(1, 1e-6)
-        limit.observe(512, 1e-6)
+        limit.observe(1, 1, 1e-6)
+        limit.observe(512, 0, 1e-6)
         assert limit.rows_beside(1) == TILE - 1
+
+    @pytest.mark.parametrize("num_decoding", [1, 100, 248, 249, 300, 1000])
+    def test_it_learns_however_many_decode(self, num_decoding: int) -> None:
+        limit = ChunkLimit(1.25)
+        drafted = 4 * num_decoding
+        rows = num_decoding + drafted + limit.rows_beside(num_decoding)
+        limit.observe(rows, num_decoding, 1e-4 * rows)
+        assert limit.rows_beside(num_decoding) + num_decoding == 10_000
 
     def test_an_infinite_time_sets_no_limit(self) -> None:
         limit = ChunkLimit(float("inf"))
         assert limit.rows_beside(1) >= 100_000
-        limit.observe(16, 0.032)
+        limit.observe(16, 1, 0.032)
         assert limit.rows_beside(1) >= 100_000
 
     @pytest.mark.parametrize("max_chunk_s", [1e300, 1.7e308])
     def test_any_time_can_be_allowed(self, max_chunk_s: float) -> None:
         limit = ChunkLimit(max_chunk_s)
-        limit.observe(16, 1e-9)
+        limit.observe(16, 1, 1e-9)
         assert limit.rows_beside(1) >= 100_000
 
     def test_a_prompt_always_goes_on(self) -> None:
         limit = ChunkLimit(0.125)
-        limit.observe(64, 100.0)
+        limit.observe(64, 1, 100.0)
         for num_decoding in range(1, 100):
             chunk = limit.rows_beside(num_decoding)
             assert TILE // 2 <= chunk < 2 * TILE

@@ -9,7 +9,7 @@ from math import inf
 TILE = 16  # rows that kernels compute together: one row more takes about as long as TILE more
 _AIM = 0.8  # of the time that a stream should wait at most: steps vary, and smaller chunks cost little
 _LEAST_CHUNK = TILE // 2  # a prompt goes on in every step, whatever the others take
-_MOST_ROWS = 256  # steps with more rows tell little about steps of the size that is allowed here
+_MOST_ROWS = 256  # larger steps in which nobody decodes are not cut, and tell little about those that are
 _RECENT = 3  # steps of which the slowest counts
 _NO_LIMIT = 1 << 20  # rows: more than any step has
 
@@ -22,8 +22,8 @@ class ChunkLimit:
         self.max_chunk_s = max_chunk_s
         self._per_row: deque[float] = deque(maxlen=_RECENT)
 
-    def observe(self, rows: int, seconds: float) -> None:
-        if TILE <= rows <= _MOST_ROWS:
+    def observe(self, rows: int, num_decoding: int, seconds: float) -> None:
+        if rows >= TILE and (num_decoding or rows <= _MOST_ROWS):
             self._per_row.append(seconds / rows)
 
     def rows_beside(self, num_decoding: int) -> int:

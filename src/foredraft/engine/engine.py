@@ -142,7 +142,8 @@ class Engine:
     def step(self) -> list[TokenEvent]:
         """One run of the target for everybody who is scheduled."""
         started = time.perf_counter()
-        scheduled = self.scheduler.schedule(self.chunk_limit.rows_beside(self.scheduler.num_decoding))
+        num_decoding = self.scheduler.num_decoding
+        scheduled = self.scheduler.schedule(self.chunk_limit.rows_beside(num_decoding))
         works = self.speculation.propose(scheduled)
         drafted = time.perf_counter()
         output = self.runner.forward(pack(works, self.kv.block_size))
@@ -158,7 +159,7 @@ class Engine:
         self._clock(works, commits, drafted - started, done - drafted)
         self._num_steps += 1
         self._step_times_s.append(done - started)
-        self.chunk_limit.observe(sum(work.num_rows for work in works), done - started)
+        self.chunk_limit.observe(sum(work.num_rows for work in works), num_decoding, done - started)
         self.speculation.observe(works, commits, run_s=ran - drafted, overhead_s=done - ran)
         return [event for commit, marks in zip(commits, stable, strict=True) for event in self._events(commit, marks)]
 
