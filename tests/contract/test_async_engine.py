@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from foredraft.batch import ForwardBatch
-from foredraft.engine import async_engine
+from foredraft.engine import async_engine, calibration
 from foredraft.engine.async_engine import AsyncEngine
 from foredraft.engine.stream import Stream
 from foredraft.errors import InvalidParameter, Overloaded
 from foredraft.llm import LLM
 from foredraft.proposers.registry import parse_spec
+from foredraft.runtime.kv import KVCache
 from foredraft.runtime.runner import ForwardOutput, Runner
-from foredraft.types import TokenEvent
+from foredraft.types import TokenEvent, Work
 from tests.contract.async_engines import LONG, Gated, SlowBuilds, in_a_step, is_clean, last, read, until
 from tests.contract.test_engine import GREEDY, PROMPT, is_idle, with_fields
 from tests.tiny_models import random_model, save_model
@@ -322,17 +322,15 @@ def test_the_machine_is_measured_when_nothing_runs(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("foredraft.engine.loading.cache_folder", lambda: tmp_path / "models")
-    llm = LLM(str(folder), spec="off", max_num_seqs=8, kv_cache_tokens=1024)
-    slices: list[float] = []
-    calibrate_step = llm.engine.speculation.calibrate_step
+    llm = LLM(str(folder), spec="off", max_num_seqs=8, kv_cache_tokens=1024, max_chunk_s=0.05)
+    run_times_s: list[float] = []
 
-    def timed(max_run_s: float) -> None:
+    def two_ms_a_row(runner: Runner, kv: KVCache, work: Work) -> float:
         assert not llm.engine.has_work
-        started = time.perf_counter()
-        calibrate_step(max_run_s)
-        slices.append(time.perf_counter() - started)
+        run_times_s.append(0.002 * work.num_rows)
+        return run_times_s[-1]
 
-    monkeypatch.setattr(llm.engine.speculation, "calibrate_step", timed)
+    monkeypatch.setattr(calibration, "_time", two_ms_a_row)
 
     async def main() -> None:
         engine = AsyncEngine(llm.engine)
@@ -342,7 +340,8 @@ def test_the_machine_is_measured_when_nothing_runs(
         async with asyncio.timeout(60):
             while llm.engine.wants_calibration:
                 await asyncio.sleep(0.01)
-        assert len(slices) > 100
+        assert len(run_times_s) > 100
+        assert max(run_times_s) <= 0.05, "what a request that comes meanwhile waits"
         events = await read(engine.generate(PROMPT, GREEDY, parse_spec("auto")))
         assert events[-1].output is not None
         assert set(events[-1].output.metrics.decisions) != {"measuring"}

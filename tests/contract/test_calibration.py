@@ -15,6 +15,9 @@ from foredraft.engine.calibration import Calibrator, calibrate
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import parse_spec
+from foredraft.runtime.kv import KVCache
+from foredraft.runtime.runner import Runner
+from foredraft.types import Work
 from tests.tiny_models import VOCAB, random_model, save_model
 
 PARAMS = SamplingParams(max_tokens=8, ignore_eos=True)
@@ -76,6 +79,37 @@ def test_runs_that_take_too_long_are_left_out(folder: Path, empty_cache: Path) -
     assert controller.costs._measured.curve.rows == (1, 2, 3, 4, 6, 8, 12, 16)
     assert LLM(str(folder), spec="off").engine.speculation.controller is None
     assert (empty_cache / "exact.json").exists() and not (empty_cache / "costs.json").exists()
+
+
+@pytest.mark.usefixtures("empty_cache")
+@pytest.mark.parametrize("first_run_s", [0.0, 5.0])
+def test_no_run_takes_longer_than_a_request_may_wait(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, first_run_s: float
+) -> None:
+    """On a machine of 2 ms a row, which may compile for seconds when it first runs so many rows."""
+    compiled: set[int] = set()
+    runs: list[int] = []
+
+    def two_ms_a_row(runner: Runner, kv: KVCache, work: Work) -> float:
+        runs.append(work.num_rows)
+        compiles_s = 0.0 if work.num_rows in compiled else first_run_s
+        compiled.add(work.num_rows)
+        return compiles_s + 0.002 * work.num_rows
+
+    monkeypatch.setattr(calibration, "_time", two_ms_a_row)
+    llm = LLM(str(folder), spec="off", max_chunk_s=0.05)
+    decisions(llm)
+    steps = 0
+    while llm.engine.wants_calibration:
+        llm.engine.calibrate_step()
+        steps += 1
+    assert steps == len(runs) + 1, "a step makes one run; the last one makes the controller"
+    assert max(runs) == 24, "25 rows take 50 ms"
+    controller = llm.engine.speculation.controller
+    assert controller is not None
+    curve = controller.costs._measured.curve
+    assert curve.rows == (1, 2, 3, 4, 6, 8, 12, 16, 24)
+    assert curve.seconds == tuple(0.002 * rows for rows in curve.rows)
 
 
 @pytest.mark.usefixtures("empty_cache")

@@ -28,7 +28,8 @@ ROUNDS = 9
 CONTEXT = 256  # tokens before the rows that are timed
 _FAR = 3  # times as many tokens before those rows from which the cost of a key is told
 _ALWAYS = 16  # rows that are measured however long they take
-_PIECE = 32  # tokens that are computed at once before those rows
+_FIRST_PIECE = 8  # tokens that are computed at once before those rows, until it is known what a run takes
+_MOST_PIECE = 32
 _ENOUGH_S = 6.0  # of runs, after which no further round is begun
 _MAX_SECONDS = 1e6  # no run takes so long
 
@@ -55,7 +56,6 @@ class Calibrator:
     def __init__(self, runner: Runner, pool: BlockPool, max_model_len: int, dtype: str, file: Path) -> None:
         self._runner = runner
         self._pool = pool
-        self._max_model_len = max_model_len
         self._shapes = _Shapes.within(max_model_len)
         self._dtype = dtype
         self._file = file
@@ -70,12 +70,12 @@ class Calibrator:
         are left out; such a calibration is not kept."""
         if self._runs is None:
             log.info("Measuring what runs of this model take on this machine; this is done once and takes seconds.")
-            self._runs = _runs(self._runner, self._pool, self._max_model_len, max_run_s)
+            self._runs = _runs(self._runner, self._pool, self._shapes, max_run_s)
         try:
             next(self._runs)
         except StopIteration as end:
             new: Calibration = end.value
-            if new.curve.rows != _Shapes.within(self._max_model_len).rows:
+            if new.curve.rows != self._shapes.rows:
                 return new
             curve = {"rows": new.curve.rows, "seconds": new.curve.seconds}
             result = {**curve, "context": new.context, "seconds_per_key": new.seconds_per_key}
@@ -99,7 +99,7 @@ def _parse(shapes: _Shapes, value: object) -> Calibration | None:
 
 def calibrate(runner: Runner, pool: BlockPool, max_model_len: int) -> Calibration:
     """A calibration from beginning to end."""
-    runs = _runs(runner, pool, max_model_len, inf)
+    runs = _runs(runner, pool, _Shapes.within(max_model_len), inf)
     while True:
         try:
             next(runs)
@@ -108,14 +108,13 @@ def calibrate(runner: Runner, pool: BlockPool, max_model_len: int) -> Calibratio
             return calibration
 
 
-def _runs(runner: Runner, pool: BlockPool, max_model_len: int, max_run_s: float) -> Generator[None, None, Calibration]:
+def _runs(runner: Runner, pool: BlockPool, shapes: _Shapes, max_run_s: float) -> Generator[None, None, Calibration]:
     """Time the target on chains of rows after `CONTEXT` tokens, and once after more; pauses after every run. The row
-    counts take turns, so that a slow moment hits all of them. A first round does not count; it finds the row counts
-    whose runs would take too long.
+    counts take turns, so that a slow moment hits all of them. Two first runs of each do not count, in which a backend
+    may compile; they find the row counts whose runs would take too long.
 
     It runs in blocks of its own, of the pool's size: sequences that run or that are cached lose nothing by it.
     """
-    shapes = _Shapes.within(max_model_len)
     vocab = runner.decoder.config.vocab_size
     tokens = [1 + index % (vocab - 1) for index in range(shapes.far + shapes.rows[-1])]
     kv = KVCache(pool.blocks_for(len(tokens)), pool.block_size)
@@ -125,10 +124,13 @@ def _runs(runner: Runner, pool: BlockPool, max_model_len: int, max_run_s: float)
 
     probe = max(count for count in shapes.rows if count <= 8)
     far = _chain(sequence, shapes.far, tokens, probe)
-    while sequence.num_computed_tokens < shapes.far:  # in pieces no larger than the runs to be timed
-        piece = min(_PIECE, shapes.rows[-1], shapes.far - sequence.num_computed_tokens)
-        _time(own, kv, Work(sequence, piece))
+    piece, most_piece = _FIRST_PIECE, min(_MOST_PIECE, shapes.rows[-1])  # no larger than the runs to be timed
+    while left := shapes.far - sequence.num_computed_tokens:
+        piece = min(piece, most_piece, left)
+        seconds = _time(own, kv, Work(sequence, piece))
         sequence.num_computed_tokens += piece
+        if 2 * seconds <= max_run_s:
+            piece *= 2
         yield
     works: dict[int, Work] = {}
     expected_s = 0.0
@@ -136,7 +138,9 @@ def _runs(runner: Runner, pool: BlockPool, max_model_len: int, max_run_s: float)
         if count > _ALWAYS and expected_s > max_run_s:
             break
         works[count] = _chain(sequence, shapes.context, tokens, count)
-        expected_s = _time(own, kv, works[count]) * following / count
+        first_s = _time(own, kv, works[count])
+        yield
+        expected_s = min(first_s, _time(own, kv, works[count])) * following / count
         yield
     timings: dict[int, list[float]] = {count: [] for count in works}
     far_timings: list[float] = []
@@ -150,11 +154,11 @@ def _runs(runner: Runner, pool: BlockPool, max_model_len: int, max_run_s: float)
         yield
         if spent_s > _ENOUGH_S and turn >= 2:
             break
-    seconds = [median(times) for times in timings.values()]
+    medians = tuple(median(times) for times in timings.values())
     further_keys = probe * (shapes.far - shapes.context)
     further_s = median(far_timings) - median(timings[probe])
     per_key = max(0.0, further_s / further_keys) if further_keys else 0.0
-    return Calibration(VerifyCurve(tuple(works), tuple(seconds)), shapes.context, per_key)
+    return Calibration(VerifyCurve(tuple(works), medians), shapes.context, per_key)
 
 
 def _chain(text: Sequence, context: int, tokens: list[int], rows: int) -> Work:
