@@ -13,10 +13,12 @@ _DIGEST_BYTES = 16  # a collision would show one request another one's tokens: o
 
 
 def root_name(*salts: str) -> bytes:
-    """The name of the empty prefix. Prefixes under different salts never share a name."""
-    return hashlib.blake2b(
-        "".join(f"{len(salt)}:{salt}" for salt in salts).encode(), digest_size=_DIGEST_BYTES
-    ).digest()
+    """The name of the empty prefix. Prefixes under different salts never share a name.
+
+    A salt may hold lone surrogates: JSON can write them, and plain UTF-8 cannot.
+    """
+    joined = "".join(f"{len(salt)}:{salt}" for salt in salts)
+    return hashlib.blake2b(joined.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).digest()
 
 
 def extended_name(name: bytes, tokens: Iterable[int]) -> bytes:

@@ -260,6 +260,20 @@ def test_a_step_that_fails_after_its_commits_leaves_nothing_behind(
     assert llm.generate([PROMPT], GREEDY)[0].finish_reason == "length"
 
 
+@pytest.mark.parametrize("spec", ["suffix", "quantised"])
+def test_a_salt_that_is_no_utf8_is_a_salt_like_any_other(folder: Path, spec: str) -> None:
+    """JSON may write lone surrogates. Beside such a salt other requests go on, and equal salts share a prefix."""
+    llm = LLM(str(folder), prefix_salt="\udfff", kv_cache_tokens=1024)
+    long = [(7 * place) % VOCAB for place in range(40)]
+    salted = [with_fields(cache_salt="\ud800"), with_fields(cache_salt="\ud801"), with_fields(cache_salt="\ud800")]
+    plain = llm.generate([PROMPT], GREEDY)[0].token_ids
+    beside, *found = llm.generate([PROMPT, long, long], [GREEDY, *salted[:2]], spec=spec)
+    assert (beside.error, beside.token_ids) == (None, plain)
+    assert [output.metrics.cached_tokens for output in found] == [0, 0]
+    (again,) = llm.generate([long], salted[2], spec=spec)
+    assert (again.metrics.cached_tokens, again.token_ids) == (32, found[0].token_ids)
+
+
 class Poisoned(Runner):
     """A runner whose model goes wrong for texts that begin with one token, after a few good steps."""
 
