@@ -114,9 +114,30 @@ def test_a_long_text_is_caught_up_with_in_pieces(folder: Path, monkeypatch: pyte
     assert sizes == [0, 0, 4, 4]
 
 
-def make_sequence(llm: LLM, tokens: list[int], **fields: Any) -> Sequence:
+def test_a_long_prompt_does_not_hold_up_a_running_stream(folder: Path) -> None:
+    """Sequences that are behind share two tiles of rows while another one drafts, first come first served."""
+    llm = LLM(str(folder), kv_cache_tokens=2048)
+    spec = f"draft_model:model={folder},k=4"
+    rows = count_rows(llm, spec)
+    proposer = llm.engine.speculation.assignments.proposers[str(parse_spec(spec).choices[0])]
+    stream, *new = (
+        make_sequence(llm, [(5 * place + size) % VOCAB for place in range(size)], id=size) for size in (8, 100, 90)
+    )
+    assert len(proposer.propose([stream], [4])[0]) == 4
+    rows()
+    sizes: list[list[int]] = []
+    while not sizes or not all(sizes[-1]):
+        sizes.append([len(draft) for draft in proposer.propose([stream, *new], [4] * 3)])
+        drafted = sum(sizes[-1])
+        assert rows() <= 32 + drafted + 3, "catch-up tokens, draft tokens, and the last known ones"
+    assert sizes == [[4, 0, 0]] * 3 + [[4, 4, 0]] * 2 + [[4, 4, 4]]
+    last, others = make_sequence(llm, [3] * 400, id=400), make_sequence(llm, [4] * 300, id=300)
+    assert [len(draft) for draft in proposer.propose([last, others], [4] * 2)] == [4, 4], "nobody else waits"
+
+
+def make_sequence(llm: LLM, tokens: list[int], id: int = 99, **fields: Any) -> Sequence:
     params = SamplingParams(**fields).resolved({})
-    made = Sequence(99, "", 0, tokens, 1, params, seed=1, max_tokens=999)
+    made = Sequence(id, "", 0, tokens, 1, params, seed=1, max_tokens=999)
     assert llm.engine.scheduler.pool.reserve(made, len(tokens) + 100)
     return made
 

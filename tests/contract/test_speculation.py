@@ -207,7 +207,7 @@ def test_costs_of_proposers_that_nobody_uses_are_forgotten(folder: Path) -> None
         llm.generate(PROMPTS[0], replace(PARAMS, max_tokens=4), spec=f"auto(early_exit:k={k})")
     known = set(llm.engine.speculation.assignments.proposers)
     assert known == {f"early_exit:k={k}" for k in range(13, 21)}
-    assert set(controller._empty_calls) == set(controller._catch_up_s) == known
+    assert set(controller._caught_up) == set(controller._catch_up_s) == known
     assert set(controller.costs._per_node) | set(controller.costs._per_token) == known
 
 

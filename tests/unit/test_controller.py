@@ -290,6 +290,23 @@ def test_a_long_text_is_read_in_several_calls(calls: int) -> None:
     assert controller.costs.draft("model") is None
 
 
+def test_catching_up_beside_drafts_for_others_is_no_drafting_time() -> None:
+    """A model that drafts for one sequence catches up with another one in many small pieces."""
+    controller, load = Controller(Costs(CHEAP)), Load(2, 2000, 2)
+    controller.costs.observe_draft("model", 4, 0.004)
+    controller.acceptance.observe(1, chain(4, origin="model"), (7,) * 5)
+    known = controller.costs.draft("model")
+    assert known is not None
+    controller.saved_s = controller.ledger_s = 100.0
+    assert controller.draft_budget(Work(text_of(640, 2), 1, 4), "model", "model", 4, load)[0] > 0
+    for _ in range(19):
+        assert controller.observe_draft("model", 4, 4 * known + 0.1, without=[2]) == pytest.approx(0.1)
+    assert controller.observe_draft("model", 8, 8 * known + 0.1) == pytest.approx(0.1)
+    assert controller.costs.catch_up("model", 640) == pytest.approx(2.0)
+    assert controller.costs.draft("model") == known
+    assert controller.observe_draft("model", 8, 8 * known) == 0
+
+
 def test_one_text_finds_out_what_a_model_takes() -> None:
     controller, load = Controller(Costs(CHEAP)), Load(2, 200, 2)
     first, second = (Work(text_of(100, sequence_id), 1, 4) for sequence_id in (1, 2))

@@ -35,8 +35,9 @@ _PLAIN_STEPS = 8  # steps without drafts that are learnt from at once
 _NODE_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # node counts that are tried on a step to see if any would pay
 _DEPTHS = (1, 2, 4)  # and so many nodes for every sequence, which are more in a large batch
 _NO_CATCH_UP = 16  # tokens that a draft model runs together with its next draft, at no cost of their own
-_PATIENCE = 8  # calls in which a draft model that catches up may propose nothing,
-_CATCH_UP_TOKENS = 256  # or one call for so many catch-up tokens
+_CATCH_UP_TOKENS = 256  # catch-up tokens that a draft model runs in one call, at least
+_CATCH_UP_BESIDE = 16  # and in a call that also drafts for other sequences, which wait for it
+_PATIENCE = 8 * _CATCH_UP_TOKENS  # fewer tokens than these get as many calls as these would
 _PROBE_EVERY = 64  # steps at least between two queries of a resting draft model
 _PROBE_SHARE = 0.005  # of all time spent: what these queries may cost
 
@@ -85,7 +86,7 @@ class Controller:
         self._computed: dict[_Pair, tuple[int, int]] = {}  # preemptions and tokens of the sequence at the last query
         self._catching_up: dict[_Pair, int] = {}  # catch-up tokens before the next draft
         self._catch_up_s: defaultdict[str, float] = defaultdict(float)  # by proposer, spent on catching up so far
-        self._empty_calls: Counter[str] = Counter()  # by proposer, calls without any draft
+        self._caught_up: Counter[str] = Counter()  # by proposer, tokens that it must have caught up with by now
         self._probing_s = 0.0  # what queries of resting draft models may cost
         self._query_s = _QUERY_S  # what queries may still cost until a draft is worth verifying
         self._may_pay: dict[tuple[int, int], bool] = {}  # (rows, sequences) -> whether any draft could pay
@@ -201,22 +202,23 @@ class Controller:
                 reasons.append(LEDGER if index in too_risky else why_not)
         return chosen, reasons
 
-    def observe_draft(self, proposer: str, nodes: int, seconds: float) -> float:
-        """Learn from a call of a proposer that takes time; returns how much of that time was spent catching up."""
+    def observe_draft(self, proposer: str, nodes: int, seconds: float, without: Items[int] = ()) -> float:
+        """Learn from a call of a proposer that takes time; returns how much of that time was spent catching up.
+        `without` are the sequences of the call that got no draft: those that catch up go on with it."""
         pending = [pair for pair in self._catching_up if pair[1] == proposer]
         catch_up_tokens = sum(self._catching_up[pair] for pair in pending)
-        self._empty_calls[proposer] = 0 if nodes else self._empty_calls[proposer] + 1
-        is_catching_up = catch_up_tokens > 0 and self._empty_calls[proposer] <= max(
-            _PATIENCE, catch_up_tokens // _CATCH_UP_TOKENS
-        )
+        is_done = nodes > 0 and not any(sequence_id in without for sequence_id, _ in pending)
+        if pending and not is_done:
+            self._caught_up[proposer] += _CATCH_UP_BESIDE if nodes else _CATCH_UP_TOKENS
+        is_catching_up = catch_up_tokens > 0 and self._caught_up[proposer] <= max(_PATIENCE, catch_up_tokens)
         catch_up_s = max(0.0, seconds - nodes * (self.costs.draft(proposer) or 0.0)) if is_catching_up else 0.0
         self._catch_up_s[proposer] += catch_up_s
-        if is_catching_up and nodes:
+        if is_catching_up and is_done:
             self.costs.observe_catch_up(proposer, catch_up_tokens, self._catch_up_s[proposer])
         elif not is_catching_up:
             self.costs.observe_draft(proposer, nodes, seconds)
-        if nodes or not is_catching_up:
-            self._catch_up_s[proposer] = 0.0
+        if is_done or not is_catching_up:
+            self._catch_up_s[proposer] = self._caught_up[proposer] = 0
             for pair in pending:
                 del self._catching_up[pair]
         return catch_up_s
@@ -268,7 +270,7 @@ class Controller:
         """Forget a proposer that is closed and that no sequence uses."""
         self.costs.forget(proposer)
         self._catch_up_s.pop(proposer, None)
-        self._empty_calls.pop(proposer, None)
+        self._caught_up.pop(proposer, None)
 
     def _learn_from_plain_steps(self) -> None:
         for load, times in self._plain:

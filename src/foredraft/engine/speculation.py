@@ -176,7 +176,9 @@ class Speculation:
             step.query_s += seconds * share
         elif share:
             nodes = sum(map(len, drafts))
-            catch_up_s = self._controlled(lambda controller: controller.observe_draft(name, nodes, seconds)) or 0.0
+            without = [work.sequence.id for work, draft in zip(works, drafts, strict=True) if not draft]
+            observed = self._controlled(lambda controller: controller.observe_draft(name, nodes, seconds, without))
+            catch_up_s = observed or 0.0
             step.catch_up_s += catch_up_s * share
             step.draft_s += (seconds - catch_up_s) * share
         return drafts

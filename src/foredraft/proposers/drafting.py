@@ -21,7 +21,9 @@ from foredraft.sampling.noise import DRAFT_STREAM, gumbel, stream_key, uniform
 from foredraft.sampling.pipeline import adjust, distribution, floor
 from foredraft.types import NO_DRAFT, Commit, Draft, Sequence, Work
 
-_CATCH_UP = 512  # the most catch-up tokens of a sequence in one step; with more to run there is no draft yet
+_UP_TO_DATE = 16  # with so few tokens to run, about a tile, a sequence drafts at once
+_CATCH_UP = 512  # the most catch-up tokens of a sequence in one call; with more to run there is no draft yet
+_CATCH_UP_BESIDE = 32  # and of all sequences together, where up-to-date ones would wait for them: two tiles
 _CONTENDERS = 256  # the most probable tokens, among which the noise decides
 
 
@@ -44,12 +46,21 @@ class _Tree:
     sequence: Sequence
     budget: int
     known: int  # leading tokens of the sequence that have been run
+    catch_up: int = _UP_TO_DATE  # the most tokens of the sequence that this call may run
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
     q: list[Tensor] = field(default_factory=list)
     num_run: int = 0  # leading nodes that have been run
     depth: int = 0
+
+    @property
+    def num_missing(self) -> int:
+        return self.sequence.num_tokens - self.known
+
+    @property
+    def is_behind(self) -> bool:
+        return self.num_missing > _UP_TO_DATE
 
     @property
     def is_sampled(self) -> bool:
@@ -113,6 +124,7 @@ class ModelDrafter:
     @torch.inference_mode()
     def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
         trees = [self._begun(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
+        _share_catch_up([tree for tree in trees if tree.budget])
         while growing := [tree for tree in trees if len(tree.tokens) < tree.budget and tree.depth < self.depth]:
             helped = self._helped(growing)
             works = [self._work(tree, below) for tree, below in zip(growing, helped, strict=True)]
@@ -140,19 +152,19 @@ class ModelDrafter:
 
     def _work(self, tree: _Tree, below: Draft) -> Work:
         """The catch-up tokens, the nodes so far, and the helper's draft behind the last of them."""
-        size, missing = len(tree.tokens), tree.sequence.num_tokens - tree.known
+        size = len(tree.tokens)
         sequence = replace(
             tree.sequence, num_computed_tokens=tree.known, params=replace(tree.sequence.params, prompt_logprobs=None)
         )
-        if missing > _CATCH_UP:
-            return Work(sequence, _CATCH_UP)
+        if tree.num_missing > tree.catch_up:
+            return Work(sequence, tree.catch_up)
         nodes = Draft(
             (*tree.tokens, *below.tokens),
             (*tree.parents, *(size + parent if parent >= 0 else size - 1 for parent in below.parents)),
             (*tree.scores, *below.scores),
             (self.name,) * (size + len(below)),
         )
-        return Work(sequence, missing, draft=nodes, num_computed_nodes=tree.num_run)
+        return Work(sequence, tree.num_missing, draft=nodes, num_computed_nodes=tree.num_run)
 
     def _grow(self, tree: _Tree, ran: Draft, rows: Tensor) -> None:
         """Add nodes by this run's logits. Its rows are the sequence's last token, new nodes, and the helper's nodes."""
@@ -231,6 +243,19 @@ class ModelDrafter:
             q = functional.pad(q, (0, self.model.vocab_size - q.shape[1]))  # [nodes, the target's vocab]
         origin = (self.name,) * len(tree.tokens)
         return Draft(tuple(tree.tokens), tuple(tree.parents), tuple(tree.scores), origin, q)
+
+
+def _share_catch_up(trees: list[_Tree]) -> None:
+    """Decide how many tokens each sequence that is behind may run in this call. All sequences of a call wait for its
+    longest run. If some are up to date, the others share a few tokens, first come first served, so that a new prompt
+    does not hold up a running stream."""
+    behind = [tree for tree in trees if tree.is_behind]
+    shared = _CATCH_UP_BESIDE if len(behind) < len(trees) else _CATCH_UP * len(behind)
+    for tree in behind:
+        tree.catch_up = min(tree.num_missing, _CATCH_UP, shared)
+        shared -= tree.catch_up
+        if not tree.catch_up:
+            tree.budget = 0  # its turn comes in a later step
 
 
 def _child(draft: Draft, node: int, token: int) -> int | None:
