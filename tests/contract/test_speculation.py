@@ -87,6 +87,24 @@ def test_a_proposer_that_fails_is_left_alone(
         assert sum(output.metrics.decisions.get("proposer failed", 0) for output in outputs) > 30
 
 
+@pytest.mark.parametrize("where", ["propose", "observe", "release"])
+def test_requests_one_after_the_other_give_a_broken_proposer_up(
+    folder: Path, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it does right in between does not help. A proposer that only fails to clean up goes on."""
+    llm = LLM(str(folder))
+    broken = llm.engine.speculation.assignments.proposers["broken"] = Broken(where)
+    broken.calls = 2  # so that every call fails
+    outputs: list[CompletionOutput] = []
+    for _ in range(5):
+        llm.engine.add("0", PROMPTS[0], PARAMS, Spec((ProposerChoice("broken"),)))
+        while llm.engine.has_work:
+            outputs += [event.output for event in llm.engine.step() if event.output]
+    assert broken.calls - 2 == {"propose": 3, "observe": 3, "release": 5}[where]
+    assert len([record for record in caplog.records if "given up" in record.message]) == (where != "release")
+    assert (outputs[-1].metrics.drafted_tokens > 0) is (where == "release")
+
+
 @pytest.mark.parametrize("where", ["propose", "observe"])
 def test_a_proposer_that_fails_for_one_sequence_goes_on_for_the_others(folder: Path, where: str) -> None:
     llm = LLM(str(folder))

@@ -31,8 +31,8 @@ class Assignment:
 class Assignments:
     """Proposers are made when a request first names them, and closed when no request has used them for a while.
 
-    A proposer that fails for a sequence proposes no more for that sequence. Several failures in a row, with no success
-    in between, end it for all.
+    A proposer that fails for a sequence proposes no more for that sequence. If the same call, for instance `propose`,
+    fails several times in a row, the proposer is given up for all. Other calls that succeed in between do not help it.
     """
 
     def __init__(
@@ -44,7 +44,8 @@ class Assignments:
         self._on_close = on_close
         self.proposers: dict[str, Proposer] = {}  # the one that was named last comes last
         self._sequences: dict[int, Assignment] = {}
-        self._failures: Counter[str] = Counter()  # by proposer, since its last success
+        self._failures: Counter[tuple[str, str]] = Counter()  # by proposer and call, since that call's last success
+        self._given_up: set[str] = set()
         self._failed_for: set[tuple[str, int]] = set()  # proposer and sequence
 
     def __getitem__(self, sequence: Sequence) -> Assignment:
@@ -58,7 +59,7 @@ class Assignments:
         """Take in a proposer that `make_proposer` has made, on whatever thread. Of two for one choice, the first
         stays."""
         if str(choice) in self.proposers:
-            self.guarded(str(choice), (), proposer.close)
+            self.guarded(str(choice), proposer.close)
         else:
             self.proposers[str(choice)] = proposer
 
@@ -80,30 +81,41 @@ class Assignments:
         for sequence_id in ids:
             self._sequences.pop(sequence_id, None)
         for name, proposer in self.proposers.items():
-            self.guarded(name, (), lambda proposer=proposer: proposer.release(list(ids)))  # type: ignore[misc]
+            self.guarded(name, lambda proposer=proposer: proposer.release(list(ids)))  # type: ignore[misc]
         self._failed_for = {pair for pair in self._failed_for if pair[1] not in ids}
         self.close_idle()
 
     def has_failed(self, name: str, sequence: Sequence) -> bool:
-        return self._failures[name] >= _MOST_FAILURES or (name, sequence.id) in self._failed_for
+        return name in self._given_up or (name, sequence.id) in self._failed_for
 
-    def is_given_up(self, name: str) -> bool:
-        return self._failures[name] >= _MOST_FAILURES
-
-    def guarded(self, name: str, sequences: Iterable[Sequence], action: Callable[[], _T]) -> _T | None:
-        """Let a proposer do something for these sequences; None where it fails."""
+    def attempt(self, name: str, call: str, sequence: Sequence, action: Callable[[], _T]) -> _T | None:
+        """Let a proposer do something for a sequence; None where it fails, and the sequence goes on without it."""
         try:
             result = action()
-        except Exception:
-            log.exception("The proposer %s failed; the sequences it failed for go on without it.", name)
-            self._failures[name] += 1
-            self._failed_for.update((name, sequence.id) for sequence in sequences)
-            if self._failures[name] == _MOST_FAILURES:
-                log.error("The proposer %s failed %d times in a row and is given up.", name, _MOST_FAILURES)
+        except Exception as error:
+            self._failed_for.add((name, sequence.id))
+            self.count_failure(name, call, "failed; the sequence it failed for goes on without it.", error)
             return None
-        if not self.is_given_up(name):
-            self._failures[name] = 0
+        self.count_success(name, call)
         return result
+
+    def guarded(self, name: str, action: Callable[[], None]) -> None:
+        """Let a proposer do something that no sequence waits for. A failure is logged and does not count."""
+        try:
+            action()
+        except Exception as error:
+            log.error("The proposer %s failed to clean up.", name, exc_info=error)
+
+    def count_success(self, name: str, call: str) -> None:
+        del self._failures[name, call]
+
+    def count_failure(self, name: str, call: str, what: str, error: Exception) -> None:
+        """Log a failure. After several of the same call in a row the proposer is given up for all sequences."""
+        log.error("The proposer %s %s", name, what, exc_info=error)
+        self._failures[name, call] += 1
+        if self._failures[name, call] >= _MOST_FAILURES and name not in self._given_up:
+            self._given_up.add(name)
+            log.error("The proposer %s failed %d times in a row and is given up.", name, _MOST_FAILURES)
 
     def close_idle(self, keep: Spec | None = None) -> None:
         """Keep only a few of the proposers that no sequence uses: those that were named last, and those of `keep`."""
@@ -112,6 +124,7 @@ class Assignments:
         used = {name for assignment in self._sequences.values() for name in assignment.names}
         used.update(map(str, keep.choices) if keep else ())
         for name in [name for name in self.proposers if name not in used][:-_MOST_IDLE]:
-            self.guarded(name, (), self.proposers.pop(name).close)
-            del self._failures[name]
+            self.guarded(name, self.proposers.pop(name).close)
+            self._failures = Counter({key: count for key, count in self._failures.items() if key[0] != name})
+            self._given_up.discard(name)
             self._on_close(name)

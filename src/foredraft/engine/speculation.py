@@ -134,7 +134,7 @@ class Speculation:
     def clear(self) -> None:
         """Clear what proposers have learnt from finished sequences, so that the next run starts cold."""
         for name, proposer in self.assignments.proposers.items():
-            self.assignments.guarded(name, (), proposer.clear)
+            self.assignments.guarded(name, proposer.clear)
 
     def _budgets(self, name: str, proposer: Proposer, works: list[Work], step: _Step) -> tuple[list[int], list[int]]:
         """Which works a proposer drafts for, and with how many nodes each."""
@@ -187,7 +187,7 @@ class Speculation:
         """Drafts for all works at once. If that fails, each work is tried alone, so that only those to blame lose."""
         query = partial(self._checked, proposer, works, budgets)
         if len(works) == 1:
-            return self.assignments.guarded(name, [works[0].sequence], query) or [NO_DRAFT]
+            return self.assignments.attempt(name, "propose", works[0].sequence, query) or [NO_DRAFT]
         try:
             return query()
         except Exception:
@@ -197,7 +197,7 @@ class Speculation:
         """Tell a proposer every commit by itself: it may fail for one sequence and go on for the others."""
         for commit in commits:
             if not self.assignments.has_failed(name, commit.sequence):
-                self.assignments.guarded(name, [commit.sequence], partial(proposer.observe, [commit]))
+                self.assignments.attempt(name, "observe", commit.sequence, partial(proposer.observe, [commit]))
 
     def _checked(self, proposer: Proposer, works: list[Work], budgets: list[int]) -> list[Draft]:
         """A proposer's drafts, if they are such that the target can run them."""
