@@ -105,6 +105,27 @@ def test_requests_one_after_the_other_give_a_broken_proposer_up(
     assert (outputs[-1].metrics.drafted_tokens > 0) is (where == "release")
 
 
+def test_a_proposer_that_fails_only_for_several_sequences_is_given_up(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise every step would pay for a call that fails and for one call per sequence."""
+
+    class Lonely(Broken):
+        def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
+            self.calls += 1
+            return super().propose(sequences, budgets)
+
+    llm = LLM(str(folder))
+    plain = llm.generate(PROMPTS, PARAMS, spec="off")
+    lonely = llm.engine.speculation.assignments.proposers["broken"] = Lonely("too few")
+    outputs = run(llm, [Spec((ProposerChoice("broken"),))] * 3)
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in plain]
+    assert lonely.calls == 3 * (1 + 3)
+    several = [record for record in caplog.records if "failed for several sequences at once" in record.message]
+    assert len(several) == 3 and several[0].exc_info is not None
+    assert len([record for record in caplog.records if "given up" in record.message]) == 1
+
+
 @pytest.mark.parametrize("where", ["propose", "observe"])
 def test_a_proposer_that_fails_for_one_sequence_goes_on_for_the_others(folder: Path, where: str) -> None:
     llm = LLM(str(folder))

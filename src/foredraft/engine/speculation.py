@@ -26,6 +26,8 @@ FAILED = "proposer failed"
 CONTROLLER_FAILED = "controller failed"
 NOT_QUERIED = "not queried"  # because no draft of it could pay, or because none did for a while
 
+_PROPOSE_FOR_SEVERAL = "propose for several"  # a call that fails apart from `propose` for one sequence
+
 _T = TypeVar("_T")
 
 
@@ -184,14 +186,21 @@ class Speculation:
         return drafts
 
     def _drafts(self, name: str, proposer: Proposer, works: list[Work], budgets: list[int]) -> list[Draft]:
-        """Drafts for all works at once. If that fails, each work is tried alone, so that only those to blame lose."""
+        """Drafts for all works at once. If that fails, each work is tried alone, so that only those to blame lose. If
+        none is to blame, the proposer is: after a few such steps in a row it is given up."""
         query = partial(self._checked, proposer, works, budgets)
         if len(works) == 1:
             return self.assignments.attempt(name, "propose", works[0].sequence, query) or [NO_DRAFT]
         try:
-            return query()
-        except Exception:
-            return [self._drafts(name, proposer, [work], [budget])[0] for work, budget in zip(works, budgets)]
+            drafts = query()
+        except Exception as error:
+            drafts = [self._drafts(name, proposer, [work], [budget])[0] for work, budget in zip(works, budgets)]
+            if not any(self.assignments.has_failed(name, work.sequence) for work in works):
+                what = "failed for several sequences at once, but for none of them alone."
+                self.assignments.count_failure(name, _PROPOSE_FOR_SEVERAL, what, error)
+            return drafts
+        self.assignments.count_success(name, _PROPOSE_FOR_SEVERAL)
+        return drafts
 
     def _observe(self, name: str, proposer: Proposer, commits: Items[Commit]) -> None:
         """Tell a proposer every commit by itself: it may fail for one sequence and go on for the others."""
