@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from foredraft.errors import InvalidSpec
+from foredraft.errors import InvalidModel, InvalidSpec
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
 from foredraft.proposers.drafting import ModelDrafter
@@ -133,6 +133,15 @@ def test_a_long_prompt_does_not_hold_up_a_running_stream(folder: Path) -> None:
     assert sizes == [[4, 0, 0]] * 3 + [[4, 4, 0]] * 2 + [[4, 4, 4]]
     last, others = make_sequence(llm, [3] * 400, id=400), make_sequence(llm, [4] * 300, id=300)
     assert [len(draft) for draft in proposer.propose([last, others], [4] * 2)] == [4, 4], "nobody else waits"
+
+
+def test_a_stage_that_cannot_be_built_leaves_no_model_behind(folder: Path, tmp_path: Path) -> None:
+    llm = LLM(str(folder))
+    with pytest.raises(InvalidModel):
+        llm.generate([[1, 2]], spec=f"staged:chain=quantised>draft_model(model={tmp_path / 'nowhere'})")
+    assert set(llm.engine.kv.groups) == {"target"}
+    llm.generate([[1, 2]], SamplingParams(max_tokens=2), spec=f"staged:chain=quantised>draft_model(model={folder})")
+    assert "quantised int4" in llm.engine.kv.groups
 
 
 def make_sequence(llm: LLM, tokens: list[int], id: int = 99, **fields: Any) -> Sequence:

@@ -5,10 +5,11 @@ Shines where the draft model's own time counts and its output can be predicted."
 from __future__ import annotations
 
 import re
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from foredraft.errors import InvalidSpec
-from foredraft.proposers.base import TargetModel
+from foredraft.proposers.base import Proposer, TargetModel
 from foredraft.proposers.drafting import DrafterOptions, ModelDrafter
 from foredraft.proposers.registry import ProposerChoice, build_proposer, parse_spec, proposer_class, read_options
 
@@ -34,12 +35,23 @@ class Staged(ModelDrafter):
     Options = StagedOptions
 
     def __init__(self, options: StagedOptions, target: TargetModel) -> None:
-        helper, *models = (build_proposer(stage, target) for stage in _stages(options.chain))
+        helper, *models = _built(_stages(options.chain), target)
         for stage in models:
             assert isinstance(stage, ModelDrafter)
             stage.helper = helper
             last = helper = stage
         super().__init__("staged", last.model, options, last.helper)
+
+
+def _built(stages: list[ProposerChoice], target: TargetModel) -> list[Proposer]:
+    """The proposers of all stages. If one cannot be built, those before it are closed, or their models would stay."""
+    built: list[Proposer] = []
+    with ExitStack() as closing:
+        for stage in stages:
+            built.append(build_proposer(stage, target))
+            closing.callback(built[-1].close)
+        closing.pop_all()
+    return built
 
 
 def _stages(chain: str) -> list[ProposerChoice]:
