@@ -215,16 +215,33 @@ def test_answers_are_shared_only_among_equal_salts() -> None:
     assert not knows(proposer, [10, 11, 12], cache_salt="one")
 
 
-def test_stores_of_all_salts_are_limited_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stores_of_all_salts_are_limited_together() -> None:
     proposer = Suffix(SuffixOptions(store=100))
     remember(proposer, [10, 11, 12, 13, 14], cache_salt="0")
     for salt in range(1, 60):
         remember(proposer, [*range(20, 30)], cache_salt=str(salt))
     assert sum(store.end - store.start for store in proposer._stores.values()) == proposer._num_stored <= 100
     assert set(proposer._stores) == {str(salt) for salt in range(51, 60)}, "a salt goes with its last answer"
+
+
+def test_one_salt_too_many_costs_only_the_salt_that_was_used_least_recently(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foredraft.proposers.suffix._MOST_SALTS", 3)
-    remember(proposer, [1, 2], cache_salt="60")
-    assert set(proposer._stores) == {"58", "59", "60"}
+    proposer = Suffix(SuffixOptions(store=100))
+    remember(proposer, [10, 11, 12, 13], cache_salt="often")
+    for salt in ("idle", "read"):
+        for first in (20, 30):
+            remember(proposer, [*range(first, first + 4)], cache_salt=salt)
+    remember(proposer, [14, 15, 16, 17], cache_salt="often")
+    assert knows(proposer, [20, 21, 22], cache_salt="read")
+    remember(proposer, [40, 41, 42, 43], cache_salt="new")
+    assert set(proposer._stores) == {"often", "read", "new"}
+    assert knows(proposer, [10, 11, 12], cache_salt="often") and knows(proposer, [14, 15, 16], cache_salt="often")
+    assert knows(proposer, [30, 31, 32], cache_salt="read")
+    assert sum(size for _, size in proposer._answers) == proposer._num_stored == 25
+    remember(proposer, [20, 21, 22, 23], cache_salt="idle")
+    while proposer._answers:
+        proposer._forget_oldest()
+    assert (proposer._num_stored, proposer._stores) == (0, {}), "the books still agree"
 
 
 @pytest.mark.parametrize("acceptance", ["rejection", "block"])

@@ -47,7 +47,8 @@ class SuffixOptions:
 
 class Suffix:
     """One index per running sequence, and one of finished answers for every salt. Together these have a limit; beyond
-    it the oldest answers are forgotten. Answers are shared only among requests of equal salts.
+    it the oldest answers are forgotten. Beyond the limit of salts, all answers of the salt that was used least recently
+    are forgotten. Answers are shared only among requests of equal salts.
 
     Where a suffix has occurred before, what followed is read off the tokens themselves: the occurrences that go on
     alike share a node of the draft, so a node's children are the ways in which its own occurrences part.
@@ -86,7 +87,7 @@ class Suffix:
 
     def clear(self) -> None:
         """Forget all finished answers."""
-        self._stores: dict[str, Occurrences] = {}  # by salt; none is empty
+        self._stores: dict[str, Occurrences] = {}  # by salt, least recently used first; none is empty
         self._answers: deque[tuple[str, int]] = deque()  # salts and sizes of those in the stores, oldest first
         self._num_stored = 0  # tokens in all stores
 
@@ -133,6 +134,7 @@ class Suffix:
         index = self._indexes.get(sequence.id)
         if index is None:
             index = self._indexes[sequence.id] = Occurrences(self._lengths)
+            self._use(sequence.params.cache_salt)
         index.follow(sequence.token_ids)
         matched, places = self._longest(index, sequence.token_ids)
         store = self._stores.get(sequence.params.cache_salt)
@@ -160,15 +162,26 @@ class Suffix:
         size = len(answer) + 1
         if size > self.options.store:
             return
-        store = self._stores.get(salt)
-        if store is None:
-            store = self._stores[salt] = Occurrences(self._lengths)
+        self._use(salt)
+        store = self._stores.setdefault(salt, Occurrences(self._lengths))
         for token in (*answer, _SEPARATOR):
             store.append(token)
         self._answers.append((salt, size))
         self._num_stored += size
-        while self._num_stored > self.options.store or len(self._stores) > _MOST_SALTS:
+        while len(self._stores) > _MOST_SALTS:
+            self._forget_salt(next(iter(self._stores)))
+        while self._num_stored > self.options.store:
             self._forget_oldest()
+
+    def _use(self, salt: str) -> None:
+        """Mark a salt as the one that was used last."""
+        if salt in self._stores:
+            self._stores[salt] = self._stores.pop(salt)
+
+    def _forget_salt(self, salt: str) -> None:
+        store = self._stores.pop(salt)
+        self._num_stored -= store.end - store.start
+        self._answers = deque(answer for answer in self._answers if answer[0] != salt)
 
     def _forget_oldest(self) -> None:
         salt, size = self._answers.popleft()
