@@ -144,6 +144,25 @@ def test_a_stage_that_cannot_be_built_leaves_no_model_behind(folder: Path, tmp_p
     assert "quantised int4" in llm.engine.kv.groups
 
 
+@pytest.mark.parametrize(("prompt_logprobs", "checks"), [(None, 0), (2, 1)])
+def test_params_are_not_checked_again_for_every_run(
+    folder: Path, prompt_logprobs: int | None, checks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes long with many biases. Prompt logprobs are taken out once: the draft model owes none."""
+    llm = LLM(str(folder))
+    proposer = llm.engine.speculation.assignments.make_proposer(ProposerChoice("draft_model", {"model": str(folder)}))
+    text = make_sequence(llm, [5, 4, 3, 2], logit_bias=dict.fromkeys(range(50), 1.0), prompt_logprobs=prompt_logprobs)
+    check, seen = SamplingParams.__post_init__, []
+
+    def counted(params: SamplingParams) -> None:
+        seen.append(params)
+        check(params)
+
+    monkeypatch.setattr(SamplingParams, "__post_init__", counted)
+    assert len(proposer.propose([text], [4])[0]) == 4
+    assert len(seen) == checks
+
+
 def make_sequence(llm: LLM, tokens: list[int], id: int = 99, **fields: Any) -> Sequence:
     params = SamplingParams(**fields).resolved({})
     made = Sequence(id, "", 0, tokens, 1, params, seed=1, max_tokens=999)

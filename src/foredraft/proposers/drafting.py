@@ -140,6 +140,8 @@ class ModelDrafter:
     def _begun(self, sequence: Sequence, budget: int) -> _Tree:
         known = self.model.num_computed(sequence)
         readable = self.model.can_read(sequence.token_ids[known:])
+        if sequence.params.prompt_logprobs is not None:  # the target owes them, not the draft model
+            sequence = replace(sequence, params=replace(sequence.params, prompt_logprobs=None))
         return _Tree(sequence, min(budget, self.num_lookahead_tokens) if readable else 0, known)
 
     def _helped(self, growing: list[_Tree]) -> list[Draft]:
@@ -153,9 +155,7 @@ class ModelDrafter:
     def _work(self, tree: _Tree, below: Draft) -> Work:
         """The catch-up tokens, the nodes so far, and the helper's draft behind the last of them."""
         size = len(tree.tokens)
-        sequence = replace(
-            tree.sequence, num_computed_tokens=tree.known, params=replace(tree.sequence.params, prompt_logprobs=None)
-        )
+        sequence = replace(tree.sequence, num_computed_tokens=tree.known)
         if tree.num_missing > tree.catch_up:
             return Work(sequence, tree.catch_up)
         nodes = Draft(
