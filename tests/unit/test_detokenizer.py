@@ -16,12 +16,25 @@ from foredraft.engine.stop_strings import StopStrings
 WORDS = ["", "a", "b", "ab", "END", "EN", "D", "\n", " the", "é", "日", "本", "🙂", "👨‍👩‍👧", "x́"]
 
 
+BYTES = [*b"a\x80\x82\x9f\x99\xac\xc3\xa9\xe2\xf0\xf0\x9f\xff"]  # the beginnings, middles and ends of characters
+
+
 class Bytes:
     """A byte-level tokenizer in which token i is byte i; from 256 on, tokens are special and have no text."""
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         assert skip_special_tokens
         return bytes(token for token in ids if token < 256).decode("utf-8", errors="replace")
+
+
+class ByteGroups:
+    """A byte-level tokenizer in which token i is the i-th group of bytes."""
+
+    def __init__(self, groups: list[bytes]) -> None:
+        self.groups = groups
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        return b"".join(self.groups[token] for token in ids).decode("utf-8", errors="replace")
 
 
 class ByteFallback:
@@ -93,9 +106,41 @@ class TestCharacters:
         tokenizer = Hugging()
         assert fed(tokenizer, tokenizer.encode(text)).text == text
 
-    @given(raw=st.binary(max_size=16))
+    @given(raw=st.binary(max_size=16) | st.lists(st.sampled_from(BYTES), max_size=24).map(bytes))
     def test_bytes_that_are_no_text_end_as_the_tokenizer_says(self, raw: bytes) -> None:
         assert fed(Bytes(), raw).text == raw.decode("utf-8", errors="replace")
+
+    @given(raw=st.lists(st.sampled_from(BYTES), max_size=24).map(bytes))
+    def test_bytes_with_marks_of_their_own_end_as_the_tokenizer_says(self, raw: bytes) -> None:
+        assert fed(ByteFallback(), raw).text == ByteFallback().decode(list(raw))
+
+    @given(pieces=st.lists(st.lists(st.sampled_from(BYTES), min_size=1, max_size=4), max_size=8))
+    def test_tokens_of_several_bytes_end_as_the_tokenizer_says(self, pieces: list[list[int]]) -> None:
+        """A character may begin and end within tokens that hold other bytes too."""
+        tokenizer = ByteGroups([bytes(piece) for piece in pieces])
+        tokens = list(range(len(pieces)))
+        assert fed(tokenizer, tokens).text == tokenizer.decode(tokens)
+
+    @pytest.mark.parametrize("tokens", [[0x80], [300], [0xF0], [0xF0, 300], [0xF0, 0x9F], [0xC3, 300, 300]])
+    def test_tokens_that_never_become_a_character_cost_the_same_each(self, tokens: list[int]) -> None:
+        """They are streamed, and no token is decoded again and again."""
+
+        class Counting(Bytes):
+            most = 0
+
+            def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+                self.most = max(self.most, len(ids))
+                return super().decode(ids, skip_special_tokens)
+
+        tokenizer, endless = Counting(), tokens * 50
+        detokenizer = Detokenizer(tokenizer, list(b"so: "), StopStrings(()))
+        for token in endless:
+            detokenizer.append(token)
+        whole = Bytes().decode(endless)
+        assert tokenizer.most <= 12
+        assert len(whole) - len(detokenizer.text) <= 3
+        detokenizer.finish()
+        assert detokenizer.text == whole
 
     def test_a_character_is_shown_only_when_it_is_whole(self) -> None:
         detokenizer = Detokenizer(Bytes(), [], StopStrings(()))

@@ -7,6 +7,7 @@ from typing import Protocol
 from foredraft.engine.stop_strings import START, StopStrings
 
 _CONTEXT_TOKENS = 4  # prompt tokens decoded along, because some tokenizers drop the space of a first token
+_MOST_PENDING = 3  # a character has at most four bytes, so one that is incomplete spans at most so many tokens
 _INCOMPLETE = "\ufffd"  # what decoders write for bytes that are no character (yet)
 
 
@@ -36,8 +37,11 @@ class Detokenizer:
         """Take one token; returns the stop string that it completes, if any, which then ends `text`."""
         self._ids.append(token)
         piece = self._new_text()
-        if not piece or piece.endswith(_INCOMPLETE):
-            return None  # part of a character, or nothing to see
+        if not piece or piece.endswith(_INCOMPLETE):  # part of a character, or nothing to see
+            if self._has_no_text(token):
+                self._ids.pop()
+                return None
+            return self._flush(len(self._ids) - _MOST_PENDING)
         self._prefix, self._read = self._read, len(self._ids)
         return self._extend(piece)
 
@@ -60,10 +64,30 @@ class Detokenizer:
         self.shown += len(piece)
         return piece
 
-    def _new_text(self) -> str:
-        """What the tokens after those that were read add to their text."""
+    def _has_no_text(self, token: int) -> bool:
+        """Whether the last token adds nothing, neither alone nor behind those before it: a special token."""
+        if self._tokenizer.decode([token]):
+            return False
+        ids = self._ids[self._prefix :]
+        return self._tokenizer.decode(ids) == self._tokenizer.decode(ids[:-1])
+
+    def _flush(self, end: int) -> str | None:
+        """Make text of the tokens before `end`, although they are no characters: no later token completes them.
+        Otherwise bytes that are never a character would all be decoded again with every token."""
+        if end <= self._read:
+            return None
+        ids = self._ids[self._prefix :]
+        if not self._tokenizer.decode(ids).startswith(self._tokenizer.decode(ids[: end - self._prefix])):
+            return None  # a character spans `end`
+        piece = self._new_text(end)
+        # Bytes before `end` may still share one mark with bytes behind it, so they are decoded along.
+        self._prefix, self._read = max(self._prefix, end - _MOST_PENDING), end
+        return self._extend(piece)
+
+    def _new_text(self, end: int | None = None) -> str:
+        """What the tokens after those that were read, up to `end`, add to their text."""
         known = self._tokenizer.decode(self._ids[self._prefix : self._read])
-        whole = self._tokenizer.decode(self._ids[self._prefix :])
+        whole = self._tokenizer.decode(self._ids[self._prefix : end])
         start = len(known.rstrip(_INCOMPLETE))  # an incomplete character at the end of the prompt may be whole now
         while start < len(known) and whole[start : start + 1] == _INCOMPLETE:
             start += 1
