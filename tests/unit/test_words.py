@@ -36,6 +36,8 @@ GOOD = {
     "moore.md": "Moore's law is older than this project.\n",
     "allowed.md": "A draft is a guess at the next tokens. <!-- words: allow -->\n",
     "allowed.py": "x = 1  # a guess, words: allow\n",
+    "form_feed.py": "\f\nx = 1  # a guess, words: allow\n",
+    "separator.md": "One\u2028two\x85three.\n\nA draft is a guess. <!-- words: allow -->\n",
     "code.c": "int guess; /* C identifiers are not checked */\n",
 }
 
@@ -57,7 +59,7 @@ def test_a_retired_word_fails(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", GOOD)
 def test_ordinary_words_pass(name: str, tmp_path: Path) -> None:
     file = tmp_path / name
-    file.write_text(GOOD[name])
+    file.write_text(GOOD[name], encoding="utf-8")
     done = lint(file)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
