@@ -31,12 +31,12 @@ class World:
     def __init__(
         self,
         truth: Calibration,
-        confidence_given: Calibration | None = None,
+        calibrated: Calibration | None = None,
         noise: float = 0.0,
         hiccup_every: int = 10**9,  # steps, one of which takes three times as long
     ) -> None:
         self.truth = truth.curve
-        self.controller = Controller(Costs(confidence_given or truth))
+        self.controller = Controller(Costs(calibrated or truth))
         self.random = random.Random(1)
         self.noise, self.hiccup_every = noise, hiccup_every
         self.elapsed = self.plain = 0.0
@@ -107,10 +107,10 @@ def test_it_comes_close_to_the_best_fixed_length() -> None:
         assert world.plain / world.elapsed > 0.95 * best, (alpha, best)
 
 
-@pytest.mark.parametrize("confidence_given", [DEAR, Calibration(VerifyCurve(ROWS, (0.012,) * 7), 0, 0.0)])
-def test_wrong_costs_are_found_out(confidence_given: Calibration) -> None:
+@pytest.mark.parametrize("calibrated", [DEAR, Calibration(VerifyCurve(ROWS, (0.012,) * 7), 0, 0.0)])
+def test_wrong_costs_are_found_out(calibrated: Calibration) -> None:
     """Calibrated as if rows were free, on a machine where they are dear: real steps correct it."""
-    world = World(DEAR, confidence_given)
+    world = World(DEAR, calibrated)
     world.write(3000, lambda _: 0.15)
     assert world.elapsed <= 1.02 * world.plain + 0.05
 

@@ -69,10 +69,10 @@ class Acceptance:
         """Score a draft, verified or not, by the tokens that were committed."""
         for node, is_right in _trials(draft, tokens):
             kind = _class_of(draft, node)
-            confidence_given = self._common_rate(kind, _confidence(draft, node))
+            expected = self._common_rate(kind, _confidence(draft, node))
             own = self._requests.setdefault(sequence_id, {}).setdefault(kind[0], _Own())
             own.right = own.right * _OWN_MEMORY + is_right
-            own.expected = own.expected * _OWN_MEMORY + confidence_given
+            own.expected = own.expected * _OWN_MEMORY + expected
             for record in (
                 self._common.setdefault(kind, _Record()),
                 self._by_proposer.setdefault(draft.origin[node], _Record()),

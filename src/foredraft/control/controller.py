@@ -172,7 +172,7 @@ class Controller:
             if draft is not None and draft.q is None:
                 survivals = self.acceptance.survivals(works[index].sequence.id, draft, least)
                 nodes += [(s, index, node) for node, s in enumerate(survivals) if s >= least]
-        nodes.sort(key=lambda branch: (-branch[0], branch[1], branch[2]))
+        nodes.sort(key=lambda node: (-node[0], node[1], node[2]))
         if not nodes:
             wanted, affordable, why_not = 0, 0, TOO_UNSURE
         elif self.costs.is_known(load.rows):

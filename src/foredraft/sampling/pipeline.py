@@ -27,9 +27,9 @@ def adjust(logits: Tensor, params: SamplingParams, prompt: Items[int], output: I
     Repetition counts prompt and output, presence and frequency only the output, as in vLLM. A bias is for the target's
     tokens: those that a smaller model does not have are passed over.
     """
-    repetition = cast(float, params.repetition_penalty)
-    if repetition == 1 and not params.presence_penalty and not params.frequency_penalty and not params.logit_bias:
+    if not params.adjusts_logits:
         return logits
+    repetition = cast(float, params.repetition_penalty)
     logits = logits.clone()
     if repetition != 1:
         seen = _ids(sorted({*prompt, *output}), logits)
