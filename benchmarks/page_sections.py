@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from peer_report import peers_section
 from plain_report import plain_section
@@ -45,8 +46,7 @@ def auto_section(records: list[Record]) -> str:
     lines = [f"| kind | {' | '.join(titles)} |", "|---|" + "---|" * len(records)]
     for kind in [*kinds, "all"]:
         cells = [r["ratios_to_off"][kind] for r in records]
-        shown = [f"{c['auto']:.3f} ({c['best_fixed']:.3f} {c['best_fixed_spec']})" for c in cells]
-        lines.append(f"| {kind} | {' | '.join(shown)} |")
+        lines.append(f"| {kind} | {' | '.join(map(_auto_cell, cells))} |")
     same = "Every text was the same in all settings." if all(r["same_text"] for r in records) else "TEXTS DIFFERED."
     parts = [
         "## `auto` by kind of prompt",
@@ -63,6 +63,11 @@ def auto_section(records: list[Record]) -> str:
         if record["notes"]:
             parts.append(bullets(record["notes"]))
     return "\n\n".join(parts)
+
+
+def _auto_cell(cell: dict[str, Any]) -> str:
+    best = f" ({cell['best_fixed']:.3f} {cell['best_fixed_spec']})" if "best_fixed" in cell else ""
+    return f"{cell['auto']:.3f}{best}"
 
 
 def mixed_section(records: list[Record]) -> str:

@@ -92,19 +92,20 @@ def write_pages() -> None:
 
 
 def auto_record(results: dict[str, Any]) -> Record:
-    """The `auto` cells of a benchmark, each beside the fastest fixed setting of its category."""
+    """The `auto` cells of a benchmark, each beside the fastest fixed setting of its category, if there is one."""
     settings, cells = results["settings"], results["cells"]
     (batch,) = settings["batches"]
     ratios: dict[str, dict[str, Any]] = {}
     for cell in cells:
         if cell["spec"] == "auto":
             fixed = [c for c in cells if c["category"] == cell["category"] and c["spec"] not in ("off", "auto")]
-            best = max(fixed, key=lambda c: c["ratio_to_off"])
-            ratios[cell["category"]] = {
-                "auto": round(cell["ratio_to_off"], 3),
-                "best_fixed": round(best["ratio_to_off"], 3),
-                "best_fixed_spec": best["spec"],
-            }
+            ratios[cell["category"]] = {"auto": round(cell["ratio_to_off"], 3)}
+            if fixed:
+                best = max(fixed, key=lambda c: c["ratio_to_off"])
+                ratios[cell["category"]] |= {
+                    "best_fixed": round(best["ratio_to_off"], 3),
+                    "best_fixed_spec": best["spec"],
+                }
     specs = " ".join(f"--spec {spec}" for spec in settings["specs"] if spec != "off")
     command = (
         f"foredraft bench --suite {settings['suite']} --limit {settings['prompts']} --batch {batch} "
@@ -126,7 +127,8 @@ def auto_record(results: dict[str, Any]) -> Record:
         same_text=all(cell["same_text"] for cell in cells),
         ratios_to_off=ratios,
     )
-    return record | {"date": settings["measured_on"][:10]}
+    measured_there = {key: results["machine"][key] for key in ("system", "cores")}  # maybe not on this machine
+    return record | {"date": settings["measured_on"][:10], "machine": record["machine"] | measured_there}
 
 
 def main() -> None:

@@ -47,14 +47,20 @@ def new_record(kind: str, cpu: str, threads: int, versions: dict[str, str], comm
 
 
 def publish(record: Record, name: str, folder: Path = RESULTS) -> Path:
-    """Write a result under a name that its next measurement on the same machine will have again. What is known of the
-    machine is kept: a person may have described it better than it describes itself."""
-    file = folder / f"{slug(name)}.json"
+    """Write a result in place of the last one of the same measurement on the same machine, or under `name` if there is
+    none. What is known of the machine is kept: a person may have described it better than it describes itself."""
     for known in read_records(folder):
         if all(known["machine"][key] == record["machine"][key] for key in ("cpu", "system", "cores")):
             record["machine"] |= {key: known["machine"][key] for key in ("name", "about")}
+    files = {_measurement(json.loads(file.read_text(encoding="utf-8"))): file for file in folder.glob("*.json")}
+    file = files.get(_measurement(record), folder / f"{slug(name)}.json")
     file.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return file
+
+
+def _measurement(record: Record) -> tuple[Any, ...]:
+    """What two results have in common if the later one replaces the earlier one."""
+    return record["machine"]["name"], *(record.get(field) for field in ("kind", "model", "dtype", "batch"))
 
 
 def slug(text: str) -> str:

@@ -51,29 +51,50 @@ def test_a_changed_result_is_noticed(pages: ModuleType, records: list[dict[str, 
     assert "7.78×" not in table and "7.78×" in pages.headline_table(records)
 
 
-def test_a_bench_is_published_under_one_name(pages: ModuleType, tmp_path: Path) -> None:
-    def cell(spec: str, category: str, ratio: float) -> dict[str, Any]:
-        return {"spec": spec, "category": category, "ratio_to_off": ratio, "same_text": True}
-
-    results = {
-        "machine": {"cpu": "Neoverse-N1", "threads": 2},
+def bench_results(cpu: str, system: str, cores: int, **ratios: float) -> dict[str, Any]:
+    """A results.json with one cell per spec."""
+    return {
+        "machine": {"cpu": cpu, "system": system, "cores": cores, "threads": 2},
         "versions": {"foredraft": "9"},
-        "model": {"name": "m", "dtype": "int4"},
+        "model": {"name": "smollm2-135m", "dtype": "bfloat16"},
         "settings": {
-            "suite": "builtin", "prompts": 4, "batches": [8], "max_tokens": 5, "repeats": 1,
-            "specs": ["off", "auto", "ngram", "suffix"], "measured_on": "2030-01-02T03:04:05+00:00",
+            "suite": "builtin", "prompts": 4, "batches": [1], "max_tokens": 5, "repeats": 1,
+            "specs": ["off", *ratios], "measured_on": "2030-01-02T03:04:05+00:00",
         },
         "cells": [
-            cell("off", "all", 1.0), cell("auto", "all", 1.5), cell("ngram", "all", 1.25), cell("suffix", "all", 1.75),
+            {"spec": spec, "category": "all", "ratio_to_off": ratio, "same_text": True}
+            for spec, ratio in {"off": 1.0, **ratios}.items()
         ],
     }  # fmt: skip
-    record = pages.auto_record(results)
+
+
+def test_a_bench_is_condensed_to_auto_and_the_best_fixed_setting(pages: ModuleType) -> None:
+    record = pages.auto_record(bench_results("a CPU", "Plan9 mips", 77, auto=1.5, ngram=1.25, suffix=1.75))
     assert record["ratios_to_off"] == {"all": {"auto": 1.5, "best_fixed": 1.75, "best_fixed_spec": "suffix"}}
-    assert (record["date"], record["batch"]) == ("2030-01-02", 8)
+    assert (record["date"], record["batch"]) == ("2030-01-02", 1)
     assert "--spec auto --spec ngram --spec suffix" in record["command"]
+    assert (record["machine"]["system"], record["machine"]["cores"]) == ("Plan9 mips", 77), "where it was measured"
+
+
+def test_a_bench_may_have_no_fixed_setting(pages: ModuleType) -> None:
+    record = pages.auto_record(bench_results("a CPU", "Plan9 mips", 77, auto=1.5))
+    assert record["ratios_to_off"] == {"all": {"auto": 1.5}}
+    assert "| all | 1.500 |" in pages.benchmarks_page([record])
+
+
+def test_a_machine_that_is_measured_again_keeps_its_name_and_its_file(pages: ModuleType, tmp_path: Path) -> None:
+    """Also where a person has given both."""
+    for file in (ROOT / "docs/results").glob("auto-*.json"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    again = bench_results("Intel(R) Xeon(R) Processor", "Linux x86_64", 16, auto=1.5, ngram=1.25)
     for _ in range(2):
-        pages.publish(record, "auto Neoverse-N1 int4 batch 8", tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == ["auto-neoverse-n1-int4-batch-8.json"]
+        pages.publish(pages.auto_record(again), "auto any name", tmp_path)
+    after = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    assert [name for name in after if after[name] != before.get(name)] == ["auto-xeon-bfloat16-batch-1.json"]
+    assert json.loads(after["auto-xeon-bfloat16-batch-1.json"])["machine"]["name"] == "Xeon with AMX"
+    other = pages.auto_record(bench_results("another CPU", "Linux x86_64", 16, auto=1.5))
+    assert pages.publish(other, "auto another CPU", tmp_path).name == "auto-another-cpu.json"
 
 
 def test_plain_figures_have_their_section(pages: ModuleType, records: list[dict[str, Any]]) -> None:
