@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from foredraft.control.controller import Controller, Load
+from collections.abc import Sequence as Items
+
+from foredraft.control.controller import Controller, Load, StepTimes
 from foredraft.control.costs import Calibration, Costs
 from foredraft.control.economics import VerifyCurve
+from foredraft.types import Commit, Draft, Work
 
 
 class SteadyCosts(Costs):
@@ -19,15 +22,29 @@ class SteadyCosts(Costs):
     def draft(self, proposer: str) -> float:
         return 0.01
 
+    def catch_up(self, proposer: str, tokens: int) -> float:
+        return 0.0
+
     def observe_run(self, rows: int, keys: int, seconds: float) -> None:
+        """Nothing changes."""
+
+    def observe_overhead(self, seconds: float) -> None:
         """Nothing changes."""
 
 
 class SteadyController(Controller):
-    """Queries free proposers in every step: on a busy machine that may seem to take too long."""
+    """Queries free proposers in every step, and books every step with the time that it is expected to take: on a busy
+    machine drafts may seem to take too long."""
 
     def __init__(self) -> None:
         super().__init__(SteadyCosts())
 
     def may_query(self, load: Load) -> bool:
         return True
+
+    def observe(
+        self, works: Items[Work], drafts: Items[Draft | None], commits: Items[Commit], load: Load, times: StepTimes
+    ) -> None:
+        run = Load.of(works)
+        steady = StepTimes(draft_s=0.0, run_s=self.costs.run(run.rows, run.keys), overhead_s=0.0)
+        super().observe(works, drafts, commits, load, steady)

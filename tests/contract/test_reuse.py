@@ -33,7 +33,8 @@ PROMPT = [ONE, ONE, 7, 8, 9]  # there is something to copy the first time, and m
 LENGTH = 5
 TEMPERATURE = 3.0  # no text is so unlikely that it never comes
 BATCH = 250
-FEW = 500  # texts, enough to see the bias of the mutants; MANY takes minutes
+FEW = 500  # texts; MANY takes minutes
+MORE = 1500  # texts, enough to see the bias under both rules: under `block` it is small
 MANY = pytest.param(20_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
 COPIED = "auto(suffix:min_n=1+ngram:min_n=1,max_n=1,which=earliest)"
 SAMPLED = "suffix:min_n=1+early_exit:layers=1,k=3"
@@ -48,7 +49,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def llm(folder: Path) -> LLM:
-    made = LLM(str(folder), dtype="float32", threads=1, kv_cache_tokens=32 * BATCH, max_num_seqs=BATCH)
+    made = LLM(
+        str(folder),
+        dtype="float32",
+        threads=1,
+        kv_cache_tokens=32 * BATCH,
+        max_num_seqs=BATCH,
+        max_num_batched_tokens=32 * BATCH,
+        max_chunk_s=1e6,  # nothing depends on the clock: neither who runs together nor what the controller drafts
+    )
     made.engine.speculation.controller = SteadyController()
     return made
 
@@ -128,7 +137,7 @@ def test_the_bias_shows_when_coins_decide_and_the_store_remembers(
     monkeypatch.setitem(RULES, rule, partial(coins_for_everything, RULES[rule]))
     if remembers:
         monkeypatch.setattr(Sequence, "may_be_remembered", True)
-    test = fit(llm, FEW, COPIED, rule)
+    test = fit(llm, MORE, COPIED, rule)
     assert (test.p_value > 1e-4) is not remembers, test
 
 
