@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from foredraft.backends import cuda_draws, cuda_plan
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import ProposerChoice, Spec
@@ -57,6 +58,19 @@ def test_noise_is_that_of_the_cpu() -> None:
     ids = torch.arange(50_000)
     key = stream_key(7, 3)
     assert torch.equal(gumbel(uniform(key, ids)), gumbel(uniform(key, ids.cuda())).cpu())
+
+
+def test_no_request_waits_for_a_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_model(random_model("llama"), tmp_path)
+    llm = LLM(str(folder), device="cuda", dtype="bfloat16", spec="off", max_model_len=600)
+    for module in (cuda_plan, cuda_draws):
+        monkeypatch.setattr(module, "capture", lambda *arguments: pytest.fail("a graph was captured for a request"))
+    params = SamplingParams(max_tokens=40, temperature=0.9, seed=3, ignore_eos=True)
+    prompts = [
+        [1 + (7 * place + index) % (VOCAB - 1) for place in range(size)] for index, size in enumerate((3, 60, 520))
+    ]
+    for spec in ("off", "ngram:k=8", "suffix"):
+        llm.generate(prompts, params, spec=spec)
 
 
 @pytest.mark.parametrize("acceptance", ["rejection", "block"])

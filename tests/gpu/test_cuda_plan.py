@@ -73,3 +73,16 @@ def test_prompts_have_a_plan_of_their_own() -> None:
     check(batch, plan)
     assert batch.logit_rows is not None and plan.logit_rows is not None
     assert plan.logit_rows.tolist() == batch.logit_rows.tolist()
+
+
+def test_short_prompts_are_captured_in_the_plans_that_were_warmed() -> None:
+    rng = random.Random(2)
+    plans = Plans(torch.device("cpu"), torch.bfloat16)
+    warmed = list(plans.empty(SHAPE, SIZE, 600))
+    assert {plan.num_rows for plan in warmed} == set(ROW_BUCKETS)
+    assert all((plan.slots == -1).all() and not plan.prefix_lens.any() for plan in warmed)
+    for works in ([work(rng, 60, 0, new=60)], [work(rng, 598, 0), work(rng, 100, 7, new=90)], [work(rng, 40, 12)]):
+        batch = pack(works, SIZE)
+        plan = plans.plan(batch, SHAPE)
+        assert any(plan is each for each in warmed)
+        check(batch, plan)

@@ -240,6 +240,10 @@ class Backend(Protocol):
         """compute(plan), or what it gives by the replay of a graph that was captured for `owner` and this shape. The
         result holds until the next run."""
 
+    def warm_plans(self, shape: AttentionShape, block_size: int, max_keys: int) -> Iterable[ForwardBatch]:
+        """Plans that read and write nothing. A model that runs each of them once, and draws from its logits, makes no
+        later run of at most `max_keys` keys wait for a graph. None where nothing is captured."""
+
     def sample(self, logits: Tensor, nodes: Items[NodeDraw]) -> Items[int]:
         """The token of every node, drawn from its row of logits [rows, vocab]: that of `sampling.draw` on every
         backend, or NOT_FINITE. May be drawn only when it is read."""

@@ -11,7 +11,7 @@ data: the number of rows is that of a bucket, and which keys they see is read on
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from pathlib import Path
 
@@ -131,6 +131,10 @@ class CudaBackend:
             next_norm = layers[index + 1].input_norm if index + 1 < len(layers) else stack.norm
             normed = cuda_rows.add_norm(x, update, multiplier, next_norm, eps, dtype)
         return x, normed
+
+    def warm_plans(self, shape: AttentionShape, block_size: int, max_keys: int) -> Iterator[Plan]:
+        self._select()
+        return self._plans.empty(shape, block_size, max_keys)
 
     def sample(self, logits: Tensor, nodes: Items[NodeDraw]) -> Items[int]:
         return self._draws.draw(logits, nodes, self._replayed_rows) if nodes else []

@@ -26,8 +26,9 @@ from foredraft.batch import ForwardBatch
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _PATH_BUCKETS = (16, 64)
-_FEWEST_KEYS = 512  # buckets of keys are this and its doubles
+_FEWEST_KEYS, _MORE_KEYS = 512, 4  # buckets of keys: the first, and by how much each is larger than the one before
 _WHOLE_ROWS = 32  # so many rows of one sequence without paths go through their keys together
+_PROMPT_ROWS = 128  # runs with more rows than this are not captured if prompts are among them
 _MOST_GRAPHS = 48  # that are kept for one model
 _NOWHERE = -1  # the slot of a padding row: nothing is stored
 
@@ -113,26 +114,42 @@ class Plans:
     def plan(self, batch: ForwardBatch, shape: AttentionShape) -> Plan:
         borders = _borders(batch.sequences.numpy())
         has_prompt = batch.logit_rows is not None and np.diff(borders).max() >= _WHOLE_ROWS
-        if batch.num_rows > ROW_BUCKETS[-1] or has_prompt:
+        if batch.num_rows > (_PROMPT_ROWS if has_prompt else ROW_BUCKETS[-1]):
             return single_plan(batch, shape, self._device, self._kv_dtype)
         prefix_lens, path_lens = _with_chains_as_prefix(batch)
         together = rows_together(shape, self._kv_dtype, whole=False)
         bucket = _bucket(batch, int(path_lens.max()), together)
-        if bucket not in self._buckets:
-            self._buckets[bucket] = self._make_bucket(bucket, batch.block_size)
-        staging, plan = self._buckets[bucket]
+        staging, plan = self._bucket(bucket, batch.block_size)
         staging.wait()
         _fill(staging.arrays, batch, prefix_lens, path_lens)
         _fill_groups(staging.arrays["split_groups"], borders, together)
         staging.upload()
         return plan
 
-    def _make_bucket(self, bucket: Bucket, block_size: int) -> tuple[_Staging, Plan]:
-        rows, keys, depth, _ = bucket
-        width = -(-keys // block_size)
-        staging = _Staging(_Layout(rows, rows, width, depth, rows, rows, 0, 0, 0), self._device)
-        staging.arrays["split_rows"][:] = np.arange(rows)
-        return staging, _plan(staging.tensors, block_size, keys, ["split"], has_logit_rows=False, bucket=bucket)
+    def empty(self, shape: AttentionShape, block_size: int, max_keys: int) -> Iterator[Plan]:
+        """The plans of all buckets of rows up to a number of keys, with rows that read and write nothing."""
+        together = rows_together(shape, self._kv_dtype, whole=False)
+        for rows in reversed(ROW_BUCKETS):  # the memory of a large run serves the smaller ones too
+            keys = 0
+            while keys < max_keys:
+                keys = _key_bucket(keys + 1)
+                staging, plan = self._bucket((rows, keys, _PATH_BUCKETS[0], together), block_size)
+                staging.wait()
+                for name in ("token_ids", "positions", "sequences", "prefix_lens", "path_lens", "split_groups"):
+                    staging.arrays[name][:] = 0
+                staging.arrays["slots"][:] = _NOWHERE
+                staging.upload()
+                yield plan
+
+    def _bucket(self, bucket: Bucket, block_size: int) -> tuple[_Staging, Plan]:
+        if bucket not in self._buckets:
+            rows, keys, depth, _ = bucket
+            width = -(-keys // block_size)
+            staging = _Staging(_Layout(rows, rows, width, depth, rows, rows, 0, 0, 0), self._device)
+            staging.arrays["split_rows"][:] = np.arange(rows)
+            plan = _plan(staging.tensors, block_size, keys, ["split"], has_logit_rows=False, bucket=bucket)
+            self._buckets[bucket] = staging, plan
+        return self._buckets[bucket]
 
 
 def single_plan(
@@ -209,8 +226,14 @@ def _bucket(batch: ForwardBatch, depth: int, together: int) -> Bucket:
     rows = next(size for size in ROW_BUCKETS if size >= batch.num_rows)
     # A row of a tree sees few keys, but nodes lie one behind the other: their slots reach beyond the longest path.
     reach = max(batch.max_keys, 1 + int(batch.paths.max()) if batch.paths.numel() else 0)
-    keys = max(_FEWEST_KEYS, 1 << (reach - 1).bit_length())
-    return rows, keys, next((size for size in _PATH_BUCKETS if size >= depth), depth), together
+    return rows, _key_bucket(reach), next((size for size in _PATH_BUCKETS if size >= depth), depth), together
+
+
+def _key_bucket(reach: int) -> int:
+    keys = _FEWEST_KEYS
+    while keys < reach:
+        keys *= _MORE_KEYS
+    return keys
 
 
 def _with_chains_as_prefix(batch: ForwardBatch) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

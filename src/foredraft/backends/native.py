@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from ctypes import Structure, addressof, byref, c_void_p
 from dataclasses import dataclass
@@ -279,6 +279,9 @@ class NativeBackend:
 
     def replay(self, owner: object, plan: ForwardBatch, compute: Callable[[ForwardBatch], T]) -> T:
         return compute(plan)
+
+    def warm_plans(self, shape: AttentionShape, block_size: int, max_keys: int) -> Iterable[ForwardBatch]:
+        return ()
 
     def sample(self, logits: Tensor, nodes: Items[NodeDraw]) -> Items[int]:
         return LazyDraws(logits, nodes, self.draw)

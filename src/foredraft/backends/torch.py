@@ -7,7 +7,7 @@ models keep their values but save no memory here. Exactness: rows run through li
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 
 import torch
@@ -108,6 +108,9 @@ class TorchBackend:
 
     def replay(self, owner: object, plan: ForwardBatch, compute: Callable[[ForwardBatch], T]) -> T:
         return compute(plan)
+
+    def warm_plans(self, shape: AttentionShape, block_size: int, max_keys: int) -> Iterable[ForwardBatch]:
+        return ()
 
     def sample(self, logits: Tensor, nodes: Items[NodeDraw]) -> Items[int]:
         return LazyDraws(logits, nodes, draw)

@@ -68,6 +68,7 @@ def load_model(model: str, options: EngineConfig, spec: Spec, progress: Progress
     kv = KVCache(-(-kv_tokens // options.block_size), options.block_size)
     pool = BlockPool(kv.num_blocks, options.block_size, options.prefix_salt, options.prefix_caching)
     runner = Runner(decoder, backend, kv.add_group(TARGET_GROUP, config, backend))
+    runner.warm(options.block_size, max_model_len)
     target = TargetModel(checkpoint, tokenizer, runner, kv, max_model_len, options.threads, DraftModels(kv))
     engine = Engine(
         config=config,

@@ -60,6 +60,7 @@ def second_model(name: str, checkpoint: Checkpoint, dtype: str, target: TargetMo
         backend = choose_backend(target.runner.backend.name, dtype, target.runner.backend.device, target.threads)
         decoder = load_decoder(checkpoint, dtype, target.max_model_len, backend)
         runner = Runner(decoder, backend, target.kv.add_group(name, checkpoint.config, backend))
+        runner.warm(target.kv.block_size, target.max_model_len)
         return DraftRunner(
             runner,
             target.kv.block_size,

@@ -11,6 +11,9 @@ from torch import Tensor
 from foredraft.backends.base import Backend, LayerKV
 from foredraft.batch import ForwardBatch
 from foredraft.models.decoder import Decoder
+from foredraft.params import SamplingParams
+from foredraft.sampling.node_draws import NodeDraw
+from foredraft.types import NO_DRAFT, Sequence
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,16 @@ class Runner:
             return output
         wanted = slice(batch.num_rows) if batch.logit_rows is None else batch.logit_rows.to(plan.positions.device)
         return ForwardOutput(output.logits[wanted], {tap: rows[: batch.num_rows] for tap, rows in output.taps.items()})
+
+    @torch.inference_mode()
+    def warm(self, block_size: int, max_keys: int) -> None:
+        """Make what later runs need, where the backend makes something for each shape of run: a request that comes upon
+        a new shape would wait for it."""
+        params = SamplingParams().resolved({})
+        nobody = Sequence(-1, "", 0, [0], 1, params, seed=0, max_tokens=1)
+        for plan in self.backend.warm_plans(self.decoder.layers[0].shape, block_size, max_keys):
+            logits = self.backend.replay(self, plan, self._compute).logits
+            self.backend.sample(logits, [NodeDraw(row, nobody, NO_DRAFT, -1, 0) for row in range(len(logits))])
 
     def _compute(self, plan: ForwardBatch) -> ForwardOutput:
         hidden = self.decoder.run(plan, self.kv, self.backend, self.taps)
