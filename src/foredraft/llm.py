@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
-from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -105,8 +104,8 @@ class LLM:
         spec: str | list[str] | None = None,
     ) -> Iterator[TokenEvent]:
         """Tokens of many prompts, interleaved; an event's `request_id` is the index of its prompt."""
-        events = self._run([self.encode(prompt) for prompt in prompts], params, spec)
-        return (replace(event, request_id=str(index)) for index, event in events)
+        events = self._run([self.encode(prompt) for prompt in prompts], params, spec, is_followed=True)
+        return (event._replace(request_id=str(index)) for index, event in events)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The token ids of a text, of token ids (as they are) or of a conversation, ready to be answered."""
@@ -129,8 +128,9 @@ class LLM:
         prompts: list[list[int]],
         params: SamplingParams | list[SamplingParams] | None,
         spec: str | list[str] | None,
+        is_followed: bool,
     ) -> Iterator[tuple[int, TokenEvent]]:
-        """Events as they come, each with the index of its prompt."""
+        """Events as they come, each with the index of its prompt; only the last of each sample if nobody follows."""
         every_params = _one_each("params", params, SamplingParams(), SamplingParams, len(prompts))
         every_spec = [parse_spec(text) for text in _one_each("spec", spec, self.spec, str, len(prompts))]
         if any(each.adaptive for each in every_spec):
@@ -139,7 +139,7 @@ class LLM:
         inbox: deque[TokenEvent] = deque()
         try:
             for request_id, prompt, each, its_spec in zip(places, prompts, every_params, every_spec, strict=True):
-                self.engine.add(request_id, prompt, each, its_spec)
+                self.engine.add(request_id, prompt, each, its_spec, is_followed)
                 self._inboxes[request_id] = inbox
             while inbox or any(map(self.engine.is_live, places)):
                 if not inbox:
@@ -176,7 +176,7 @@ class LLM:
         every_params = _one_each("params", params, SamplingParams(), SamplingParams, len(prompts))
         finished: list[list[CompletionOutput]] = [[] for _ in prompts]
         done = 0
-        for index, event in self._run(encoded, every_params, spec):
+        for index, event in self._run(encoded, every_params, spec, is_followed=False):
             if event.output is not None:
                 finished[index].append(event.output)
                 if len(finished[index]) == every_params[index].n:

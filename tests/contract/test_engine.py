@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from foredraft.errors import InvalidPrompt
 from foredraft.llm import LLM
 from foredraft.models.chat_template import ChatTemplate
 from foredraft.params import SamplingParams
-from foredraft.proposers.registry import Spec
+from foredraft.proposers.registry import Spec, parse_spec
 from foredraft.runtime.runner import ForwardOutput, Runner
 from tests.tiny_models import VOCAB, random_model, save_model
 
@@ -216,6 +217,21 @@ def test_a_stream_is_told_when_it_is_ended_from_elsewhere(llm: LLM, monkeypatch:
     assert is_idle(llm)
 
 
+def test_a_request_that_nobody_follows_has_one_event_for_each_sample(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=12, temperature=0.9, seed=3, n=2, logprobs=1, ignore_eos=True)
+    expected = llm.generate([[5, 6, 7]], params)[0].outputs
+    llm.engine.add("unfollowed", [5, 6, 7], params, parse_spec("ngram"), is_followed=False)
+    events = []
+    while llm.engine.has_work:
+        events += llm.engine.step()
+    outputs = sorted((event.output for event in events if event.output is not None), key=lambda output: output.index)
+    assert len(events) == len(outputs) == 2
+    for got, wanted in zip(outputs, expected, strict=True):
+        assert (got.text, got.token_ids, got.logprobs) == (wanted.text, wanted.token_ids, wanted.logprobs)
+    followed = "".join(event.text for event in llm.stream([5, 6, 7], replace(params, n=1)))
+    assert followed == expected[0].text
+
+
 def test_progress_counts_prompts(llm: LLM) -> None:
     seen: list[tuple[int, int]] = []
     llm.generate([PROMPT, [4, 5, 6]], with_fields(n=2), progress=lambda done, total: seen.append((done, total)))
@@ -310,6 +326,9 @@ def test_nan_logits_end_only_their_own_request(llm: LLM) -> None:
 
 class Breaks:
     """A tokenizer that cannot decode."""
+
+    def text_of(self, token: int) -> str | None:
+        return None
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         raise RuntimeError("no such piece")

@@ -22,6 +22,10 @@ BYTES = [*b"a\x80\x82\x9f\x99\xac\xc3\xa9\xe2\xf0\xf0\x9f\xff"]  # the beginning
 class Bytes:
     """A byte-level tokenizer in which token i is byte i; from 256 on, tokens are special and have no text."""
 
+    def text_of(self, token: int) -> str | None:
+        text = self.decode([token])
+        return text if text and "\ufffd" not in text else None
+
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         assert skip_special_tokens
         return bytes(token for token in ids if token < 256).decode("utf-8", errors="replace")
@@ -33,12 +37,19 @@ class ByteGroups:
     def __init__(self, groups: list[bytes]) -> None:
         self.groups = groups
 
+    def text_of(self, token: int) -> str | None:
+        text = self.decode([token])
+        return text if text and "\ufffd" not in text else None
+
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         return b"".join(self.groups[token] for token in ids).decode("utf-8", errors="replace")
 
 
 class ByteFallback:
     """Like SentencePiece's fallback: token i is byte i, and every byte that is no character has a mark of its own."""
+
+    def text_of(self, token: int) -> str | None:
+        return None
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         text, rest = "", bytes(ids)
@@ -56,6 +67,9 @@ class ByteFallback:
 
 class Pieces:
     """Like SentencePiece: token i is WORDS[i] after a space, and the very first token of a text loses its space."""
+
+    def text_of(self, token: int) -> str | None:
+        return None
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         return "".join(f" {WORDS[token]}" for token in ids).removeprefix(" ")
@@ -75,6 +89,9 @@ class Hugging:
     def encode(self, text: str) -> list[int]:
         return self.inner.encode(text).ids
 
+    def text_of(self, token: int) -> str | None:
+        return None
+
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         return self.inner.decode(ids, skip_special_tokens=skip_special_tokens)
 
@@ -85,10 +102,14 @@ def bpe() -> Hugging:
 
 
 def fed(
-    tokenizer: Decodes, tokens: Iterable[int], stops: Iterable[str] = (), prompt: Iterable[int] = ()
+    tokenizer: Decodes,
+    tokens: Iterable[int],
+    stops: Iterable[str] = (),
+    prompt: Iterable[int] = (),
+    is_followed: bool = True,
 ) -> Detokenizer:
     """A finished detokenizer: all tokens, or those up to the first stop string."""
-    detokenizer = Detokenizer(tokenizer, list(prompt), StopStrings(tuple(stops)))
+    detokenizer = Detokenizer(tokenizer, list(prompt), StopStrings(tuple(stops)), is_followed)
     for token in tokens:
         if detokenizer.append(token) is not None:
             return detokenizer
@@ -127,6 +148,9 @@ class TestCharacters:
 
         class Counting(Bytes):
             most = 0
+
+            def text_of(self, token: int) -> str | None:
+                return None
 
             def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
                 self.most = max(self.most, len(ids))
@@ -168,6 +192,27 @@ class TestCharacters:
 
     def test_tokens_without_text_may_stand_within_a_character(self) -> None:
         assert fed(Bytes(), [0xC3, 300, 0xA9]).text == "é"
+
+
+class TestNobodyFollows:
+    """Text that nobody follows is decoded when it is read, and is the same."""
+
+    @given(
+        raw=st.lists(st.sampled_from([*BYTES, 300]), max_size=24),
+        prompt=st.lists(st.sampled_from(BYTES), max_size=6),
+        stops=st.lists(st.sampled_from(["a", "\ufffd"]), max_size=1),
+    )
+    def test_the_text_is_the_same(self, raw: list[int], prompt: list[int], stops: list[str]) -> None:
+        followed, unfollowed = (fed(Bytes(), raw, stops, prompt, is_followed) for is_followed in (True, False))
+        assert unfollowed.text == followed.text
+
+    def test_it_can_be_read_before_its_end(self) -> None:
+        detokenizer = Detokenizer(Bytes(), [], StopStrings(()), is_followed=False)
+        for token in b"so":
+            assert detokenizer.append(token) is None
+        assert (detokenizer.stable(), detokenizer.text) == (0, "so")
+        detokenizer.append(ord("!"))
+        assert detokenizer.text == "so!"
 
 
 class TestPrompt:
@@ -284,6 +329,9 @@ class Vocabulary:
 
     def __init__(self, words: list[str]) -> None:
         self.words = words
+
+    def text_of(self, token: int) -> str | None:
+        return None
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         return "".join(self.words[token] for token in ids)

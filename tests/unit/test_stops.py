@@ -21,6 +21,9 @@ WORDS = ["<eos>", "a", "b", "END", "E", "ND", " ", "\n"]
 class Vocabulary:
     """Token i is WORDS[i]."""
 
+    def text_of(self, token: int) -> str | None:
+        return None
+
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         return "".join(WORDS[token] for token in ids)
 
@@ -113,6 +116,9 @@ class TestFinishing:
     @pytest.mark.parametrize(("tokens", "reason"), [([97, 0xC3], "length"), ([97, 0xC3, 0], "stop")])
     def test_a_stop_string_there_is_a_stop(self, tokens: list[int], reason: str) -> None:
         class Bytes:
+            def text_of(self, token: int) -> str | None:
+                return None
+
             def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
                 return bytes(ids).decode(errors="replace")
 

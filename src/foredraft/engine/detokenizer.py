@@ -16,38 +16,47 @@ class Decodes(Protocol):
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str: ...
 
+    def text_of(self, token: int) -> str | None:
+        """What the token adds to any text of whole characters; None where that depends on its neighbours."""
+
 
 class Detokenizer:
     """The text of one growing sequence. `text` is everything decoded so far, cut at the first stop string.
 
-    A character that begins in the prompt and ends in the output belongs to the output.
+    A character that begins in the prompt and ends in the output belongs to the output. Text that nobody follows is
+    decoded at once when it is read, provided that no stop string has to be found in it.
     """
 
-    def __init__(self, tokenizer: Decodes, prompt: list[int], stops: StopStrings) -> None:
+    def __init__(self, tokenizer: Decodes, prompt: list[int], stops: StopStrings, is_followed: bool = True) -> None:
         self._tokenizer = tokenizer
         self._stops = stops
         self._state = START  # of the search for stop strings, after `text`
+        self._is_deferred = not is_followed and not stops.strings
+        self._deferred: list[int] = []  # tokens that are still to be decoded
         self._ids = list(prompt[-_CONTEXT_TOKENS:])
         self._prefix = 0  # decoding starts here ...
-        self._read = len(self._ids)  # ... and up to here is already in `text`
-        self.text = ""
+        self._read = len(self._ids)  # ... and up to here is already in the text
+        self._text = ""
         self.shown = 0  # how much of `text` has been handed out by `take`
+
+    @property
+    def text(self) -> str:
+        if self._deferred:
+            self._decode_deferred()
+        return self._text
 
     def append(self, token: int) -> str | None:
         """Take one token; returns the stop string that it completes, if any, which then ends `text`."""
-        self._ids.append(token)
-        piece = self._new_text()
-        if not piece or piece.endswith(_INCOMPLETE):  # part of a character, or nothing to see
-            if self._has_no_text(token):
-                self._ids.pop()
-                return None
-            return self._flush(len(self._ids) - _MOST_PENDING)
-        self._prefix, self._read = self._read, len(self._ids)
-        return self._extend(piece)
+        if self._is_deferred:
+            self._deferred.append(token)
+            return None
+        return self._append(token)
 
     def finish(self) -> str | None:
         """No more tokens: whatever is left of an incomplete character becomes text; returns a stop string as `append`
         does."""
+        if self._deferred:
+            self._decode_deferred()
         piece = self._new_text()
         if not piece:  # bytes that continue a character of the prompt and do not complete it
             piece = self._tokenizer.decode(self._ids[self._read :])
@@ -56,13 +65,33 @@ class Detokenizer:
 
     def stable(self) -> int:
         """How much of `text` can be shown: all but an end that may yet become a stop string."""
-        return len(self.text) - self._stops.depth[self._state]
+        return 0 if self._is_deferred else len(self._text) - self._stops.depth[self._state]
 
     def take(self, upto: int) -> str:
         """The text not handed out before, up to that place."""
-        piece = self.text[self.shown : upto]
+        piece = self._text[self.shown : upto]
         self.shown += len(piece)
         return piece
+
+    def _append(self, token: int) -> str | None:
+        ids = self._ids
+        is_whole = self._read == len(ids)  # no character is incomplete
+        ids.append(token)
+        piece = self._tokenizer.text_of(token) if is_whole else None
+        if piece is None:
+            piece = self._new_text()
+        if not piece or piece.endswith(_INCOMPLETE):  # part of a character, or nothing to see
+            if self._has_no_text(token):
+                ids.pop()
+                return None
+            return self._flush(len(ids) - _MOST_PENDING)
+        self._prefix, self._read = self._read, len(ids)
+        return self._extend(piece)
+
+    def _decode_deferred(self) -> None:
+        tokens, self._deferred = self._deferred, []
+        for token in tokens:
+            self._append(token)
 
     def _has_no_text(self, token: int) -> bool:
         """Whether the last token adds nothing, neither alone nor behind those before it: a special token."""
@@ -94,12 +123,14 @@ class Detokenizer:
         return whole[start:]
 
     def _extend(self, piece: str) -> str | None:
-        known = len(self.text)
-        self.text += piece
+        known = len(self._text)
+        self._text += piece
+        if not self._stops.strings:
+            return None
         self._state, found = self._stops.advance(self._state, piece)
         if found is None:
             return None
         self._state = START
         place, string = found
-        self.text = self.text[: known + place]
+        self._text = self._text[: known + place]
         return string

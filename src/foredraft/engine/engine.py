@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -49,6 +49,7 @@ class _Live:
     """What the engine remembers of a sequence beside the sequence itself."""
 
     detokenizer: Detokenizer
+    is_followed: bool  # whether somebody wants an event for every token
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
@@ -108,8 +109,11 @@ class Engine:
             step_times_s=tuple(self._step_times_s),
         )
 
-    def add(self, request_id: str, prompt: list[int], params: SamplingParams, spec: Spec) -> None:
-        """Queue a request. Whatever is wrong with it is said here, before it costs anybody anything."""
+    def add(
+        self, request_id: str, prompt: list[int], params: SamplingParams, spec: Spec, is_followed: bool = True
+    ) -> None:
+        """Queue a request. Whatever is wrong with it is said here, before it costs anybody anything. One that nobody
+        follows has no events but the last of each sample, which carries the output."""
         if request_id in self._by_request:
             raise InvalidParameter(f"The request id {request_id!r} is in use; choose another.")
         params = params.resolved(self.generation_defaults)
@@ -134,7 +138,7 @@ class Engine:
             )
             sequence.counters.arrival_time = now
             self._next_id += 1
-            self._live[sequence.id] = _Live(Detokenizer(self.tokenizer, prompt, stops))
+            self._live[sequence.id] = _Live(Detokenizer(self.tokenizer, prompt, stops, is_followed), is_followed)
             self.speculation.register(sequence, spec)
             self._by_request.setdefault(request_id, []).append(sequence)
             self.scheduler.add(sequence)
@@ -161,7 +165,10 @@ class Engine:
         self._step_times_s.append(done - started)
         self.chunk_limit.observe(sum(work.num_rows for work in works), num_decoding, done - started)
         self.speculation.observe(works, commits, run_s=ran - drafted, overhead_s=done - ran)
-        return [event for commit, marks in zip(commits, stable, strict=True) for event in self._events(commit, marks)]
+        events: list[TokenEvent] = []
+        for commit, marks in zip(commits, stable, strict=True):
+            events += self._events(commit, marks)
+        return events
 
     def abort(self, request_id: str, error: str | None = None) -> list[TokenEvent]:
         """End a request wherever it is. Unknown and finished ones are ignored: a client may be late."""
@@ -213,22 +220,26 @@ class Engine:
 
     def _with_target_argmax(self, logits: torch.Tensor, works: Items[Work], verdicts: list[Verdict]) -> list[Verdict]:
         """Add the target argmax after every draft node, where a proposer wants it."""
+        if not self.speculation.any_wants_target_argmax:
+            return verdicts
         row = 0
         for index, work in enumerate(works):
             row += work.num_logits
             if work.reaches_end and self.speculation.wants_target_argmax(work.sequence):
                 target_argmax = logits[row - 1 - len(work.draft) : row].argmax(-1).tolist()
-                verdicts[index] = replace(verdicts[index], target_argmax=tuple(target_argmax))
+                verdicts[index] = verdicts[index]._replace(target_argmax=tuple(target_argmax))
         return verdicts
 
     def _cut(self, works: Items[Work], verdicts: list[Verdict]) -> tuple[list[Verdict], list[Stop], list[list[int]]]:
         """Cut every verdict at the first stop. A request whose text cannot be decoded ends alone, with an error."""
         stops: list[Stop] = []
         stable: list[list[int]] = []
+        live, eos_token_ids = self._live, self.eos_token_ids
         for index, work in enumerate(works):
+            sequence = work.sequence
             try:
-                detokenizer = self._live[work.sequence.id].detokenizer
-                stop, marks = find_stop(work.sequence, verdicts[index].tokens, self.eos_token_ids, detokenizer)
+                detokenizer = live[sequence.id].detokenizer
+                stop, marks = find_stop(sequence, verdicts[index].tokens, eos_token_ids, detokenizer)
             except Exception as error:
                 verdicts[index] = Verdict(error=f"The text of this request could not be decoded: {error}")
                 stop, marks = Stop(0), []
@@ -240,8 +251,9 @@ class Engine:
         """Every sequence waited for the run; only those that might get a draft waited for the proposers."""
         now = time.perf_counter()
         for work, commit in zip(works, commits, strict=True):
-            counters = commit.sequence.counters
-            counters.draft_time_s += draft_time_s if work.num_lookahead_tokens else 0.0
+            counters = work.sequence.counters
+            if work.num_lookahead_tokens:
+                counters.draft_time_s += draft_time_s
             counters.verify_time_s += verify_time_s
             if commit.tokens:
                 counters.first_token_time = counters.first_token_time or now
@@ -251,18 +263,21 @@ class Engine:
         """A commit as events, one per token; the last one of a finished sequence carries its output."""
         sequence = commit.sequence
         live = self._live[sequence.id]
-        live.logprobs += [logprob for logprob in commit.logprobs if logprob is not None]
-        events = [
-            TokenEvent(sequence.request_id, sequence.sample, token, live.detokenizer.take(upto), origin, logprob)
-            for token, origin, logprob, upto in zip(commit.tokens, commit.origins, commit.logprobs, stable, strict=True)
-        ]
+        if sequence.params.logprobs is not None:
+            live.logprobs += [logprob for logprob in commit.logprobs if logprob is not None]
+        if not live.is_followed and commit.finish_reason is None:
+            return []
+        request_id, sample, take = sequence.request_id, sequence.sample, live.detokenizer.take
+        events: list[TokenEvent] = []
+        for token, origin, logprob, upto in zip(commit.tokens, commit.origins, commit.logprobs, stable, strict=True):
+            events.append(TokenEvent(request_id, sample, token, take(upto), origin, logprob))
         if commit.finish_reason is None:
             return events
         output = self._finish(commit)
         rest = live.detokenizer.take(len(output.text))
         last = events.pop() if events else TokenEvent(sequence.request_id, sequence.sample, None, "", TARGET)
-        events.append(replace(last, text=last.text + rest, finish_reason=commit.finish_reason, output=output))
-        return events
+        events.append(last._replace(text=last.text + rest, finish_reason=commit.finish_reason, output=output))
+        return events if live.is_followed else events[-1:]
 
     def _finish(self, commit: Commit) -> CompletionOutput:
         sequence = commit.sequence

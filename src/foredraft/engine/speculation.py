@@ -107,6 +107,10 @@ class Speculation:
             ]
         return self._chosen(works, step)
 
+    @property
+    def any_wants_target_argmax(self) -> bool:
+        return any(proposer.wants_target_argmax for proposer in self.assignments.proposers.values())
+
     def wants_target_argmax(self, sequence: Sequence) -> bool:
         """Whether a proposer of the sequence wants to know the target's argmax after every draft token."""
         names = self.assignments[sequence].names

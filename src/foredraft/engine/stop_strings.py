@@ -15,6 +15,7 @@ class StopStrings:
     """
 
     def __init__(self, strings: tuple[str, ...]) -> None:
+        self.strings = strings
         self._next: list[dict[str, int]] = [{}]  # by state: the states that one more character leads to
         self._fallback = [START]  # by state: the next shorter end that is a beginning too
         self._found: list[str | None] = [None]  # by state: the longest stop string that ends there

@@ -17,27 +17,21 @@ def find_stop(
     Also tells how much text was fit to be shown after each kept token. A text that ends is finished here: what is left
     of an incomplete character may hold a stop string too.
     """
+    params, room = sequence.params, sequence.max_tokens - sequence.num_output_tokens
     stable: list[int] = []
     for kept, token in enumerate(tokens, start=1):
-        stop = _stop_at(sequence, token, kept, eos_token_ids, detokenizer)
+        stop: Stop | None = None
+        if token in eos_token_ids and not params.ignore_eos:
+            stop = Stop(kept, "stop")
+        elif token in params.stop_token_set:
+            stop = Stop(kept, "stop", token)
+        elif (string := detokenizer.append(token)) is not None:
+            stop = Stop(kept, "stop", string)
+        elif kept >= room:
+            stop = Stop(kept, "length")
         if stop is not None and not isinstance(stop.stop_reason, str) and (string := detokenizer.finish()) is not None:
             stop = Stop(kept, "stop", string)
         stable.append(detokenizer.stable())
         if stop is not None:
             return stop, stable
     return Stop(len(stable)), stable
-
-
-def _stop_at(
-    sequence: Sequence, token: int, kept: int, eos_token_ids: frozenset[int], detokenizer: Detokenizer
-) -> Stop | None:
-    if token in eos_token_ids and not sequence.params.ignore_eos:
-        return Stop(kept, "stop")
-    if token in sequence.params.stop_token_set:
-        return Stop(kept, "stop", token)
-    stop_string = detokenizer.append(token)
-    if stop_string is not None:
-        return Stop(kept, "stop", stop_string)
-    if sequence.num_output_tokens + kept >= sequence.max_tokens:
-        return Stop(kept, "length")
-    return None

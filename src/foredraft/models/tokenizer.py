@@ -15,6 +15,7 @@ from foredraft.models.json_file import read_json
 if TYPE_CHECKING:
     import tokenizers
 
+_NO_CHARACTER = "\ufffd"  # what decoders write for bytes that are no character (yet)
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -47,6 +48,8 @@ class Tokenizer:
         self.bos_token_id = bos_token_id
         self.eos_token_ids = eos_token_ids
         self.vocab_size = max(backend.get_vocab().values(), default=-1) + 1
+        self._joins_bytes = _joins_bytes(backend)
+        self._texts: dict[int, str | None] = {}  # what `text_of` has found out
 
     @classmethod
     def from_gguf(cls, metadata: dict[str, Any], path: Path) -> Tokenizer:
@@ -89,6 +92,15 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
+    def text_of(self, token_id: int) -> str | None:
+        """What the token adds to any text of whole characters; None where that depends on its neighbours."""
+        try:
+            return self._texts[token_id]
+        except KeyError:
+            text = self.decode([token_id]) if self._joins_bytes else ""
+            self._texts[token_id] = text if text and _NO_CHARACTER not in text else None
+            return self._texts[token_id]
+
     def render_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
         """The prompt that the model's chat template makes of a conversation."""
         return unescape(*self._render(messages, add_generation_prompt))
@@ -126,6 +138,13 @@ class Tokenizer:
                 f"{path}: the tokenizer has ids up to {self.vocab_size - 1}, but the model's logits end at "
                 f"{num_logits - 1}, so it does not fit the model; use the tokenizer that belongs to it."
             )
+
+
+def _joins_bytes(backend: tokenizers.Tokenizer) -> bool:
+    """Whether a text is the bytes of its tokens one behind the other, so that no token looks at another."""
+    import tokenizers
+
+    return isinstance(backend.decoder, tokenizers.decoders.ByteLevel)
 
 
 def _ids(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
