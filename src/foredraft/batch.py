@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from foredraft.types import Work
@@ -63,55 +64,81 @@ class ForwardBatch:
 def pack(works: Items[Work], block_size: int) -> ForwardBatch:
     """Lay the works out row by row, in order. Each work's logits are its last `num_logits` rows, also in order."""
     token_ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    sequences: list[int] = []
-    prefix_lens: list[int] = []
-    paths: list[tuple[int, ...]] = []
-    logit_rows: list[int] = []
-    for index, work in enumerate(works):
-        seq, start = work.sequence, work.sequence.num_computed_tokens
-        end = start + work.num_new_tokens
-        table = seq.block_table
-        token_ids += seq.token_ids[start:end]
-        positions += range(start, end)
-        prefix_lens += range(start + 1, end + 1)
-        paths += [()] * work.num_new_tokens
-        node_paths: list[tuple[int, ...]] = []
-        for node, (token, parent) in enumerate(zip(work.draft.tokens, work.draft.parents, strict=True)):
-            path = (*(node_paths[parent] if parent >= 0 else ()), end + node)
-            node_paths.append(path)
-            if node < work.num_computed_nodes:
-                continue
-            token_ids.append(token)
-            positions.append(end - 1 + len(path))
-            prefix_lens.append(end)
-        paths += node_paths[work.num_computed_nodes :]
-        offsets = (*range(start, end), *range(end + work.num_computed_nodes, end + len(work.draft)))
-        slots += [table[offset // block_size] * block_size + offset % block_size for offset in offsets]
-        sequences += [index] * work.num_rows
-        logit_rows += range(len(token_ids) - work.num_logits, len(token_ids))
+    offsets: list[int] = []  # of every row's K and V among those of its sequence
+    ends: list[int] = []  # where the rows of each work end
+    wanted: list[int] = []  # how many of them, counted from their end, need logits
+    nodes = _NodeRows()
+    for work in works:
+        sequence, start, count = work.sequence, work.sequence.num_computed_tokens, work.num_new_tokens
+        if count == 1:
+            token_ids.append(sequence.token_ids[start])
+            offsets.append(start)
+        else:
+            token_ids += sequence.token_ids[start : start + count]
+            offsets += range(start, start + count)
+        if work.draft:
+            nodes.add(work, len(token_ids))
+            token_ids += work.draft.tokens[work.num_computed_nodes :]
+            offsets += range(start + count + work.num_computed_nodes, start + count + len(work.draft))
+        ends.append(len(token_ids))
+        wanted.append(work.num_logits)
 
     tables = np.zeros((len(works), max(len(work.sequence.block_table) for work in works)), np.int32)
     for index, work in enumerate(works):
         tables[index, : len(work.sequence.block_table)] = work.sequence.block_table
-    path_array = np.zeros((len(paths), max(map(len, paths))), np.int32)
-    for row, path in enumerate(paths):
-        path_array[row, : len(path)] = path
-
-    def tensor(values: Items[int] | np.ndarray, dtype: type[np.integer]) -> Tensor:
-        return torch.from_numpy(np.asarray(values, dtype))
-
+    rows = np.arange(len(works), dtype=np.int32)
+    sequences = rows if len(token_ids) == len(works) else rows.repeat(np.diff(ends, prepend=0))
+    at = np.array(offsets, np.int64)
+    positions = at.copy()
+    prefix_lens = (at + 1).astype(np.int32)
+    paths, path_lens = nodes.place(positions, prefix_lens)
+    logit_rows = None
+    if sum(wanted) < len(token_ids):
+        ranges = [range(end - count, end) for end, count in zip(ends, wanted, strict=True)]
+        logit_rows = torch.tensor([row for each in ranges for row in each], dtype=torch.int64)
     return ForwardBatch(
-        token_ids=tensor(token_ids, np.int64),
-        positions=tensor(positions, np.int64),
-        slots=tensor(slots, np.int64),
-        sequences=tensor(sequences, np.int32),
-        block_tables=tensor(tables, np.int32),
-        prefix_lens=tensor(prefix_lens, np.int32),
-        paths=tensor(path_array, np.int32),
-        path_lens=tensor([len(path) for path in paths], np.int32),
-        logit_rows=None if len(logit_rows) == len(token_ids) else tensor(logit_rows, np.int64),
+        token_ids=torch.from_numpy(np.array(token_ids, np.int64)),
+        positions=torch.from_numpy(positions),
+        slots=torch.from_numpy(tables[sequences, at // block_size].astype(np.int64) * block_size + at % block_size),
+        sequences=torch.from_numpy(sequences),
+        block_tables=torch.from_numpy(tables),
+        prefix_lens=torch.from_numpy(prefix_lens),
+        paths=torch.from_numpy(paths),
+        path_lens=torch.from_numpy(path_lens),
+        logit_rows=logit_rows,
         block_size=block_size,
-        max_keys=max(positions) + 1,
+        max_keys=int(positions.max()) + 1,
     )
+
+
+class _NodeRows:
+    """The rows of draft nodes: what sets them apart from rows of known tokens."""
+
+    def __init__(self) -> None:
+        self._rows: list[int] = []
+        self._prefix_lens: list[int] = []
+        self._paths: list[tuple[int, ...]] = []
+
+    def add(self, work: Work, row: int) -> None:
+        """The nodes of one draft that are still to be run, from `row` on."""
+        end = work.sequence.num_computed_tokens + work.num_new_tokens
+        paths: list[tuple[int, ...]] = []
+        for node, parent in enumerate(work.draft.parents):
+            paths.append((*(paths[parent] if parent >= 0 else ()), end + node))
+        paths = paths[work.num_computed_nodes :]
+        self._rows += range(row, row + len(paths))
+        self._prefix_lens += [end] * len(paths)
+        self._paths += paths
+
+    def place(
+        self, positions: NDArray[np.int64], prefix_lens: NDArray[np.int32]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Correct the positions and prefix lengths of these rows; returns the paths and path lengths of all rows."""
+        lens = [len(path) for path in self._paths]
+        paths = np.zeros((len(positions), max(lens, default=0)), np.int32)
+        path_lens = np.zeros(len(positions), np.int32)
+        for row, path in zip(self._rows, self._paths, strict=True):
+            paths[row, : len(path)] = path
+        prefix_lens[self._rows], path_lens[self._rows] = self._prefix_lens, lens
+        positions[self._rows] = prefix_lens[self._rows] + path_lens[self._rows] - 1
+        return paths, path_lens

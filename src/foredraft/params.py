@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -107,6 +108,12 @@ class SamplingParams:
     @cached_property
     def stop_token_set(self) -> frozenset[int]:
         return frozenset(self.stop_token_ids or ())
+
+    @cached_property
+    def draw_settings(self) -> tuple[float, float, float, float]:
+        """Of resolved params: temperature, top-p, the logarithm of min-p and top-k (0: no limit)."""
+        min_p = math.log(self.min_p) if self.min_p else -math.inf
+        return self.temperature or 0.0, 1.0 if self.top_p is None else self.top_p, min_p, max(0, self.top_k or 0)
 
     @cached_property
     def bias_arrays(self) -> tuple[array[int], array[float]]:

@@ -1,10 +1,16 @@
-"""The nouns of the engine: requests, sequences, drafts, verdicts, outputs. Plain Python, no torch."""
+"""The nouns of the engine: requests, sequences, drafts, verdicts, outputs. Plain Python, no torch.
+
+What is made for every sequence and step is a named tuple: a large batch makes thousands of them between two runs, and a
+frozen dataclass takes three times as long.
+"""
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
+from collections.abc import MutableSequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from foredraft.params import SamplingParams
 
@@ -37,6 +43,13 @@ class Draft:
 
     def children(self, node: int) -> list[int]:
         return [child for child, parent in enumerate(self.parents) if parent == node]
+
+    def child(self, node: int, token: int) -> int:
+        """The child of a node with this token, -1 where there is none."""
+        for child, parent in enumerate(self.parents):
+            if parent == node and self.tokens[child] == token:
+                return child
+        return -1
 
     def path_tokens(self, node: int) -> list[int]:
         """The tokens from the last committed one, which is not among them, down to a node."""
@@ -77,8 +90,7 @@ class TokenLogprob:
     top: dict[int, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The target's answer to one sequence's draft: the accepted path, then one token of its own.
 
     `tokens` has one entry more than `path`, or is empty when the step did not reach the end of the known tokens.
@@ -139,7 +151,7 @@ class Sequence:
     num_computed_tokens: int = 0
     num_lookahead_tokens: int = 0  # KV slots to hold free beyond the known tokens, for a draft
     prompt_key: int = 0  # gives every prompt noise of its own under `rejection` and `block`; 0 under `match`
-    block_table: list[int] = field(default_factory=list)
+    block_table: MutableSequence[int] = field(default_factory=lambda: array("i"))  # which numpy reads without a loop
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     counters: Counters = field(default_factory=Counters)
@@ -173,8 +185,7 @@ class Sequence:
         return self.params.prompt_logprobs is not None and self.num_computed_tokens < self.num_prompt_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """What one sequence runs in a step: its next `num_new_tokens` known tokens, then its draft of at most
     `num_lookahead_tokens` nodes, for which slots are reserved."""
 
@@ -185,28 +196,30 @@ class Work:
     num_computed_nodes: int = 0  # leading nodes that have been run: a draft model grows its tree level by level
 
     def with_draft(self, draft: Draft) -> Work:
-        """What `dataclasses.replace` does, in a third of its time: this is done for every sequence and step."""
+        """What `_replace` does, in a third of its time: this is done for every sequence and step."""
         return Work(self.sequence, self.num_new_tokens, self.num_lookahead_tokens, draft, self.num_computed_nodes)
 
     @property
     def reaches_end(self) -> bool:
         """Whether the last known token is computed in this step, so that new ones can be emitted."""
-        return self.sequence.num_computed_tokens + self.num_new_tokens == self.sequence.num_tokens
+        sequence = self.sequence
+        return sequence.num_computed_tokens + self.num_new_tokens == len(sequence.token_ids)
 
     @property
     def num_rows(self) -> int:
-        return self.num_new_tokens + len(self.draft) - self.num_computed_nodes
+        return self.num_new_tokens + len(self.draft.tokens) - self.num_computed_nodes
 
     @property
     def num_logits(self) -> int:
         """How many of this work's rows, counted from its end, need logits."""
         if self.sequence.wants_prompt_logprobs:
             return self.num_rows
-        return min(1, self.num_new_tokens) + len(self.draft) - self.num_computed_nodes if self.reaches_end else 0
+        if not self.reaches_end:
+            return 0
+        return (1 if self.num_new_tokens else 0) + len(self.draft.tokens) - self.num_computed_nodes
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(NamedTuple):
     """Where a verdict's tokens are cut, and why; `finish_reason` None means that the sequence goes on."""
 
     num_kept: int
@@ -214,8 +227,7 @@ class Stop:
     stop_reason: str | int | None = None  # the stop string or token id that ended the sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(NamedTuple):
     """What a step added to a sequence, after stops have cut it."""
 
     sequence: Sequence
@@ -335,12 +347,11 @@ class RequestOutput:
         return self.outputs[0].error
 
 
-@dataclass(frozen=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """One token of a stream, with the text that can now be shown: it lags while a character or stop string is open."""
 
     request_id: str
-    index: int
+    index: int  # type: ignore[assignment]  # of the sample; it hides tuple.index
     token_id: int | None  # None when a stream ends without a token (abort, error)
     text: str
     origin: str

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import replace
 from typing import ClassVar
 
 from hypothesis import HealthCheck, settings
@@ -160,7 +159,7 @@ class Machine(RuleBasedStateMachine):
 
     def drafted(self, work: Work, chance: random.Random) -> Work:
         size = chance.randint(0, work.num_lookahead_tokens)
-        return replace(work, draft=random_tree(chance, size, VOCAB) if size else NO_DRAFT)
+        return work.with_draft(random_tree(chance, size, VOCAB) if size else NO_DRAFT)
 
     def run_model(self, works: list[Work]) -> None:
         """Every row writes its slot, then reads: the order within one layer of a model."""

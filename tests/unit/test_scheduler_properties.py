@@ -65,7 +65,7 @@ class ForgetsToFree(BlockPool):
 
     def free(self, sequence: Sequence, forget: bool = False) -> None:
         self._chains.pop(sequence.id, None)
-        sequence.block_table.clear()
+        del sequence.block_table[:]
 
 
 class IgnoresContent(BlockPool):

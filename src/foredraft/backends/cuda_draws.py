@@ -6,11 +6,9 @@ logits, for all rows of the run: those without a node are drawn from greedily, a
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -98,17 +96,14 @@ def _drawn(rows: Tensor, settings: Tensor) -> Tensor:
 
 def _fill(host: NDArray[np.int64], nodes: Items[NodeDraw]) -> None:
     """Write the settings of every node."""
-    integers: list[tuple[int, int]] = []
-    floats: list[tuple[float, float, float]] = []
+    keys: list[int] = []
+    settings: list[tuple[float, float, float, float]] = []
     for node in nodes:
-        params = node.sequence.params
-        temperature: Any = params.temperature
-        key = node.key if temperature else 0  # without noise there is nothing to key
-        integers.append((key - (1 << 64) if key >= 1 << 63 else key, max(0, params.top_k or 0)))
-        floats.append((temperature or 0.0, 1.0 if params.top_p is None else params.top_p, _log(params.min_p)))
-    host[:2] = np.array(integers, np.int64).T
-    host[2:] = np.array(floats, np.float64).view(np.int64).T
-
-
-def _log(min_p: float | None) -> float:
-    return math.log(min_p) if min_p else -math.inf
+        of_params = node.sequence.params.draw_settings
+        key = node.key if of_params[0] else 0  # without noise there is nothing to key
+        keys.append(key - (1 << 64) if key >= 1 << 63 else key)
+        settings.append(of_params)
+    floats = np.array(settings, np.float64)  # temperature, top-p, log of min-p, top-k
+    host[0] = keys
+    host[1] = floats[:, 3]
+    host[2:].view(np.float64)[:] = floats[:, :3].T

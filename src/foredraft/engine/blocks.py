@@ -38,6 +38,8 @@ class BlockPool:
     def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
         """Make the sequence's table cover `num_tokens`. All or nothing: False leaves everything as it was."""
         missing = self.blocks_for(num_tokens) - len(sequence.block_table)
+        if missing <= 0:
+            return True
         if missing > len(self._free):
             return False
         for _ in range(missing):
@@ -62,7 +64,7 @@ class BlockPool:
         if forget:
             for name in names:
                 block = self._block_of_name.get(name)
-                if block in sequence.block_table and self._holders[block] == 1:
+                if block is not None and block in sequence.block_table and self._holders[block] == 1:
                     del self._block_of_name[name], self._name_of_block[block]
         while sequence.block_table:  # the tail first, so that the shared head of a prefix is the last to be forgotten
             self._release(sequence.block_table.pop())

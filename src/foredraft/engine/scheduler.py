@@ -51,16 +51,17 @@ class Scheduler:
         that every running sequence is owed.
         """
         works: list[Work] = []
+        running = self.running
         budget = self.max_num_batched_tokens
         chunk = budget if chunk_rows is None or not self.num_decoding else chunk_rows
         preempted = False
-        while len(works) < len(self.running):
-            sequence = self.running[len(works)]
-            rows = budget - (len(self.running) - len(works) - 1)  # the younger ones are owed a row each
+        while (index := len(works)) < len(running):
+            sequence = running[index]
+            rows = budget - (len(running) - index - 1)  # the younger ones are owed a row each
             work = self._reserve(sequence, min(rows, max(1, chunk)))
             if work is None:
                 preempted = True
-                self._preempt(self.running.pop())
+                self._preempt(running.pop())
             else:
                 works.append(work)
                 budget -= work.num_new_tokens
@@ -81,8 +82,9 @@ class Scheduler:
             chunk -= work.num_new_tokens
 
         for index, work in enumerate(works):  # drafts get what tokens have left over: rows and blocks
-            works[index] = self._look_ahead(work, budget)
-            budget -= works[index].num_lookahead_tokens
+            if work.sequence.num_lookahead_tokens and work.reaches_end:
+                works[index] = self._look_ahead(work, budget)
+                budget -= works[index].num_lookahead_tokens
         return works
 
     def update_from_output(self, works: Items[Work], verdicts: Items[Verdict], stops: Items[Stop]) -> list[Commit]:
@@ -106,15 +108,14 @@ class Scheduler:
 
     def _reserve(self, sequence: Sequence, rows: int) -> Work | None:
         """Slots for at most `rows` of the tokens that are still to be computed."""
-        num_new_tokens = min(sequence.num_tokens - sequence.num_computed_tokens, rows)
-        fits = self.pool.reserve(sequence, sequence.num_computed_tokens + num_new_tokens)
+        computed = sequence.num_computed_tokens
+        num_new_tokens = min(len(sequence.token_ids) - computed, rows)
+        fits = self.pool.reserve(sequence, computed + num_new_tokens)
         return Work(sequence, num_new_tokens) if fits else None
 
     def _look_ahead(self, work: Work, rows: int) -> Work:
         """Slots for a draft of at most `rows` nodes, as many as are wanted, useful and free."""
         sequence = work.sequence
-        if not work.reaches_end or not sequence.num_lookahead_tokens:
-            return work
         useful = sequence.max_tokens - sequence.num_output_tokens - 1  # the target adds a token of its own
         free = self.pool.num_free_blocks * self.pool.block_size
         free += len(sequence.block_table) * self.pool.block_size - sequence.num_tokens
@@ -141,7 +142,9 @@ class Scheduler:
         sequence.prompt_logprobs += verdict.prompt_logprobs
         sequence.token_ids += tokens
         sequence.num_computed_tokens += work.num_new_tokens + len(accepted)
-        origins = (*(draft.origin[node] for node in accepted), *[TARGET] * (len(tokens) - len(accepted)))
+        origins = (TARGET,) * (len(tokens) - len(accepted))
+        if accepted:
+            origins = (*[draft.origin[node] for node in accepted], *origins)
         sequence.counters.count(draft, accepted, emitted=bool(verdict.tokens))
 
         failed = verdict.error is not None
@@ -167,4 +170,4 @@ class Scheduler:
 
 def _is_decoding(sequence: Sequence) -> bool:
     """Whether only its last token is still to be computed, so that every step gives it new ones."""
-    return sequence.num_computed_tokens == sequence.num_tokens - 1
+    return sequence.num_computed_tokens == len(sequence.token_ids) - 1

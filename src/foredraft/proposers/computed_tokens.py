@@ -56,7 +56,7 @@ class ComputedTokens:
         committed = shared_prefix(tokens, sequence.token_ids)
         kept = min(committed, shared_prefix(computed.tokens, tokens)) // size
         del computed.names[kept:]
-        computed.tokens, computed.blocks = tokens, sequence.block_table[: -(-len(tokens) // size)]
+        computed.tokens, computed.blocks = tokens, list(sequence.block_table[: -(-len(tokens) // size)])
         for block in sequence.block_table[kept : -(-num_slots // size)]:
             self._writer[block] = sequence.id
             self._valid.pop(block, None)

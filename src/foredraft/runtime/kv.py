@@ -39,6 +39,8 @@ class KVCache:
         """
         moves: list[tuple[int, int]] = []
         for work, verdict, stop in zip(works, verdicts, stops, strict=True):
+            if not verdict.path:
+                continue
             first = work.sequence.num_tokens
             for depth, node in enumerate(verdict.path[: stop.num_kept]):
                 if node != depth:

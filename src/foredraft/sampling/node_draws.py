@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
-from typing import overload
+from typing import NamedTuple, overload
 
 from torch import Tensor
 
@@ -22,8 +21,7 @@ from foredraft.types import Draft, Sequence
 NOT_FINITE = -1  # instead of a token, where the logits have NaN or an infinite maximum
 
 
-@dataclass(frozen=True, slots=True)
-class NodeDraw:
+class NodeDraw(NamedTuple):
     """The draw after one node; node -1 is the last committed token."""
 
     row: int  # of the logits

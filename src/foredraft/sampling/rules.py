@@ -49,7 +49,7 @@ def match(draft: Draft, target: Target, chance: Chance) -> Outcome:
     node = -1
     while True:
         tokens.append(target.token(node, tokens))
-        node = next((child for child in draft.children(node) if draft.tokens[child] == tokens[-1]), -1)
+        node = draft.child(node, tokens[-1])
         if node < 0:
             return path, tokens
         path.append(node)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Items
-from functools import cached_property
 from typing import cast
 
 import torch
@@ -30,42 +29,42 @@ def _draw_lazily(logits: Tensor, nodes: Items[NodeDraw]) -> Items[int]:
 def verify(logits: Tensor, works: Items[Work], sample: Sampler = _draw_lazily) -> list[Verdict]:
     """One verdict per work. `logits` [wanted rows, vocab] holds each work's `num_logits` rows, in order."""
     nodes: list[NodeDraw] = []
-    places: list[tuple[int, int]] = []  # of every work, its first row, and where its draws begin in `nodes`
+    places: list[tuple[int, int]] = []  # of every work, where its rows end, and where its draws begin in `nodes`
     row = 0
     for work in works:
-        places.append((row, len(nodes)))
         row += work.num_logits
-        if work.reaches_end and (work.draft.q is None or work.sequence.params.acceptance == "match"):
-            nodes += _node_draws(work, row - 1 - len(work.draft))  # coins are for drafts that were sampled
+        places.append((row, len(nodes)))
+        draft = work.draft
+        if work.reaches_end and (draft.q is None or work.sequence.params.acceptance == "match"):
+            last = row - 1 - len(draft)  # the row of the last known token; those of the nodes follow it
+            nodes.append(NodeDraw(last, work.sequence, draft, -1, 0))
+            if draft:  # coins are for drafts that were sampled
+                depths = enumerate(draft.depths)
+                nodes += [NodeDraw(last + 1 + node, work.sequence, draft, node, depth) for node, depth in depths]
     assert row == len(logits)
     tokens = sample(logits, nodes)
     return [_judge(logits, work, *place, tokens) for work, place in zip(works, places, strict=True)]
 
 
-def _node_draws(work: Work, row: int) -> list[NodeDraw]:
-    """The draws after the last known token, whose logits are in `row`, and after every draft node."""
-    sequence, draft = work.sequence, work.draft
-    draws = [NodeDraw(row, sequence, draft, -1, 0)]
-    draws += [NodeDraw(row + 1 + node, sequence, draft, node, depth) for node, depth in enumerate(draft.depths)]
-    return draws
-
-
-def _judge(logits: Tensor, work: Work, row: int, first_draw: int, tokens: Items[int]) -> Verdict:
-    """One work's verdict. From `row` on it has those of prompt tokens, then that of the last known token, then those of
-    the draft's nodes."""
+def _judge(logits: Tensor, work: Work, end: int, first_draw: int, tokens: Items[int]) -> Verdict:
+    """One work's verdict. Its rows, which end at `end`, are those of prompt tokens, then that of the last known token,
+    then those of the draft's nodes."""
     sequence, draft, params = work.sequence, work.draft, work.sequence.params
-    prompt_logprobs = _prompt_logprobs(logits, row, work) if sequence.wants_prompt_logprobs else ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    if sequence.wants_prompt_logprobs:
+        prompt_logprobs = _prompt_logprobs(logits, end - work.num_logits, work)
     if not work.reaches_end:
         return Verdict(prompt_logprobs=prompt_logprobs)
-    target = _Target(logits, row + work.num_logits - 1 - len(draft), work, tokens, first_draw)
+    target = _Target(logits, end - 1 - len(draft), work, tokens, first_draw)
     try:
         path, emitted = RULES[params.acceptance](draft, target, KeyedChance(sequence.noise_seed, sequence.num_tokens))
     except _NotFiniteError as error:
         return Verdict(error=f"{error}; this request was ended, others go on.")
-    top = params.logprobs
-    judged = zip((-1, *path), emitted, strict=True)
-    logprobs = [None if top is None else token_logprob(target.row(node), token, top) for node, token in judged]
-    return Verdict(tuple(path), tuple(emitted), tuple(logprobs), prompt_logprobs)
+    logprobs: tuple[TokenLogprob | None, ...] = (None,) * len(emitted)
+    if (top := params.logprobs) is not None:
+        judged = zip((-1, *path), emitted, strict=True)
+        logprobs = tuple(token_logprob(target.row(node), token, top) for node, token in judged)
+    return Verdict(tuple(path), tuple(emitted), logprobs, prompt_logprobs)
 
 
 class _NotFiniteError(Exception):
@@ -75,12 +74,15 @@ class _NotFiniteError(Exception):
 class _Target:
     """The target at the nodes of one sequence's draft. Every node sees the tokens on its own path."""
 
+    __slots__ = ("_first_draw", "_logits", "_row", "_rows_on_host", "_tokens", "_work")
+
     def __init__(self, logits: Tensor, row: int, work: Work, tokens: Items[int], first_draw: int) -> None:
         self._logits = logits
         self._row = row  # of the last known token; those of the nodes follow it
         self._work = work
         self._tokens = tokens
         self._first_draw = first_draw
+        self._rows_on_host: Tensor | None = None
 
     def row(self, node: int) -> Tensor:
         return self._logits[self._row + 1 + node]
@@ -98,10 +100,12 @@ class _Target:
             raise self._not_finite(node)
         return distribution(adjusted, sequence.params)
 
-    @cached_property
+    @property
     def _on_host(self) -> Tensor:
         """All rows, copied once: the rules that need distributions go through them node by node."""
-        return self._logits[self._row : self._row + 1 + len(self._work.draft)].cpu()
+        if self._rows_on_host is None:
+            self._rows_on_host = self._logits[self._row : self._row + 1 + len(self._work.draft)].cpu()
+        return self._rows_on_host
 
     def _not_finite(self, node: int) -> _NotFiniteError:
         if math.isfinite(largest(self.row(node))):
@@ -111,6 +115,8 @@ class _Target:
 
 class KeyedChance:
     """Coins and draws keyed by seed and position, in streams of their own: independent of the draft's noise."""
+
+    __slots__ = ("_first", "_seed")
 
     def __init__(self, seed: int, first_position: int) -> None:
         self._seed = seed
