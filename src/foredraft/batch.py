@@ -134,9 +134,11 @@ class _NodeRows:
         self, positions: NDArray[np.int64], prefix_lens: NDArray[np.int32]
     ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Correct the positions and prefix lengths of these rows; returns the paths and path lengths of all rows."""
-        lens = [len(path) for path in self._paths]
-        paths = np.zeros((len(positions), max(lens, default=0)), np.int32)
         path_lens = np.zeros(len(positions), np.int32)
+        if not self._rows:
+            return np.zeros((len(positions), 0), np.int32), path_lens
+        lens = [len(path) for path in self._paths]
+        paths = np.zeros((len(positions), max(lens)), np.int32)
         for row, path in zip(self._rows, self._paths, strict=True):
             paths[row, : len(path)] = path
         prefix_lens[self._rows], path_lens[self._rows] = self._prefix_lens, lens
