@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from foredraft.backends import cuda_draws, cuda_plan
+from foredraft.errors import InvalidParameter
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import ProposerChoice, Spec
@@ -91,3 +92,9 @@ def test_text_is_the_same_across_key_buckets(tmp_path: Path) -> None:
     plain = llm.generate(prompts, params, spec="off")
     for spec in ("suffix:min_n=1", "lookahead", "early_exit:k=4,width=3"):
         assert [o.token_ids for o in llm.generate(prompts, params, spec=spec)] == [o.token_ids for o in plain], spec
+
+
+def test_a_cache_that_does_not_fit_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    folder = save_model(random_model("llama"), tmp_path)
+    with pytest.raises(InvalidParameter, match=r"has memory for \d+ tokens left; set kv_cache_tokens to fewer"):
+        LLM(str(folder), device="cuda", kv_cache_tokens=10**12)

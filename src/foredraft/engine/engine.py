@@ -167,7 +167,10 @@ class Engine:
         self.speculation.observe(works, commits, run_s=ran - drafted, overhead_s=done - ran)
         events: list[TokenEvent] = []
         for commit, marks in zip(commits, stable, strict=True):
-            events += self._events(commit, marks)
+            sequence = commit.sequence
+            is_followed = self._live[sequence.id].is_followed or sequence.params.logprobs is not None
+            if is_followed or commit.finish_reason is not None:
+                events += self._events(commit, marks)
         return events
 
     def abort(self, request_id: str, error: str | None = None) -> list[TokenEvent]:

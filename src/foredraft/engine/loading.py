@@ -19,7 +19,7 @@ from foredraft.engine.engine import Engine
 from foredraft.engine.exactness import ensure_exact
 from foredraft.engine.scheduler import Scheduler
 from foredraft.engine.speculation import Speculation
-from foredraft.errors import InvalidParameter
+from foredraft.errors import InvalidModel, InvalidParameter
 from foredraft.models.catalog import cache_folder, open_checkpoint, resolve
 from foredraft.models.decoder import load_decoder
 from foredraft.models.tokenizer import Tokenizer
@@ -30,6 +30,7 @@ from foredraft.runtime.kv import TARGET_GROUP, KVCache
 from foredraft.runtime.runner import Runner
 
 Progress = Callable[[str, int, int], None]  # stage ("fetch" bytes, "load" tensors), done, total
+_FEWEST_KV_TOKENS = 1024
 _DEFAULT_KV_TOKENS = 65536  # a pool is no larger than this unless one context needs it or the user asks
 
 
@@ -58,8 +59,12 @@ def load_model(model: str, options: EngineConfig, spec: Spec, progress: Progress
     config, tokenizer = checkpoint.config, checkpoint.tokenizer()
     dtype = checkpoint.precision if options.dtype == "auto" else options.dtype
     backend = choose_backend(options.backend, dtype, device, options.threads)
-    max_model_len, kv_tokens = _capacity(options, config, backend)
-    decoder = load_decoder(checkpoint, dtype, max_model_len, backend, report("load"))
+    wanted_len = _wanted_length(options, config)
+    try:
+        decoder = load_decoder(checkpoint, dtype, wanted_len, backend, report("load"))
+    except torch.OutOfMemoryError as error:
+        raise InvalidModel(_too_large(model, dtype, device)) from error
+    max_model_len, kv_tokens = _capacity(options, config, backend, wanted_len)
     if options.exact:
         exact_report = str(ensure_exact(backend, decoder, dtype, cache_folder().parent / "exact.json"))
     else:
@@ -90,25 +95,46 @@ def load_model(model: str, options: EngineConfig, spec: Spec, progress: Progress
     return LoadedModel(engine, tokenizer, config, backend, dtype, max_model_len, exact_report)
 
 
-def _capacity(options: EngineConfig, config: ModelConfig, backend: Backend) -> tuple[int, int]:
-    """How long a text may become, and how many tokens the KV cache holds: what was asked for, else what memory
-    allows."""
+def _wanted_length(options: EngineConfig, config: ModelConfig) -> int:
+    """How long a text may become, if there is memory for it."""
     trained = config.max_position_embeddings
     if options.max_model_len is not None and options.max_model_len > trained:
         raise InvalidParameter(
             f"max_model_len={options.max_model_len} is beyond the {trained} positions that the model knows."
         )
-    wanted = options.max_model_len or trained
-    if options.kv_cache_tokens is not None:
-        return min(wanted, options.kv_cache_tokens), options.kv_cache_tokens
+    return options.max_model_len or trained
+
+
+def _capacity(options: EngineConfig, config: ModelConfig, backend: Backend, wanted_len: int) -> tuple[int, int]:
+    """How long a text may become, and how many tokens the KV cache holds: what was asked for, else what the memory
+    allows that the weights have left."""
     bytes_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * backend.kv_dtype.itemsize
-    affordable = max(1024, _memory(backend.device) // 4 // bytes_per_token)
-    kv_tokens = min(affordable, max(wanted, _DEFAULT_KV_TOKENS))
-    return min(wanted, kv_tokens), kv_tokens
+    affordable = _memory_for_kv(backend.device) // bytes_per_token
+    if backend.device.type == "cuda" and affordable < (options.kv_cache_tokens or _FEWEST_KV_TOKENS):
+        least = options.kv_cache_tokens or _FEWEST_KV_TOKENS
+        raise InvalidParameter(
+            f"A KV cache of {least} tokens needs {least * bytes_per_token / 2**30:.1f} GiB beside the weights, but "
+            f"{backend.device} has memory for {affordable} tokens left; set kv_cache_tokens to fewer, use a smaller "
+            "dtype, or device='cpu'."
+        )
+    if options.kv_cache_tokens is not None:
+        return min(wanted_len, options.kv_cache_tokens), options.kv_cache_tokens
+    kv_tokens = min(max(_FEWEST_KV_TOKENS, affordable), max(wanted_len, _DEFAULT_KV_TOKENS))
+    return min(wanted_len, kv_tokens), kv_tokens
 
 
-def _memory(device: torch.device) -> int:
-    """Bytes of memory that the device has free (CUDA) or in all (CPU)."""
+def _memory_for_kv(device: torch.device) -> int:
+    """Bytes that a KV cache may take. The rest of a GPU's free memory is for graphs and runs; memory that this process
+    holds without using it counts as free. A CPU touches the pages of its cache only when tokens are written."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return (int(torch.cuda.mem_get_info(device)[0]) + unused) * 3 // 4
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+
+
+def _too_large(model: str, dtype: str, device: torch.device) -> str:
+    total = torch.cuda.mem_get_info(device)[1] / 2**30
+    return (
+        f"{model} with dtype={dtype} does not fit on {device}, which has {total:.1f} GiB of memory; use a smaller "
+        "dtype (int8 or int4), a smaller model, or device='cpu'."
+    )

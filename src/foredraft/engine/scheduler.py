@@ -149,7 +149,8 @@ class Scheduler:
 
         failed = verdict.error is not None
         sequence.finish_reason = "error" if failed else stop.finish_reason
-        self.pool.truncate(sequence, sequence.num_computed_tokens)
+        if work.num_lookahead_tokens:
+            self.pool.truncate(sequence, sequence.num_computed_tokens)
         if not failed:
             self.pool.register(sequence)
         if sequence.finish_reason is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Items
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -55,6 +55,8 @@ def _judge(logits: Tensor, work: Work, end: int, first_draw: int, tokens: Items[
         prompt_logprobs = _prompt_logprobs(logits, end - work.num_logits, work)
     if not work.reaches_end:
         return Verdict(prompt_logprobs=prompt_logprobs)
+    if draft.q is not None:  # the rules that look at distributions go through them node by node: copied once
+        logits, end = logits[end - 1 - len(draft) : end].cpu(), 1 + len(draft)
     target = _Target(logits, end - 1 - len(draft), work, tokens, first_draw)
     try:
         path, emitted = RULES[params.acceptance](draft, target, KeyedChance(sequence.noise_seed, sequence.num_tokens))
@@ -71,41 +73,30 @@ class _NotFiniteError(Exception):
     """A row that a rule needs has NaN or infinite logits; the message says since when."""
 
 
-class _Target:
+class _Target(NamedTuple):
     """The target at the nodes of one sequence's draft. Every node sees the tokens on its own path."""
 
-    __slots__ = ("_first_draw", "_logits", "_row", "_rows_on_host", "_tokens", "_work")
-
-    def __init__(self, logits: Tensor, row: int, work: Work, tokens: Items[int], first_draw: int) -> None:
-        self._logits = logits
-        self._row = row  # of the last known token; those of the nodes follow it
-        self._work = work
-        self._tokens = tokens
-        self._first_draw = first_draw
-        self._rows_on_host: Tensor | None = None
+    logits: Tensor
+    last_row: int  # of the last known token; those of the nodes follow it
+    work: Work
+    tokens: Items[int]
+    first_draw: int  # of this sequence, among the tokens
 
     def row(self, node: int) -> Tensor:
-        return self._logits[self._row + 1 + node]
+        return self.logits[self.last_row + 1 + node]
 
     def token(self, node: int, path: list[int]) -> int:
-        token = self._tokens[self._first_draw + 1 + node]
+        token = self.tokens[self.first_draw + 1 + node]
         if token == NOT_FINITE:
             raise self._not_finite(node)
         return token
 
     def distribution(self, node: int, path: list[int]) -> Tensor:
-        sequence, draft = self._work.sequence, self._work.draft
-        adjusted = NodeDraw(1 + node, sequence, draft, node, len(path)).adjusted(self._on_host)
+        sequence, draft = self.work.sequence, self.work.draft
+        adjusted = NodeDraw(self.last_row + 1 + node, sequence, draft, node, len(path)).adjusted(self.logits)
         if not math.isfinite(largest(adjusted)):
             raise self._not_finite(node)
         return distribution(adjusted, sequence.params)
-
-    @property
-    def _on_host(self) -> Tensor:
-        """All rows, copied once: the rules that need distributions go through them node by node."""
-        if self._rows_on_host is None:
-            self._rows_on_host = self._logits[self._row : self._row + 1 + len(self._work.draft)].cpu()
-        return self._rows_on_host
 
     def _not_finite(self, node: int) -> _NotFiniteError:
         if math.isfinite(largest(self.row(node))):
@@ -113,21 +104,18 @@ class _Target:
         return _NotFiniteError("The model gave logits that are not finite numbers")
 
 
-class KeyedChance:
+class KeyedChance(NamedTuple):
     """Coins and draws keyed by seed and position, in streams of their own: independent of the draft's noise."""
 
-    __slots__ = ("_first", "_seed")
-
-    def __init__(self, seed: int, first_position: int) -> None:
-        self._seed = seed
-        self._first = first_position
+    seed: int
+    first_position: int
 
     def accepts(self, probability: float, position: int, trial: int) -> bool:
-        key = stream_key(self._seed, self._first + position, COIN_STREAM)
+        key = stream_key(self.seed, self.first_position + position, COIN_STREAM)
         return float(uniform(key, torch.tensor([trial]))) < probability
 
     def draw(self, probabilities: Tensor, position: int) -> int:
-        key = stream_key(self._seed, self._first + position, RESIDUAL_STREAM)
+        key = stream_key(self.seed, self.first_position + position, RESIDUAL_STREAM)
         candidates = probabilities.nonzero().flatten()
         scores = probabilities[candidates].log() + gumbel(uniform(key, candidates))
         return int(candidates[scores.argmax()])
