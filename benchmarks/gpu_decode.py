@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from statistics import median
 from typing import Any
+from unittest import mock
 
 import torch
 
 from foredraft import LLM, SamplingParams
+from foredraft.engine import engine as engine_module
 from foredraft.proposers.registry import Spec
 
 
@@ -26,17 +30,18 @@ def tokens_per_second(llm: LLM, batch: int, tokens: int, temperature: float) -> 
 
 
 def step_parts(llm: LLM, batch: int, steps: int = 60) -> dict[str, float]:
-    """Median milliseconds of a step, of the device's replayed run in it, and of the rest."""
+    """Median milliseconds of a step and of its parts. `run` is the device's time between the beginning and the end of
+    the replayed graph; the host waits for it, and for the draws behind it, in `sample`."""
     engine, params = llm.engine, SamplingParams(max_tokens=4096, temperature=0, ignore_eos=True)
     for index in range(batch):
-        engine.add(f"parts-{index}", [1 + index % 200, 2, 3], params, Spec())
+        engine.add(f"parts-{index}", [1 + index % 200, 2, 3], params, Spec(), is_followed=False)
     for _ in range(10):
         engine.step()
     events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
     backend: Any = engine.runner.backend
     replay = backend.replay
 
-    def timed(*arguments: Any) -> Any:
+    def timed_on_device(*arguments: Any) -> Any:
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         result = replay(*arguments)
@@ -44,17 +49,49 @@ def step_parts(llm: LLM, batch: int, steps: int = 60) -> dict[str, float]:
         events.append((start, stop))
         return result
 
-    walls: list[float] = []
-    backend.replay = timed
     for _ in range(steps):
-        started = time.perf_counter()
-        engine.step()
-        walls.append(time.perf_counter() - started)
-    backend.replay = replay
+        with mock.patch.object(backend, "replay", timed_on_device):
+            engine.step()
     torch.cuda.synchronize()
+    clock = Clock()
+    with ExitStack() as wrapped:
+        for owner, name in (
+            (engine.scheduler, "schedule"),
+            (engine.speculation, "propose"),
+            (engine_module, "pack"),
+            (backend, "prepare"),
+            (backend, "replay"),
+            (backend, "sample"),
+            (engine, "_cut"),
+            (engine.scheduler, "update_from_output"),
+            (engine, "step"),
+        ):
+            wrapped.enter_context(clock.timing(owner, name))
+        for _ in range(steps):
+            engine.step()
     engine.abort_all()
-    wall, device = median(walls) * 1e3, median(start.elapsed_time(stop) for start, stop in events)
-    return {"step_ms": wall, "run_ms": device, "rest_ms": wall - device}
+    parts = {name.strip("_"): median(times) * 1e3 for name, times in clock.times.items()}
+    return {"run": median(start.elapsed_time(stop) for start, stop in events), **parts}
+
+
+class Clock:
+    """Seconds of every call of some methods, by their names."""
+
+    def __init__(self) -> None:
+        self.times: dict[str, list[float]] = {}
+
+    @contextmanager
+    def timing(self, owner: Any, name: str) -> Iterator[None]:
+        inner, times = getattr(owner, name), self.times.setdefault(name, [])
+
+        def timed(*arguments: Any, **options: Any) -> Any:
+            started = time.perf_counter()
+            result = inner(*arguments, **options)
+            times.append(time.perf_counter() - started)
+            return result
+
+        with mock.patch.object(owner, name, timed):
+            yield
 
 
 def main() -> None:
@@ -80,8 +117,8 @@ def main() -> None:
         tokens_per_second(llm, batch, 40, options.temperature)
         first = time.perf_counter() - started
         speed = tokens_per_second(llm, batch, options.tokens, options.temperature)
-        parts = {name: round(value, 3) for name, value in step_parts(llm, batch).items()}
-        print(f"batch {batch}: {speed:.0f} tok/s, {parts}, first use {first:.1f} s", flush=True)
+        print(f"batch {batch}: {speed:.0f} tok/s, first use {first:.1f} s; milliseconds of a step:", end=" ")
+        print(", ".join(f"{name} {value:.3f}" for name, value in step_parts(llm, batch).items()), flush=True)
     if options.profile:
         import cProfile
         import pstats
