@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from array import array
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ MAX_STOPS = 64
 MAX_STOP_LENGTH = 256  # characters of one stop string
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 1024  # entries
+MAX_GRAMMAR_LENGTH = 65_536  # characters of a grammar, written as JSON
+_GRAMMAR_FORMS = 'a JSON schema, {"regex": "…"}, {"choice": ["…", …]} or {"lark": "…"}'
 MIN_TEMPERATURE = 1e-6  # below that, and above 0, float32 divides by zero
 
 # What an unset sampling field means once a temperature is set.
@@ -57,6 +60,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     n: int = 1
     acceptance: str = "match"
+    grammar: Mapping[str, Any] | None = None  # a JSON schema, {"regex": …}, {"choice": […]} or {"lark": …}
     cache_salt: str = ""  # prefix cache and remembered answers are shared only among requests of equal salts
 
     def __post_init__(self) -> None:
@@ -88,6 +92,7 @@ class SamplingParams:
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
+        object.__setattr__(self, "grammar", _grammar(self.grammar))
 
     @property
     def adjusts_logits(self) -> bool:
@@ -218,3 +223,48 @@ def _logit_bias(bias: Any) -> dict[int, float]:
             )
         checked[token_id] = float(value)
     return checked
+
+
+def _grammar(grammar: Any) -> dict[str, Any] | None:
+    """A copy of a grammar that holds nothing but JSON. What it says is checked when it is compiled."""
+    if grammar is None:
+        return None
+    if not isinstance(grammar, Mapping):
+        raise InvalidParameter(f"grammar={_shortened(grammar)} must be {_GRAMMAR_FORMS}.")
+    try:
+        text = json.dumps(dict(grammar), allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        raise InvalidParameter(
+            "grammar must hold nothing but JSON: texts as keys; texts, finite numbers, lists and objects as values, "
+            "and not too deeply nested."
+        ) from None
+    if len(text) > MAX_GRAMMAR_LENGTH:
+        raise InvalidParameter(f"grammar has {len(text)} characters of JSON; at most {MAX_GRAMMAR_LENGTH} are allowed.")
+    copied: dict[str, Any] = json.loads(text)
+    kind = next((name for name in ("regex", "choice", "lark") if name in copied), None)
+    if kind is None:
+        _check_references(copied)
+        return copied
+    value = copied[kind]
+    values = value if kind == "choice" and isinstance(value, list) and value else [value]
+    if len(copied) > 1 or not all(isinstance(each, str) and each for each in values):
+        raise InvalidParameter(f"grammar={_shortened(copied)} must be {_GRAMMAR_FORMS}.")
+    return copied
+
+
+def _check_references(schema: dict[str, Any]) -> None:
+    """A schema refers to its own parts only: no request reads a file or a URL."""
+    parts: list[Any] = [schema]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict):
+            for name in ("$ref", "$dynamicRef", "$recursiveRef"):
+                reference = part.get(name)
+                if isinstance(reference, str) and not reference.startswith("#"):
+                    raise InvalidParameter(
+                        f"grammar refers to {_shortened(reference)}; a schema may refer to its own parts only, as in "
+                        "'#/$defs/name'."
+                    )
+            parts += part.values()
+        elif isinstance(part, list):
+            parts += part
