@@ -9,9 +9,11 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import MutableSequence
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from foredraft.constraint import Constraint
 from foredraft.params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -151,6 +153,7 @@ class Sequence:
     num_computed_tokens: int = 0
     num_lookahead_tokens: int = 0  # KV slots to hold free beyond the known tokens, for a draft
     prompt_key: int = 0  # gives every prompt noise of its own under `rejection` and `block`; 0 under `match`
+    constraint: Constraint | None = None  # what its grammar allows
     block_table: MutableSequence[int] = field(default_factory=lambda: array("i"))  # which numpy reads without a loop
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -172,6 +175,16 @@ class Sequence:
     def noise_seed(self) -> int:
         """What keys all noise of this sequence, together with the position."""
         return self.seed ^ self.prompt_key
+
+    @property
+    def adjusts_logits(self) -> bool:
+        """Whether penalties, a bias or a grammar change logits before tokens are drawn."""
+        return self.constraint is not None or self.params.adjusts_logits
+
+    def constrained_path(self, path: Items[int]) -> list[int]:
+        """A path behind this sequence as its constraint counts it: a draft model extends sequences by draft tokens."""
+        assert self.constraint is not None
+        return [*self.token_ids[self.num_prompt_tokens + self.constraint.num_accepted :], *path]
 
     @property
     def may_be_remembered(self) -> bool:

@@ -19,7 +19,7 @@ ROOT = "foredraft"
 
 # Bottom up. A name is a folder, or a module beside the folders: whole folders stand above or below each other.
 TIERS = (
-    ("errors", "params", "config", "types", "batch", "prefix"),
+    ("errors", "params", "constraint", "config", "types", "batch", "prefix"),
     ("sampling",),
     ("backends", "kernels"),
     ("models",),
@@ -30,7 +30,17 @@ TIERS = (
     ("bench",),
     ("cli", "__init__", "__main__"),
 )
-TORCH_FREE = ("errors", "params", "config", "types", "prefix", "engine.blocks", "engine.scheduler", "control")
+TORCH_FREE = (
+    "errors",
+    "params",
+    "constraint",
+    "config",
+    "types",
+    "prefix",
+    "engine.blocks",
+    "engine.scheduler",
+    "control",
+)
 BRINGS_TORCH = ("torch", "transformers", "accelerate", "safetensors.torch")
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from foredraft.sampling.draw import Draw
 from foredraft.sampling.noise import stream_key
-from foredraft.sampling.pipeline import adjust, floor, largest
+from foredraft.sampling.pipeline import adjust_after, floor, largest
 from foredraft.types import Draft, Sequence
 
 NOT_FINITE = -1  # instead of a token, where the logits have NaN or an infinite maximum
@@ -36,13 +36,11 @@ class NodeDraw(NamedTuple):
         return stream_key(self.sequence.noise_seed, self.sequence.num_tokens + self.depth)
 
     def adjusted(self, logits: Tensor) -> Tensor:
-        """The node's row [vocab] after penalties and bias, which see the tokens on the node's own path."""
+        """The node's row [vocab] after penalties, bias and grammar, which see the tokens on the node's own path."""
         row = logits[self.row]
-        sequence = self.sequence
-        if not sequence.params.adjusts_logits:
+        if not self.sequence.adjusts_logits:
             return row
-        prompt = sequence.token_ids[: sequence.num_prompt_tokens]
-        return adjust(row, sequence.params, prompt, [*sequence.output_token_ids, *self.draft.path_tokens(self.node)])
+        return adjust_after(row, self.sequence, self.draft.path_tokens(self.node))
 
 
 Sampler = Callable[[Tensor, Items[NodeDraw]], Items[int]]  # logits [rows, vocab] -> the token of every node

@@ -1,4 +1,4 @@
-"""From logits to the distribution that a request asked for: penalties and bias first, then floors on the logits.
+"""From logits to the distribution that a request asked for: penalties and bias, the grammar, then floors on the logits.
 
 Top-k, top-p and min-p each keep the tokens whose logit reaches some floor, so together they are one number: the highest
 floor. Ties at the floor stay in, which makes the kept set a function of the logits alone, on every device.
@@ -16,9 +16,23 @@ import torch
 from torch import Tensor
 
 from foredraft.params import SamplingParams
+from foredraft.types import Sequence
 
 _LOOKS = (64, 1024, 8192)  # so many of the best tokens may hold top-p of the mass; they are found sooner than all
+_LOWEST = torch.finfo(torch.float32).min  # a token whose logit is below that, -inf, cannot be drawn
 _TIES = 32  # so many tokens beyond the k-th are looked at, in case they equal it
+
+
+def adjust_after(logits: Tensor, sequence: Sequence, path: Items[int]) -> Tensor:
+    """Logits [vocab] of a model after a path behind the sequence: penalties and bias, then -inf for every token that
+    the grammar does not allow there. A smaller model may lack all that are allowed."""
+    if sequence.params.adjusts_logits:
+        prompt = sequence.token_ids[: sequence.num_prompt_tokens]
+        logits = adjust(logits, sequence.params, prompt, [*sequence.output_token_ids, *path])
+    if sequence.constraint is None:
+        return logits
+    allowed = sequence.constraint.mask(sequence.constrained_path(path))[: len(logits)]
+    return logits.masked_fill(~allowed.to(logits.device), -math.inf)
 
 
 def adjust(logits: Tensor, params: SamplingParams, prompt: Items[int], output: Items[int]) -> Tensor:
@@ -57,7 +71,7 @@ def floor(logits: Tensor, params: SamplingParams) -> float:
     temperature = cast(float, params.temperature)
     if temperature == 0:
         return largest(logits)
-    floors = [-math.inf]
+    floors = [_LOWEST]
     top_k, top_p, min_p = cast(int, params.top_k), cast(float, params.top_p), cast(float, params.min_p)
     kept = logits
     if 0 < top_k < len(logits):
