@@ -42,7 +42,7 @@ class Draws:
         """The token of every node. `replayed_rows` is the number of rows of a captured run, whose next replay leaves
         its logits in the same place; 0: there is none."""
         in_order = [node.row for node in nodes] == list(range(len(logits)))
-        adjusted = [index for index, node in enumerate(nodes) if node.sequence.params.adjusts_logits]
+        adjusted = [index for index, node in enumerate(nodes) if node.sequence.adjusts_logits]
         held = logits.untyped_storage().nbytes() // (logits.shape[1] * logits.element_size())
         if in_order and not adjusted and 0 < replayed_rows <= held:
             whole = logits.as_strided((replayed_rows, logits.shape[1]), logits.stride())
