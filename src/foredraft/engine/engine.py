@@ -24,6 +24,7 @@ from foredraft.params import SamplingParams
 from foredraft.proposers.registry import Spec
 from foredraft.runtime.kv import KVCache
 from foredraft.runtime.runner import Runner
+from foredraft.sampling.grammar import Grammars
 from foredraft.sampling.noise import derived_seed, prompt_key
 from foredraft.sampling.verify import verify
 from foredraft.types import (
@@ -68,6 +69,7 @@ class Engine:
         generation_defaults: Mapping[str, float],
         speculation: Speculation,
         chunk_limit: ChunkLimit,
+        grammars: Grammars,
     ) -> None:
         self.config = config
         self.max_model_len = max_model_len
@@ -79,6 +81,7 @@ class Engine:
         self.generation_defaults = generation_defaults
         self.speculation = speculation
         self.chunk_limit = chunk_limit
+        self.grammars = grammars
         self._step_times_s: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._num_steps = 0
         self._live: dict[int, _Live] = {}
@@ -118,6 +121,7 @@ class Engine:
             raise InvalidParameter(f"The request id {request_id!r} is in use; choose another.")
         params = params.resolved(self.generation_defaults)
         max_tokens = self._admit(prompt, params)
+        grammar = None if params.grammar is None else self.grammars.compile(params.grammar)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         num_lookahead_tokens = self.speculation.prepare(spec)
         key = prompt_key(prompt, params.acceptance)
@@ -135,6 +139,7 @@ class Engine:
                 max_tokens=max_tokens,
                 num_lookahead_tokens=num_lookahead_tokens,
                 prompt_key=key,
+                constraint=None if grammar is None else grammar.constraint(params.ignore_eos),
             )
             sequence.counters.arrival_time = now
             self._next_id += 1

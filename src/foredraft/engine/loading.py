@@ -28,6 +28,7 @@ from foredraft.proposers.draft_models import DraftModels
 from foredraft.proposers.registry import Spec, build_proposer
 from foredraft.runtime.kv import TARGET_GROUP, KVCache
 from foredraft.runtime.runner import Runner
+from foredraft.sampling.grammar import Grammars
 
 Progress = Callable[[str, int, int], None]  # stage ("fetch" bytes, "load" tensors), done, total
 _FEWEST_KV_TOKENS = 1024
@@ -75,6 +76,7 @@ def load_model(model: str, options: EngineConfig, spec: Spec, progress: Progress
     runner = Runner(decoder, backend, kv.add_group(TARGET_GROUP, config, backend))
     runner.warm(options.block_size, max_model_len)
     target = TargetModel(checkpoint, tokenizer, runner, kv, max_model_len, options.threads, DraftModels(kv))
+    eos_token_ids = frozenset((*config.eos_token_ids, *tokenizer.eos_token_ids))
     engine = Engine(
         config=config,
         max_model_len=max_model_len,
@@ -82,7 +84,7 @@ def load_model(model: str, options: EngineConfig, spec: Spec, progress: Progress
         scheduler=Scheduler(pool, options.max_num_seqs, options.rows_per_step),
         kv=kv,
         tokenizer=tokenizer,
-        eos_token_ids=frozenset((*config.eos_token_ids, *tokenizer.eos_token_ids)),
+        eos_token_ids=eos_token_ids,
         generation_defaults=checkpoint.generation,
         speculation=Speculation(
             make_proposer=partial(build_proposer, target=target),
@@ -90,6 +92,7 @@ def load_model(model: str, options: EngineConfig, spec: Spec, progress: Progress
             vocab_size=config.vocab_size,
         ),
         chunk_limit=ChunkLimit(options.max_chunk_s),
+        grammars=Grammars(tokenizer.to_json, config.vocab_size, eos_token_ids),
     )
     engine.speculation.calibrate(from_cache_only=not spec.adaptive)
     return LoadedModel(engine, tokenizer, config, backend, dtype, max_model_len, exact_report)

@@ -141,6 +141,8 @@ class Scheduler:
         accepted = verdict.path[: stop.num_kept]  # the nodes whose tokens are kept
         sequence.prompt_logprobs += verdict.prompt_logprobs
         sequence.token_ids += tokens
+        if sequence.constraint is not None:
+            sequence.constraint.accept(tokens)
         sequence.num_computed_tokens += work.num_new_tokens + len(accepted)
         origins = (TARGET,) * (len(tokens) - len(accepted))
         if accepted:

@@ -128,6 +128,10 @@ class Tokenizer:
         """All tokens with their ids, special ones too."""
         return self._backend.get_vocab(with_added_tokens=True)
 
+    def to_json(self) -> str:
+        """The tokenizer as the `tokenizers` library saves it."""
+        return self._backend.to_str()
+
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special_ids
 
