@@ -146,6 +146,8 @@ class AsyncEngine:
         add = partial(self._add, channel, spec, built)
         try:
             channel.prompt_token_ids = await asyncio.to_thread(self._encode, prompt)
+            if channel.params.grammar is not None:  # the engine thread then finds it compiled
+                await asyncio.to_thread(self._engine.grammars.compile, channel.params.grammar)
             while missing := await self._call(add):
                 for choice in missing:
                     proposer = await channel.loop.run_in_executor(self._builder, self._build, channel, choice)
