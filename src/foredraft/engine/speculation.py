@@ -16,7 +16,7 @@ from foredraft.control.costs import Calibration, Costs
 from foredraft.engine.assignments import Assignments
 from foredraft.engine.calibration import Calibrator
 from foredraft.proposers.base import Proposer
-from foredraft.proposers.merge import merge
+from foredraft.proposers.merge import merge, pruned
 from foredraft.proposers.registry import ProposerChoice, Spec
 from foredraft.types import NO_DRAFT, Commit, Draft, Sequence, Work
 
@@ -97,7 +97,7 @@ class Speculation:
                 continue
             drafts = self._query(name, proposer, [works[index] for index in queried], budgets, step)
             for index, draft in zip(queried, drafts, strict=True):
-                if draft:
+                if draft := pruned(draft, works[index].sequence):
                     proposed[index][name] = draft
                 elif self.assignments.has_failed(name, works[index].sequence):
                     step.reasons[index].append(FAILED)

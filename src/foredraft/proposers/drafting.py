@@ -6,6 +6,7 @@ Under the other rules it samples with noise of its own and states the distributi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from foredraft.errors import InvalidSpec
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.draft_runner import DraftRunner
 from foredraft.sampling.noise import DRAFT_STREAM, gumbel, stream_key, uniform
-from foredraft.sampling.pipeline import adjust, distribution, floor
+from foredraft.sampling.pipeline import adjust_after, distribution, floor
 from foredraft.types import NO_DRAFT, Commit, Draft, Sequence, Work
 
 _UP_TO_DATE = 16  # with so few tokens to run, about a tile, a sequence drafts at once
@@ -177,6 +178,8 @@ class ModelDrafter:
             logits = [rows[node - first] for node in reached.values()]
             self._add_best(tree, list(reached), logits, min(self.width, tree.budget - size))
             tree.depth += 1
+            if len(tree.tokens) == size:
+                tree.budget = size  # there is no token to go on with
             added = {node: _child(ran, reached[tree.parents[node]], token) for node, token in tree.since(size)}
             reached = {node: helped for node, helped in added.items() if helped is not None}
             while reached.get(tree.num_run) == tree.num_run:  # the helper's node lies at the slot of this node
@@ -189,12 +192,9 @@ class ModelDrafter:
         found: list[tuple[float, int, int]] = []  # probability, node, token
         for node, row in zip(nodes, rows, strict=True):
             path = tree.path(node)
-            logits = adjust(
-                row,
-                sequence.params,
-                sequence.token_ids[: sequence.num_prompt_tokens],
-                [*sequence.output_token_ids, *path],
-            )
+            logits = adjust_after(row, sequence, path)
+            if bool((logits == -math.inf).all()):
+                continue  # the grammar allows nothing that this model has
             if tree.is_sampled:
                 # The first draft tokens are siblings; each continues as a chain. All are kept: dropping a sampled token
                 # after looking at it would bias the output.
@@ -266,6 +266,7 @@ def _coupled(logits: Tensor, sequence: Sequence, position: int, count: int) -> l
     """The tokens that the target will most probably draw at a position if its logits are like these, with their
     probabilities, best first. The target's noise is known, so only the difference of the logits is uncertain."""
     values, tokens = logits.topk(min(_CONTENDERS, len(logits)))
+    values, tokens = values[values > -math.inf], tokens[values > -math.inf]
     temperature = sequence.params.temperature or 0.0
     if temperature > 0:
         allowed = values >= floor(logits, sequence.params)

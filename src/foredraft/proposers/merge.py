@@ -1,11 +1,12 @@
-"""Several drafts as one: a trie in which every node keeps the name of the proposer that drafted it first."""
+"""Several drafts as one: a trie in which every node keeps the name of the proposer that drafted it first. And drafts
+without the nodes that a grammar does not allow."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence as Items
 
-from foredraft.types import Draft
+from foredraft.types import NO_DRAFT, Draft, Sequence
 
 
 def merge(drafts: Items[Draft], budget: int) -> Draft:
@@ -45,3 +46,20 @@ def merge(drafts: Items[Draft], budget: int) -> Draft:
             scores[node] = min(scores[node], scores[parent])
     kept = sorted(heapq.nsmallest(budget, range(len(tokens)), key=lambda node: (-scores[node], node)))
     return Draft(tuple(tokens), tuple(parents), tuple(scores), tuple(origins)).only(kept)
+
+
+def pruned(draft: Draft, sequence: Sequence) -> Draft:
+    """The draft without the nodes that the sequence's grammar does not allow after their paths. A sampled draft stays
+    whole: it was drawn from allowed tokens, and dropping some after looking at them would bias the output."""
+    if sequence.constraint is None or not draft or draft.q is not None:
+        return draft
+    allowed: set[int] = set()
+    for leaf in set(range(len(draft))) - set(draft.parents):
+        nodes = [leaf]
+        while draft.parents[nodes[-1]] >= 0:
+            nodes.append(draft.parents[nodes[-1]])
+        path = sequence.constrained_path(draft.path_tokens(leaf))
+        allowed.update(nodes[::-1][: sequence.constraint.num_valid(path)])
+    if len(allowed) == len(draft):
+        return draft
+    return draft.only(sorted(allowed)) if allowed else NO_DRAFT
