@@ -20,9 +20,11 @@ _BUILT_IN = {
     "early_exit": "foredraft.proposers.early_exit:EarlyExit",
     "lookahead": "foredraft.proposers.lookahead:Lookahead",
     "staged": "foredraft.proposers.staged:Staged",
+    "grammar": "foredraft.proposers.grammar:Grammar",
 }
 
-AUTO = ("suffix",)  # what `auto` chooses among: every model has it, a query costs next to nothing, and it copies too
+# What `auto` chooses among: every model has them, and a query costs next to nothing. `suffix` copies too.
+AUTO = ("suffix", "grammar")
 
 _GRAMMAR = "off, auto, NAME, NAME:option=value,…, NAME+NAME, or auto(NAME+NAME)"
 MAX_SPEC_LENGTH = 4096  # characters: a spec may hold a path
