@@ -246,8 +246,9 @@ def _grammar(grammar: Any) -> dict[str, Any] | None:
         _check_references(copied)
         return copied
     value = copied[kind]
-    values = value if kind == "choice" and isinstance(value, list) and value else [value]
-    if len(copied) > 1 or not all(isinstance(each, str) and each for each in values):
+    texts = value if kind == "choice" else [value]
+    are_texts = isinstance(texts, list) and bool(texts) and all(isinstance(each, str) and each for each in texts)
+    if len(copied) > 1 or not are_texts:
         raise InvalidParameter(f"grammar={_shortened(copied)} must be {_GRAMMAR_FORMS}.")
     return copied
 

@@ -59,7 +59,8 @@ def pruned(draft: Draft, sequence: Sequence) -> Draft:
         while draft.parents[nodes[-1]] >= 0:
             nodes.append(draft.parents[nodes[-1]])
         path = sequence.constrained_path(draft.path_tokens(leaf))
-        allowed.update(nodes[::-1][: sequence.constraint.num_valid(path)])
+        num_allowed = sequence.constraint.num_valid(path) - (len(path) - len(nodes))
+        allowed.update(nodes[::-1][: max(0, num_allowed)])
     if len(allowed) == len(draft):
         return draft
     return draft.only(sorted(allowed)) if allowed else NO_DRAFT

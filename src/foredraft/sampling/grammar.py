@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import llguidance
 
 _MOST_CACHED = 32  # compiled grammars
+_MOST_FORCED = 2048  # tokens, one after the other
 _MOST_SHOWN = 200  # characters of what the parser says is wrong
 
 # A compilation takes at most about a second, and a step of the parser some milliseconds. A full automaton takes 15 MB.
@@ -102,9 +103,15 @@ class CompiledGrammar:
         self.eos_token_ids = eos_token_ids
         self._start = self._built()
         first = self._start.deep_copy()
-        first.compute_bitmask()  # finds grammars that can never end, and those that nothing fits
+        first.compute_bitmask()  # finds grammars that nothing fits
+        num_forced = len(first.compute_ff_tokens())  # and those that begin and never end
         if first.is_error():
             raise InvalidParameter(_complaint(first))
+        if num_forced > _MOST_FORCED:
+            raise InvalidParameter(
+                f"grammar cannot be used: it forces more than {_MOST_FORCED} tokens at its beginning, so it may have "
+                "no end; give a recursive rule an alternative."
+            )
 
     def constraint(self, ignore_eos: bool = False) -> GrammarConstraint:
         return GrammarConstraint(self, ignore_eos)
@@ -156,7 +163,7 @@ class GrammarConstraint:
 
     def accept(self, tokens: Items[int]) -> None:
         """Tokens were committed. The sequence ends with an end-of-text token, so that one is not followed."""
-        reached = self._follow(tokens)
+        reached = self._follow(tokens, is_drawn=True)
         if reached < len(self._before_end(tokens)):
             self.error = self.error or "The grammar does not allow a token that was drawn."
         self.num_accepted += reached
@@ -179,12 +186,13 @@ class GrammarConstraint:
 
     def is_complete(self, path: Items[int]) -> bool:
         """Whether a path ends the grammar: nothing more may be written."""
-        return self._follow(path) == len(path) and self._now(lambda matcher: matcher.is_stopped(), False)
+        reached = self._follow(path, is_drawn=True)
+        return reached == len(path) and self._now(lambda matcher: matcher.is_stopped(), False)
 
     def _computed_mask(self, path: Items[int]) -> Tensor:
         vocab = self._grammar.vocab_size
         ends = sorted(self._grammar.eos_token_ids)
-        if self._follow(path) == len(path):
+        if self._follow(path, is_drawn=True) == len(path):
             bits = self._now(lambda matcher: matcher.compute_bitmask(), b"")
             if self.error is not None:
                 return torch.zeros(vocab, dtype=torch.bool)
@@ -203,10 +211,17 @@ class GrammarConstraint:
         end = next((place for place, token in enumerate(path) if token in self._grammar.eos_token_ids), len(path))
         return path[:end]
 
-    def _follow(self, path: Items[int]) -> int:
-        """Move the parser along a path as far as the grammar allows; returns how many of its tokens that are."""
+    def _follow(self, path: Items[int], is_drawn: bool = False) -> int:
+        """Move the parser along a path as far as the grammar allows; returns how many of its tokens that are.
+
+        A parser whose automaton is full refuses tokens without a word, and gives the error with its next mask. So a
+        path that was drawn under masks, which must be allowed, is tried again after one.
+        """
         before_end = self._before_end(path)
         reached: int = self._now(lambda matcher: self._move(matcher, before_end), 0)
+        if is_drawn and reached < len(before_end) and not self._is_fresh:
+            self._now(lambda matcher: matcher.compute_bitmask(), b"")
+            reached = self._now(lambda matcher: self._move(matcher, before_end), 0)
         return reached
 
     def _move(self, matcher: llguidance.LLMatcher, path: Items[int]) -> int:
