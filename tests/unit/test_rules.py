@@ -98,7 +98,9 @@ def chains(context: tuple[int, ...], length: int) -> Iterator[tuple[Draft, float
         weight = (
             float(torch.stack([row[token] for row, token in zip(rows, tokens, strict=True)]).prod()) if rows else 1.0
         )
-        yield Draft(tokens, tuple(range(-1, length - 1)), (0.5,) * length, ("t",) * length, torch.stack(rows)), weight
+        if weight > 0:  # a drafter under a grammar cannot sample all
+            draft = Draft(tokens, tuple(range(-1, length - 1)), (0.5,) * length, ("t",) * length, torch.stack(rows))
+            yield draft, weight
 
 
 def siblings(context: tuple[int, ...], replacement: bool) -> Iterator[tuple[Draft, float]]:
@@ -109,7 +111,7 @@ def siblings(context: tuple[int, ...], replacement: bool) -> Iterator[tuple[Draf
         if not replacement:
             later[first] = 0
             later = later / later.sum()
-        if later[second] > 0:
+        if q[first] > 0 and later[second] > 0:
             draft = Draft((first, second), (-1, -1), (0.5,) * 2, ("t",) * 2, torch.stack([q, later]))
             yield draft, float(q[first] * later[second])
 
