@@ -68,7 +68,7 @@ def test_the_distribution_is_the_targets_under_the_mask(
     monkeypatch.setattr(test_rules, "Q", masked(q, NoRepeats()))
     found = distribution(RULES[rule], DRAFTERS[drafter])
     assert distance(found) < 1e-12
-    repeating = [text for text, weight in found.items() if weight and (2 == text[0] or text[0] == text[1])]
+    repeating = [text for text, weight in found.items() if weight and (text[0] == 2 or text[0] == text[1])]
     assert not repeating
     monkeypatch.setattr(test_rules, "P", masked(p, Forgetful()))
     assert distance(found) > 0.1, "a mask that ignores the path makes another distribution"

@@ -194,16 +194,14 @@ class GrammarConstraint:
         ends = sorted(self._grammar.eos_token_ids)
         if self._follow(path, is_drawn=True) == len(path):
             bits = self._now(lambda matcher: matcher.compute_bitmask(), b"")
-            if self.error is not None:
-                return torch.zeros(vocab, dtype=torch.bool)
             unpacked = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")[:vocab]
             mask = torch.from_numpy(unpacked.view(np.bool_))
-            if self._ignore_eos:
+            if self._ignore_eos and self.error is None:
                 mask[ends] = False
             if mask.any():
                 return mask
         mask = torch.zeros(vocab, dtype=torch.bool)  # behind the end, or behind a token that is not allowed
-        mask[ends] = True
+        mask[ends] = self.error is None
         return mask
 
     def _before_end(self, path: Items[int]) -> Items[int]:
@@ -215,13 +213,15 @@ class GrammarConstraint:
         """Move the parser along a path as far as the grammar allows; returns how many of its tokens that are.
 
         A parser whose automaton is full refuses tokens without a word, and gives the error with its next mask. So a
-        path that was drawn under masks, which must be allowed, is tried again after one.
+        path that was drawn under masks, which must be allowed, is tried again after one, at first by the shared parser
+        and then by the sequence's own.
         """
         before_end = self._before_end(path)
         reached: int = self._now(lambda matcher: self._move(matcher, before_end), 0)
-        if is_drawn and reached < len(before_end) and not self._is_fresh:
-            self._now(lambda matcher: matcher.compute_bitmask(), b"")
-            reached = self._now(lambda matcher: self._move(matcher, before_end), 0)
+        for _ in range(2):
+            if is_drawn and reached < len(before_end):
+                self._now(lambda matcher: matcher.compute_bitmask(), b"")
+                reached = self._now(lambda matcher: self._move(matcher, before_end), 0)
         return reached
 
     def _move(self, matcher: llguidance.LLMatcher, path: Items[int]) -> int:
