@@ -78,6 +78,14 @@ def test_answers_fit_their_schemas_and_are_those_of_plain_decoding(llm: LLM, tem
         llm.engine.speculation.clear()
 
 
+def test_the_reference_backend_masks_too(folder: Path) -> None:
+    llm = LLM(str(folder), threads=1, max_num_seqs=64, backend="torch")
+    params, prompts, names = every_schema(temperature=1.0, top_p=0.9)[::4], PROMPTS[::4], list(SCHEMAS)[::4]
+    plain = llm.generate(prompts, params, spec="off")
+    check_answers(plain, names)
+    assert answers(llm.generate(prompts, params, spec="ngram+suffix+grammar")) == answers(plain)
+
+
 @pytest.mark.parametrize("acceptance", ["rejection", "block"])
 @pytest.mark.parametrize("spec", ["quantised:k=4", "early_exit:k=3,width=2"])
 def test_answers_fit_their_schemas_under_the_other_rules(llm: LLM, spec: str, acceptance: str) -> None:

@@ -6,10 +6,12 @@ import json
 import math
 import random
 from collections import Counter
+from collections.abc import Sequence as Items
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from foredraft.errors import InvalidSpec
 from foredraft.llm import LLM
@@ -19,6 +21,7 @@ from foredraft.proposers.merge import merge
 from foredraft.proposers.registry import ProposerChoice, parse_spec, proposer_names
 from foredraft.proposers.suffix import Suffix, SuffixOptions
 from foredraft.types import Commit, Draft, Sequence
+from tests.grammars import record
 from tests.steady_controller import SteadyController
 from tests.tiny_models import VOCAB, random_model, save_model
 
@@ -37,6 +40,27 @@ def sibling(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(random_model("qwen2", seed=5), tmp_path_factory.mktemp("sibling"))
 
 
+class Forcing:
+    """A grammar that allows every token, and forces three after every one."""
+
+    num_accepted = 0
+    error = None
+
+    def mask(self, path: Items[int]) -> torch.Tensor:
+        return torch.ones(VOCAB, dtype=torch.bool)
+
+    def accept(self, tokens: Items[int]) -> None: ...
+
+    def num_valid(self, path: Items[int]) -> int:
+        return len(path)
+
+    def forced(self, path: Items[int]) -> list[int]:
+        return [(path[-1] + step) % VOCAB for step in (1, 2, 3)]
+
+    def is_complete(self, path: Items[int]) -> bool:
+        return False
+
+
 class Bench:
     """A target to guess for, and sequences that have slots for their tokens and a draft."""
 
@@ -52,7 +76,9 @@ class Bench:
     def sequence(self, tokens: list[int], **fields: Any) -> Sequence:
         self.next_id += 1
         params = SamplingParams(**fields).resolved({})
-        made = Sequence(self.next_id, "", 0, list(tokens), 1, params, seed=self.next_id, max_tokens=999)
+        made = Sequence(
+            self.next_id, "", 0, list(tokens), 1, params, seed=self.next_id, max_tokens=999, constraint=Forcing()
+        )
         assert self.engine.scheduler.pool.reserve(made, len(tokens) + 100)
         return made
 
@@ -293,6 +319,7 @@ RUNS = [
     *((spec, 0.0, acceptance) for spec in ALL for acceptance in ("rejection", "block")),
     *((spec, 0.8, "match") for spec in PAIRS),
 ]
+FLAGS = {"type": "array", "minItems": 9, "items": record(flag={"type": "boolean"})}
 ADAPTIVE = ["auto", "auto(ngram+quantised)", "auto(suffix+ngram+early_exit)"]
 
 
@@ -326,7 +353,14 @@ def test_the_text_is_that_of_plain_decoding(
     spec = spec.replace("draft_model", f"draft_model:model={sibling}")
     prompts = [[token % VOCAB for token in text(seed, 20 + 7 * seed)] for seed in range(6)]
     params = SamplingParams(
-        max_tokens=50, temperature=temperature, seed=3, logprobs=1, ignore_eos=True, acceptance=acceptance, top_k=3
+        max_tokens=50,
+        temperature=temperature,
+        seed=3,
+        logprobs=1,
+        ignore_eos=True,
+        acceptance=acceptance,
+        top_k=3,
+        grammar=FLAGS if "grammar" in spec else None,
     )
     plain = LLM(str(folder)).generate(prompts, params, spec="off")
     llm = LLM(str(folder), kv_cache_tokens=304, max_num_seqs=6, max_num_batched_tokens=40)

@@ -12,7 +12,9 @@ from foredraft.errors import InvalidParameter
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import ProposerChoice, Spec
+from tests.contract.test_grammars import check_answers
 from tests.contract.test_trees import PROMPTS, RandomTrees, run
+from tests.grammars import SCHEMAS
 from tests.tiny_models import ARCHITECTURES, VOCAB, all_logits, random_model, save_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -98,3 +100,22 @@ def test_a_cache_that_does_not_fit_is_refused_with_a_sentence(tmp_path: Path) ->
     folder = save_model(random_model("llama"), tmp_path)
     with pytest.raises(InvalidParameter, match=r"has memory for \d+ tokens left; set kv_cache_tokens to fewer"):
         LLM(str(folder), device="cuda", kv_cache_tokens=10**12)
+
+
+@pytest.mark.parametrize("backend", ["torch", "cuda"])
+@pytest.mark.parametrize(
+    "fields", [{"temperature": 0.0}, {"temperature": 0.9}, {"temperature": 0.9, "top_k": 40, "top_p": 0.9}]
+)
+def test_answers_fit_their_grammars(fields: dict[str, float], backend: str, tmp_path: Path) -> None:
+    """Rows under a grammar beside rows without one, in one run. Top-k asks for more tokens than are allowed."""
+    llm = LLM(str(save_model(random_model("llama"), tmp_path)), device="cuda", backend=backend, max_num_seqs=64)
+    params = [
+        SamplingParams(max_tokens=120, seed=index, grammar=schema, **fields)  # type: ignore[arg-type]
+        for index, schema in enumerate(SCHEMAS.values())
+    ]
+    params.append(SamplingParams(max_tokens=120, seed=7, **fields))  # type: ignore[arg-type]
+    prompts = [[5, 6, 7 + index] for index in range(len(params))]
+    plain = llm.generate(prompts, params, spec="off")
+    check_answers(plain[:-1])
+    for spec in ("ngram+suffix+grammar", "early_exit:k=3,width=2"):
+        assert [o.token_ids for o in llm.generate(prompts, params, spec=spec)] == [o.token_ids for o in plain], spec
