@@ -14,7 +14,7 @@ BUILD_INPUTS := pyproject.toml $(wildcard setup.py src/foredraft/kernels/*.c src
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-gpu test-slow sanitize fuzz lint bench bench-control bench-plain bench-peers bench-kernels bench-gpu \
-	bench-busy bench-mixed bench-overhead figures picture clean
+	bench-busy bench-mixed bench-grammars bench-overhead figures picture clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -77,6 +77,9 @@ bench-control: .venv/.installed-dev bench-mixed bench-overhead ## what proposers
 
 bench-mixed: .venv/.installed-dev ## code editing and chat at once: auto beside off and on for all
 	@$(BIN)/python benchmarks/mixed.py $(ARGS)
+
+bench-grammars: .venv/.installed-dev ## tokens per run under grammars, with and without forced tokens
+	@$(BIN)/python benchmarks/grammars.py $(ARGS)
 
 bench-overhead: .venv/.installed-dev ## what the controller itself costs of a step
 	@$(BIN)/python benchmarks/overhead.py

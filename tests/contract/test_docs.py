@@ -29,7 +29,7 @@ def test_the_example_proposer_drafts_and_changes_no_text(tmp_path: Path, monkeyp
     assert on.metrics.drafted_tokens > 0
 
 
-@pytest.mark.parametrize("page", ["../README.md", "usage.md"])
+@pytest.mark.parametrize("page", ["../README.md", "usage.md", "grammars.md"])
 @pytest.mark.usefixtures("default_model")
 def test_the_first_lines_of_python_run(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)

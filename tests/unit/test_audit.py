@@ -255,6 +255,7 @@ class TestSameText:
         assert unusable_proposers(llm) == {
             "suffix": "suffix needs an option.",
             "quantised": "quantised does not fit the model.",
+            "grammar": "it drafts only for requests that have a grammar.",
         }
         assert with_pairs(["a", "b", "c"]) == ["a", "b", "c", "auto", "a+b", "a+c", "b+c"]
 

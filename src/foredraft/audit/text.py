@@ -12,7 +12,7 @@ from foredraft.audit.report import Check, Tick
 from foredraft.engine.speculation import CONTROLLER_FAILED, FAILED
 from foredraft.errors import ForedraftError
 from foredraft.params import SamplingParams
-from foredraft.proposers.registry import proposer_names
+from foredraft.proposers.registry import proposer_class, proposer_names
 from foredraft.types import CompletionOutput, TokenLogprob
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ def first_difference(plain: Sequence[Answer], drafted: Sequence[Answer]) -> str 
 
 
 def _complaint(llm: LLM, name: str) -> str | None:
+    if getattr(proposer_class(name), "needs_grammar", False):
+        return "it drafts only for requests that have a grammar."
     try:
         llm.generate([llm.encode("Hello")], SamplingParams(max_tokens=1, temperature=0.0), spec=name)
     except ForedraftError as error:

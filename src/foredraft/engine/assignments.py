@@ -74,8 +74,9 @@ class Assignments:
 
     def register(self, sequence: Sequence, spec: Spec) -> None:
         names = dict.fromkeys(map(str, spec.choices))
-        serving = tuple(name for name in names if _serves(self.proposers[name], sequence))
-        self._sequences[sequence.id] = Assignment(serving, spec.adaptive)
+        if sequence.constraint is None:
+            names = {name: None for name in names if not getattr(self.proposers[name], "needs_grammar", False)}
+        self._sequences[sequence.id] = Assignment(tuple(names), spec.adaptive)
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         """Forget finished sequences. A proposer that has failed may still hold them, so it is told too."""
@@ -130,8 +131,3 @@ class Assignments:
             self._failures = Counter({key: count for key, count in self._failures.items() if key[0] != name})
             self._given_up.discard(name)
             self._on_close(name)
-
-
-def _serves(proposer: Proposer, sequence: Sequence) -> bool:
-    """Whether it can ever draft for a sequence; one that does not say can (see Proposer)."""
-    return not hasattr(proposer, "serves") or proposer.serves(sequence)

@@ -33,8 +33,7 @@ class TargetModel:
 class Proposer(Protocol):
     """Its state is a function of committed tokens. It knows nothing of the scheduler, the verifier or the batch.
 
-    A proposer that can never draft for some sequences may have a method `serves(sequence) -> bool`, called when a
-    sequence begins: it is then not queried for those, and does not show among their decisions.
+    A class may also declare `needs_grammar = True`: it is then queried only for sequences that have a grammar.
     """
 
     name: str

@@ -29,13 +29,11 @@ class Grammar:
     taps: frozenset[int] = frozenset()
     free = True
     wants_target_argmax = False
+    needs_grammar = True
     Options = GrammarOptions
 
     def __init__(self, options: GrammarOptions, target: TargetModel | None = None) -> None:
         self.num_lookahead_tokens = options.k
-
-    def serves(self, sequence: Sequence) -> bool:
-        return sequence.constraint is not None
 
     def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
         return [self._draft(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
