@@ -150,8 +150,8 @@ PROMPTS: list[tuple[str, Callable[[LLM], Any], str]] = [
     (
         "unknown proposer",
         lambda llm: llm.generate("a", spec="oracle"),
-        "spec='oracle' names the proposer 'oracle'; there are draft_model, early_exit, lookahead, ngram, quantised, "
-        "staged, suffix.",
+        "spec='oracle' names the proposer 'oracle'; there are draft_model, early_exit, grammar, lookahead, ngram, "
+        "quantised, staged, suffix.",
     ),
     (
         "unknown proposer option",
