@@ -100,7 +100,7 @@ class _Target(NamedTuple):
 
     def _not_finite(self, node: int) -> _NotFiniteError:
         if math.isfinite(largest(self.row(node))):
-            constraint = self._work.sequence.constraint
+            constraint = self.work.sequence.constraint
             if constraint is not None and constraint.error is not None:
                 return _NotFiniteError(constraint.error.removesuffix("."))
             return _NotFiniteError("The penalties or the logit bias made logits that are not finite numbers")
