@@ -331,7 +331,8 @@ class TestLimits:
     def test_states_that_others_made_do_not_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """All sequences of a grammar share one automaton. When it is full, they go on with new ones."""
         monkeypatch.setitem(grammar_module._LIMITS, "max_lexer_states", 400)
-        compiled = make_grammars().compile(self.HUNGRY)
+        grammars = make_grammars()
+        compiled = grammars.compile(self.HUNGRY)
         long_lived = compiled.constraint()
         path = ids("abcabcabc")
         expected = long_lived.mask(path)
@@ -344,6 +345,10 @@ class TestLimits:
             long_lived.mask(ids("c")), make_grammars().compile(self.HUNGRY).constraint().mask([*path, *ids("c")])
         )
         assert torch.equal(compiled.constraint().mask(path), expected)
+        again = grammars.compile(self.HUNGRY)
+        assert again is not compiled and grammars.compile(self.HUNGRY) is again, (
+            "a new request starts with an empty one"
+        )
 
     def test_compiled_grammars_are_kept_by_their_content(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(grammar_module, "_MOST_CACHED", 3)

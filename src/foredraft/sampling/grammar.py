@@ -65,14 +65,14 @@ class Grammars:
         text = json.dumps(grammar)
         with self._lock:
             compiled = self._compiled.get(text)
-            if compiled is None:
-                tokenizer = self._tokenizer  # takes half a second when it is first used
-            else:
+            if compiled is not None and not compiled.is_full:
                 self._compiled.move_to_end(text)
                 return compiled
+            tokenizer = self._tokenizer  # takes half a second when it is first used
         compiled = CompiledGrammar(_source(grammar), tokenizer, self._vocab_size, self._eos_token_ids)
         with self._lock:
             self._compiled[text] = compiled
+            self._compiled.move_to_end(text)
             if len(self._compiled) > _MOST_CACHED:
                 self._compiled.popitem(last=False)
         return compiled
@@ -102,6 +102,7 @@ class CompiledGrammar:
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids
         self._start = self._built()
+        self.is_full = False  # whether its automaton has reached its limit
         first = self._start.deep_copy()
         first.compute_bitmask()  # finds grammars that nothing fits
         num_forced = len(first.compute_ff_tokens())  # and those that begin and never end
@@ -121,8 +122,8 @@ class CompiledGrammar:
         return self._start.deep_copy()
 
     def fresh_matcher(self) -> llguidance.LLMatcher:
-        """A parser that shares nothing, for a sequence that found the automaton full. Later ones get a new one too."""
-        self._start = self._built()
+        """A parser that shares nothing, for a sequence that found the automaton full. Later requests compile again."""
+        self.is_full = True
         return self._built()
 
     def _built(self) -> llguidance.LLMatcher:
