@@ -164,9 +164,9 @@ class Model:
     def parts(self, plan: Plan, x: Tensor) -> dict[str, Callable[[], object]]:
         """Each kernel over all layers, so that no weight is read from the cache."""
         layers, rows, s = self.stack.layers, len(x), self.shape
-        normed = x.bfloat16()
-        attended = torch.randn(rows, s.heads * s.head_dim, device=DEVICE).bfloat16()
-        active = torch.randn(rows, s.ffn, device=DEVICE).bfloat16()
+        dtype = cuda_linear.operand_dtype(layers[0].qkv)
+        normed, q = x.to(dtype), torch.randn(rows, s.heads * s.head_dim, device=DEVICE).bfloat16()
+        attended, active = q.to(dtype), torch.randn(rows, s.ffn, device=DEVICE).to(dtype)
         qkv, update = cuda_linear.sums(normed, layers[0].qkv), cuda_linear.sums(active, layers[0].down)
 
         def all_layers(call: Callable[[Layer, LayerKV], object]) -> Callable[[], object]:
@@ -180,12 +180,12 @@ class Model:
         return {
             "qkv": all_layers(lambda layer, kv: cuda_linear.sums(normed, layer.qkv)),
             "rope": all_layers(rope),
-            "attend": all_layers(lambda layer, kv: self.backend._attend(attended, kv, layer.shape, plan)),
+            "attend": all_layers(lambda layer, kv: self.backend._attend(q, kv, layer.shape, plan, dtype)),
             "output": all_layers(lambda layer, kv: cuda_linear.sums(attended, layer.output)),
             "norm": all_layers(
-                lambda layer, kv: cuda_rows.add_norm(x, update, 1.0, layer.post_norm, 1e-5, torch.bfloat16)
+                lambda layer, kv: cuda_rows.add_norm(x, update, 1.0, layer.post_norm, 1e-5, dtype)
             ),
-            "gate_up": all_layers(lambda layer, kv: cuda_linear.gated(normed, layer.gate_up)),
+            "gate_up": all_layers(lambda layer, kv: cuda_linear.gated(normed, layer.gate_up, dtype)),
             "down": all_layers(lambda layer, kv: cuda_linear.sums(active, layer.down)),
         }
 
@@ -223,7 +223,8 @@ def _report(model: Model, rows: int, options: argparse.Namespace, floor: float) 
         line = f"  rows {rows:4d}: {time:7.3f} ms, {time / floor:5.2f} x floor"
         if options.parts:
             parts = {name: milliseconds(captured(part).replay) for name, part in model.parts(plan, x).items()}
-            head = milliseconds(captured(lambda: model.backend.logits(x.bfloat16(), model.head)).replay)
+            normed = x.to(cuda_linear.operand_dtype(model.head))
+            head = milliseconds(captured(lambda: model.backend.logits(normed, model.head)).replay)
             line += " | us a layer:"
             line += "".join(f" {part} {ms * 1e3 / model.shape.layers:.1f}" for part, ms in parts.items())
             line += f" | head {head * 1e3:.0f} us"

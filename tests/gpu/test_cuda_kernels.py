@@ -53,9 +53,26 @@ def layer_of(*weights: Weight, bias: bool = False) -> Linear:
 
 
 def widened(weight: Weight) -> Tensor:
-    """The values that the kernels multiply with."""
-    dense = weight.dense().to(DEVICE)
-    return (dense if weight.kind == "f32" else dense.bfloat16().float()).double()
+    """The values that the kernels multiply with: products of factors and then the values are rounded to float16."""
+    if weight.block_scales is not None:
+        scales, minimums = weight.scales, weight.minimums
+        assert scales is not None
+        factors = [scales.float() * repeated(weight.block_scales, scales)]
+        if minimums is not None:
+            assert weight.block_minimums is not None
+            factors.append(minimums.float() * repeated(weight.block_minimums, minimums))
+        weight = Weight(weight.kind, weight.values, *(factor.half() for factor in factors))
+    return rounded(weight.dense().to(DEVICE), weight)
+
+
+def repeated(of_blocks: Tensor, of_groups: Tensor) -> Tensor:
+    return of_blocks.float().repeat_interleave(of_groups.shape[1] // of_blocks.shape[1], 1)
+
+
+def rounded(x: Tensor, weight: Weight) -> Tensor:
+    """As what multiplies the weight."""
+    dtype = {"f32": torch.float32, "bf16": torch.bfloat16}.get(weight.kind, torch.float16)
+    return x.to(dtype).double()
 
 
 def small(rows: int, *shape: int) -> Tensor:
@@ -70,9 +87,8 @@ class TestLinear:
         weight = random_weight(kind, outputs, fitting(kind, inputs))
         layer = layer_of(weight, bias=True)
         x = small(rows, weight.inputs)
-        operand = x.double() if kind == "f32" else x.bfloat16().double()
         assert layer.bias is not None
-        expected = operand @ widened(weight).T + layer.bias.double()
+        expected = rounded(x, weight) @ widened(weight).T + layer.bias.double()
         assert error(backend().linear(x, layer), expected) < 1e-6
         assert error(backend().logits(x, layer), expected) < 1e-6
 
@@ -88,7 +104,7 @@ class TestLinear:
     def test_parts_of_different_kinds_are_one_layer(self) -> None:
         weights = [random_weight("q4k", 64, 256), random_weight("q6", 32, 256), random_weight("bf16", 40, 256)]
         x = small(3, 256)
-        expected = x.bfloat16().double() @ torch.cat([widened(weight) for weight in weights]).T
+        expected = torch.cat([rounded(x, weight) @ widened(weight).T for weight in weights], 1)
         assert error(backend().linear(x, layer_of(*weights)), expected) < 1e-6
 
     @pytest.mark.parametrize("kind", ["bf16", "q4"])
@@ -97,8 +113,9 @@ class TestLinear:
         assert cuda_linear.can_gate(layer) and cut(layer).count == 1
         for rows in (1, 20) if INTERPRETED else (1, 20, 300):
             x = small(rows, 128).bfloat16() / 16
-            apart = cuda_rows.gated(cuda_linear.sums(x, layer), torch.bfloat16)
-            assert torch.equal(cuda_linear.gated(x, layer), apart)
+            for dtype in (torch.bfloat16, torch.float16):
+                apart = cuda_rows.gated(cuda_linear.sums(x, layer), dtype)
+                assert torch.equal(cuda_linear.gated(x, layer, dtype), apart)
 
     @bits
     @pytest.mark.parametrize("kind", KINDS)
@@ -273,12 +290,12 @@ class TestLayers:
                 part = list(range(done, done + size))
                 batch = planned(scene, part, slots=slots[part])
                 go = backend().run_layers if fused else lambda *given: run_layers(backend(), *given)
-                out.append(go(x[part].clone(), stack, span, kv, batch)[1].float())
+                out.append(go(x[part].clone(), stack, span, kv, batch)[1])
                 done += size
             return torch.cat(out)
 
         whole = run([rows])
-        assert torch.equal(run([rows], fused=False).bfloat16().float(), whole)
+        assert torch.equal(run([rows], fused=False).to(whole.dtype), whole)
         assert torch.equal(run([256, 320, 33, *[1] * 20, 8, 3]), whole)
 
 

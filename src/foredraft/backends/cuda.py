@@ -73,12 +73,12 @@ class CudaBackend:
         return cuda_rows.embed(token_ids, weight)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return cuda_rows.add_norm(x, None, 1.0, weight, eps, self.kv_dtype).float()
+        return cuda_rows.add_norm(x, None, 1.0, weight, eps, torch.float32)
 
     def add_rms_norm(
         self, x: Tensor, update: Tensor, multiplier: float, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        return x, cuda_rows.add_norm(x, update[None], multiplier, weight, eps, self.kv_dtype).float()
+        return x, cuda_rows.add_norm(x, update[None], multiplier, weight, eps, torch.float32)
 
     def rope_and_store(
         self,
@@ -94,10 +94,10 @@ class CudaBackend:
         return q.float()
 
     def attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch) -> Tensor:
-        return self._attend(q.to(self.kv_dtype), kv, shape, _as_plan(batch)).float()
+        return self._attend(q.to(self.kv_dtype), kv, shape, _as_plan(batch), torch.float32)
 
-    def _attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, plan: Plan) -> Tensor:
-        out = torch.empty_like(q)
+    def _attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, plan: Plan, dtype: torch.dtype) -> Tensor:
+        out = torch.empty_like(q, dtype=dtype)
         if plan.split is not None:
             attend_split(q, kv, shape, plan.split, out)
         if plan.whole is not None:
@@ -110,26 +110,29 @@ class CudaBackend:
     def run_layers(
         self, x: Tensor, stack: Stack, span: range, kv: Items[LayerKV], batch: ForwardBatch
     ) -> tuple[Tensor, Tensor]:
-        """x is changed in place; the norm has the cache's dtype, which is what a linear layer would round it to."""
-        plan = _as_plan(batch)
-        layers, multiplier, eps, dtype = stack.layers, stack.residual_multiplier, stack.norm_eps, self.kv_dtype
-        normed = cuda_rows.add_norm(x, None, 1.0, layers[span.start].input_norm, eps, dtype)
+        """x is changed in place. What a linear layer reads is stored as that layer would round it; the last norm as the
+        last layer's would be."""
+        plan, of = _as_plan(batch), cuda_linear.operand_dtype
+        layers, multiplier, eps = stack.layers, stack.residual_multiplier, stack.norm_eps
+        first = layers[span.start]
+        normed = cuda_rows.add_norm(x, None, 1.0, first.input_norm, eps, of(first.qkv))
         for index in span:
             layer, cache = layers[index], kv[index]
             qkv = cuda_linear.sums(normed, layer.qkv)
             q = cuda_rows.rope_and_store(
                 *(qkv, layer.q_norm, layer.k_norm, stack.rope, cache, layer.shape, plan.positions, plan.slots)
             )
-            attended = self._attend(q, cache, layer.shape, plan)
+            attended = self._attend(q, cache, layer.shape, plan, of(layer.output))
             update = cuda_linear.sums(attended, layer.output)
-            normed = cuda_rows.add_norm(x, update, multiplier, layer.post_norm, eps, dtype)
+            normed = cuda_rows.add_norm(x, update, multiplier, layer.post_norm, eps, of(layer.gate_up))
             if cuda_linear.can_gate(layer.gate_up):
-                active = cuda_linear.gated(normed, layer.gate_up)
+                active = cuda_linear.gated(normed, layer.gate_up, of(layer.down))
             else:
-                active = cuda_rows.gated(cuda_linear.sums(normed, layer.gate_up), dtype)
+                active = cuda_rows.gated(cuda_linear.sums(normed, layer.gate_up), of(layer.down))
             update = cuda_linear.sums(active, layer.down)
-            next_norm = layers[index + 1].input_norm if index + 1 < len(layers) else stack.norm
-            normed = cuda_rows.add_norm(x, update, multiplier, next_norm, eps, dtype)
+            following = layers[index + 1] if index + 1 < len(layers) else None
+            norm = stack.norm if following is None else following.input_norm
+            normed = cuda_rows.add_norm(x, update, multiplier, norm, eps, of((following or layer).qkv))
         return x, normed
 
     def warm_plans(self, shape: AttentionShape, block_size: int, max_keys: int) -> Iterator[Plan]:

@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+LARGEST = 65504.0  # float16
+_LARGEST = tl.constexpr(LARGEST)
 LINES = tl.constexpr(8)  # of 128 bytes, that are fetched of every row of a weight
 
 
@@ -26,6 +28,15 @@ def begin(PDL: tl.constexpr):
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
+
+
+@triton.jit
+def activated(gate, up, out):
+    """silu(gate) * up as `out` stores it. What float16 cannot hold becomes its largest number."""
+    active = gate / (1 + tl.exp(-gate)) * up
+    if out.dtype.element_ty == tl.float16:
+        active = tl.clamp(active, -_LARGEST, _LARGEST)
+    return active.to(out.dtype.element_ty)
 
 
 @triton.jit

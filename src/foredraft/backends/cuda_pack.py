@@ -1,19 +1,21 @@
 """How weights lie in a GPU's memory, and in which order the kernels add over their inputs.
 
-Codes stay as many bits as the file gives them. They are packed in planes: one word holds the codes of inputs that stand
-32 apart, so that a plane is one group of 32 neighbouring inputs, and a kernel has it by one shift and one mask:
+Codes stay as many bits as the file gives them. A stripe is 16 outputs, a block 64 inputs; their codes lie as the matrix
+instruction wants them in its registers, so that each of a warp's 32 lanes reads its own 16 bytes and no other lane's:
 
-    kind       block of inputs          words of a row and block               factors of a row and block
-    bf16, f32  none                     the values                             none
-    q8         128 = 4 planes of 8 bit  32 x int32                             4 x scale, float16
-    q4         256 or 128               32 x int32, or 32 x int16              8 or 4 x (scale, minimum), float16
-    q5         256 = 8 planes           32 x int32 (4 bits), 32 x uint8 (1)    as q4
-    q4k        256                      32 x int32                             4 x int32: int8 (scale, minimum) twice
-    q5k        256                      32 x int32, 32 x uint8                 as q4k
-    q6         256                      32 x int32, 32 x int16 (2 bits)        4 x int32: int8 scale of 16 inputs, 4 x
+    kind       a lane's words of a block     factors of a lane's row and group of 32 inputs
+    bf16, f32  none: [outputs, inputs]       none
+    q4, q4k    4 x int32                     scale, minimum (float16)
+    q5, q5k    4 x int32, 4 x uint8 (bit 4)  scale, minimum
+    q6         4 x int32, 4 x int16 (2 bits) two scales, of 16 inputs each
+    q8         4 x int32, 4 x int32          scale
 
-Kinds with factors of blocks have one more word a block: scale and minimum (float16). Inputs that do not fill a block
-are filled up with codes and factors of 0.
+Lane 4 * g + t has rows g and g + 8 of the stripe. Each of its words has one row and one group: the inputs
+16 * step + 8 * half + 2 * t + side of it, where step, half and side are 0 or 1. The code of (step, half, side) has 4 bits
+at 16 * side + 8 * step + 4 * half. The 8 bits of q8 are at 8 * (2 * half + side), in one word for each step.
+
+Factors of blocks of 256 inputs are multiplied into those of groups. Inputs and outputs that do not fill a block or a
+stripe are filled up with codes and factors of 0.
 
 A sum over inputs has a fixed shape: the inputs are cut into segments, each is added up on its own, in order, and the
 segments' sums are added in order. The cut is a function of the layer's shape and kinds alone, never of the rows.
@@ -28,72 +30,58 @@ from torch import Tensor
 
 from foredraft.backends.base import Linear, Weight
 
-GROUP = 32  # inputs in a plane
+STRIPE = 16  # outputs
+BLOCK = 64  # inputs
 OUTPUT_TILE = 64  # outputs that a program has at least: what one instruction multiplies
 _SPREAD = 128  # so many tiles of outputs keep the device busy
 _PROGRAMS = 256  # so many programs are enough
 _LONG, _SHORT = 512, 192  # the shortest segments of layers with many and with few outputs
 _LONGEST_OF_CODES = 2048
 _FEW_TILES = 32
+_STRIPED = (0, 3, 2, 7, 4, 1, 5, 6, 8)  # stripe, row half, g, block, group, step, half, t, side -> as above
 
 
 @dataclass(frozen=True)
 class Form:
     """How the codes of a kind are packed."""
 
-    planes: int
-    bits: int  # of a code in `low`
+    high: torch.dtype | None = None  # of the words with the bits above the first 4, or with the second half of the codes
     high_bits: int = 0
     offset: int = 0  # that is added to codes so that none is negative
-    group: int = GROUP
-    minimums: bool = False
-    blocks: bool = False  # blocks of inputs have factors too
-
-    @property
-    def block(self) -> int:
-        return self.planes * GROUP
-
-    @property
-    def factors(self) -> int:
-        """Of a block, in units of how they are stored."""
-        return 4 if self.blocks else self.planes * (2 if self.minimums else 1)
+    group: int = 32
 
 
 FORMS = {
-    "q8": Form(4, 8, offset=128),
-    "q4": Form(8, 4, minimums=True),
-    "q4k": Form(8, 4, minimums=True, blocks=True),
-    "q5": Form(8, 4, 1, minimums=True),
-    "q5k": Form(8, 4, 1, minimums=True, blocks=True),
-    "q6": Form(8, 4, 2, offset=32, group=16, blocks=True),
+    "q4": Form(),
+    "q5": Form(torch.uint8, 1),
+    "q6": Form(torch.int16, 2, 32, 16),
+    "q8": Form(torch.int32, 8, 128),
 }
-_HALF_BLOCK = Form(4, 4, minimums=True)  # q4 of inputs that would leave much of a block empty
-_WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32}
-KINDS = ("f32", "bf16", *FORMS)
+_BLOCKED = {"q4k": "q4", "q5k": "q5"}  # kinds whose blocks have factors too
+KINDS = ("f32", "bf16", *FORMS, *_BLOCKED)
 
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """A weight as the kernels read it. `inputs` is what x has; `padded` is how many the codes stand for."""
+    """A weight as the kernels read it. `padded` is how many inputs the codes stand for; `kind` is f32, bf16, f16 or one
+    of FORMS."""
 
     kind: str
     outputs: int
     inputs: int
     padded: int
-    low: Tensor  # [outputs, padded / planes] words, or [outputs, inputs] values
-    high: Tensor | None = None  # [outputs, padded / planes]
-    factors: Tensor | None = None  # [outputs, blocks * form.factors] float16 or int32
-    block_factors: Tensor | None = None  # [blocks, outputs] int32
-    form: Form | None = None
+    low: Tensor  # [stripes, blocks, 32, 4] words, or [outputs, inputs] values
+    high: Tensor | None = None  # [stripes, blocks, 32, 4] words
+    factors: Tensor | None = None  # [stripes, blocks, 8, 4] pairs of float16 as int32, or single ones as int16
 
     @property
-    def block(self) -> int:
-        """Segments are cut at multiples of this many inputs."""
-        return OUTPUT_TILE if self.form is None else self.form.block
+    def dtype(self) -> torch.dtype:
+        """What x is rounded to."""
+        return {"f32": torch.float32, "bf16": torch.bfloat16}.get(self.kind, torch.float16)
 
     @property
     def nbytes(self) -> int:
-        parts = (self.low, self.high, self.factors, self.block_factors)
+        parts = (self.low, self.high, self.factors)
         return sum(part.numel() * part.element_size() for part in parts if part is not None)
 
 
@@ -107,18 +95,17 @@ class Cut:
 
 def cut(weight: Linear) -> Cut:
     """Few outputs need several segments to keep the device busy with few rows; they must not be too short either."""
-    granule = max(part.block for part in weight.parts)
-    blocks = -(-max(part.padded for part in weight.parts) // granule)
+    blocks = -(-weight.inputs // BLOCK)
     tiles = -(-weight.outputs // OUTPUT_TILE)
     if tiles >= _SPREAD:
-        return Cut(blocks * granule, 1)
+        return Cut(blocks * BLOCK, 1)
     shortest = _SHORT if tiles < _FEW_TILES else _LONG
     wanted = -(-_PROGRAMS // tiles)
-    if any(part.form is not None for part in weight.parts):  # codes take longer to widen than to read
-        wanted = max(wanted, -(-blocks * granule // _LONGEST_OF_CODES))
-    count = max(1, min(1 << (wanted - 1).bit_length(), blocks * granule // shortest, 8))
+    if any(part.kind in FORMS for part in weight.parts):  # codes take longer to widen than to read
+        wanted = max(wanted, -(-blocks * BLOCK // _LONGEST_OF_CODES))
+    count = max(1, min(1 << (wanted - 1).bit_length(), blocks * BLOCK // shortest, 8))
     length = -(-blocks // count)
-    return Cut(length * granule, -(-blocks // length))
+    return Cut(length * BLOCK, -(-blocks // length))
 
 
 def pack(weight: Weight, device: torch.device) -> Packed:
@@ -126,44 +113,67 @@ def pack(weight: Weight, device: torch.device) -> Packed:
     outputs, inputs = weight.outputs, weight.inputs
     if weight.kind in ("f32", "bf16"):
         return Packed(weight.kind, outputs, inputs, inputs, weight.values.to(device).contiguous())
-    if weight.kind not in FORMS:
+    kind = _BLOCKED.get(weight.kind, weight.kind)
+    if kind not in FORMS:
         raise ValueError(f"A weight of kind {weight.kind!r} is not known; the kinds are {', '.join(KINDS)}.")
-    form = FORMS[weight.kind]
-    if inputs % GROUP:
+    if inputs % 32:
         raise ValueError(f"A {weight.kind} weight [{outputs}, {inputs}] cannot be packed: inputs come in groups of 32.")
-    if weight.kind == "q4" and -inputs % form.block:
-        form = _HALF_BLOCK
-    padded = -(-inputs // form.block) * form.block
-    codes = _padded(weight.values.to(device).to(torch.int32) + form.offset, padded)
-    low = _planes(codes & ((1 << form.bits) - 1), form, form.bits)
-    high = _planes(codes >> form.bits, form, form.high_bits) if form.high_bits else None
-    factors, block_factors = _factors(weight, form, padded, device)
-    return Packed(weight.kind, outputs, inputs, padded, low, high, factors, block_factors, form)
+    form = FORMS[kind]
+    codes = _striped(weight.values.to(device).to(torch.int32) + form.offset)
+    low, high = _words(codes, form)
+    return Packed(kind, outputs, inputs, -(-inputs // BLOCK) * BLOCK, low, high, _factors(weight, form, device))
 
 
-def _padded(values: Tensor, width: int) -> Tensor:
-    return torch.nn.functional.pad(values, (0, width - values.shape[1]))
+def _filled(values: Tensor, inputs: int) -> Tensor:
+    """With zeros for the outputs and inputs that a stripe and a block lack; `inputs` of the values make a block."""
+    return torch.nn.functional.pad(values, (0, -values.shape[1] % inputs, 0, -values.shape[0] % STRIPE))
 
 
-def _planes(codes: Tensor, form: Form, bits: int) -> Tensor:
-    """[outputs, inputs] codes -> [outputs, inputs / planes] words: word i of a block holds inputs i, i + 32, …"""
-    planes = codes.view(len(codes), -1, form.planes, GROUP)
-    words = torch.zeros_like(planes[:, :, 0])
-    for plane in range(form.planes):
-        words |= planes[:, :, plane] << (plane * bits)
-    return words.flatten(1).to(_WORDS[form.planes * bits]).contiguous()
+def _striped(codes: Tensor) -> Tensor:
+    """[outputs, inputs] -> [stripes, blocks, 32 lanes, 4 words, step, half, side]"""
+    codes = _filled(codes, BLOCK)
+    places = codes.view(len(codes) // STRIPE, 2, 8, -1, 2, 2, 2, 4, 2).permute(_STRIPED)
+    return places.reshape(*places.shape[:2], 32, 4, 2, 2, 2)
 
 
-def _factors(weight: Weight, form: Form, padded: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
-    def of(factors: Tensor | None, inputs: int) -> Tensor | None:
-        return None if factors is None else _padded(factors.to(device), padded // inputs)
+def _words(codes: Tensor, form: Form) -> tuple[Tensor, Tensor | None]:
+    def word(parts: Tensor, shifts: list[int]) -> Tensor:
+        """Codes [..., steps, 2, 2] that lie in one word, in this order."""
+        total = torch.zeros(codes.shape[:4], dtype=torch.int32, device=codes.device)
+        for part, shift in zip(parts.flatten(4).unbind(-1), shifts, strict=True):
+            total |= part << shift
+        return total
 
-    scales, minimums = of(weight.scales, form.group), of(weight.minimums, form.group)
-    assert scales is not None
-    both = scales if minimums is None else torch.stack([scales, minimums], 2).flatten(1)
-    if not form.blocks:
-        return both.contiguous(), None
-    block_scales, block_minimums = of(weight.block_scales, form.block), of(weight.block_minimums, form.block)
-    assert block_scales is not None
-    of_blocks = torch.stack([block_scales, block_scales if block_minimums is None else block_minimums], 2)
-    return both.contiguous().view(torch.int32), of_blocks.view(torch.int32)[:, :, 0].t().contiguous()
+    if form.high_bits == 8:
+        low, high = (word(codes[..., step, :, :], [0, 8, 16, 24]) for step in range(2))
+        return low, high
+    pairs = [(pair, side) for pair in range(4) for side in range(2)]
+    low = word(codes & 15, [16 * side + 4 * pair for pair, side in pairs])
+    if form.high is None:
+        return low, None
+    bits = form.high_bits
+    return low, word(codes >> 4, [bits * (4 * side + pair) for pair, side in pairs]).to(form.high)
+
+
+def _factors(weight: Weight, form: Form, device: torch.device) -> Tensor:
+    """[stripes, blocks, g, word]; a word of codes has the same place."""
+
+    def of(groups: Tensor, blocks: Tensor | None) -> Tensor:
+        factors = groups.to(device)
+        if blocks is not None:
+            per_block = groups.shape[1] // blocks.shape[1]
+            factors = (factors.float() * blocks.to(device).float().repeat_interleave(per_block, 1)).half()
+        return factors
+
+    assert weight.scales is not None
+    scales = of(weight.scales, weight.block_scales)
+    if form.group == 16:
+        pairs = scales.unflatten(1, (-1, 2))
+    elif weight.minimums is None:
+        pairs = scales[:, :, None]
+    else:
+        pairs = torch.stack([scales, of(weight.minimums, weight.block_minimums)], 2)
+    width = pairs.shape[2]
+    pairs = _filled(pairs.flatten(1), 2 * width)
+    places = pairs.view(len(pairs) // STRIPE, 2, 8, -1, 2, width).permute(0, 3, 2, 4, 1, 5).contiguous()
+    return places.view(torch.int32 if width == 2 else torch.int16).view(*places.shape[:3], 4)

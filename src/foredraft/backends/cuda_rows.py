@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from foredraft.backends.base import AttentionShape, LayerKV, Linear
-from foredraft.backends.cuda_launch import begin, options
+from foredraft.backends.cuda_launch import activated, begin, options
 from foredraft.backends.cuda_widen import some_rows
 
 _HEADS = 8  # that one program of rope and store has
@@ -76,8 +76,7 @@ def _gated_kernel(sums, out, rows, WIDTH, BLOCK: tl.constexpr, PARTS: tl.constex
     stride = rows.to(tl.int64) * 2 * WIDTH
     gate = _collect(sums, row * 2 * WIDTH + column, inside, stride, PARTS)
     up = _collect(sums, row * 2 * WIDTH + WIDTH + column, inside, stride, PARTS)
-    active = gate / (1 + tl.exp(-gate)) * up
-    tl.store(out + row * WIDTH + column, active.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * WIDTH + column, activated(gate, up, out), mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows"])

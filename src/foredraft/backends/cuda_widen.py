@@ -1,6 +1,9 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, import-not-found, import-untyped"
-"""Packed codes to values, in registers (see cuda_pack for how they lie), and rows of values for embeddings and
-prompts."""
+"""Packed codes to values, in registers (see cuda_pack for how they lie), and rows of values for embeddings and prompts.
+
+A value is scale * code + minimum, rounded once, to float16. Codes become float16 two at a time and without conversions:
+bits below the exponent of 1024 are whole numbers above it, so one instruction moves codes there and one subtracts.
+"""
 
 from __future__ import annotations
 
@@ -10,83 +13,118 @@ import triton.language as tl
 from torch import Tensor
 
 from foredraft.backends.cuda_launch import begin, options
-from foredraft.backends.cuda_pack import Packed
+from foredraft.backends.cuda_pack import BLOCK, STRIPE, Packed
 
-SHRINK = tl.constexpr(48)  # see widen: so many powers of 2 keep scales that are multiplied by 2^149 finite
-
-
-@triton.jit
-def _column(tile, index: tl.constexpr, COUNT: tl.constexpr, BO: tl.constexpr):
-    """Column `index` of a tile [BO, COUNT], for a COUNT of 4, 8 or 16: one bit of the index after the other."""
-    if COUNT == 16:
-        even, odd = tl.split(tile.reshape(BO, 2, 2, 2, 2))
-        even, odd = tl.split(even if index % 2 == 0 else odd)
-        even, odd = tl.split(even if index // 2 % 2 == 0 else odd)
-        first, second = tl.split(even if index // 4 % 2 == 0 else odd)
-    elif COUNT == 8:
-        even, odd = tl.split(tile.reshape(BO, 2, 2, 2))
-        even, odd = tl.split(even if index % 2 == 0 else odd)
-        first, second = tl.split(even if index // 2 % 2 == 0 else odd)
-    else:
-        even, odd = tl.split(tile.reshape(BO, 2, 2))
-        first, second = tl.split(even if index % 2 == 0 else odd)
-    return first if index // (COUNT // 2) == 0 else second
+_ROWS, _INPUTS = tl.constexpr(STRIPE), tl.constexpr(BLOCK)
 
 
-@triton.jit
-def _byte(word, place: tl.constexpr):
-    """One of the four signed bytes in a word, as float32."""
-    return ((word << (24 - 8 * place)) >> 24).to(tl.float32)
+def _half_twice(value: float) -> str:
+    bits = torch.tensor(value, dtype=torch.float16).view(torch.int16).item() & 0xFFFF
+    return f"0x{bits:04x}{bits:04x}"
 
 
-@triton.jit
-def halves(word):
-    """The two float16 numbers in a word."""
-    low, high = word & 0xFFFF, (word >> 16) & 0xFFFF
-    return low.to(tl.uint16).to(tl.float16, bitcast=True), high.to(tl.uint16).to(tl.float16, bitcast=True)
-
-
-@triton.jit
-def _plane_codes(low, high, plane: tl.constexpr, BITS: tl.constexpr, HIGH_BITS: tl.constexpr):
-    """The codes of one plane as float32, times a power of 2: (codes, 1 / that power).
-
-    Whole numbers are numbers as they are: bits below the exponent's are a multiple of 2^-149. They may lie anywhere in
-    these 23 bits, so most planes take one instruction, and no conversion, which would be slow."""
-    FITS: tl.constexpr = plane == 0 if HIGH_BITS else BITS * (plane + 1) <= 23
-    SHIFT: tl.constexpr = 0 if FITS else BITS * plane if HIGH_BITS else 9
-    WITHIN: tl.constexpr = BITS * plane - SHIFT
-    moved = low if FITS else low >> SHIFT
-    code = moved & (((1 << BITS) - 1) << WITHIN)
-    if HIGH_BITS:
-        code |= ((high >> (HIGH_BITS * plane)) & ((1 << HIGH_BITS) - 1)) << BITS
-    return code.to(tl.float32, bitcast=True), 2.0 ** (149 - SHRINK - WITHIN)
-
-
-@triton.jit
-def widen(
-    low, high, factors, block_scale, block_minimum, plane: tl.constexpr, KIND: tl.constexpr, BITS: tl.constexpr,
-    HIGH_BITS: tl.constexpr, OFFSET: tl.constexpr, FACTORS: tl.constexpr, BO: tl.constexpr,
-):  # fmt: skip
-    """A plane [BO, 32] of weights, times 2^-SHRINK: scale * code + minimum in float32, where the product is exact,
-    rounded to bfloat16. `factors` are the block's [BO, FACTORS]."""
-    code, power = _plane_codes(low, high, plane, BITS, HIGH_BITS)
-    if KIND == "q4" or KIND == "q5":
-        scale = _column(factors, 2 * plane, FACTORS, BO).to(tl.float32)[:, None]
-        minimum = _column(factors, 2 * plane + 1, FACTORS, BO).to(tl.float32)[:, None]
-    elif KIND == "q8":
-        scale = _column(factors, plane, FACTORS, BO).to(tl.float32)[:, None]
-        minimum = scale * (-1.0 * OFFSET)
-    else:
-        word = _column(factors, plane // 2, FACTORS, BO)
-        scale, right = _byte(word, 2 * (plane % 2))[:, None], _byte(word, 2 * (plane % 2) + 1)[:, None]
-        if KIND == "q6":
-            scale = tl.where(tl.arange(0, 32)[None, :] < 16, scale, right) * block_scale.to(tl.float32)[:, None]
-            minimum = scale * (-1.0 * OFFSET)
+def _instructions(high_bits: int, offset: int, scales: int) -> str:
+    """Operands: 8 values out ($0 to $7: step, half, side), words low ($8), high ($9) and factors ($10) in."""
+    lines = [
+        ".reg .b32 one, sixteenth, sixteen, pair, high, shifted, scale, minimum;",
+        ".reg .b16 left, right;",
+        f"mov.b32 one, {_half_twice(1024 + offset)};",
+        f"mov.b32 sixteen, {_half_twice(-64 - offset)};",
+        f"mov.b32 sixteenth, {_half_twice(1 / 16)};",
+        "mov.b32 {left, right}, $10;",
+        "mov.b32 scale, {left, left};",
+        "mov.b32 minimum, {right, right};",
+    ]
+    if high_bits == 1:
+        lines.append("shl.b32 high, $9, 12; or.b32 high, high, $9;")
+    if high_bits == 2:
+        lines.append("prmt.b32 high, $9, 0, 0x4140;")
+    for pair in range(4):
+        odd, step = pair % 2, pair // 2
+        if high_bits == 8:
+            lines.append(f"prmt.b32 pair, ${8 + step}, 0x64646464, {'0x4342' if odd else '0x4140'};")
+            lines.append("sub.f16x2 pair, pair, one;")
         else:
-            minimum = right * block_minimum.to(tl.float32)[:, None]
-            scale = scale * block_scale.to(tl.float32)[:, None]
-    scale, minimum = scale * power, minimum * 2.0**-SHRINK
-    return tl.fma(code, scale.broadcast_to(BO, 32), minimum.broadcast_to(BO, 32)).to(tl.bfloat16)
+            mask = "0x00f000f0" if odd else "0x000f000f"
+            lines.append(f"shr.u32 pair, $8, {8 * step};" if step else "mov.b32 pair, $8;")
+            lines.append(f"lop3.b32 pair, pair, {mask}, 0x64006400, 0xea;")
+            if high_bits:
+                above = ((1 << high_bits) - 1) << (8 if odd else 4)
+                lines.append(f"shl.b32 shifted, high, {(8 if odd else 4) - high_bits * pair};")
+                lines.append(f"lop3.b32 pair, shifted, 0x{above:04x}{above:04x}, pair, 0xea;")
+            if odd:
+                lines.append("fma.rn.f16x2 pair, pair, sixteenth, sixteen;")
+            else:
+                lines.append("sub.f16x2 pair, pair, one;")
+        if scales == 2:
+            lines.append(f"mul.f16x2 pair, pair, {'minimum' if step else 'scale'};")
+        elif high_bits == 8:
+            lines.append("mul.f16x2 pair, pair, scale;")
+        else:
+            lines.append("fma.rn.f16x2 pair, pair, scale, minimum;")
+        lines.append(f"mov.b32 {{${2 * pair}, ${2 * pair + 1}}}, pair;")
+    return "{" + "\n".join(lines) + "}"
+
+
+_Q4, _Q5 = tl.constexpr(_instructions(0, 0, 1)), tl.constexpr(_instructions(1, 0, 1))
+_Q6, _Q8 = tl.constexpr(_instructions(2, 32, 2)), tl.constexpr(_instructions(8, 128, 1))
+_OPERANDS = tl.constexpr(",".join(["=h"] * 8 + ["r"] * 3))
+
+
+@triton.jit
+def _value(low, high, factors, STEP: tl.constexpr, HALF: tl.constexpr, SIDE: tl.constexpr, KIND: tl.constexpr):
+    """What the instructions make of one code, without them."""
+    PAIR: tl.constexpr = 2 * STEP + HALF
+    code = (low >> (16 * SIDE + 4 * PAIR)) & 15
+    left = (factors & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+    right = ((factors >> 16) & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+    if KIND == "q4":
+        value = left * code + right
+    elif KIND == "q5":
+        value = left * (code + ((high >> (4 * SIDE + PAIR)) & 1) * 16) + right
+    elif KIND == "q6":
+        value = (right if STEP else left) * (code + ((high >> (8 * SIDE + 2 * PAIR)) & 3) * 16 - 32)
+    else:
+        value = left * ((((high if STEP else low) >> (8 * (2 * HALF + SIDE))) & 255) - 128)
+    return value.to(tl.float16)
+
+
+@triton.jit
+def widen(low, high, factors, KIND: tl.constexpr, NATIVE: tl.constexpr):
+    """Words [n] of codes -> float16 [n, step, half, side]."""
+    if NATIVE:
+        TEXT: tl.constexpr = _Q4 if KIND == "q4" else _Q5 if KIND == "q5" else _Q6 if KIND == "q6" else _Q8
+        v0, v1, v2, v3, v4, v5, v6, v7 = tl.inline_asm_elementwise(
+            TEXT,
+            _OPERANDS,
+            [low, high, factors],
+            dtype=(
+                tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16,
+            ),
+            is_pure=True,
+            pack=1,
+        )  # fmt: skip
+    else:
+        v0, v1 = _value(low, high, factors, 0, 0, 0, KIND), _value(low, high, factors, 0, 0, 1, KIND)
+        v2, v3 = _value(low, high, factors, 0, 1, 0, KIND), _value(low, high, factors, 0, 1, 1, KIND)
+        v4, v5 = _value(low, high, factors, 1, 0, 0, KIND), _value(low, high, factors, 1, 0, 1, KIND)
+        v6, v7 = _value(low, high, factors, 1, 1, 0, KIND), _value(low, high, factors, 1, 1, 1, KIND)
+    left = tl.join(tl.join(v0, v4), tl.join(v2, v6))
+    right = tl.join(tl.join(v1, v5), tl.join(v3, v7))
+    return tl.join(left, right)
+
+
+@triton.jit
+def tile_of(values, REPEATS: tl.constexpr, UNITS: tl.constexpr, WARPS: tl.constexpr):
+    """Widened words of [REPEATS, UNITS, WARPS, 32, 4] -> [outputs, inputs]: stripes are (repeat, warp), blocks units."""
+    values = values.reshape(REPEATS, UNITS, WARPS, 8, 4, 2, 2, 2, 2, 2)  # g, t, group, row half, step, half, side
+    return values.permute(0, 2, 6, 3, 1, 5, 7, 8, 4, 9).reshape(REPEATS * WARPS * 16, UNITS * 64)
+
+
+@triton.jit
+def factor_place(place):
+    """Where the factors of a word are that lies at `place` of a block's."""
+    return tl.max_contiguous(tl.multiple_of(place // 16 * 4 + place % 4, 4), 4)
 
 
 @triton.jit
@@ -95,7 +133,6 @@ def _rows_kernel(
     low,
     high,
     factors,
-    block_factors,
     out,  # [rows, inputs]
     first,
     outputs,
@@ -103,14 +140,11 @@ def _rows_kernel(
     padded,
     SOME: tl.constexpr,
     KIND: tl.constexpr,
-    PLANES: tl.constexpr,
-    BITS: tl.constexpr,
-    HIGH_BITS: tl.constexpr,
-    OFFSET: tl.constexpr,
-    FACTORS: tl.constexpr,
+    CODES: tl.constexpr,
+    NATIVE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One block of inputs of one row of a weight: row token_ids[i] - first, if there is one, or (not SOME) row i."""
+    """Some inputs of row token_ids[i] - first of a weight, if there is one, or (not SOME) of row or stripe i."""
     begin(PDL)
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = row
@@ -118,26 +152,20 @@ def _rows_kernel(
         token = tl.load(token_ids + row) - first
         if (token < 0) | (token >= outputs):
             return
-    if PLANES:
-        k = tl.arange(0, 32)[None, :]
-        place = token * (padded // PLANES) + block * 32 + k
-        words = tl.load(low + place).to(tl.int32)
-        high_words = words
-        if HIGH_BITS:
-            high_words = tl.load(high + place).to(tl.int32)
-        factor_place = (token * (padded // (PLANES * 32)) + block) * FACTORS
-        of_groups = tl.load(factors + factor_place + tl.arange(0, FACTORS)[None, :])
-        block_scale, block_minimum = of_groups, of_groups
-        if KIND == "q4k" or KIND == "q5k" or KIND == "q6":
-            block_scale, block_minimum = halves(tl.load(block_factors + block * outputs + token + tl.arange(0, 1)))
-        for plane in tl.static_range(PLANES):
-            column = (block * PLANES + plane) * 32 + k
-            values = widen(
-                words, high_words, of_groups, block_scale, block_minimum, plane,
-                KIND, BITS, HIGH_BITS, OFFSET, FACTORS, 1,
-            )  # fmt: skip
-            values = values.to(tl.float32) * 2.0**SHRINK
-            tl.store(out + row * inputs + column, values.to(out.dtype.element_ty), mask=column < inputs)
+    if CODES:
+        stripe = token // _ROWS if SOME else row
+        at = stripe * (padded // _INPUTS) + block
+        place = tl.arange(0, 128)
+        low_words = tl.load(low + at * 128 + place)
+        high_words = low_words
+        if KIND != "q4":
+            high_words = tl.load(high + at * 128 + place).to(tl.int32)
+        of_groups = tl.load(factors + at * 32 + factor_place(place)).to(tl.int32)
+        values = tile_of(widen(low_words, high_words, of_groups, KIND, NATIVE), 1, 1, 1)
+        output, column = stripe * _ROWS + tl.arange(0, _ROWS)[:, None], block * _INPUTS + tl.arange(0, _INPUTS)[None, :]
+        wanted = (output == token if SOME else output < outputs) & (column < inputs)
+        target = (output - token + row if SOME else output) * inputs + column
+        tl.store(out + target, values.to(out.dtype.element_ty), mask=wanted)
     else:
         column = block * 128 + tl.arange(0, 128)
         values = tl.load(low + token * inputs + column, mask=column < inputs, other=0.0)
@@ -149,37 +177,29 @@ def some_rows(part: Packed, token_ids: Tensor, first: int, out: Tensor) -> None:
     _launch(part, token_ids, first, out)
 
 
-def all_rows(part: Packed) -> Tensor:
-    """The weight as the values that it stands for: bfloat16 [outputs, inputs]."""
-    out = torch.empty((part.outputs, part.inputs), dtype=torch.bfloat16, device=part.low.device)
+def all_rows(part: Packed) -> Packed:
+    """The weight as the values that its codes stand for."""
+    out = torch.empty((part.outputs, part.inputs), dtype=torch.float16, device=part.low.device)
     _launch(part, None, 0, out)
-    return out
+    return Packed("f16", part.outputs, part.inputs, part.inputs, out)
 
 
 def _launch(part: Packed, token_ids: Tensor | None, first: int, out: Tensor) -> None:
-    form = part.form
-    _rows_kernel[(len(out), triton.cdiv(part.padded, 128 if form is None else form.block))](
-        *(part.low if token_ids is None else token_ids, part.low, part.low if part.high is None else part.high),
-        part.low if part.factors is None else part.factors,
-        part.low if part.block_factors is None else part.block_factors,
+    has_codes = part.factors is not None
+    rows = triton.cdiv(len(out), STRIPE) if has_codes and token_ids is None else len(out)
+    _rows_kernel[(rows, triton.cdiv(part.padded, BLOCK if has_codes else 128))](
+        part.low if token_ids is None else token_ids,
+        *words_of(part),
         *(out, first, part.outputs, part.inputs, part.padded),
         SOME=token_ids is not None,
+        KIND=part.kind,
+        CODES=has_codes,
+        NATIVE=out.is_cuda,
         num_warps=1,
-        **codes_of(part),
         **options(out.device),
     )
 
 
-def codes_of(part: Packed) -> dict[str, int | str]:
-    """What kernels are told of a weight's form when they are compiled."""
-    form = part.form
-    if form is None:
-        return {"KIND": part.kind, "PLANES": 0, "BITS": 0, "HIGH_BITS": 0, "OFFSET": 0, "FACTORS": 0}
-    return {
-        "KIND": part.kind,
-        "PLANES": form.planes,
-        "BITS": form.bits,
-        "HIGH_BITS": form.high_bits,
-        "OFFSET": form.offset,
-        "FACTORS": form.factors,
-    }
+def words_of(part: Packed) -> tuple[Tensor, Tensor, Tensor]:
+    """Low and high words and factors, or in their place what is there."""
+    return part.low, part.low if part.high is None else part.high, part.low if part.factors is None else part.factors
