@@ -182,9 +182,7 @@ class Model:
             "rope": all_layers(rope),
             "attend": all_layers(lambda layer, kv: self.backend._attend(q, kv, layer.shape, plan, dtype)),
             "output": all_layers(lambda layer, kv: cuda_linear.sums(attended, layer.output)),
-            "norm": all_layers(
-                lambda layer, kv: cuda_rows.add_norm(x, update, 1.0, layer.post_norm, 1e-5, dtype)
-            ),
+            "norm": all_layers(lambda layer, kv: cuda_rows.add_norm(x, update, 1.0, layer.post_norm, 1e-5, dtype)),
             "gate_up": all_layers(lambda layer, kv: cuda_linear.gated(normed, layer.gate_up, dtype)),
             "down": all_layers(lambda layer, kv: cuda_linear.sums(active, layer.down)),
         }

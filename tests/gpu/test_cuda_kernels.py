@@ -117,6 +117,12 @@ class TestLinear:
                 apart = cuda_rows.gated(cuda_linear.sums(x, layer), dtype)
                 assert torch.equal(cuda_linear.gated(x, layer, dtype), apart)
 
+    def test_what_float16_cannot_hold_stays_finite(self) -> None:
+        layer = layer_of(random_weight("q4", 32, 64))
+        assert cuda_linear.sums(small(2, 64) * 1e6, layer).isfinite().all()
+        active = cuda_rows.gated(torch.full((1, 2, 64), 1e6, device=DEVICE), torch.float16)
+        assert torch.equal(active, torch.full((2, 32), 65504.0, dtype=torch.float16, device=DEVICE))
+
     @bits
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize(

@@ -13,8 +13,6 @@ import triton.language as tl
 from foredraft.backends.cuda_launch import activated, begin, prefetch
 from foredraft.backends.cuda_widen import factor_place, tile_of, widen
 
-_AHEAD = tl.constexpr(64)  # lines of 128 bytes of every stripe that are fetched to the cache before the kernel begins
-
 
 @triton.jit
 def _load(low_at, high_at, factors_at, unit, block, last, KIND: tl.constexpr, EVEN: tl.constexpr):
@@ -75,6 +73,7 @@ def codes_kernel(
     WARPS: tl.constexpr,
     MANUAL: tl.constexpr,
     UNROLL: tl.constexpr,
+    AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row_tile, tile, index = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -103,17 +102,23 @@ def codes_kernel(
 
     total = tl.zeros((BO, BN), tl.float32)
     REPEATS: tl.constexpr = STRIPES // WARPS
-    if PDL:
-        line = tl.arange(0, STRIPES * _AHEAD)
-        nth = line // _AHEAD
-        stripe = tl.minimum(tile * OWN + nth % OWN + nth // OWN * (outputs // 32), (outputs + 15) // 16 - 1)
-        ahead = first * 128 + UNITS * 128 + line % _AHEAD * 32
-        prefetch(low + stripe * blocks * 128 + tl.minimum(ahead, last * 128 - 1), PDL)
+    # What lies some steps ahead is fetched to the cache: lines of 128 bytes, 4 of codes and 1 of factors a block.
+    line = tl.arange(0, STRIPES * UNITS * 8)
+    nth, part = line // (UNITS * 8), line % (UNITS * 8)
+    stripe = tl.minimum(tile * OWN + nth % OWN + nth // OWN * (outputs // 32), (outputs + 15) // 16 - 1)
+    is_codes = part < UNITS * 4
+    codes_line = (low + stripe * blocks * 128 + part % 4 * 32).to(tl.int64)
+    far = tl.where(is_codes, codes_line, (factors + stripe * blocks * 32).to(tl.int64))
+    nearest, stride = tl.where(is_codes, part // 4, part % UNITS), tl.where(is_codes, 512, 128)
+    for ahead in tl.static_range(1, AHEAD + 1):
+        prefetch(far + tl.minimum(first + ahead * UNITS + nearest, last - 1) * stride, NATIVE)
     if MANUAL:
         words, more, of_groups = _load(low_at, high_at, factors_at, unit, first, last, KIND, EVEN)
         begin(PDL)
         x_tile = _load_x(x_rows, known, k, first, inputs, EVEN)
         for block in tl.range(first + UNITS, last, UNITS, loop_unroll_factor=UNROLL):
+            if AHEAD:
+                prefetch(far + tl.minimum(block + AHEAD * UNITS + nearest, last - 1) * stride, NATIVE)
             next_words, next_more, next_groups = _load(low_at, high_at, factors_at, unit, block, last, KIND, EVEN)
             next_x = _load_x(x_rows, known, k, block, inputs, EVEN)
             total = _multiply(total, words, more, of_groups, x_tile, KIND, NATIVE, REPEATS, UNITS, WARPS)
@@ -122,6 +127,8 @@ def codes_kernel(
     else:
         begin(PDL)
         for block in range(first, last, UNITS):
+            if AHEAD:
+                prefetch(far + tl.minimum(block + (1 + AHEAD) * UNITS + nearest, last - 1) * stride, NATIVE)
             words, more, of_groups = _load(low_at, high_at, factors_at, unit, block, last, KIND, EVEN)
             x_tile = _load_x(x_rows, known, k, block, inputs, EVEN)
             total = _multiply(total, words, more, of_groups, x_tile, KIND, NATIVE, REPEATS, UNITS, WARPS)

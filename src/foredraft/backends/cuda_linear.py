@@ -7,7 +7,7 @@ inputs, from 0; the segments' sums are added in order (cuda_pack.Cut). With few 
 own, so that the whole device reads the weight, and whoever reads the sums adds them up; with many rows a program goes
 through all segments. Packed codes are widened to float16 in registers (cuda_codes), or for many rows once before.
 
-What multiplies bfloat16 weights is rounded to bfloat16, what multiplies codes to float16, whose largest number is 65504.
+What multiplies bfloat16 weights is rounded to bfloat16; what multiplies codes to float16, and to at most 65504.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from foredraft.backends.cuda_pack import STRIPE, Cut, Packed, cut
 from foredraft.backends.cuda_widen import all_rows, words_of
 
 UNROLL = 1
+AHEAD = 4
 SPLIT_ROWS = 256  # up to so many rows, every segment has a program of its own
 
 
@@ -222,6 +223,7 @@ def _launch(
             WARPS=tile.warps,
             MANUAL=tile.stages <= 1,
             UNROLL=UNROLL,
+            AHEAD=AHEAD,
             **shared,
         )
     else:

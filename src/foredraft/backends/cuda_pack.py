@@ -10,9 +10,10 @@ instruction wants them in its registers, so that each of a warp's 32 lanes reads
     q6         4 x int32, 4 x int16 (2 bits) two scales, of 16 inputs each
     q8         4 x int32, 4 x int32          scale
 
-Lane 4 * g + t has rows g and g + 8 of the stripe. Each of its words has one row and one group: the inputs
-16 * step + 8 * half + 2 * t + side of it, where step, half and side are 0 or 1. The code of (step, half, side) has 4 bits
-at 16 * side + 8 * step + 4 * half. The 8 bits of q8 are at 8 * (2 * half + side), in one word for each step.
+Lane 4 * g + t has rows g and g + 8 of the stripe. Each of its words has one row and one group of the block: word
+2 * group + row half. In it are the codes of the group's inputs 16 * step + 8 * half + 2 * t + side, where step, half
+and side are 0 or 1: 4 bits of each at 16 * side + 8 * step + 4 * half, 1 or 2 bits above them at as many times
+4 * side + 2 * step + half, or 8 bits at 8 * (2 * half + side), in one word for each step.
 
 Factors of blocks of 256 inputs are multiplied into those of groups. Inputs and outputs that do not fill a block or a
 stripe are filled up with codes and factors of 0.
@@ -45,7 +46,9 @@ _STRIPED = (0, 3, 2, 7, 4, 1, 5, 6, 8)  # stripe, row half, g, block, group, ste
 class Form:
     """How the codes of a kind are packed."""
 
-    high: torch.dtype | None = None  # of the words with the bits above the first 4, or with the second half of the codes
+    high: torch.dtype | None = (
+        None  # of the words with the bits above the first 4, or with the second half of the codes
+    )
     high_bits: int = 0
     offset: int = 0  # that is added to codes so that none is negative
     group: int = 32

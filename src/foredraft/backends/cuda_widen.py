@@ -116,7 +116,7 @@ def widen(low, high, factors, KIND: tl.constexpr, NATIVE: tl.constexpr):
 
 @triton.jit
 def tile_of(values, REPEATS: tl.constexpr, UNITS: tl.constexpr, WARPS: tl.constexpr):
-    """Widened words of [REPEATS, UNITS, WARPS, 32, 4] -> [outputs, inputs]: stripes are (repeat, warp), blocks units."""
+    """Widened words of [REPEATS, UNITS, WARPS, 128] -> [outputs, inputs]: stripes are (repeat, warp), blocks units."""
     values = values.reshape(REPEATS, UNITS, WARPS, 8, 4, 2, 2, 2, 2, 2)  # g, t, group, row half, step, half, side
     return values.permute(0, 2, 6, 3, 1, 5, 7, 8, 4, 9).reshape(REPEATS * WARPS * 16, UNITS * 64)
 
