@@ -73,12 +73,12 @@ class CudaBackend:
         return cuda_rows.embed(token_ids, weight)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return cuda_rows.add_norm(x, None, 1.0, weight, eps, torch.float32)
+        return cuda_rows.add_norm(x, None, 1.0, weight, eps, self.kv_dtype).float()
 
     def add_rms_norm(
         self, x: Tensor, update: Tensor, multiplier: float, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        return x, cuda_rows.add_norm(x, update[None], multiplier, weight, eps, torch.float32)
+        return x, cuda_rows.add_norm(x, update[None], multiplier, weight, eps, self.kv_dtype).float()
 
     def rope_and_store(
         self,
@@ -94,7 +94,7 @@ class CudaBackend:
         return q.float()
 
     def attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch) -> Tensor:
-        return self._attend(q.to(self.kv_dtype), kv, shape, _as_plan(batch), torch.float32)
+        return self._attend(q.to(self.kv_dtype), kv, shape, _as_plan(batch), self.kv_dtype).float()
 
     def _attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, plan: Plan, dtype: torch.dtype) -> Tensor:
         out = torch.empty_like(q, dtype=dtype)
@@ -110,9 +110,9 @@ class CudaBackend:
     def run_layers(
         self, x: Tensor, stack: Stack, span: range, kv: Items[LayerKV], batch: ForwardBatch
     ) -> tuple[Tensor, Tensor]:
-        """x is changed in place. What a linear layer reads is stored as that layer would round it; the last norm as the
-        last layer's would be."""
-        plan, of = _as_plan(batch), cuda_linear.operand_dtype
+        """x is changed in place. What a linear layer reads is stored as it reads it; the last norm as the last layer's
+        would be."""
+        plan, of = _as_plan(batch), self._operand_dtype
         layers, multiplier, eps = stack.layers, stack.residual_multiplier, stack.norm_eps
         first = layers[span.start]
         normed = cuda_rows.add_norm(x, None, 1.0, first.input_norm, eps, of(first.qkv))
@@ -134,6 +134,9 @@ class CudaBackend:
             norm = stack.norm if following is None else following.input_norm
             normed = cuda_rows.add_norm(x, update, multiplier, norm, eps, of((following or layer).qkv))
         return x, normed
+
+    def _operand_dtype(self, weight: Linear) -> torch.dtype:
+        return torch.float32 if self.kv_dtype is torch.float32 else cuda_linear.operand_dtype(weight)
 
     def warm_plans(self, shape: AttentionShape, block_size: int, max_keys: int) -> Iterator[Plan]:
         self._select()

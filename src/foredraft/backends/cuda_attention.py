@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from foredraft.backends.base import AttentionShape, LayerKV
-from foredraft.backends.cuda_launch import begin, options, prefetch
+from foredraft.backends.cuda_launch import begin, options, prefetch, stored_as_bfloat16
 
 KEY_BLOCK = 128
 _LOG2_E = 1.4426950408889634
@@ -223,7 +223,7 @@ def _merge_kernel(
             highest, total, mixed = _merge(highest, total, mixed, highest_b, total_b, mixed_b, False)
     result = tl.div_rn(mixed, tl.where(total > 0, total, 1.0))
     places = (row.to(tl.int64) * HEADS + head) * HEAD_DIM + d
-    tl.store(out + places, result.to(out.dtype.element_ty), mask=d < HEAD_DIM)
+    tl.store(out + places, stored_as_bfloat16(result, out), mask=d < HEAD_DIM)
 
 
 @triton.jit
@@ -260,7 +260,7 @@ def _whole_kernel(
     result = tl.div_rn(mixed, tl.where(total > 0, total, 1.0)[:, None].broadcast_to(M, D))
     d = tl.arange(0, D)[None, :]
     places = (row.to(tl.int64) * HEADS + head)[:, None] * HEAD_DIM + d
-    tl.store(out + places, result.to(out.dtype.element_ty), mask=exists[:, None] & (d < HEAD_DIM))
+    tl.store(out + places, stored_as_bfloat16(result, out), mask=exists[:, None] & (d < HEAD_DIM))
 
 
 def rows_together(shape: AttentionShape, dtype: torch.dtype, whole: bool) -> int:

@@ -31,12 +31,26 @@ def begin(PDL: tl.constexpr):
 
 
 @triton.jit
-def activated(gate, up, out):
-    """silu(gate) * up as `out` stores it. What float16 cannot hold becomes its largest number."""
-    active = gate / (1 + tl.exp(-gate)) * up
+def stored(values, out):
+    """`values` as `out` holds them. What float16 cannot hold becomes its largest number."""
     if out.dtype.element_ty == tl.float16:
-        active = tl.clamp(active, -_LARGEST, _LARGEST)
-    return active.to(out.dtype.element_ty)
+        values = tl.clamp(values, -_LARGEST, _LARGEST)
+    return values.to(out.dtype.element_ty)
+
+
+@triton.jit
+def stored_as_bfloat16(values, out):
+    """`values` as `out` holds them, rounded to bfloat16 where that is float16: the bits of a linear layer that follows
+    are those that it has with values of the cache's dtype."""
+    if out.dtype.element_ty == tl.float16:
+        values = values.to(tl.bfloat16).to(tl.float32)
+    return stored(values, out)
+
+
+@triton.jit
+def activated(gate, up, out):
+    """silu(gate) * up as `out` holds it."""
+    return stored(gate / (1 + tl.exp(-gate)) * up, out)
 
 
 @triton.jit

@@ -25,8 +25,6 @@ from foredraft.backends.cuda_launch import LARGEST, activated, begin, options, p
 from foredraft.backends.cuda_pack import STRIPE, Cut, Packed, cut
 from foredraft.backends.cuda_widen import all_rows, words_of
 
-UNROLL = 1
-AHEAD = 4
 SPLIT_ROWS = 256  # up to so many rows, every segment has a program of its own
 
 
@@ -153,7 +151,12 @@ def tile_for(rows: int, packed: Packed, order: Cut) -> Tile:
         return Tile(128, 256, 64, 8, 3)
     wide = 16 if rows <= 16 else 32 if rows <= 32 else 64
     if packed.factors is not None:
-        return Tile(32, 8, 256, 2, 1) if rows <= 8 else Tile(64, wide, 128, 4, 1)
+        short = order.length < 1024
+        if rows <= 8 or (rows <= 16 and short):
+            return Tile(32, 8 if rows <= 8 else 16, 256, 2, 3)
+        if rows <= 16 and packed.kind == "q4":  # others would need too many registers
+            return Tile(32, 16, 256, 1, 3)
+        return Tile(64, wide, 128, 4, 3) if rows <= 16 or short else Tile(128, wide, 128, 8, 3)
     if rows <= 8 and order.length < 1024:
         return Tile(16, 8, 64, 1, 4 if order.length < 512 else 8)
     if rows <= 8 and order.count == 1:
@@ -221,9 +224,6 @@ def _launch(
             EVEN=even,
             NATIVE=x.is_cuda,
             WARPS=tile.warps,
-            MANUAL=tile.stages <= 1,
-            UNROLL=UNROLL,
-            AHEAD=AHEAD,
             **shared,
         )
     else:

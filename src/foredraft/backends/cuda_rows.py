@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from foredraft.backends.base import AttentionShape, LayerKV, Linear
-from foredraft.backends.cuda_launch import activated, begin, options
+from foredraft.backends.cuda_launch import activated, begin, options, stored_as_bfloat16
 from foredraft.backends.cuda_widen import some_rows
 
 _HEADS = 8  # that one program of rope and store has
@@ -56,7 +56,7 @@ def _add_norm_kernel(
         tl.store(x + places, y, mask=inside)
     mean = tl.sum(y * y) / WIDTH
     result = y * tl.rsqrt(mean + eps) * scale
-    tl.store(normed + places, result.to(normed.dtype.element_ty), mask=inside)
+    tl.store(normed + places, stored_as_bfloat16(result, normed), mask=inside)
 
 
 @triton.jit(do_not_specialize=["size"])

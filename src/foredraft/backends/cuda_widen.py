@@ -19,7 +19,7 @@ _ROWS, _INPUTS = tl.constexpr(STRIPE), tl.constexpr(BLOCK)
 
 
 def _half_twice(value: float) -> str:
-    bits = torch.tensor(value, dtype=torch.float16).view(torch.int16).item() & 0xFFFF
+    bits = int(torch.tensor(value, dtype=torch.float16).view(torch.int16)) & 0xFFFF
     return f"0x{bits:04x}{bits:04x}"
 
 
@@ -115,16 +115,22 @@ def widen(low, high, factors, KIND: tl.constexpr, NATIVE: tl.constexpr):
 
 
 @triton.jit
-def tile_of(values, REPEATS: tl.constexpr, UNITS: tl.constexpr, WARPS: tl.constexpr):
+def tile_of(values, REPEATS: tl.constexpr, UNITS: tl.constexpr, WARPS: tl.constexpr, NATIVE: tl.constexpr):
     """Widened words of [REPEATS, UNITS, WARPS, 128] -> [outputs, inputs]: stripes are (repeat, warp), blocks units."""
     values = values.reshape(REPEATS, UNITS, WARPS, 8, 4, 2, 2, 2, 2, 2)  # g, t, group, row half, step, half, side
-    return values.permute(0, 2, 6, 3, 1, 5, 7, 8, 4, 9).reshape(REPEATS * WARPS * 16, UNITS * 64)
+    tile = values.permute(0, 2, 6, 3, 1, 5, 7, 8, 4, 9).reshape(REPEATS * WARPS * 16, UNITS * 64)
+    if NATIVE:
+        # Where the compiler sees a join behind a dot, it takes inputs in another order than that of other layers, and
+        # lanes would have to exchange values. It does not look through instructions that it must not move.
+        tile = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tile], dtype=tl.float16, is_pure=False, pack=2)
+    return tile
 
 
 @triton.jit
-def factor_place(place):
-    """Where the factors of a word are that lies at `place` of a block's."""
-    return tl.max_contiguous(tl.multiple_of(place // 16 * 4 + place % 4, 4), 4)
+def four_by_four(place, SHARE: tl.constexpr):
+    """place // SHARE * 4 + place % 4, which is read in fours, whatever their size: so that lanes get what belongs to
+    their own four words. The words of SHARE / 4 lanes have the same place."""
+    return tl.max_contiguous(tl.multiple_of(place // SHARE * 4 + place % 4, 4), 4)
 
 
 @triton.jit
@@ -159,9 +165,9 @@ def _rows_kernel(
         low_words = tl.load(low + at * 128 + place)
         high_words = low_words
         if KIND != "q4":
-            high_words = tl.load(high + at * 128 + place).to(tl.int32)
-        of_groups = tl.load(factors + at * 32 + factor_place(place)).to(tl.int32)
-        values = tile_of(widen(low_words, high_words, of_groups, KIND, NATIVE), 1, 1, 1)
+            high_words = tl.load(high + at * 128 + four_by_four(place, 4)).to(tl.int32)
+        of_groups = tl.load(factors + at * 32 + four_by_four(place, 16)).to(tl.int32)
+        values = tile_of(widen(low_words, high_words, of_groups, KIND, NATIVE), 1, 1, 1, NATIVE)
         output, column = stripe * _ROWS + tl.arange(0, _ROWS)[:, None], block * _INPUTS + tl.arange(0, _INPUTS)[None, :]
         wanted = (output == token if SOME else output < outputs) & (column < inputs)
         target = (output - token + row if SOME else output) * inputs + column
