@@ -12,9 +12,7 @@ from foredraft.errors import InvalidParameter
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import ProposerChoice, Spec
-from tests.contract.test_grammars import check_answers
 from tests.contract.test_trees import PROMPTS, RandomTrees, run
-from tests.grammars import SCHEMAS
 from tests.tiny_models import ARCHITECTURES, VOCAB, all_logits, random_model, save_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -108,6 +106,11 @@ def test_a_cache_that_does_not_fit_is_refused_with_a_sentence(tmp_path: Path) ->
 )
 def test_answers_fit_their_grammars(fields: dict[str, float], backend: str, tmp_path: Path) -> None:
     """Rows under a grammar beside rows without one, in one run. Top-k asks for more tokens than are allowed."""
+    for package in ("llguidance", "jsonschema"):
+        pytest.importorskip(package, reason=f"needs {package}")
+    from tests.contract.test_grammars import check_answers
+    from tests.grammars import SCHEMAS
+
     llm = LLM(str(save_model(random_model("llama"), tmp_path)), device="cuda", backend=backend, max_num_seqs=64)
     params = [
         SamplingParams(max_tokens=120, seed=index, grammar=schema, **fields)  # type: ignore[arg-type]

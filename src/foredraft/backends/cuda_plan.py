@@ -267,13 +267,15 @@ def _fill(
     for name in ("token_ids", "positions", "slots", "sequences"):
         arrays[name][:rows] = getattr(batch, name).numpy()
     arrays["prefix_lens"][:rows], arrays["path_lens"][:rows] = prefix_lens, path_lens
-    for name in ("token_ids", "positions", "sequences", "prefix_lens", "path_lens"):
-        arrays[name][rows:] = 0
-    arrays["slots"][rows:] = _NOWHERE
+    if rows < len(arrays["slots"]):
+        for name in ("token_ids", "positions", "sequences", "prefix_lens", "path_lens"):
+            arrays[name][rows:] = 0
+        arrays["slots"][rows:] = _NOWHERE
     width = min(width, arrays["block_tables"].shape[1])
     arrays["block_tables"][:sequences, :width] = batch.block_tables.numpy()[:, :width]
-    depth = min(batch.paths.shape[1], arrays["paths"].shape[1])
-    arrays["paths"][:rows, :depth] = batch.paths.numpy()[:, :depth]
+    if path_lens.any():
+        depth = min(batch.paths.shape[1], arrays["paths"].shape[1])
+        arrays["paths"][:rows, :depth] = batch.paths.numpy()[:, :depth]
 
 
 def _fill_groups(groups: NDArray[Any], borders: NDArray[np.int64], together: int) -> None:
