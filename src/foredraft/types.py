@@ -150,6 +150,7 @@ class Sequence:
     params: SamplingParams  # resolved: no None among the sampling fields
     seed: int
     max_tokens: int  # params.max_tokens, cut to what the context holds
+    priority: int = 0  # lower ones run first; equal ones in order of arrival
     num_computed_tokens: int = 0
     num_lookahead_tokens: int = 0  # KV slots to hold free beyond the known tokens, for a draft
     prompt_key: int = 0  # gives every prompt noise of its own under `rejection` and `block`; 0 under `match`

@@ -235,3 +235,50 @@ def test_who_is_sent_back_waits_for_the_next_step() -> None:
         scheduler.add(make_sequence([id], id=id))
     steps = [[work.sequence.id for work in one_step(scheduler)] for _ in range(6)]
     assert steps == [[0, 1], [0, 1], [0, 1], [0, 1], [0], [0, 1]]
+
+
+def test_a_long_prompt_does_not_block_a_short_one() -> None:
+    """The short one comes while the long one is computed, and has its first token one step later."""
+    scheduler = Scheduler(BlockPool(256, 2), max_num_seqs=4, max_num_batched_tokens=16)
+    scheduler.add(make_sequence([1] * 200, id=0))
+    assert [work.num_new_tokens for work in one_step(scheduler)] == [16]
+    scheduler.add(make_sequence([2] * 5, id=1))
+    assert [work.num_new_tokens for work in one_step(scheduler)] == [11, 5]
+
+
+def test_a_short_prompt_gets_in_behind_a_long_one_that_waits() -> None:
+    scheduler = Scheduler(BlockPool(256, 2), max_num_seqs=4, max_num_batched_tokens=16)
+    for id, length in enumerate((200, 100, 5)):
+        scheduler.add(make_sequence([id] * length, id=id))
+    assert [work.num_new_tokens for work in one_step(scheduler)] == [8, 3, 5]
+
+
+def test_what_is_cached_of_a_prompt_does_not_make_it_long() -> None:
+    scheduler = Scheduler(BlockPool(256, 2), max_num_seqs=4, max_num_batched_tokens=16)
+    scheduler.add(make_sequence([3] * 100, id=0))
+    while not one_step(scheduler)[0].reaches_end:
+        pass
+    scheduler.abort(scheduler.running[0])
+    scheduler.add(make_sequence([1] * 80, id=1))
+    one_step(scheduler)
+    scheduler.add(make_sequence([3] * 104, id=2))
+    assert [work.num_new_tokens for work in one_step(scheduler)] == [12, 4]
+
+
+def test_equal_prompts_are_computed_one_after_the_other() -> None:
+    scheduler = Scheduler(BlockPool(256, 2), max_num_seqs=4, max_num_batched_tokens=16)
+    for id in range(3):
+        scheduler.add(make_sequence([id] * 24, id=id))
+    assert [[work.num_new_tokens for work in one_step(scheduler)] for _ in range(3)] == [[16], [8, 8], [1, 15]]
+
+
+def test_a_lower_priority_runs_first_and_is_sent_back_last() -> None:
+    scheduler = Scheduler(BlockPool(4, 2, prefix_caching=False), max_num_seqs=2, max_num_batched_tokens=8)
+    for id, priority in enumerate((0, 5, -1)):
+        scheduler.add(make_sequence([id], id=id, priority=priority))
+    assert [work.sequence.id for work in one_step(scheduler)] == [2, 0]
+    scheduler.check_integrity()
+    while not scheduler.waiting[0].counters.preemptions:
+        one_step(scheduler)
+    assert [sequence.id for sequence in scheduler.running] == [2]
+    assert [sequence.id for sequence in scheduler.waiting] == [0, 1]

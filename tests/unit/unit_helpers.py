@@ -18,11 +18,12 @@ def make_sequence(
     id: int = 0,
     seed: int = 1,
     max_tokens: int = 64,
+    priority: int = 0,
     **params: Any,
 ) -> Sequence:
     """A sequence as the engine makes it; further keywords are sampling parameters."""
     prompt, resolved = list(prompt), SamplingParams(max_tokens=max_tokens, **params).resolved({})
-    return Sequence(id, f"request-{id}", 0, [*prompt, *output], len(prompt), resolved, seed, max_tokens)
+    return Sequence(id, f"request-{id}", 0, [*prompt, *output], len(prompt), resolved, seed, max_tokens, priority)
 
 
 def make_draft(tokens: Iterable[int], parents: Iterable[int] | None = None, origin: str = "guess") -> Draft:

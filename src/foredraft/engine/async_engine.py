@@ -76,12 +76,14 @@ class AsyncEngine:
         params: SamplingParams | None = None,
         spec: Spec | str | None = None,
         request_id: str | None = None,
+        priority: int = 0,
     ) -> Stream:
         """Begin a request; `async for event in engine.generate(...)` reads it.
 
         Raises Overloaded when too many wait, before the prompt is looked at, and InvalidSpec when `spec` cannot be
         parsed. What is wrong with the prompt, the parameters or the proposers is raised by the first event, and by
-        `await stream.admitted()`. Without a spec nothing is drafted.
+        `await stream.admitted()`. Without a spec nothing is drafted. Of those that wait, the ones with the lowest
+        `priority` run first.
         """
         loop = asyncio.get_running_loop()
         params = SamplingParams() if params is None else params
@@ -97,7 +99,7 @@ class AsyncEngine:
                 request_id = next(name for number in self._request_ids if (name := f"{number}") not in self._channels)
             if request_id in self._channels:
                 raise InvalidParameter(f"The request id {request_id!r} is in use; choose another.")
-            channel = self._channels[request_id] = Channel(loop, request_id, params)
+            channel = self._channels[request_id] = Channel(loop, request_id, params, priority)
             self._num_unfinished += params.n
         task = loop.create_task(self._admit(channel, prompt, spec))
         self._admissions.add(task)
@@ -184,7 +186,7 @@ class AsyncEngine:
             assignments.install(*built.popitem()[1])
         if missing := assignments.missing(spec):
             return missing
-        self._engine.add(channel.request_id, channel.prompt_token_ids, channel.params, spec)
+        self._engine.add(channel.request_id, channel.prompt_token_ids, channel.params, spec, priority=channel.priority)
         if channel.is_aborted:
             self._deliver(self._engine.abort(channel.request_id))
         return []

@@ -91,6 +91,17 @@ class BlockPool:
         self._chains[sequence.id] = chain
         return len(chain) * self.block_size
 
+    def num_cached_tokens(self, sequence: Sequence) -> int:
+        """How many tokens `match_prefix` would cover now."""
+        if not self.prefix_caching or sequence.params.prompt_logprobs is not None:
+            return 0
+        chain: list[bytes] = []
+        for index in range((sequence.num_tokens - 1) // self.block_size):
+            chain.append(self._name(chain, sequence, index))
+            if chain[-1] not in self._block_of_name:
+                return index * self.block_size
+        return len(chain) * self.block_size
+
     def register(self, sequence: Sequence) -> None:
         """Name the blocks that have become full of computed tokens. The first block of a name keeps it."""
         if not self.prefix_caching:

@@ -113,7 +113,13 @@ class Engine:
         )
 
     def add(
-        self, request_id: str, prompt: list[int], params: SamplingParams, spec: Spec, is_followed: bool = True
+        self,
+        request_id: str,
+        prompt: list[int],
+        params: SamplingParams,
+        spec: Spec,
+        is_followed: bool = True,
+        priority: int = 0,
     ) -> None:
         """Queue a request. Whatever is wrong with it is said here, before it costs anybody anything. One that nobody
         follows has no events but the last of each sample, which carries the output."""
@@ -137,6 +143,7 @@ class Engine:
                 params=params,
                 seed=derived_seed(seed, sample),
                 max_tokens=max_tokens,
+                priority=priority,
                 num_lookahead_tokens=num_lookahead_tokens,
                 prompt_key=key,
                 constraint=None if grammar is None else grammar.constraint(params.ignore_eos),

@@ -1,16 +1,21 @@
 """Who runs in the next step, and with how many tokens. Plain Python: no torch, no clock, no model.
 
 There is no prefill and no decode phase: every sequence wants `num_tokens - num_computed_tokens` rows, a new prompt many
-and a running sequence one. First come, first served: running and then waiting are always in order of arrival.
+and a running sequence one. First come, first served: running and waiting are always in order of priority, and among
+equals in order of arrival. Half of the rows for prompts go to the shortest ones, so that a long one blocks nobody.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Sequence as Items
+from itertools import islice
 
 from foredraft.engine.blocks import BlockPool
 from foredraft.types import TARGET, Commit, FinishReason, Sequence, Stop, Verdict, Work
+
+_LOOK_AT = 16  # waiting sequences whose lengths count: how much of one is cached is not known for nothing
 
 
 class Scheduler:
@@ -42,7 +47,7 @@ class Scheduler:
         return self.pool.blocks_for(num_tokens) <= self.pool.num_blocks
 
     def add(self, sequence: Sequence) -> None:
-        self.waiting.append(sequence)
+        insort(self.waiting, sequence, key=_order)
 
     def schedule(self, chunk_rows: int | None = None) -> list[Work]:
         """The works of the next step, oldest first, with slots reserved for their tokens and lookahead.
@@ -53,33 +58,39 @@ class Scheduler:
         works: list[Work] = []
         running = self.running
         budget = self.max_num_batched_tokens
-        chunk = budget if chunk_rows is None or not self.num_decoding else chunk_rows
+        num_decoding = self.num_decoding
+        chunk = budget if chunk_rows is None or not num_decoding else min(chunk_rows, budget - num_decoding)
+        shares = self._prompt_shares(chunk) if self.waiting or num_decoding < len(running) else {}
         preempted = False
         while (index := len(works)) < len(running):
             sequence = running[index]
             rows = budget - (len(running) - index - 1)  # the younger ones are owed a row each
-            work = self._reserve(sequence, min(rows, max(1, chunk)))
+            work = self._reserve(sequence, min(rows, max(1, shares.get(sequence.id, 0))))
             if work is None:
                 preempted = True
                 self._preempt(running.pop())
             else:
                 works.append(work)
                 budget -= work.num_new_tokens
-                chunk -= 0 if _is_decoding(sequence) else work.num_new_tokens
 
-        while self.waiting and min(budget, chunk) > 0 and len(self.running) < self.max_num_seqs and not preempted:
+        num_before = len(running)
+        while self.waiting and budget > 0 and len(running) < self.max_num_seqs and not preempted:
             sequence = self.waiting[0]
+            if not shares.get(sequence.id):
+                break
             sequence.num_computed_tokens = self.pool.match_prefix(sequence)
-            work = self._reserve(sequence, min(budget, chunk))
+            work = self._reserve(sequence, min(budget, shares[sequence.id]))
             if work is None:
                 self._take_blocks(sequence)
                 break
             if not sequence.counters.preemptions:  # after one it finds mostly what it computed itself
                 sequence.counters.cached_tokens = sequence.num_computed_tokens
-            self.running.append(self.waiting.popleft())
+            running.append(self.waiting.popleft())
             works.append(work)
             budget -= work.num_new_tokens
-            chunk -= work.num_new_tokens
+        if len(running) > num_before:
+            running.sort(key=_order)
+            works.sort(key=lambda work: _order(work.sequence))
 
         for index, work in enumerate(works):  # drafts get what tokens have left over: rows and blocks
             if work.sequence.num_lookahead_tokens and work.reaches_end:
@@ -101,10 +112,29 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless order and blocks are as they should be."""
-        order = [sequence.id for sequence in (*self.running, *self.waiting)]
-        assert order == sorted(order), "first come, first served is violated"
+        for line in (self.running, self.waiting):
+            order = [_order(sequence) for sequence in line]
+            assert order == sorted(order), "priority, then first come, first served is violated"
         assert all(not sequence.block_table for sequence in self.waiting), "a waiting sequence holds blocks"
         self.pool.check_integrity(self.running)
+
+    def _prompt_shares(self, rows: int) -> dict[int, int]:
+        """How many of a step's rows each prompt gets, by sequence id. The shortest prompts share one half of the rows,
+        and the first in order the rest. Of those that wait, one with a share brings in all before it."""
+        waiting = list(islice(self.waiting, min(_LOOK_AT, self.max_num_seqs - len(self.running))))
+        prompts = [sequence for sequence in self.running if not _is_decoding(sequence)] + waiting
+        left = {each.id: each.num_tokens - each.num_computed_tokens for each in prompts}
+        if len(prompts) > 1:
+            left.update((each.id, each.num_tokens - self.pool.num_cached_tokens(each)) for each in waiting)
+        shares = dict.fromkeys(left, 0)
+        shortest_first = sorted(prompts, key=lambda sequence: left[sequence.id])
+        for line, half in ((shortest_first, rows // 2), (prompts, rows - rows // 2)):
+            for sequence in line:
+                share = min(half, left[sequence.id] - shares[sequence.id])
+                shares[sequence.id] += share
+                half -= share
+        last = max((place for place, each in enumerate(waiting) if shares[each.id]), default=-1)
+        return shares | {each.id: max(1, shares[each.id]) for each in waiting[:last]}
 
     def _reserve(self, sequence: Sequence, rows: int) -> Work | None:
         """Slots for at most `rows` of the tokens that are still to be computed."""
@@ -127,7 +157,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self._take_blocks(sequence)
         sequence.counters.preemptions += 1
-        self.waiting.appendleft(sequence)
+        insort(self.waiting, sequence, key=_order)
 
     def _take_blocks(self, sequence: Sequence) -> None:
         """Back to a sequence that has computed nothing. What it computed may still be found by its prefix."""
@@ -169,6 +199,10 @@ class Scheduler:
             draft,
             verdict.target_argmax,
         )
+
+
+def _order(sequence: Sequence) -> tuple[int, int]:
+    return sequence.priority, sequence.id
 
 
 def _is_decoding(sequence: Sequence) -> bool:

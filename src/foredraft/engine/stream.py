@@ -14,10 +14,13 @@ class Channel:
     """What the threads of an engine and a reader share. The threads read the request and the two flags, and they call
     `deliver` and `decide` through the event loop. Any thread may set the flags; everything else happens in the loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, request_id: str, params: SamplingParams) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, request_id: str, params: SamplingParams, priority: int = 0
+    ) -> None:
         self.loop = loop
         self.request_id = request_id
         self.params = params
+        self.priority = priority
         self.events: deque[TokenEvent] = deque()
         self.unfinished = params.n  # samples whose last event has not been read
         self.arrived = asyncio.Event()  # something may have changed since the reader last looked
