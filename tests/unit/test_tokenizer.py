@@ -359,3 +359,20 @@ def test_strftime_now() -> None:
 def test_templates_that_fail(template: str, message: str) -> None:
     with pytest.raises(InvalidPrompt, match=message):
         with_template(template).render_chat([{"role": "user", "content": "x"}])
+
+
+def test_a_template_may_not_run_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foredraft.models.chat_template.MAX_RENDER_S", 0.05)
+    loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(InvalidPrompt, match="took too long"):
+        with_template(loops).render_chat([{"role": "user", "content": "x"}])
+
+
+def test_tools_are_rendered_by_the_template_and_are_text() -> None:
+    """Control tokens in the description of a tool are ordinary text, as in messages."""
+    tokenizer = with_template("{% for tool in tools %}{{ bos_token }}{{ tool.name }}{% endfor %}")
+    plain, spelled = ([{"name": name}] for name in ("x", "<s>"))
+    messages = [{"role": "user", "content": "x"}]
+    bos = tokenizer.encode_chat(messages, plain)[0]
+    assert tokenizer.takes_tools and not with_template("{{ messages }}").takes_tools
+    assert tokenizer.encode_chat(messages, spelled).count(bos) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
     import jinja2
 
 Message = Mapping[str, Any]
+_DEADLINE = "_deadline"  # a variable of every template
 # What an expression in a template may raise besides Jinja's own errors.
+MAX_RENDER_S = 10.0
 _EVALUATION_ERRORS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
 
 
@@ -25,13 +28,25 @@ class ChatTemplate:
         self._source = source
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        """Raises InvalidPrompt when the template refuses the conversation."""
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the template has a place for tools."""
+        import jinja2.meta
+
+        environment = self._compiled.environment
+        return "tools" in jinja2.meta.find_undeclared_variables(environment.parse(self._source))
+
+    def render(
+        self, messages: Sequence[Message], add_generation_prompt: bool, tools: Sequence[Message] | None = None
+    ) -> str:
+        """Raises InvalidPrompt when the template refuses the conversation, or takes too long."""
         import jinja2
 
-        variables = {"tools": None, "documents": None, **self._special_tokens}
+        variables = {"documents": None, **self._special_tokens, _DEADLINE: _Deadline(MAX_RENDER_S)}
         try:
-            return self._compiled.render(messages=messages, add_generation_prompt=add_generation_prompt, **variables)
+            return self._compiled.render(
+                messages=messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables
+            )
         except (jinja2.TemplateError, *_EVALUATION_ERRORS) as error:
             raise InvalidPrompt(f"The model's chat template refused these messages: {error}.") from error
 
@@ -49,13 +64,34 @@ class ChatTemplate:
                 next(parser.stream)
                 return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
-        environment = ImmutableSandboxedEnvironment(
+        class BoundedEnvironment(ImmutableSandboxedEnvironment):
+            """Checks the time in every round of every loop: nothing else in a template can take long."""
+
+            def _parse(self, *source: Any) -> jinja2.nodes.Template:
+                template = super()._parse(*source)
+                for loop in template.find_all(jinja2.nodes.For):
+                    check = jinja2.nodes.Call(jinja2.nodes.Name(_DEADLINE, "load"), [], [], None, None)
+                    loop.body.insert(0, jinja2.nodes.ExprStmt(check, lineno=loop.lineno))
+                return template
+
+        environment = BoundedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
         return environment.from_string(self._source)
+
+
+class _Deadline:
+    """Raises when it is called after its time."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+
+    def __call__(self) -> None:
+        if time.monotonic() > self._end:
+            raise ValueError("it took too long")
 
 
 def check_messages(messages: Any) -> list[dict[str, Any]]:

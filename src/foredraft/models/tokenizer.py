@@ -105,24 +105,32 @@ class Tokenizer:
         """The prompt that the model's chat template makes of a conversation."""
         return unescape(*self._render(messages, add_generation_prompt))
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of a conversation, ready for the answer.
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the model's chat template has a place for tools."""
+        return self._chat_template is not None and self._chat_template.takes_tools
+
+    def encode_chat(self, messages: Sequence[Message], tools: Sequence[Message] | None = None) -> list[int]:
+        """Token ids of a conversation, ready for the answer. `tools` are OpenAI's descriptions of functions.
 
         The template writes the control tokens. Those spelled out in a message become ids of ordinary text. Tokens that
         the file calls user-defined, like <think> or <tool_call>, are recognised everywhere: models write them in their
         answers, which come back as content.
         """
-        text, stand_ins = self._render(messages, add_generation_prompt=True)
+        text, stand_ins = self._render(messages, add_generation_prompt=True, tools=tools)
         chat_backend = self._chat_backend
         if chat_backend is None or chat_backend[0] != stand_ins:
             chat_backend = self._chat_backend = stand_ins, self._content_escape.tokenizer(self._backend, stand_ins)
         return _ids(chat_backend[1], text, add_special_tokens=False)
 
-    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> tuple[str, StandIns]:
+    def _render(
+        self, messages: Sequence[Message], add_generation_prompt: bool, tools: Sequence[Message] | None = None
+    ) -> tuple[str, StandIns]:
         if self._chat_template is None:
             raise InvalidPrompt("This model has no chat template; use generate with a plain prompt.")
-        escaped, stand_ins = self._content_escape.escape(check_messages(messages))
-        return self._chat_template.render(escaped, add_generation_prompt), stand_ins
+        checked = check_messages(messages)
+        escaped, stand_ins = self._content_escape.escape([*checked, {"tools": list(tools) if tools else None}])
+        return self._chat_template.render(escaped[:-1], add_generation_prompt, escaped[-1]["tools"]), stand_ins
 
     def vocabulary(self) -> dict[str, int]:
         """All tokens with their ids, special ones too."""
