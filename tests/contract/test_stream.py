@@ -324,3 +324,26 @@ def test_what_nobody_reads_is_not_built(llm: LLM) -> None:
         await engine.close()
 
     asyncio.run(main())
+
+
+def test_what_has_arrived_is_read_at_once(llm: LLM) -> None:
+    expected = llm.generate([PROMPT], GREEDY)[0]
+
+    async def main() -> None:
+        engine = AsyncEngine(llm.engine)
+        stream = engine.generate(PROMPT, GREEDY)
+        tokens: list[int | None] = []
+        async with asyncio.timeout(30):
+            while not stream.has_ended:
+                await stream.wait()
+                events = stream.arrived()
+                assert events
+                tokens += [event.token_id for event in events]
+        assert tokens == expected.token_ids
+        assert stream.arrived() == []
+        await stream.wait()
+        assert engine.is_alive
+        await engine.close()
+        assert not engine.is_alive and is_clean(engine, llm)
+
+    asyncio.run(main())

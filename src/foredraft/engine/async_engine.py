@@ -118,6 +118,11 @@ class AsyncEngine:
         stats = self._engine.stats()
         return replace(stats, waiting=max(0, self._num_unfinished - stats.running))
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether requests can still be answered."""
+        return not self._closed and self._thread.is_alive()
+
     async def close(self) -> None:
         """Abort everything and stop the thread. A proposer that is being built is not waited for."""
         with self._gate:

@@ -84,15 +84,34 @@ class Stream(AsyncIterator[TokenEvent]):
         if self._channel.error is not None:
             raise self._channel.error
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the last event was read, or the stream was closed."""
+        return not self._channel.unfinished
+
     async def __anext__(self) -> TokenEvent:
+        await self.wait()
+        if not self._channel.events:
+            raise StopAsyncIteration
+        return self._next()
+
+    async def wait(self) -> None:
+        """Wait until there is an event to read, or no more will come; raises what is wrong with the request."""
         channel = self._channel
         while not channel.events:
             if channel.error is not None:
                 raise channel.error
             if not channel.unfinished:
-                raise StopAsyncIteration
+                return
             channel.arrived.clear()
             await channel.arrived.wait()
+
+    def arrived(self) -> list[TokenEvent]:
+        """All events that can be read without waiting."""
+        return [self._next() for _ in range(len(self._channel.events))]
+
+    def _next(self) -> TokenEvent:
+        channel = self._channel
         event = channel.events.popleft()
         channel.unfinished -= event.finish_reason is not None
         if not channel.unfinished:
