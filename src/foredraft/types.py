@@ -118,7 +118,9 @@ class Counters:
     accepted_by_origin: Counter[str] = field(default_factory=Counter)
     draft_time_s: float = 0.0
     verify_time_s: float = 0.0
+    saved_s: float = 0.0  # by draft tokens, against plain steps of the same batch; 0 where costs are not known
     arrival_time: float = 0.0
+    first_run_time: float = 0.0
     first_token_time: float = 0.0
     last_token_time: float = 0.0
     preemptions: int = 0
@@ -275,6 +277,12 @@ class SpecMetrics:
     cached_tokens: int = 0  # prompt tokens that were found in the prefix cache
     preemptions: int = 0  # how often the request was set aside and computed again, for want of KV cache
     decisions: dict[str, int] = field(default_factory=dict)  # reason -> steps: the controller's, and failures
+    drafts: int = 0  # runs that had draft tokens to verify
+    drafted_per_depth: list[int] = field(default_factory=list)  # drafts that reached a depth, from 1 on
+    accepted_per_depth: list[int] = field(default_factory=list)
+    drafted_by_origin: dict[str, int] = field(default_factory=dict)
+    queue_time_s: float = 0.0  # from arrival to the first run
+    saved_time_s: float = 0.0  # against plain decoding, as measured costs estimate it
 
     @classmethod
     def of(cls, sequence: Sequence) -> SpecMetrics:
@@ -300,6 +308,12 @@ class SpecMetrics:
             cached_tokens=counters.cached_tokens,
             preemptions=counters.preemptions,
             decisions=dict(counters.decisions),
+            drafts=counters.drafted_per_depth[1],
+            drafted_per_depth=[drafted for _, drafted in sorted(counters.drafted_per_depth.items())],
+            accepted_per_depth=[counters.accepted_per_depth[depth] for depth in sorted(counters.drafted_per_depth)],
+            drafted_by_origin=dict(counters.drafted_by_origin),
+            queue_time_s=max(0.0, counters.first_run_time - counters.arrival_time),
+            saved_time_s=counters.saved_s,
         )
 
 

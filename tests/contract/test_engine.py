@@ -413,3 +413,15 @@ def test_text_that_cannot_be_decoded_ends_only_its_own_request(llm: LLM) -> None
         reasons.update({e.request_id: e.finish_reason for e in llm.engine.step() if e.finish_reason})
     assert reasons == {"bad": "error", "good": "length"}
     assert is_idle(llm)
+
+
+def test_metrics_tell_drafts_by_depth_and_the_time_they_saved(folder: Path) -> None:
+    llm = LLM(str(folder), max_num_seqs=8, kv_cache_tokens=1024)
+    output = llm.generate([PROMPT * 6], with_fields(max_tokens=64), spec="ngram:k=4")[0]
+    metrics = output.metrics
+    assert metrics.drafts == metrics.drafted_per_depth[0] > 0
+    assert sum(metrics.drafted_per_depth) == metrics.drafted_tokens == sum(metrics.drafted_by_origin.values())
+    assert sum(metrics.accepted_per_depth) == metrics.accepted_tokens
+    assert metrics.saved_time_s != 0
+    assert 0 <= metrics.queue_time_s <= metrics.time_to_first_token_s
+    assert llm.generate([PROMPT], GREEDY, spec="off")[0].metrics.saved_time_s == 0

@@ -270,6 +270,7 @@ class Engine:
             if work.num_lookahead_tokens:
                 counters.draft_time_s += draft_time_s
             counters.verify_time_s += verify_time_s
+            counters.first_run_time = counters.first_run_time or now - verify_time_s - draft_time_s
             if commit.tokens:
                 counters.first_token_time = counters.first_token_time or now
                 counters.last_token_time = now

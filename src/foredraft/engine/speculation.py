@@ -122,6 +122,7 @@ class Speculation:
             self._observe(name, proposer, commits)
         step = self._step
         assert step is not None
+        self._count_savings(works, commits, step.draft_s + step.query_s + run_s + overhead_s)
         adaptive = False
         for work, reasons in zip(works, step.reasons, strict=True):
             adaptive |= self.assignments[work.sequence].adaptive
@@ -131,6 +132,16 @@ class Speculation:
             return  # no request here left the choice to the controller, so none waits for it to learn
         times = StepTimes(step.draft_s, run_s, overhead_s, step.catch_up_s, step.query_s)
         self._controlled(lambda controller: controller.observe(works, step.drafts, commits, step.load, times))
+
+    def _count_savings(self, works: Items[Work], commits: Items[Commit], step_s: float) -> None:
+        """What each sequence with a draft gained on as many plain steps of this batch as it got tokens."""
+        if self.controller is None or not any(work.draft for work in works):
+            return
+        load = Load.of([work.with_draft(NO_DRAFT) for work in works])
+        plain_s = self.controller.costs.run(load.rows, load.keys)
+        for work, commit in zip(works, commits, strict=True):
+            if work.draft:
+                work.sequence.counters.saved_s += len(commit.tokens) * plain_s - step_s
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         ids = list(sequence_ids)
