@@ -20,6 +20,7 @@ from foredraft.cli.generate import generate
 from foredraft.cli.models import models
 from foredraft.cli.output import library_remarks, say, show_cursor
 from foredraft.cli.plan import plan
+from foredraft.cli.serve import serve
 from foredraft.errors import ForedraftError
 
 INTERRUPTED = 130  # what typer, too, makes of Ctrl-C inside a command
@@ -35,6 +36,7 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(generate)
 app.command()(chat)
+app.command()(serve)
 app.command()(audit)
 app.command()(bench)
 app.command()(plan)

@@ -49,6 +49,9 @@ class ModelOptions:
     threads: int | None = None
     exact: bool = True
     prefix_caching: bool = True
+    max_num_seqs: int | None = None
+    max_model_len: int | None = None
+    kv_cache_tokens: int | None = None
 
     @contextmanager
     def open(self) -> Iterator[LLM]:
@@ -64,6 +67,9 @@ class ModelOptions:
                 threads=self.threads,
                 exact=self.exact,
                 prefix_caching=self.prefix_caching,
+                max_num_seqs=self.max_num_seqs,
+                max_model_len=self.max_model_len,
+                kv_cache_tokens=self.kv_cache_tokens,
                 progress=progress,
             )
         gc.freeze()  # a full collection would go through all of torch, which takes 90 ms in the middle of a request

@@ -1,0 +1,90 @@
+"""`foredraft serve`: the model behind HTTP, for clients of OpenAI and Anthropic."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Annotated
+
+import typer
+
+from foredraft.cli import options
+from foredraft.cli.output import say
+from foredraft.errors import InvalidParameter
+from foredraft.models.catalog import DEFAULT_MODEL
+
+
+def serve(
+    model: options.Model = DEFAULT_MODEL,
+    spec: options.Spec = "auto",
+    host: Annotated[str, typer.Option("--host", help="Where to listen; 0.0.0.0 is everywhere.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any free one.")] = 8000,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option("--api-key", envvar="FOREDRAFT_API_KEY", help="Requests must send this key; may be repeated."),
+    ] = None,
+    allow_spec: Annotated[
+        list[str] | None, typer.Option("--allow-spec", help="A spec that requests may name; may be repeated.")
+    ] = None,
+    served_model_name: Annotated[
+        list[str] | None, typer.Option("--served-model-name", help="The model's name in requests; may be repeated.")
+    ] = None,
+    priority: Annotated[bool, typer.Option("--priority", help="Honour the request field priority: low first.")] = False,
+    max_num_seqs: Annotated[int | None, typer.Option("--max-num-seqs", help="Sequences that run at once.")] = None,
+    max_waiting: Annotated[int, typer.Option("--max-waiting", help="Sequences that may wait; then 429.")] = 128,
+    max_model_len: Annotated[int | None, typer.Option("--max-model-len", help="Tokens of one sequence.")] = None,
+    kv_cache_tokens: Annotated[int | None, typer.Option("--kv-cache-tokens", help="Tokens of all.")] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", help="The longest answer a request may want.")] = 4096,
+    max_n: Annotated[int, typer.Option("--max-n", help="The most answers a request may want.")] = 16,
+    waiting_timeout: Annotated[float, typer.Option("--waiting-timeout", help="Seconds until the first token.")] = 120,
+    running_timeout: Annotated[float, typer.Option("--running-timeout", help="Seconds from there to the end.")] = 600,
+    drain_timeout: Annotated[float, typer.Option("--drain-timeout", help="Seconds to finish after SIGTERM.")] = 60,
+    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write prompts and answers to the log.")] = False,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    exact: options.Exact = True,
+) -> None:
+    """Serve a model over HTTP: /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages and a page."""
+    if any(not key for key in api_key or ()):
+        raise InvalidParameter("--api-key must not be empty; leave it out to let everybody in.")
+    try:
+        import_module("fastapi")
+        import_module("uvicorn")
+        import_module("prometheus_client")
+    except ImportError as error:
+        raise InvalidParameter(
+            "serve needs the server's packages; to get them: pip install 'foredraft[server]'."
+        ) from (error)
+    from foredraft.server.limits import Limits
+    from foredraft.server.run import listen, make_server
+    from foredraft.server.run import serve as run_server
+    from foredraft.server.service import DEFAULT_SPECS, make_service
+
+    limits = Limits(
+        max_tokens=max_tokens,
+        max_n=max_n,
+        max_waiting=max_waiting,
+        waiting_timeout_s=waiting_timeout,
+        running_timeout_s=running_timeout,
+        drain_timeout_s=drain_timeout,
+    )
+    wanted = options.ModelOptions(
+        model,
+        spec,
+        dtype,
+        device,
+        threads,
+        exact,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        kv_cache_tokens=kv_cache_tokens,
+    )
+    with listen(host, port) as listener, wanted.open() as llm:
+        names = served_model_name or [model]
+        service = make_service(llm, names, limits, allow_spec or DEFAULT_SPECS, priority)
+        address = f"http://{host}:{listener.getsockname()[1]}"
+        run_server(
+            make_server(service, api_key or (), log_prompts),
+            listener,
+            on_ready=lambda: say(f"Serving {names[0]} ({llm.dtype}, {llm.backend_name}) at {address}. Ctrl-C stops."),
+        )

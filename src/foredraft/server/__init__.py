@@ -1,0 +1,1 @@
+"""`foredraft serve`: the engine behind HTTP, in the shapes that clients of OpenAI and Anthropic speak."""

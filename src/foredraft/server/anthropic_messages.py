@@ -1,0 +1,149 @@
+"""/v1/messages: Anthropic's API, for texts and without state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from foredraft.server import reports
+from foredraft.server.constraint import grammar_fields
+from foredraft.server.errors import ApiError, error_object, json_response, not_supported
+from foredraft.server.fields import (
+    GenerationRequest,
+    RequestModel,
+    check_common,
+    check_count,
+    make_params,
+    sampling_fields,
+    spec_of,
+)
+from foredraft.server.generation import Generation, Tokens, begin
+from foredraft.server.messages import ChatMessage, TextPart, conversation, text_of
+from foredraft.server.service import Conversation, Service, service_of
+from foredraft.server.sse import event, respond
+from foredraft.server.tokenising import encode
+from foredraft.server.tools import ToolChoice
+from foredraft.types import CompletionOutput
+
+PATH = "/v1/messages"
+router = APIRouter()
+
+
+class MessageParam(RequestModel):
+    role: str
+    content: str | list[TextPart]
+
+
+class PromptRequest(GenerationRequest):
+    """What both routes take."""
+
+    messages: list[MessageParam]
+    system: str | list[TextPart] | None = None
+    tools: list[Any] | None = None
+
+
+class MessagesRequest(PromptRequest):
+    max_tokens: int
+    stop_sequences: list[str] | None = None
+    seed: int | None = None
+
+
+@router.post(PATH)
+async def create_message(body: MessagesRequest, request: Request) -> Response:
+    """Answer a conversation."""
+    service = service_of(request)
+    priority = check_common(service, body)
+    prompt = _prompt(service, body)
+    fields = {**sampling_fields(body), "seed": body.seed, "stop": body.stop_sequences, **grammar_fields(body.grammar)}
+    params = make_params(service, body.max_tokens, fields)
+    generation = await begin(service, request, [prompt], params, spec_of(service, body), priority)
+    return await respond(generation, MessagesAnswer(generation, service.name), service.limits, body.stream)
+
+
+@router.post(f"{PATH}/count_tokens")
+async def count_tokens(body: PromptRequest, request: Request) -> Response:
+    """How many tokens a conversation has."""
+    service = service_of(request)
+    check_common(service, body)
+    return json_response({"input_tokens": len(await encode(service, _prompt(service, body)))})
+
+
+def _prompt(service: Service, body: PromptRequest) -> Conversation:
+    if body.tools:
+        raise not_supported("tools", "use /v1/chat/completions for them")
+    check_count(service.limits.max_messages, "messages", body.messages)
+    messages = [ChatMessage(role=message.role, content=message.content) for message in body.messages]
+    if body.system:
+        messages.insert(0, ChatMessage(role="system", content=text_of(body.system, "system")))
+    return conversation(service, messages, None, ToolChoice())
+
+
+class MessagesAnswer:
+    """A generation as /v1/messages writes it: one block of text."""
+
+    def __init__(self, generation: Generation, model: str) -> None:
+        self._generation = generation
+        self._message: dict[str, Any] = {
+            "id": f"msg_{generation.id}",
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {"input_tokens": generation.num_prompt_tokens, "output_tokens": 0},
+        }
+
+    def body(self) -> dict[str, Any]:
+        (output,) = self._generation.outputs.values()
+        return {
+            **self._message,
+            "content": [{"type": "text", "text": output.text}],
+            **_stop(output),
+            "usage": self._usage(),
+            "seed": output.seed,
+            "metrics": reports.metrics(self._generation),
+        }
+
+    def begin(self) -> bytes:
+        block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+        start = {"type": "message_start", "message": self._message}
+        return _event(start) + _event(block) + _event({"type": "ping"})
+
+    def delta(self, tokens: Tokens) -> bytes:
+        text = "".join(token.text for _, token in tokens)
+        delta = {"type": "text_delta", "text": text}
+        return _event({"type": "content_block_delta", "index": 0, "delta": delta}) if text else b""
+
+    def end(self) -> bytes:
+        (output,) = self._generation.outputs.values()
+        usage, metrics = self._usage(), reports.metrics(self._generation)
+        return (
+            _event({"type": "content_block_stop", "index": 0})
+            + _event({"type": "message_delta", "delta": _stop(output), "usage": usage, "metrics": metrics})
+            + _event({"type": "message_stop"})
+        )
+
+    def failure(self, error: ApiError) -> bytes:
+        return _event(error_object(PATH, error, self._generation.id))
+
+    def _usage(self) -> dict[str, int]:
+        usage = reports.usage(self._generation)
+        return {
+            "input_tokens": usage["prompt_tokens"],
+            "cache_read_input_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+            "output_tokens": usage["completion_tokens"],
+        }
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    return event(data, data["type"])
+
+
+def _stop(output: CompletionOutput) -> dict[str, Any]:
+    if isinstance(output.stop_reason, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": output.stop_reason}
+    return {"stop_reason": "max_tokens" if output.finish_reason == "length" else "end_turn", "stop_sequence": None}

@@ -1,0 +1,116 @@
+"""The application: routes, what stands in front of them, and how errors leave it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.staticfiles import StaticFiles
+
+from foredraft import __version__
+from foredraft.server import (
+    anthropic_messages,
+    openai_chat,
+    openai_completions,
+    openai_responses,
+    status,
+    tokenising,
+)
+from foredraft.server.auth import Auth
+from foredraft.server.body_limit import BodyLimit
+from foredraft.server.errors import ApiError, error_response, failure
+from foredraft.server.generation import ClientGone
+from foredraft.server.log import RequestLog, record_of
+from foredraft.server.service import Service
+
+STATIC = Path(__file__).parent / "static"
+_CLIENT_CLOSED = 499
+_HTTP_MESSAGES = {
+    404: "There is nothing at this path; /openapi.json lists what there is.",
+    405: "This path does not take this method; /openapi.json lists those that it takes.",
+}
+
+
+def make_app(service: Service, api_keys: Iterable[str] = (), log_prompts: bool = False) -> FastAPI:
+    """The server for one model. Its engine ends with the application."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await service.engine.close()
+
+    app = FastAPI(
+        title="Foredraft",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,  # they would load scripts from elsewhere
+        redoc_url=None,
+        responses=_RESPONSES,
+    )
+    app.state.service = service
+    for routes in (status, tokenising, openai_completions, openai_chat, openai_responses, anthropic_messages):
+        app.include_router(routes.router)
+    _add_page(app)
+    app.add_exception_handler(ApiError, _answer_error)
+    app.add_exception_handler(RequestValidationError, _answer_error)
+    app.add_exception_handler(HTTPException, _answer_error)
+    app.add_exception_handler(ClientGone, _answer_error)
+    app.add_exception_handler(Exception, _answer_error)
+    # The last that is added is the first that a request meets.
+    app.add_middleware(BodyLimit, limits=service.limits)
+    app.add_middleware(Auth, keys=list(api_keys))
+    app.add_middleware(RequestLog, log_prompts=log_prompts)
+    return app
+
+
+def _add_page(app: FastAPI) -> None:
+    app.mount("/static", StaticFiles(directory=STATIC), name="static")
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return FileResponse(STATIC / "index.html")
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, ClientGone):
+        return Response(status_code=_CLIENT_CLOSED)
+    told = _told(error)
+    service = request.app.state.service
+    service.metrics.count_refusal(told.status)
+    record = record_of(request)
+    record.fields["error"] = told.message[:200]
+    return error_response(request.url.path, told, record.id)
+
+
+def _told(error: Exception) -> ApiError:
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestValidationError):
+        return _validation_error(error)
+    if isinstance(error, HTTPException):
+        return ApiError(error.status_code, _HTTP_MESSAGES.get(error.status_code, str(error.detail)))
+    return failure()
+
+
+def _validation_error(error: RequestValidationError) -> ApiError:
+    """The first thing that is wrong, by the name of its field."""
+    first: dict[str, Any] = error.errors()[0]
+    place = [str(part) for part in first["loc"] if part != "body"]
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"The body is not valid JSON, at character {place[0]}.")
+    if not place:
+        return ApiError(400, "The body must be a JSON object, sent with the content type application/json.")
+    field = ".".join(place)[:200]
+    return ApiError(400, f"{field}: {first['msg']}.", place[0][:200])
+
+
+_ERROR_SCHEMA = {"description": "An error in the shape of the API", "content": {"application/json": {}}}
+_ERROR_CODES = (400, 401, 404, 405, 408, 413, 415, 429, 503, 504)
+_RESPONSES: dict[int | str, dict[str, Any]] = dict.fromkeys(_ERROR_CODES, _ERROR_SCHEMA)

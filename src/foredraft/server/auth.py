@@ -1,0 +1,51 @@
+"""Who may use the server: everybody, or whoever sends one of the keys."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from foredraft.server.errors import ApiError, error_response
+
+# Probes carry no key, and neither does a browser that opens the page. Paths are compared whole, as they are routed.
+OPEN_PATHS = frozenset({"/", "/health", "/ready"})
+OPEN_FOLDER = "/static/"
+
+
+class Auth:
+    """Lets a request through when its `Authorization: Bearer` or `x-api-key` is a key, or when there are no keys."""
+
+    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
+        self._app = app
+        self._digests = [_digest(key) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not self._may_pass(scope):
+            error = ApiError(
+                401,
+                "The API key is missing or wrong; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
+                code="invalid_api_key",
+            )
+            await error_response(scope["path"], error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _may_pass(self, scope: Scope) -> bool:
+        path = scope["path"]
+        if not self._digests or path in OPEN_PATHS or path.startswith(OPEN_FOLDER):
+            return True
+        headers = Headers(scope=scope)
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        given = [bearer.strip()] if scheme.lower() == "bearer" else []
+        given.append(headers.get("x-api-key", ""))
+        # No early end: the time tells neither which key nor which character differs.
+        matches = [hmac.compare_digest(_digest(key), known) for key in given for known in self._digests]
+        return any(matches)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

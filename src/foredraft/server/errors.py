@@ -1,0 +1,106 @@
+"""Every error in the shape of the API that the client speaks. Messages tell nothing about this machine."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from starlette.responses import Response
+
+from foredraft.errors import ForedraftError, InvalidModel, InvalidPrompt, Overloaded
+from foredraft.params import SamplingParams
+
+ANTHROPIC_PATHS = "/v1/messages"
+_OPENAI_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "server_error",
+    504: "server_error",
+}
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_INVALID = "invalid_request_error"
+_FIELD = re.compile(r"^(\w+)(?:=| has )")  # how the messages of SamplingParams begin
+
+
+class ApiError(Exception):
+    """What a client is told instead of an answer."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+
+def bad_request(message: str, param: str | None = None) -> ApiError:
+    return ApiError(400, message, param)
+
+
+def not_supported(param: str, remedy: str) -> ApiError:
+    return ApiError(400, f"{param} is not supported here; {remedy}.", param, "unsupported_parameter")
+
+
+def failure() -> ApiError:
+    return ApiError(500, "The server failed while it answered this request; its log says why.")
+
+
+def as_api_error(error: ForedraftError, retry_after_s: int) -> ApiError:
+    """The library's sentence for the client; of the operator's files it hears nothing."""
+    message = str(error)
+    if isinstance(error, Overloaded):
+        return ApiError(429, message, code="rate_limit_exceeded", retry_after_s=retry_after_s)
+    if isinstance(error, InvalidModel):
+        return failure()
+    if isinstance(error, InvalidPrompt):
+        code = "context_length_exceeded" if "tokens" in message and "allowed" not in message else None
+        return ApiError(400, message, code=code)
+    found = _FIELD.match(message)
+    known = {*SamplingParams.names(), "spec"}
+    return bad_request(message, found[1] if found and found[1] in known else None)
+
+
+def error_object(path: str, error: ApiError, request_id: str = "") -> dict[str, Any]:
+    """The body of an error response, and what an error in the middle of a stream carries."""
+    if path.startswith(ANTHROPIC_PATHS):
+        kind = _ANTHROPIC_TYPES.get(error.status, _INVALID)
+        return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}
+    kind = _OPENAI_TYPES.get(error.status, _INVALID)
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+
+def json_bytes(value: Any) -> bytes:
+    """JSON that is valid UTF-8, whatever surrogates a client sent."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(json_bytes(value), status, headers, media_type="application/json")
+
+
+def error_response(path: str, error: ApiError, request_id: str = "") -> Response:
+    headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return json_response(error_object(path, error, request_id), error.status, headers)

@@ -1,0 +1,232 @@
+"""One request on its way through the engine: admitted, read, timed, and given up when its client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from math import inf
+
+from starlette.requests import Request
+
+from foredraft.engine.stream import Stream
+from foredraft.errors import ForedraftError
+from foredraft.params import SamplingParams
+from foredraft.proposers.registry import Spec
+from foredraft.server.errors import ApiError, as_api_error, failure
+from foredraft.server.log import record_of
+from foredraft.server.service import Conversation, Prompt, Service
+from foredraft.types import CompletionOutput, TokenEvent
+
+log = logging.getLogger(__name__)
+
+Tokens = list[tuple[int, TokenEvent]]  # the choice that a token belongs to, and the token
+
+
+class ClientGone(Exception):
+    """Nobody waits for the answer any more."""
+
+
+class Generation:
+    """The answers to one request. Choices are numbered through: those of the first prompt come first."""
+
+    def __init__(self, service: Service, request: Request, streams: list[Stream], params: SamplingParams) -> None:
+        self.outputs: dict[int, CompletionOutput] = {}
+        self.created = int(time.time())
+        self.client_left = False
+        self._service = service
+        self._record = record_of(request)
+        self._streams = streams
+        self._params = params
+        self._loop = asyncio.get_running_loop()
+        self._started = self._loop.time()
+        self._last_s: dict[int, float] = {}  # when the last tokens of a choice came
+        self._first_s: float | None = None  # when the first tokens of all came
+        self._is_closed = False
+        service.lifecycle.num_answering += 1
+        self._watch = asyncio.create_task(self._watch_client(request))
+
+    @property
+    def id(self) -> str:
+        return self._record.id
+
+    @property
+    def num_choices(self) -> int:
+        return len(self._streams) * self._params.n
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(stream.prompt_token_ids) for stream in self._streams)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return sum(self.outputs[index].metrics.cached_tokens for index in self.outputs if not index % self._params.n)
+
+    async def admitted(self) -> None:
+        """Wait until the engine has taken the whole request; raises ApiError or ClientGone."""
+        seconds = self._service.limits.waiting_timeout_s
+        try:
+            async with asyncio.timeout(seconds):
+                for stream in self._streams:
+                    await stream.admitted()
+        except TimeoutError:
+            raise self._waited_too_long() from None
+        if self.client_left:
+            raise ClientGone
+        for stream in self._streams:
+            self._service.metrics.count_request(len(stream.prompt_token_ids), self._params)
+
+    async def next(self, patience_s: float = inf) -> Tokens | None:
+        """All tokens since the last call: none when all answers are complete or the client has left. None: nothing came
+        within `patience_s`."""
+        patient_until = self._loop.time() + patience_s
+        while True:
+            tokens = self._arrived()
+            if tokens or all(stream.has_ended for stream in self._streams):
+                return tokens
+            limits = self._service.limits
+            begun = self._first_s is not None
+            deadline = (self._first_s or self._started) + (
+                limits.running_timeout_s if begun else limits.waiting_timeout_s
+            )
+            try:
+                async with asyncio.timeout_at(min(deadline, patient_until)):
+                    await self._wait()
+            except TimeoutError:
+                if self._loop.time() < deadline:
+                    return None
+                raise (self._ran_too_long() if begun else self._waited_too_long()) from None
+
+    async def finish(self) -> None:
+        """Wait for all answers; raises ApiError or ClientGone."""
+        while await self.next():
+            pass
+        if self.client_left:
+            raise ClientGone
+
+    async def close(self) -> None:
+        """End whatever still runs, and account for the request. May be called again."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._watch.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._watch
+        for stream in self._streams:
+            await stream.aclose()
+        self._service.lifecycle.num_answering -= 1
+        if self.client_left:
+            self._service.metrics.count_disconnect()
+        else:
+            self._service.recent_s.append(self._loop.time() - self._started)
+        self._describe()
+
+    def _arrived(self) -> Tokens:
+        per_prompt, tokens = self._params.n, []
+        for place, stream in enumerate(self._streams):
+            for event in stream.arrived():
+                index = place * per_prompt + event.index
+                tokens.append((index, event))
+                if event.output is not None:
+                    self._end(index, event.output, len(stream.prompt_token_ids))
+        if tokens:
+            now = self._loop.time()
+            self._first_s = self._first_s or now
+            for index in {index for index, _ in tokens}:
+                if index in self._last_s:
+                    self._service.metrics.observe_gap(now - self._last_s[index])
+                self._last_s[index] = now
+        return tokens
+
+    def _end(self, index: int, output: CompletionOutput, num_prompt_tokens: int) -> None:
+        self.outputs[index] = output
+        self._service.metrics.count_output(output, num_prompt_tokens)
+        if output.finish_reason == "error":
+            log.error("request %s failed: %s", self.id, output.error)
+            raise failure()
+        if output.finish_reason == "abort":
+            raise ApiError(503, "The server stopped before the answer was complete; send it to another one.")
+
+    async def _wait(self) -> None:
+        open_streams = [stream for stream in self._streams if not stream.has_ended]
+        if len(open_streams) == 1:
+            await open_streams[0].wait()
+            return
+        waits = [asyncio.ensure_future(stream.wait()) for stream in open_streams]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def _watch_client(self, request: Request) -> None:
+        """The body has been read, so what comes next is the end of the connection."""
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        self.client_left = True
+        for stream in self._streams:
+            await stream.aclose()
+
+    def _waited_too_long(self) -> ApiError:
+        seconds = self._service.limits.waiting_timeout_s
+        retry = self._service.retry_after_s()
+        return ApiError(503, f"No token came within {seconds:g} seconds; try again later.", retry_after_s=retry)
+
+    def _ran_too_long(self) -> ApiError:
+        seconds = self._service.limits.running_timeout_s
+        return ApiError(504, f"The answer took longer than {seconds:g} seconds; lower max_tokens.")
+
+    def _describe(self) -> None:
+        """Into the request's line of the log."""
+        outputs = list(self.outputs.values())
+        fields = self._record.fields
+        fields["prompt_tokens"] = self.num_prompt_tokens
+        fields["completion_tokens"] = sum(len(output.token_ids) for output in outputs)
+        fields["finish"] = "disconnect" if self.client_left else [output.finish_reason for output in outputs]
+        if outputs:
+            fields["queue_s"] = round(outputs[0].metrics.queue_time_s, 4)
+            fields["first_token_s"] = round(outputs[0].metrics.time_to_first_token_s, 4)
+            fields["tokens_per_run"] = round(outputs[0].metrics.tokens_per_run, 3)
+        if self._record.log_prompts:
+            fields["answers"] = [output.text for output in outputs]
+
+
+async def begin(
+    service: Service,
+    request: Request,
+    prompts: list[Prompt],
+    params: SamplingParams,
+    spec: Spec,
+    priority: int = 0,
+) -> Generation:
+    """Queue a request and wait until it is admitted. Load is checked first, before any prompt is tokenised."""
+    service.lifecycle.check_accepting()
+    record = record_of(request)
+    record.fields["spec"] = _written(spec)
+    if record.log_prompts:
+        record.fields["prompts"] = [each.messages if isinstance(each, Conversation) else each for each in prompts]
+    streams: list[Stream] = []
+    generation: Generation | None = None
+    try:
+        for prompt in prompts:
+            streams.append(service.engine.generate(prompt, params, spec, priority=priority))
+        generation = Generation(service, request, streams, params)
+        await generation.admitted()
+        return generation
+    except BaseException as error:
+        if generation is not None:
+            await generation.close()
+        for stream in streams:
+            await stream.aclose()
+        if isinstance(error, ForedraftError):
+            raise as_api_error(error, service.retry_after_s()) from error
+        if isinstance(error, RuntimeError) and not service.engine.is_alive:
+            raise ApiError(503, "The server is about to stop; send the request to another one.") from error
+        raise
+
+
+def _written(spec: Spec) -> str:
+    joined = "+".join(map(str, spec.choices))
+    return f"auto({joined})" if spec.adaptive and joined else "auto" if spec.adaptive else joined or "off"

@@ -1,0 +1,38 @@
+"""What a request may cost, and how long anybody waits for anybody. Plain numbers that the operator sets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from foredraft.errors import InvalidParameter
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Counts are per request, times are in seconds."""
+
+    max_tokens: int = 4096  # of one answer; a request may not name more
+    max_n: int = 16
+    max_prompts: int = 64  # of one /v1/completions request
+    max_messages: int = 2048
+    max_stops: int = 16
+    max_logit_bias: int = 1024
+    max_tools: int = 128
+    max_body_bytes: int = 4 << 20
+    max_header_bytes: int = 16 << 10
+    max_connections: int = 1024
+    max_waiting: int = 128  # sequences that wait beyond those that run; more are answered with 429
+    waiting_timeout_s: float = 120.0  # until the first token
+    running_timeout_s: float = 600.0  # from the first token to the last
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 30.0
+    write_timeout_s: float = 30.0  # a client that does not read for so long is given up
+    keep_alive_s: float = 5.0  # between comments in a stream that has nothing else to send
+    drain_timeout_s: float = 60.0  # that running requests get after SIGTERM
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            low = 0 if each.name == "max_waiting" else 1 if each.type == "int" else 0.01
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value >= low:
+                raise InvalidParameter(f"{each.name}={value!r} must be a number of at least {low}.")

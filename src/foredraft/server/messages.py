@@ -1,0 +1,93 @@
+"""Conversations as clients send them, and as chat templates want them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from foredraft.server.errors import bad_request, not_supported
+from foredraft.server.fields import RequestModel
+from foredraft.server.service import Conversation, Service
+from foredraft.server.tools import ToolChoice, ToolRequest, with_tool_prompt
+
+
+class TextPart(RequestModel):
+    """Of the parts that OpenAI and Anthropic know, only texts can be answered here."""
+
+    type: str
+    text: str | None = None
+
+
+class CalledFunction(RequestModel):
+    name: str
+    arguments: str
+
+
+class MessageToolCall(RequestModel):
+    id: str | None = None
+    type: str | None = None
+    function: CalledFunction
+
+
+class ChatMessage(RequestModel):
+    role: str
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+def text_of(content: str | list[TextPart] | None, where: str) -> str:
+    """The text of a message; raises ApiError for images and the like, which would otherwise be lost silently."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for part in content:
+        if part.text is None:
+            raise not_supported(f"A part of the type {part.type[:40]!r} in {where}", "this model reads texts only")
+        texts.append(part.text)
+    return "\n".join(texts)
+
+
+def conversation(
+    service: Service, messages: list[ChatMessage], tools: list[ToolRequest] | None, choice: ToolChoice
+) -> Conversation:
+    """What the chat template gets. Tools go to the template, or into the system prompt where it has no place."""
+    written = [_template_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
+    if not choice.tools:
+        return Conversation(written)
+    described = [each.model_dump(exclude_none=True) for each in tools or ()]
+    if service.llm.tokenizer.takes_tools:
+        return Conversation(written, described)
+    return Conversation(with_tool_prompt(written, described))
+
+
+def _template_message(message: ChatMessage, where: str) -> dict[str, Any]:
+    """Roles are those that templates know; arguments of calls are objects, which templates write as JSON again."""
+    role = "system" if message.role == "developer" else message.role
+    if not role or len(role) > 64 or not role.replace("_", "").isalnum():
+        raise bad_request(f"{where} has the role {role[:40]!r}; use system, user, assistant or tool.", "messages")
+    if message.content is None and not message.tool_calls:
+        raise bad_request(f"{where} has no content.", "messages")
+    written: dict[str, Any] = {"role": role, "content": text_of(message.content, where)}
+    if message.name is not None:
+        written["name"] = message.name
+    if message.tool_call_id is not None:
+        written["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        written["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    return written
+
+
+def _arguments(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text  # a model may have written it

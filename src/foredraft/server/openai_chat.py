@@ -1,0 +1,173 @@
+"""/v1/chat/completions: conversations, answered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from foredraft.server import reports
+from foredraft.server.constraint import ResponseFormat, grammar_fields, grammar_of
+from foredraft.server.errors import ApiError, bad_request, error_object
+from foredraft.server.fields import (
+    OpenAISampling,
+    check_common,
+    check_count,
+    check_stream_options,
+    make_params,
+    spec_of,
+)
+from foredraft.server.generation import Generation, Tokens, begin
+from foredraft.server.messages import ChatMessage, conversation
+from foredraft.server.reports import Logprobs
+from foredraft.server.service import service_of
+from foredraft.server.sse import event, respond
+from foredraft.server.tools import CallParser, NamedTool, ToolCall, ToolChoice, ToolRequest, choose
+
+PATH = "/v1/chat/completions"
+router = APIRouter()
+
+
+class ChatRequest(OpenAISampling):
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[ToolRequest] | None = None
+    tool_choice: str | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+
+
+@router.post(PATH)
+async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
+    """Answer a conversation."""
+    service = service_of(request)
+    priority = check_common(service, body)
+    check_stream_options(body)
+    check_count(service.limits.max_messages, "messages", body.messages)
+    if body.tools:
+        check_count(service.limits.max_tools, "tools", body.tools)
+    choice = choose(body.tools, body.tool_choice)
+    grammar = grammar_of(body.grammar, body.response_format, choice)
+    top = _top_logprobs(body)
+    fields = {**body.sampling(), "logprobs": top, **grammar_fields(grammar)}
+    wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    params = make_params(service, wanted, fields)
+    prompt = conversation(service, body.messages, body.tools, choice)
+    generation = await begin(service, request, [prompt], params, spec_of(service, body), priority)
+    logprobs = None if top is None else Logprobs(service.llm.tokenizer, top)
+    answer = ChatAnswer(generation, service.name, logprobs, choice, body.includes_usage)
+    return await respond(generation, answer, service.limits, body.stream)
+
+
+def _top_logprobs(body: ChatRequest) -> int | None:
+    if body.top_logprobs is not None and not body.logprobs:
+        raise bad_request("top_logprobs needs logprobs=true.", "top_logprobs")
+    return (body.top_logprobs or 0) if body.logprobs else None
+
+
+class ChatAnswer:
+    """A generation as /v1/chat/completions writes it."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        model: str,
+        logprobs: Logprobs | None,
+        tools: ToolChoice,
+        includes_usage: bool,
+    ) -> None:
+        self._generation = generation
+        self._logprobs = logprobs
+        self._tools = tools
+        self._includes_usage = includes_usage
+        self._parsers = [CallParser(tools) for _ in range(generation.num_choices)]
+        self._num_calls = [0] * generation.num_choices
+        self._id, self._created, self._model = f"chatcmpl-{generation.id}", generation.created, model
+
+    def body(self) -> dict[str, Any]:
+        choices = []
+        for index, output in sorted(self._generation.outputs.items()):
+            parser = self._parsers[index]
+            pieces = (parser.feed(output.text), parser.end())
+            content = "".join(text for text, _ in pieces)
+            calls = [call for _, its in pieces for call in its]
+            message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
+            if calls:
+                message["tool_calls"] = [_call_object(call) for call in calls]
+            choices.append(
+                {
+                    "index": index,
+                    "message": {**message, "refusal": None},
+                    "logprobs": self._logprobs.chat(output.logprobs or ()) if self._logprobs else None,
+                    "finish_reason": self._finish_reason(output.finish_reason, bool(calls)),
+                    "stop_reason": output.stop_reason,
+                    "seed": output.seed,
+                }
+            )
+        return {**self._head("chat.completion"), "choices": choices, **self._totals()}
+
+    def begin(self) -> bytes:
+        delta = {"role": "assistant", "content": ""}
+        return b"".join(self._event(self._choice(index, delta)) for index in range(len(self._parsers)))
+
+    def delta(self, tokens: Tokens) -> bytes:
+        by_choice: dict[int, Tokens] = {}
+        for index, token in tokens:
+            by_choice.setdefault(index, []).append((index, token))
+        return b"".join(chunk for index, its in by_choice.items() for chunk in self._chunks(index, its))
+
+    def _chunks(self, index: int, tokens: Tokens) -> list[bytes]:
+        text = "".join(token.text for _, token in tokens)
+        output = tokens[-1][1].output
+        content, calls = self._parsers[index].feed(text)
+        if output is not None:
+            rest, more = self._parsers[index].end()
+            content, calls = content + rest, calls + more
+        chunks = []
+        logprobs = self._logprobs.chat(token.logprob for _, token in tokens) if self._logprobs else None
+        if content or logprobs:
+            chunks.append(self._event(self._choice(index, {"content": content}, logprobs)))
+        for call in calls:
+            delta = {"tool_calls": [{"index": self._num_calls[index], **_call_object(call)}]}
+            self._num_calls[index] += 1
+            chunks.append(self._event(self._choice(index, delta)))
+        if output is not None:
+            last = self._choice(index, {})
+            last["finish_reason"] = self._finish_reason(output.finish_reason, self._num_calls[index] > 0)
+            last |= {"stop_reason": output.stop_reason, "seed": output.seed}
+            is_all = len(self._generation.outputs) == self._generation.num_choices
+            extra = {"metrics": reports.metrics(self._generation)} if is_all else {}
+            chunks.append(self._event(last, **extra))
+        return chunks
+
+    def end(self) -> bytes:
+        usage = b""
+        if self._includes_usage:
+            usage = event({**self._head("chat.completion.chunk"), "choices": [], **self._totals()})
+        return usage + b"data: [DONE]\n\n"
+
+    def failure(self, error: ApiError) -> bytes:
+        return event(error_object(PATH, error)) + b"data: [DONE]\n\n"
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
+
+    def _event(self, choice: dict[str, Any], **extra: Any) -> bytes:
+        return event({**self._head("chat.completion.chunk"), "choices": [choice], **extra})
+
+    def _choice(self, index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+
+    def _finish_reason(self, reason: str, has_calls: bool) -> str:
+        return "tool_calls" if has_calls and reason == "stop" and not self._tools.named else reason
+
+    def _totals(self) -> dict[str, Any]:
+        return {"usage": reports.usage(self._generation), "metrics": reports.metrics(self._generation)}
+
+
+def _call_object(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

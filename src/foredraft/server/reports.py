@@ -1,0 +1,106 @@
+"""What an answer tells beside its text: usage, log probabilities, and what speculation did for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from foredraft.models.tokenizer import Tokenizer
+from foredraft.server.generation import Generation
+from foredraft.types import TARGET, CompletionOutput, TokenLogprob
+
+_LEAST_LOGPROB = -9999.0  # JSON has no infinity
+
+
+def usage(generation: Generation) -> dict[str, Any]:
+    completion = sum(len(output.token_ids) for output in generation.outputs.values())
+    return {
+        "prompt_tokens": generation.num_prompt_tokens,
+        "completion_tokens": completion,
+        "total_tokens": generation.num_prompt_tokens + completion,
+        "prompt_tokens_details": {"cached_tokens": generation.num_cached_tokens},
+    }
+
+
+def metrics(generation: Generation) -> dict[str, Any]:
+    """The response field `metrics`: times of the first answer, and what speculation did for all of them."""
+    outputs = [output for _, output in sorted(generation.outputs.items())]
+    if not outputs:
+        return {}
+    first = outputs[0].metrics
+    return {
+        "queue_time_s": first.queue_time_s,
+        "time_to_first_token_s": first.time_to_first_token_s,
+        "inter_token_latency_s": first.inter_token_latency_s,
+        "total_time_s": first.total_time_s,
+        "speculative_decoding": speculative_decoding(outputs),
+    }
+
+
+def speculative_decoding(outputs: Sequence[CompletionOutput]) -> dict[str, Any]:
+    each = [output.metrics for output in outputs]
+    drafts, runs = sum(m.drafts for m in each), sum(m.target_runs for m in each)
+    drafted, accepted = sum(m.drafted_tokens for m in each), sum(m.accepted_tokens for m in each)
+    emitted = sum(m.emitted_tokens for m in each)
+    drafted_by, accepted_by, decisions = Counter[str](), Counter[str](), Counter[str]()
+    for m in each:
+        drafted_by.update(m.drafted_by_origin)
+        accepted_by.update({origin: count for origin, count in m.by_origin.items() if origin != TARGET})
+        decisions.update(m.decisions)
+    return {
+        "target_runs": runs,
+        "drafts": drafts,
+        "drafted_tokens": drafted,
+        "accepted_tokens": accepted,
+        "emitted_tokens": emitted,
+        "acceptance_rate": accepted / drafted if drafted else 0.0,
+        "mean_acceptance_length": emitted / runs if runs else 0.0,
+        "drafted_per_position": _sums(m.drafted_per_depth for m in each),
+        "accepted_per_position": _sums(m.accepted_per_depth for m in each),
+        "by_proposer": {
+            name: {"drafted": count, "accepted": accepted_by[name]} for name, count in sorted(drafted_by.items())
+        },
+        "decisions": dict(decisions),
+        "time_saved_s": sum(m.saved_time_s for m in each),
+    }
+
+
+def _sums(lists: Iterable[list[int]]) -> list[int]:
+    return [sum(column) for column in zip_longest(*lists, fillvalue=0)]
+
+
+class Logprobs:
+    """Log probabilities in OpenAI's two shapes."""
+
+    def __init__(self, tokenizer: Tokenizer, top: int) -> None:
+        self._tokenizer = tokenizer
+        self._top = top
+
+    def chat(self, logprobs: Iterable[TokenLogprob | None]) -> dict[str, Any]:
+        content = []
+        for each in filter(None, logprobs):
+            top = [self._entry(token, value) for token, value in self._alternatives(each)]
+            content.append({**self._entry(each.token_id, each.logprob), "top_logprobs": top})
+        return {"content": content, "refusal": None}
+
+    def completion(self, logprobs: Iterable[TokenLogprob | None], offset: int) -> dict[str, Any]:
+        """`offset` is where the first of these tokens begins in the text."""
+        found = list(filter(None, logprobs))
+        texts = [self._text(each.token_id) for each in found]
+        offsets = [offset + sum(map(len, texts[:place])) for place in range(len(texts))]
+        tops = [{self._text(token): value for token, value in self._alternatives(each)} for each in found]
+        values = [max(each.logprob, _LEAST_LOGPROB) for each in found]
+        return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+
+    def _alternatives(self, each: TokenLogprob) -> list[tuple[int, float]]:
+        ranked = sorted(each.top.items(), key=lambda item: (-item[1], item[0]))[: self._top]
+        return [(token, max(value, _LEAST_LOGPROB)) for token, value in ranked]
+
+    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
+        text = self._text(token_id)
+        return {"token": text, "logprob": max(logprob, _LEAST_LOGPROB), "bytes": list(text.encode())}
+
+    def _text(self, token_id: int) -> str:
+        return self._tokenizer.decode([token_id], skip_special_tokens=False)

@@ -1,0 +1,66 @@
+"""Routes about the server itself: health, readiness, models, version, metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from foredraft import __version__
+from foredraft.server.errors import ApiError, json_response
+from foredraft.server.service import Service, service_of
+
+router = APIRouter()
+
+
+@router.get("/health")
+async def health(request: Request) -> Response:
+    """200 while the engine can answer."""
+    alive = service_of(request).engine.is_alive
+    return json_response({"status": "ok" if alive else "dead"}, 200 if alive else 503)
+
+
+@router.get("/ready")
+async def ready(request: Request) -> Response:
+    """200 while new requests are taken; 503 once the server is about to stop."""
+    service = service_of(request)
+    takes = service.engine.is_alive and not service.lifecycle.is_draining
+    return json_response({"status": "ready" if takes else "draining"}, 200 if takes else 503)
+
+
+@router.get("/version")
+async def version() -> Response:
+    return json_response({"version": __version__})
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Prometheus text format."""
+    return Response(service_of(request).metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@router.get("/v1/models")
+async def models(request: Request) -> Response:
+    service = service_of(request)
+    return json_response({"object": "list", "data": [_model(service, name) for name in service.names]})
+
+
+@router.get("/v1/models/{name:path}")
+async def model(name: str, request: Request) -> Response:
+    service = service_of(request)
+    if name not in service.names:
+        raise ApiError(404, f"The model {name[:100]!r} is not served here.", "model", "model_not_found")
+    return json_response(_model(service, name))
+
+
+def _model(service: Service, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.started,
+        "owned_by": "foredraft",
+        "root": service.name,
+        "max_model_len": service.llm.max_model_len,
+    }

@@ -1,0 +1,71 @@
+"""/tokenize and /detokenize: texts and conversations to token ids, and back."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from foredraft.errors import ForedraftError
+from foredraft.server.errors import ApiError, as_api_error, bad_request, json_response
+from foredraft.server.fields import RequestModel, check_count
+from foredraft.server.messages import ChatMessage, conversation
+from foredraft.server.service import Conversation, Service, service_of
+from foredraft.server.tools import ToolChoice
+
+router = APIRouter()
+
+
+class TokenizeRequest(RequestModel):
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+
+
+class DetokenizeRequest(RequestModel):
+    model: str | None = None
+    tokens: list[int]
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+    """The token ids of a text or a conversation."""
+    service = service_of(request)
+    service.check_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise bad_request("Give either prompt or messages.", "prompt")
+    if body.messages is not None:
+        check_count(service.limits.max_messages, "messages", body.messages)
+        tokens = await encode(service, conversation(service, body.messages, None, ToolChoice()))
+    else:
+        tokens = await encode(service, body.prompt or "", body.add_special_tokens is not False)
+    return json_response({"count": len(tokens), "max_model_len": service.llm.max_model_len, "tokens": tokens})
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
+    """The text of token ids."""
+    service = service_of(request)
+    service.check_model(body.model)
+    vocab = service.llm.model_config.vocab_size
+    if not all(0 <= token < vocab for token in body.tokens):
+        raise bad_request(f"tokens has ids that the model does not have; allowed are 0 to {vocab - 1}.", "tokens")
+    text = await asyncio.to_thread(service.llm.tokenizer.decode, body.tokens, skip_special_tokens=False)
+    return json_response({"prompt": text})
+
+
+async def encode(service: Service, prompt: str | Conversation, add_special_tokens: bool = True) -> list[int]:
+    """Off the event loop, as far as there is room; raises ApiError."""
+    if service.tokenising.locked():
+        raise ApiError(429, "Too many texts are being tokenised; try again later.", retry_after_s=1)
+    tokenizer = service.llm.tokenizer
+    async with service.tokenising:
+        try:
+            if isinstance(prompt, Conversation):
+                return await asyncio.to_thread(tokenizer.encode_chat, prompt.messages, prompt.tools)
+            return await asyncio.to_thread(tokenizer.encode, prompt, add_special_tokens)
+        except ForedraftError as error:
+            raise as_api_error(error, 1) from error
