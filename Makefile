@@ -13,8 +13,8 @@ SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 BUILD_INPUTS := pyproject.toml $(wildcard setup.py src/foredraft/kernels/*.c src/foredraft/kernels/*.h src/foredraft/kernels/build.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu test-slow sanitize fuzz lint bench bench-control bench-plain bench-peers bench-kernels bench-gpu \
-	bench-busy bench-mixed bench-grammars bench-overhead figures picture clean
+.PHONY: help demo test test-gpu test-slow test-clients soak sanitize fuzz lint bench bench-control bench-plain bench-peers \
+	bench-kernels bench-gpu bench-busy bench-mixed bench-grammars bench-overhead bench-server figures picture clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -30,6 +30,15 @@ test-gpu: .venv/.installed-dev ## the tests that need a CUDA device; without one
 
 test-slow: .venv/.installed-dev ## the tests that need a model of real size
 	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-clients: .venv/.installed-dev ## the server with slower clients: the llm command, and schemathesis on its schema
+	@$(BIN)/python -m pytest -m clients tests/server $(ARGS)
+
+soak: .venv/.installed-dev ## the server under 16 clients for ten minutes; ARGS="--minutes 1" for a short one
+	@$(BIN)/python -m tests.soak $(ARGS)
+
+bench-server: .venv/.installed-dev ## the server beside the offline engine, and a short prompt beside a long one
+	@$(BIN)/python benchmarks/server.py $(ARGS)
 
 # A copy of the package, so that its libraries are not those in use. Python leaks on purpose, and must load ASan first
 # (with what torch throws exceptions by). GCC's stand-in for the stack is not aligned as vectors of 64 bytes need it.

@@ -1,0 +1,31 @@
+"""One tiny model for all tests of the server, and one server for those that change nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from foredraft.llm import LLM
+from foredraft.server.limits import Limits
+from tests.server.running_server import RunningServer, load_tiny_model, running, save_tiny_model
+
+QUICK = Limits(max_body_bytes=1 << 20, header_timeout_s=0.5, body_timeout_s=0.5, keep_alive_s=0.2, max_waiting=64)
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("tiny-server"))
+
+
+@pytest.fixture(scope="session")
+def offline(tiny_folder: Path) -> LLM:
+    """The same model without a server, to compare texts with."""
+    return load_tiny_model(tiny_folder)
+
+
+@pytest.fixture(scope="session")
+def server(tiny_folder: Path) -> Iterator[RunningServer]:
+    with running(load_tiny_model(tiny_folder), QUICK) as started:
+        yield started
