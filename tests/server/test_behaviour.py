@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -145,7 +146,7 @@ class TestSlowness:
                 data = read_until(client, b": keep-alive\n\n")
                 gate.is_open.set()
                 data += read_until(client, b"[DONE]")
-            assert data.index(b": keep-alive") < data.index(b'"content":"')
+            assert data.index(b": keep-alive") < data.index(b'"delta":{"content":"')
 
     def test_a_request_that_waits_too_long_is_told_so(self, llm: LLM, gate: Gate) -> None:
         with running(llm, Limits(waiting_timeout_s=0.2)) as server:
@@ -239,55 +240,6 @@ class TestFailure:
             assert server.get("/health")[0] == server.get("/ready")[0] == 503
 
 
-class TestKeys:
-    KEY = "sesam-öffne-dich"
-
-    @pytest.fixture(scope="class")
-    def locked(self, tiny_folder: Path) -> Iterator[RunningServer]:
-        with running(load_tiny_model(tiny_folder), api_keys=[self.KEY, "second"]) as server:
-            yield server
-
-    def test_every_route_but_health_and_the_page_wants_a_key(self, locked: RunningServer) -> None:
-        routes = [route for route in locked.server.config.app.routes if hasattr(route, "methods")]  # type: ignore[union-attr]
-        answers = {}
-        for route in routes:
-            for method in route.methods - {"HEAD"}:
-                answers[route.path] = locked.request(method, route.path, b"{}")[0]
-        unlocked = {path for path, status in answers.items() if status != 401}
-        assert unlocked == {"/", "/health", "/ready"}
-        assert {"/metrics", "/openapi.json", "/v1/models", CHAT, "/v1/messages"} <= answers.keys()
-
-    @pytest.mark.parametrize(
-        ("headers", "status"),
-        [
-            ({"authorization": "Bearer second"}, 200),
-            ({"authorization": "bearer  second "}, 200),
-            ({"x-api-key": "second"}, 200),
-            ({"x-api-key": "sesam-öffne-dich".encode().decode("latin-1")}, 200),
-            ({"authorization": "Bearer wrong"}, 401),
-            ({"authorization": "Bearer "}, 401),
-            ({"authorization": "Basic second"}, 401),
-            ({"authorization": "second"}, 401),
-            ({"x-api-key": ""}, 401),
-            ({"x-api-key": "secon"}, 401),
-            ({}, 401),
-        ],
-    )
-    def test_keys(self, locked: RunningServer, headers: dict[str, str], status: int) -> None:
-        assert locked.get("/v1/models", **headers)[0] == status
-
-    @pytest.mark.parametrize(
-        "path", ["/health/../metrics", "/static/../metrics", "//metrics", "/%2e/metrics", "/metrics/"]
-    )
-    def test_paths_that_only_look_open(self, locked: RunningServer, path: str) -> None:
-        assert locked.request("GET", path)[0] in (401, 404)
-
-    def test_no_other_site_may_read(self, locked: RunningServer) -> None:
-        origin = {"origin": "http://evil.example", "access-control-request-method": "POST"}
-        _, _, headers = locked.request("OPTIONS", CHAT, headers={**origin, "x-api-key": "second"})
-        assert not any(name.startswith("access-control") for name in headers)
-
-
 class TestLog:
     def test_one_line_per_request_without_its_texts(self, llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level("INFO", "foredraft.server.log")
@@ -373,7 +325,7 @@ def test_sigterm_lets_running_requests_finish(tiny_folder: Path, offline: LLM) -
             assert server.get("/health")[0] == 200
             assert server.post(CHAT, LONG)[0] == 503
             data += read_until(client, b"[DONE]")
-        chunks = [json.loads(part) for part in data.decode().split("data: ")[1:-1]]
+        chunks = [json.loads(line) for line in re.findall(r"^data: (\{.*\})$", data.decode(), re.MULTILINE)]
         text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
         params = SamplingParams(max_tokens=1900, temperature=0, ignore_eos=True)
         assert text == offline.chat(LONG["messages"], params, spec="off")[0].text
@@ -388,7 +340,7 @@ def test_a_port_in_use_is_told_in_one_sentence(server: RunningServer) -> None:
     from foredraft.server.run import listen
 
     with pytest.raises(InvalidParameter, match=f"--port {server.port} cannot be used"):
-        listen("127.0.0.1", server.port).listen()
+        listen("127.0.0.1", server.port)
 
 
 def test_a_service_refuses_a_spec_that_is_none(llm: LLM) -> None:

@@ -23,13 +23,14 @@ def greedy(offline: LLM, messages: list[Any], max_tokens: int = 10) -> str:
     return offline.chat(messages, SamplingParams(max_tokens=max_tokens, temperature=0))[0].text
 
 
-class TestAnthropic:
-    @pytest.fixture(scope="class")
-    def client(self, server: RunningServer) -> Any:
-        anthropic = pytest.importorskip("anthropic", reason="the client is tested where it is installed")
-        with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as made:
-            yield made
+@pytest.fixture(scope="module")
+def client(server: RunningServer) -> Any:
+    anthropic = pytest.importorskip("anthropic", reason="the client is tested where it is installed")
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as made:
+        yield made
 
+
+class TestAnthropic:
     def test_a_streaming_conversation(self, client: Any, offline: LLM) -> None:
         messages = list(HELLO)
         for turn in ("and then?", "why?"):

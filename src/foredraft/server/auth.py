@@ -21,7 +21,7 @@ class Auth:
 
     def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
         self._app = app
-        self._digests = [_digest(key) for key in keys]
+        self._digests = [_digest(key.encode("utf-8", "surrogateescape")) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._may_pass(scope):
@@ -42,10 +42,13 @@ class Auth:
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         given = [bearer.strip()] if scheme.lower() == "bearer" else []
         given.append(headers.get("x-api-key", ""))
-        # No early end: the time tells neither which key nor which character differs.
-        matches = [hmac.compare_digest(_digest(key), known) for key in given for known in self._digests]
+        # Headers are bytes that were read as Latin-1. There is no early end: the time tells neither which key nor which
+        # character differs.
+        matches = [
+            hmac.compare_digest(_digest(key.encode("latin-1")), known) for key in given for known in self._digests
+        ]
         return any(matches)
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -14,7 +14,7 @@ from foredraft.server.lifecycle import DrainingServer
 from foredraft.server.protocol import bounded_protocol
 from foredraft.server.service import Service
 
-_BACKLOG = 2048
+BACKLOG = 2048
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -22,8 +22,13 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+        except OSError:
+            listener.close()
+            raise
     except (OSError, OverflowError) as error:
         raise InvalidParameter(f"--host {host} --port {port} cannot be used: {error}.") from error
     return listener
@@ -41,7 +46,7 @@ def make_server(service: Service, api_keys: Iterable[str] = (), log_prompts: boo
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        backlog=_BACKLOG,
+        backlog=BACKLOG,
         limit_concurrency=limits.max_connections,
         timeout_keep_alive=5,
         timeout_graceful_shutdown=1,  # nothing but idle connections is left when the server has drained
