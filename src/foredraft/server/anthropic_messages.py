@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foredraft.server import reports
-from foredraft.server.constraint import grammar_fields
 from foredraft.server.errors import ApiError, error_object, json_response, not_supported
 from foredraft.server.fields import (
     GenerationRequest,
@@ -57,7 +56,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
     service = service_of(request)
     priority = check_common(service, body)
     prompt = _prompt(service, body)
-    fields = {**sampling_fields(body), "seed": body.seed, "stop": body.stop_sequences, **grammar_fields(body.grammar)}
+    fields = {**sampling_fields(body), "seed": body.seed, "stop": body.stop_sequences, "grammar": body.grammar}
     params = make_params(service, body.max_tokens, fields)
     generation = await begin(service, request, [prompt], params, spec_of(service, body), priority)
     return await respond(generation, MessagesAnswer(generation, service.name), service.limits, body.stream)

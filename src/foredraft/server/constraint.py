@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from foredraft.params import SamplingParams
-from foredraft.server.errors import bad_request, not_supported
+from foredraft.server.errors import bad_request
 from foredraft.server.fields import RequestModel
 from foredraft.server.tools import Tool, ToolChoice
 
@@ -31,15 +30,6 @@ def grammar_of(given: Grammar | None, wanted: ResponseFormat | None, choice: Too
     if len(grammars) > 1:
         raise bad_request("Only one of grammar, response_format and a required tool_choice can shape an answer.")
     return grammars[0] if grammars else None
-
-
-def grammar_fields(grammar: Grammar | None) -> dict[str, Any]:
-    """The grammar as a field of SamplingParams."""
-    if grammar is None:
-        return {}
-    if "grammar" not in SamplingParams.names():
-        raise not_supported("response_format", "this engine has no grammars")
-    return {"grammar": grammar}
 
 
 def _of_format(wanted: ResponseFormat | None) -> Grammar | None:

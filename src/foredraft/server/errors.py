@@ -32,7 +32,7 @@ _ANTHROPIC_TYPES = {
     504: "timeout_error",
 }
 _INVALID = "invalid_request_error"
-_FIELD = re.compile(r"^(\w+)(?:=| has )")  # how the messages of SamplingParams begin
+_FIELD = re.compile(r"^(\w+)[= ]")  # how the messages of SamplingParams begin
 
 
 class ApiError(Exception):

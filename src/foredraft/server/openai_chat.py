@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foredraft.server import reports
-from foredraft.server.constraint import ResponseFormat, grammar_fields, grammar_of
+from foredraft.server.constraint import ResponseFormat, grammar_of
 from foredraft.server.errors import ApiError, bad_request, error_object
 from foredraft.server.fields import (
     OpenAISampling,
@@ -53,7 +53,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     choice = choose(body.tools, body.tool_choice)
     grammar = grammar_of(body.grammar, body.response_format, choice)
     top = _top_logprobs(body)
-    fields = {**body.sampling(), "logprobs": top, **grammar_fields(grammar)}
+    fields = {**body.sampling(), "logprobs": top, "grammar": grammar}
     wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     params = make_params(service, wanted, fields)
     prompt = conversation(service, body.messages, body.tools, choice)

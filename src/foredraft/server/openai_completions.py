@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foredraft.server import reports
-from foredraft.server.constraint import grammar_fields
 from foredraft.server.errors import ApiError, error_object, not_supported
 from foredraft.server.fields import (
     OpenAISampling,
@@ -51,7 +50,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
         raise not_supported("best_of", "use n, and choose among its answers")
     prompts = _prompts(body.prompt)
     check_count(service.limits.max_prompts, "prompt", prompts)
-    fields = {**body.sampling(), "logprobs": body.logprobs, **grammar_fields(body.grammar)}
+    fields = {**body.sampling(), "logprobs": body.logprobs, "grammar": body.grammar}
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     params = make_params(service, max_tokens, fields)
     generation = await begin(service, request, prompts, params, spec_of(service, body), priority)

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foredraft.server import reports
-from foredraft.server.constraint import JsonSchema, ResponseFormat, grammar_fields, grammar_of
+from foredraft.server.constraint import JsonSchema, ResponseFormat, grammar_of
 from foredraft.server.errors import ApiError, error_object, not_supported
 from foredraft.server.fields import (
     GenerationRequest,
@@ -73,7 +73,7 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
     check_count(service.limits.max_messages, "input", messages)
     fields = {**sampling_fields(body), "seed": body.seed, "stop": body.stop}
     grammar = grammar_of(body.grammar, _response_format(body), ToolChoice())
-    params = make_params(service, body.max_output_tokens, {**fields, **grammar_fields(grammar)})
+    params = make_params(service, body.max_output_tokens, {**fields, "grammar": grammar})
     prompt = conversation(service, messages, None, ToolChoice())
     generation = await begin(service, request, [prompt], params, spec_of(service, body), priority)
     answer = ResponsesAnswer(generation, service.name, body)
