@@ -202,7 +202,7 @@ class TestLoad:
             finished: list[int] = []
 
             def ask(priority: int) -> None:
-                status, _ = server.post(CHAT, {**LONG, "max_tokens": 3, "priority": priority})
+                status, _ = server.post(CHAT, {**LONG, "max_tokens": 100, "priority": priority})
                 assert status == 200
                 finished.append(priority)
 

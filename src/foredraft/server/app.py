@@ -14,7 +14,6 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 
-from foredraft import __version__
 from foredraft.server import (
     anthropic_messages,
     openai_chat,
@@ -48,7 +47,7 @@ def make_app(service: Service, api_keys: Iterable[str] = (), log_prompts: bool =
 
     app = FastAPI(
         title="Foredraft",
-        version=__version__,
+        version=status.VERSION,
         lifespan=lifespan,
         docs_url=None,  # they would load scripts from elsewhere
         redoc_url=None,

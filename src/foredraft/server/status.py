@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version as installed_version
 from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from foredraft import __version__
 from foredraft.server.errors import ApiError, json_response
 from foredraft.server.service import Service, service_of
 
 router = APIRouter()
+VERSION = installed_version("foredraft")
 
 
 @router.get("/health")
@@ -32,7 +33,7 @@ async def ready(request: Request) -> Response:
 
 @router.get("/version")
 async def version() -> Response:
-    return json_response({"version": __version__})
+    return json_response({"version": VERSION})
 
 
 @router.get("/metrics")
