@@ -346,3 +346,14 @@ def test_a_port_in_use_is_told_in_one_sentence(server: RunningServer) -> None:
 def test_a_service_refuses_a_spec_that_is_none(llm: LLM) -> None:
     with pytest.raises(ValueError, match="oracle"):
         make_service(llm, [NAME], Limits(), ["oracle"])
+
+
+def test_the_dashboard_shows_metrics_that_there_are(server: RunningServer) -> None:
+    server.post(CHAT, {**LONG, "max_tokens": 64, "spec": "ngram"})
+    server.post(CHAT, {**LONG, "n": 0})
+    dashboard = (Path(__file__).parents[2] / "docs" / "grafana-dashboard.json").read_text()
+    shown = set(re.findall(r"(?:vllm|foredraft):\w+", dashboard))
+    told = server.request("GET", "/metrics")[1].decode()
+    known = set(re.findall(r"^# TYPE (\S+)", told, re.MULTILINE))
+    assert len(shown) > 20
+    assert {name for name in shown if name not in known and name.removesuffix("_bucket") not in known} == set()
