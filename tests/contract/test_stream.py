@@ -336,12 +336,19 @@ def test_what_has_arrived_is_read_at_once(llm: LLM) -> None:
         async with asyncio.timeout(30):
             while not stream.has_ended:
                 await stream.wait()
-                events = stream.arrived()
-                assert events
-                tokens += [event.token_id for event in events]
+                tokens += [event.token_id for event in stream.arrived()]
         assert tokens == expected.token_ids
         assert stream.arrived() == []
-        await stream.wait()
+        await stream.wait()  # nothing more will come
+
+        quiet = engine.generate(PROMPT, LONG)
+        await quiet.admitted()
+        waiting = asyncio.create_task(quiet.wait())
+        await asyncio.sleep(0)
+        quiet.nudge()
+        async with asyncio.timeout(30):
+            await waiting
+        await quiet.aclose()
         assert engine.is_alive
         await engine.close()
         assert not engine.is_alive and is_clean(engine, llm)

@@ -90,21 +90,25 @@ class Stream(AsyncIterator[TokenEvent]):
         return not self._channel.unfinished
 
     async def __anext__(self) -> TokenEvent:
-        await self.wait()
-        if not self._channel.events:
-            raise StopAsyncIteration
+        while not self._channel.events:
+            await self.wait()
+            if not self._channel.events and self.has_ended:
+                raise StopAsyncIteration
         return self._next()
 
     async def wait(self) -> None:
-        """Wait until there is an event to read, or no more will come; raises what is wrong with the request."""
+        """Wait until there is an event to read, no more will come, or somebody calls `nudge`; raises what is wrong with
+        the request."""
         channel = self._channel
-        while not channel.events:
-            if channel.error is not None:
-                raise channel.error
-            if not channel.unfinished:
-                return
+        if not channel.events and channel.unfinished and channel.error is None:
             channel.arrived.clear()
             await channel.arrived.wait()
+        if not channel.events and channel.error is not None:
+            raise channel.error
+
+    def nudge(self) -> None:
+        """Let whoever waits look at the clock."""
+        self._channel.arrived.set()
 
     def arrived(self) -> list[TokenEvent]:
         """All events that can be read without waiting."""

@@ -46,6 +46,7 @@ class Generation:
         self._is_closed = False
         service.lifecycle.num_answering += 1
         self._watch = asyncio.create_task(self._watch_client(request))
+        self._ticker = self._loop.call_later(service.limits.tick_s, self._tick)
 
     @property
     def id(self) -> str:
@@ -85,18 +86,14 @@ class Generation:
             tokens = self._arrived()
             if tokens or all(stream.has_ended for stream in self._streams):
                 return tokens
-            limits = self._service.limits
-            begun = self._first_s is not None
-            deadline = (self._first_s or self._started) + (
-                limits.running_timeout_s if begun else limits.waiting_timeout_s
-            )
-            try:
-                async with asyncio.timeout_at(min(deadline, patient_until)):
-                    await self._wait()
-            except TimeoutError:
-                if self._loop.time() < deadline:
-                    return None
-                raise (self._ran_too_long() if begun else self._waited_too_long()) from None
+            now = self._loop.time()
+            if self._first_s is None and now >= self._started + self._service.limits.waiting_timeout_s:
+                raise self._waited_too_long()
+            if self._first_s is not None and now >= self._first_s + self._service.limits.running_timeout_s:
+                raise self._ran_too_long()
+            if now >= patient_until:
+                return None
+            await self._wait()
 
     async def finish(self) -> None:
         """Wait for all answers; raises ApiError or ClientGone."""
@@ -110,6 +107,7 @@ class Generation:
         if self._is_closed:
             return
         self._is_closed = True
+        self._ticker.cancel()
         self._watch.cancel()
         with suppress(asyncio.CancelledError):
             await self._watch
@@ -160,6 +158,12 @@ class Generation:
             for wait in waits:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
+
+    def _tick(self) -> None:
+        """Has the reader look at the clock now and then: a timeout for every token would cost more than the token."""
+        for stream in self._streams:
+            stream.nudge()
+        self._ticker = self._loop.call_later(self._service.limits.tick_s, self._tick)
 
     async def _watch_client(self, request: Request) -> None:
         """The body has been read, so what comes next is the end of the connection."""

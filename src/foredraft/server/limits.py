@@ -30,6 +30,11 @@ class Limits:
     keep_alive_s: float = 5.0  # between comments in a stream that has nothing else to send
     drain_timeout_s: float = 60.0  # that running requests get after SIGTERM
 
+    @property
+    def tick_s(self) -> float:
+        """How often times are looked at: so much later than its limit a request may end."""
+        return min(self.keep_alive_s, self.waiting_timeout_s, self.running_timeout_s, self.write_timeout_s) / 4
+
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)

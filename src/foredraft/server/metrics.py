@@ -52,6 +52,8 @@ class Metrics:
             name: self._histogram(f"vllm:{name}_seconds", about, _SECONDS) for name, about in seconds.items()
         }
 
+        self._gaps = self._seconds["inter_token_latency"].labels(*self._values)  # observed for every token
+
         self._drafts = self._counter("vllm:spec_decode_num_drafts", "Runs that had draft tokens to verify.")
         self._drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Draft tokens that were verified.")
         self._accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were accepted.")
@@ -80,7 +82,7 @@ class Metrics:
 
     def observe_gap(self, seconds: float) -> None:
         """The time between two deliveries of tokens of one sequence."""
-        self._seconds["inter_token_latency"].labels(*self._values).observe(seconds)
+        self._gaps.observe(seconds)
 
     def count_request(self, num_prompt_tokens: int, params: SamplingParams) -> None:
         """A request that was admitted."""

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from foredraft.server import reports
 from foredraft.server.constraint import ResponseFormat, grammar_of
-from foredraft.server.errors import ApiError, bad_request, error_object
+from foredraft.server.errors import ApiError, bad_request, error_object, json_bytes
 from foredraft.server.fields import (
     OpenAISampling,
     check_common,
@@ -27,6 +27,7 @@ from foredraft.server.sse import event, respond
 from foredraft.server.tools import CallParser, NamedTool, ToolCall, ToolChoice, ToolRequest, choose
 
 PATH = "/v1/chat/completions"
+_MARK = "\ue000"  # in a model's name or id it would be no mark, but neither can be chosen by a request
 router = APIRouter()
 
 
@@ -86,6 +87,7 @@ class ChatAnswer:
         self._includes_usage = includes_usage
         self._parsers = [CallParser(tools) for _ in range(generation.num_choices)]
         self._num_calls = [0] * generation.num_choices
+        self._frames: dict[int, tuple[bytes, bytes]] = {}  # of a choice's content events, around the text
         self._id, self._created, self._model = f"chatcmpl-{generation.id}", generation.created, model
 
     def body(self) -> dict[str, Any]:
@@ -129,7 +131,9 @@ class ChatAnswer:
             content, calls = content + rest, calls + more
         chunks = []
         logprobs = self._logprobs.chat(token.logprob for _, token in tokens) if self._logprobs else None
-        if content or logprobs:
+        if content and not logprobs:
+            chunks.append(self._content_event(index, content))
+        elif logprobs:
             chunks.append(self._event(self._choice(index, {"content": content}, logprobs)))
         for call in calls:
             delta = {"tool_calls": [{"index": self._num_calls[index], **_call_object(call)}]}
@@ -158,6 +162,15 @@ class ChatAnswer:
 
     def _event(self, choice: dict[str, Any], **extra: Any) -> bytes:
         return event({**self._head("chat.completion.chunk"), "choices": [choice], **extra})
+
+    def _content_event(self, index: int, content: str) -> bytes:
+        """What nearly all events of a stream are: only the text differs, so only the text is written as JSON anew."""
+        if index not in self._frames:
+            marked = self._event(self._choice(index, {"content": _MARK}))
+            head, _, tail = marked.partition(json_bytes(_MARK))
+            self._frames[index] = head, tail
+        head, tail = self._frames[index]
+        return head + json_bytes(content) + tail
 
     def _choice(self, index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}

@@ -4,14 +4,14 @@ their request."""
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from math import inf
 from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from foredraft.server.errors import ApiError, failure, json_bytes
-from foredraft.server.generation import ClientGone, Generation, Tokens
+from foredraft.server.generation import Generation, Tokens
 from foredraft.server.limits import Limits
 
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -53,32 +53,66 @@ class EventStream(Response):
         self._generation = generation
         self._answer = answer
         self._limits = limits
+        self._watchdog = Watchdog(limits.write_timeout_s, limits.tick_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        generation, answer = self._generation, self._answer
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-            try:
-                await self._write(send, answer.begin())
-                while (tokens := await generation.next(self._limits.keep_alive_s)) or tokens is None:
-                    await self._write(send, KEEP_ALIVE if tokens is None else answer.delta(tokens))
-                last = b"" if generation.client_left else answer.end()
-            except ApiError as error:
-                last = answer.failure(error)
-            except (ClientGone, TimeoutError):
-                return  # nobody reads: the connection is closed
-            except Exception:
-                await self._write(send, answer.failure(failure()), more=False)
-                raise
-            with suppress(TimeoutError):
-                await self._write(send, last, more=False)
+            with self._watchdog:
+                await self._write_all(send)
         finally:
-            await generation.close()
+            await self._generation.close()
+
+    async def _write_all(self, send: Send) -> None:
+        generation, answer = self._generation, self._answer
+        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        try:
+            await self._write(send, answer.begin())
+            while (tokens := await generation.next(self._limits.keep_alive_s)) or tokens is None:
+                await self._write(send, KEEP_ALIVE if tokens is None else answer.delta(tokens))
+            last = b"" if generation.client_left else answer.end()
+        except ApiError as error:
+            last = answer.failure(error)
+        except Exception:
+            await self._write(send, answer.failure(failure()), more=False)
+            raise
+        await self._write(send, last, more=False)
 
     async def _write(self, send: Send, chunk: bytes, more: bool = True) -> None:
         if chunk or not more:
-            async with asyncio.timeout(self._limits.write_timeout_s):
-                await send({"type": "http.response.body", "body": chunk, "more_body": more})
+            self._watchdog.started_s = self._watchdog.loop.time()
+            await send({"type": "http.response.body", "body": chunk, "more_body": more})
+            self._watchdog.started_s = inf
+
+
+class Watchdog:
+    """Ends the block that it guards when something that was started takes too long. Looking now and then costs less
+    than a timeout for every write."""
+
+    def __init__(self, limit_s: float, tick_s: float) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.started_s = inf  # when what is under way was started
+        self._limit_s = limit_s
+        self._tick_s = tick_s
+        self._has_bitten = False
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._timer = self.loop.call_later(self._tick_s, self._look)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        self._timer.cancel()
+        if not self._has_bitten:
+            return False
+        return self._task.uncancel() == 0 and kind is asyncio.CancelledError
+
+    def _look(self) -> None:
+        if self.loop.time() - self.started_s >= self._limit_s:
+            self._has_bitten = True
+            self._task.cancel()
+        else:
+            self._timer = self.loop.call_later(self._tick_s, self._look)
 
 
 async def respond(generation: Generation, answer: Answer, limits: Limits, stream: bool | None) -> Response:
