@@ -27,7 +27,7 @@ from foredraft.server.sse import event, respond
 from foredraft.server.tools import CallParser, NamedTool, ToolCall, ToolChoice, ToolRequest, choose
 
 PATH = "/v1/chat/completions"
-_MARK = "\ue000"  # in a model's name or id it would be no mark, but neither can be chosen by a request
+_MARK = "\ue000"  # stands for the text of a content event; no name of a model and no id contains it
 router = APIRouter()
 
 
