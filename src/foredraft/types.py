@@ -254,6 +254,7 @@ class Commit(NamedTuple):
     stop_reason: str | int | None = None  # the stop string or token id that ended it
     error: str | None = None
     draft: Draft = NO_DRAFT  # of this step, by all proposers together
+    accepted: tuple[int, ...] = ()  # the nodes of the draft whose tokens are kept, from the root down
     target_argmax: tuple[int, ...] = ()  # as in Verdict
 
 
@@ -386,15 +387,6 @@ class TokenEvent(NamedTuple):
     logprob: TokenLogprob | None = None
     finish_reason: FinishReason | None = None
     output: CompletionOutput | None = None  # with the last event of a sample
-
-
-@dataclass(frozen=True)
-class EngineStats:
-    """The load of an engine at one moment. Samples of a request count one by one."""
-
-    waiting: int  # sequences that have not begun, or were preempted
-    running: int
-    free_blocks: int  # of the KV cache
-    num_blocks: int
-    num_steps: int  # since the engine was made
-    step_times_s: tuple[float, ...]  # of the last steps, oldest first
+    draft: Draft | None = None  # that the step verified, without q; this and the next two with its first token only
+    accepted: tuple[int, ...] = ()  # nodes of the draft, from the root down
+    reasons: tuple[str, ...] = ()  # why it was drafted or not: the controller's decisions, and failures

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -425,3 +426,30 @@ def test_metrics_tell_drafts_by_depth_and_the_time_they_saved(folder: Path) -> N
     assert metrics.saved_time_s != 0
     assert 0 <= metrics.queue_time_s <= metrics.time_to_first_token_s
     assert llm.generate([PROMPT], GREEDY, spec="off")[0].metrics.saved_time_s == 0
+
+
+def test_the_first_event_of_a_step_carries_its_draft(llm: LLM) -> None:
+    """Drafts and accepted nodes of all steps give the tokens of the stream, their origins and the metrics."""
+    first, events = (list(llm.stream(PROMPT, with_fields(max_tokens=60), spec="suffix")) for _ in range(2))
+    assert [event.token_id for event in first] == [event.token_id for event in events]
+    output = events[-1].output
+    assert output is not None and output.metrics.accepted_tokens > 0
+    emitted: list[tuple[int | None, str]] = []
+    for event in events:
+        if event.draft is None:
+            continue
+        assert emitted == [(each.token_id, each.origin) for each in events[: len(emitted)]]
+        emitted += [(event.draft.tokens[node], event.draft.origin[node]) for node in event.accepted]
+        if len(emitted) < len(events):  # else the draft's last token ended the sequence
+            emitted.append((events[len(emitted)].token_id, "target"))
+    assert [(event.token_id, event.origin) for event in events] == emitted
+    drafts = [event.draft for event in events if event.draft is not None]
+    assert len(drafts) == output.metrics.target_runs
+    assert sum(map(len, drafts)) == output.metrics.drafted_tokens
+
+
+def test_the_first_event_of_a_step_tells_the_reasons(llm: LLM) -> None:
+    events = list(llm.stream(PROMPT, with_fields(max_tokens=20), spec="auto"))
+    output = events[-1].output
+    assert output is not None and output.metrics.decisions
+    assert Counter(reason for event in events for reason in event.reasons) == output.metrics.decisions

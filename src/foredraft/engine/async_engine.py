@@ -15,12 +15,13 @@ from itertools import count
 from typing import Any, TypeVar
 
 from foredraft.engine.engine import Engine
+from foredraft.engine.stats import EngineStats
 from foredraft.engine.stream import Channel, Stream
 from foredraft.errors import InvalidParameter, InvalidPrompt, Overloaded
 from foredraft.params import SamplingParams
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.registry import ProposerChoice, Spec, parse_spec
-from foredraft.types import EngineStats, TokenEvent
+from foredraft.types import TokenEvent
 
 log = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from foredraft.engine.chunks import ChunkLimit
 from foredraft.engine.detokenizer import Decodes, Detokenizer
 from foredraft.engine.scheduler import Scheduler
 from foredraft.engine.speculation import Speculation
+from foredraft.engine.stats import EngineStats
 from foredraft.engine.stop_strings import StopStrings
 from foredraft.engine.stops import find_stop
 from foredraft.errors import InvalidParameter, InvalidPrompt
@@ -31,7 +32,6 @@ from foredraft.types import (
     TARGET,
     Commit,
     CompletionOutput,
-    EngineStats,
     FinishReason,
     Sequence,
     SpecMetrics,
@@ -178,11 +178,11 @@ class Engine:
         self.chunk_limit.observe(sum(work.num_rows for work in works), num_decoding, done - started)
         self.speculation.observe(works, commits, run_s=ran - drafted, overhead_s=done - ran)
         events: list[TokenEvent] = []
-        for commit, marks in zip(commits, stable, strict=True):
+        for commit, marks, reasons in zip(commits, stable, self.speculation.reasons, strict=True):
             sequence = commit.sequence
             is_followed = self._live[sequence.id].is_followed or sequence.params.logprobs is not None
             if is_followed or commit.finish_reason is not None:
-                events += self._events(commit, marks)
+                events += self._events(commit, marks, reasons)
         return events
 
     def abort(self, request_id: str, error: str | None = None) -> list[TokenEvent]:
@@ -275,8 +275,9 @@ class Engine:
                 counters.first_token_time = counters.first_token_time or now
                 counters.last_token_time = now
 
-    def _events(self, commit: Commit, stable: list[int]) -> list[TokenEvent]:
-        """A commit as events, one per token; the last one of a finished sequence carries its output."""
+    def _events(self, commit: Commit, stable: list[int], reasons: Items[str] = ()) -> list[TokenEvent]:
+        """A commit as events, one per token. The first one carries the draft and why it was made, the last one of a
+        finished sequence its output."""
         sequence = commit.sequence
         live = self._live[sequence.id]
         if sequence.params.logprobs is not None:
@@ -287,6 +288,9 @@ class Engine:
         events: list[TokenEvent] = []
         for token, origin, logprob, upto in zip(commit.tokens, commit.origins, commit.logprobs, stable, strict=True):
             events.append(TokenEvent(request_id, sample, token, take(upto), origin, logprob))
+        if events:
+            draft = commit.draft if commit.draft.q is None else commit.draft.only(list(range(len(commit.draft))))
+            events[0] = events[0]._replace(draft=draft, accepted=commit.accepted, reasons=tuple(reasons))
         if commit.finish_reason is None:
             return events
         output = self._finish(commit)

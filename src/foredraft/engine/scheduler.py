@@ -197,6 +197,7 @@ class Scheduler:
             stop.stop_reason,
             verdict.error,
             draft,
+            accepted,
             verdict.target_argmax,
         )
 

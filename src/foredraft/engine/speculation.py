@@ -116,6 +116,11 @@ class Speculation:
         names = self.assignments[sequence].names
         return any(self.assignments.proposers[name].wants_target_argmax for name in names)
 
+    @property
+    def reasons(self) -> list[list[str]]:
+        """Why each sequence of the last step got the draft that it got, or none."""
+        return [] if self._step is None else self._step.reasons
+
     def observe(self, works: Items[Work], commits: Items[Commit], run_s: float, overhead_s: float) -> None:
         """Proposers learn the committed tokens, and the controller what they cost."""
         for name, proposer in self.assignments.proposers.items():

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from foredraft.engine.stats import EngineStats
 from foredraft.params import SamplingParams
-from foredraft.types import CompletionOutput, EngineStats
+from foredraft.types import CompletionOutput
 
 if TYPE_CHECKING:
     from prometheus_client.metrics import MetricWrapperBase

@@ -1,0 +1,17 @@
+"""What an engine tells about itself while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """The load of an engine at one moment. Samples of a request count one by one."""
+
+    waiting: int  # sequences that have not begun, or were preempted
+    running: int
+    free_blocks: int  # of the KV cache
+    num_blocks: int
+    num_steps: int  # since the engine was made
+    step_times_s: tuple[float, ...]  # of the last steps, oldest first
