@@ -18,8 +18,8 @@ class AllowedSpecs:
 
     def __init__(self, entries: Iterable[str]) -> None:
         """Raises InvalidSpec for an entry that is no spec."""
-        self._entries = tuple(dict.fromkeys(("off", *entries)))
-        specs = [parse_spec(entry) for entry in self._entries]
+        self.entries = tuple(dict.fromkeys(("off", *entries)))
+        specs = [parse_spec(entry) for entry in self.entries]
         self._specs = {_canonical(spec) for spec in specs}
         self._choices = {str(spec.choices[0]) for spec in specs if len(spec.choices) == 1 and not spec.adaptive}
 
@@ -28,7 +28,7 @@ class AllowedSpecs:
         spec = parse_spec(text)
         if _canonical(spec) in self._specs or (spec.choices and all(map(self._allows, spec.choices))):
             return spec
-        raise InvalidSpec(f"spec={text!r} is not allowed here; allowed are {', '.join(self._entries)}.")
+        raise InvalidSpec(f"spec={text!r} is not allowed here; allowed are {', '.join(self.entries)}.")
 
     def _allows(self, choice: ProposerChoice) -> bool:
         if str(choice) in self._choices:

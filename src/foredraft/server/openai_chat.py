@@ -25,6 +25,7 @@ from foredraft.server.reports import Logprobs
 from foredraft.server.service import service_of
 from foredraft.server.sse import event, respond
 from foredraft.server.tools import CallParser, NamedTool, ToolCall, ToolChoice, ToolRequest, choose
+from foredraft.server.trace import Trace
 
 PATH = "/v1/chat/completions"
 _MARK = "\ue000"  # stands for the text of a content event; no name of a model and no id contains it
@@ -40,6 +41,7 @@ class ChatRequest(OpenAISampling):
     tools: list[ToolRequest] | None = None
     tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    speculation_trace: bool | None = None
 
 
 @router.post(PATH)
@@ -48,6 +50,8 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     service = service_of(request)
     priority = check_common(service, body)
     check_stream_options(body)
+    if body.speculation_trace and not body.stream:
+        raise bad_request("speculation_trace is only allowed with stream=true.", "speculation_trace")
     check_count(service.limits.max_messages, "messages", body.messages)
     if body.tools:
         check_count(service.limits.max_tools, "tools", body.tools)
@@ -60,7 +64,8 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     prompt = conversation(service, body.messages, body.tools, choice)
     generation = await begin(service, request, [prompt], params, spec_of(service, body), priority)
     logprobs = None if top is None else Logprobs(service.llm.tokenizer, top)
-    answer = ChatAnswer(generation, service.name, logprobs, choice, body.includes_usage)
+    trace = Trace(service.llm.tokenizer) if body.speculation_trace else None
+    answer = ChatAnswer(generation, service.name, logprobs, choice, body.includes_usage, trace)
     return await respond(generation, answer, service.limits, body.stream)
 
 
@@ -80,11 +85,13 @@ class ChatAnswer:
         logprobs: Logprobs | None,
         tools: ToolChoice,
         includes_usage: bool,
+        trace: Trace | None = None,
     ) -> None:
         self._generation = generation
         self._logprobs = logprobs
         self._tools = tools
         self._includes_usage = includes_usage
+        self._trace = trace
         self._parsers = [CallParser(tools) for _ in range(generation.num_choices)]
         self._num_calls = [0] * generation.num_choices
         self._frames: dict[int, tuple[bytes, bytes]] = {}  # of a choice's content events, around the text
@@ -131,10 +138,12 @@ class ChatAnswer:
             content, calls = content + rest, calls + more
         chunks = []
         logprobs = self._logprobs.chat(token.logprob for _, token in tokens) if self._logprobs else None
-        if content and not logprobs:
+        steps = self._trace.steps(token for _, token in tokens) if self._trace else []
+        if logprobs or steps:
+            first = self._choice(index, {"content": content}, logprobs)
+            chunks.append(self._event({**first, "speculation_trace": steps} if steps else first))
+        elif content:
             chunks.append(self._content_event(index, content))
-        elif logprobs:
-            chunks.append(self._event(self._choice(index, {"content": content}, logprobs)))
         for call in calls:
             delta = {"tool_calls": [{"index": self._num_calls[index], **_call_object(call)}]}
             self._num_calls[index] += 1

@@ -42,6 +42,26 @@ async def metrics(request: Request) -> Response:
     return Response(service_of(request).metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
+@router.get("/v1/stats")
+async def stats(request: Request) -> Response:
+    """What the page shows of the server: the model, what requests may name, and the load at this moment."""
+    service = service_of(request)
+    load = service.engine.stats()
+    return json_response(
+        {
+            "model": service.name,
+            "max_model_len": service.llm.max_model_len,
+            "max_tokens": min(service.limits.max_tokens, service.llm.max_model_len),
+            "spec": service.llm.spec,
+            "allowed_specs": service.specs.entries,
+            "running": load.running,
+            "waiting": load.waiting,
+            "kv_use": 1 - load.free_blocks / load.num_blocks,
+            "steps": load.num_steps,
+        }
+    )
+
+
 @router.get("/v1/models")
 async def models(request: Request) -> Response:
     service = service_of(request)
