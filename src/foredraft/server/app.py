@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
-from starlette.staticfiles import StaticFiles
+from starlette.responses import Response
 
 from foredraft.server import (
     anthropic_messages,
     openai_chat,
     openai_completions,
     openai_responses,
+    page,
     status,
     tokenising,
 )
@@ -29,7 +28,6 @@ from foredraft.server.generation import ClientGone
 from foredraft.server.log import RequestLog, record_of
 from foredraft.server.service import Service
 
-STATIC = Path(__file__).parent / "static"
 _CLIENT_CLOSED = 499
 _HTTP_MESSAGES = {
     404: "There is nothing at this path; /openapi.json lists what there is.",
@@ -54,9 +52,8 @@ def make_app(service: Service, api_keys: Iterable[str] = (), log_prompts: bool =
         responses=_RESPONSES,
     )
     app.state.service = service
-    for routes in (status, tokenising, openai_completions, openai_chat, openai_responses, anthropic_messages):
+    for routes in (page, status, tokenising, openai_completions, openai_chat, openai_responses, anthropic_messages):
         app.include_router(routes.router)
-    _add_page(app)
     app.add_exception_handler(ApiError, _answer_error)
     app.add_exception_handler(RequestValidationError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_error)
@@ -67,14 +64,6 @@ def make_app(service: Service, api_keys: Iterable[str] = (), log_prompts: bool =
     app.add_middleware(Auth, keys=list(api_keys))
     app.add_middleware(RequestLog, log_prompts=log_prompts)
     return app
-
-
-def _add_page(app: FastAPI) -> None:
-    app.mount("/static", StaticFiles(directory=STATIC), name="static")
-
-    @app.get("/", include_in_schema=False)
-    async def page() -> Response:
-        return FileResponse(STATIC / "index.html")
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
