@@ -1,0 +1,112 @@
+// The draft tree of a step: nodes by depth, the accepted path, and the token that the target added.
+
+import { isDrafted, nodeDepths } from "./answer.js";
+import { byId, element, svg, visible } from "./dom.js";
+import { childrenOf, tintOf } from "./tokens.js";
+
+const LEVEL = 150; // pixels from one depth to the next
+const ROW = 46;
+const WIDTH = 118;
+const HEIGHT = 34;
+
+export class TreeView {
+  #steps = [];
+  #at = 0; // among the steps with drafts
+
+  constructor() {
+    this.slider = byId("tree-step");
+    this.slider.addEventListener("input", () => this.#go(Number(this.slider.value)));
+    byId("tree-previous").addEventListener("click", () => this.#go(this.#at - 1));
+    byId("tree-next").addEventListener("click", () => this.#go(this.#at + 1));
+    this.show([]);
+  }
+
+  // All steps of one answer; the last one that had a draft is drawn, or the given one.
+  show(steps, step = null) {
+    this.#steps = steps.map((each, index) => ({ ...each, index, original: each })).filter(isDrafted);
+    this.slider.max = Math.max(0, this.#steps.length - 1);
+    this.slider.disabled = !this.#steps.length;
+    const found = this.#steps.findIndex((each) => each.original === step);
+    this.#go(found < 0 ? this.#steps.length - 1 : found);
+  }
+
+  #go(at) {
+    this.#at = Math.max(0, Math.min(this.#steps.length - 1, at));
+    this.slider.value = this.#at;
+    byId("tree-previous").disabled = this.#at <= 0;
+    byId("tree-next").disabled = this.#at >= this.#steps.length - 1;
+    const step = this.#steps[this.#at];
+    byId("tree-about").textContent = step ? describe(step) : "";
+    byId("tree-canvas").replaceChildren(step ? draw(step) : element("p", {}, "No draft yet. Ask for an answer with speculation, and its draft trees appear here."));
+  }
+}
+
+function describe(step) {
+  const by = [...new Set(step.draft.origins)].sort().join(" and ");
+  const count = step.draft.tokens.length;
+  const why = step.reasons.length ? ` Controller: ${step.reasons.join(", ")}.` : "";
+  return `Run ${step.index + 1}: ${by} drafted ${count} token${count === 1 ? "" : "s"}, ${step.accepted.length} accepted, ${step.tokens.length} emitted.${why}`;
+}
+
+function draw(step) {
+  const { draft, accepted } = step;
+  const nodes = place(draft);
+  const own = step.tokens[accepted.length]; // absent where an accepted token ended the answer
+  const last = accepted.length ? nodes[accepted.at(-1)] : null;
+  const rows = Math.max(1, ...nodes.map((node) => node.row + 1));
+  const target = own && { depth: (last?.depth ?? 0) + 1, row: rows };
+  const depth = Math.max(target?.depth ?? 0, ...nodes.map((node) => node.depth));
+  const root = { depth: 0, row: nodes.length ? nodes[0].row : 0 };
+  const height = (rows + (target ? 1 : 0)) * ROW;
+  const picture = svg("svg", { width: (depth + 1) * LEVEL, height, role: "img", "aria-label": describe(step) });
+  const isAccepted = (node) => accepted.includes(node);
+  for (const [node, parent] of draft.parents.entries()) {
+    picture.append(edge(parent < 0 ? root : nodes[parent], nodes[node], isAccepted(node) ? "accepted" : ""));
+  }
+  if (target) picture.append(edge(last ?? root, target, "target"));
+  picture.append(box(root, "last token", "", "target", null));
+  for (const [node, text] of draft.tokens.entries()) {
+    const score = `${(100 * draft.scores[node]).toFixed(0)} %`;
+    picture.append(box(nodes[node], visible(text), score, isAccepted(node) ? "accepted" : "rejected", draft.origins[node]));
+  }
+  if (target) picture.append(box(target, visible(own.text), "target", "target", null));
+  return picture;
+}
+
+// Every leaf has a row of its own; a node has the row of its first child.
+function place(draft) {
+  const depths = nodeDepths(draft);
+  const nodes = depths.map((depth) => ({ depth, row: 0 }));
+  let row = 0;
+  const visit = (parent) => {
+    for (const node of childrenOf(draft, parent)) {
+      nodes[node].row = row;
+      const before = row;
+      visit(node);
+      if (row === before) row += 1;
+    }
+  };
+  visit(-1);
+  return nodes;
+}
+
+const x = (node) => node.depth * LEVEL + 2;
+const y = (node) => node.row * ROW + 2;
+
+function edge(from, to, kind) {
+  const [x1, y1, x2, y2] = [x(from) + WIDTH, y(from) + HEIGHT / 2, x(to), y(to) + HEIGHT / 2];
+  const middle = x2 - 16;
+  return svg("path", { class: kind, d: `M${x1} ${y1} L${middle} ${y1} C${middle + 8} ${y1} ${middle + 4} ${y2} ${x2} ${y2}` });
+}
+
+function box(node, text, note, kind, origin) {
+  const shown = text.length > 13 ? `${text.slice(0, 12)}…` : text;
+  return svg(
+    "g",
+    { class: kind, transform: `translate(${x(node)} ${y(node)})`, "data-tint": origin && tintOf(origin) },
+    svg("title", {}, origin ? `${text} · ${origin} · ${note}` : text),
+    svg("rect", { width: WIDTH, height: HEIGHT, rx: 7 }),
+    svg("text", { x: 8, y: note ? 15 : 21 }, shown),
+    svg("text", { x: 8, y: 28, class: "score" }, origin ? `${origin} ${note}` : note),
+  );
+}
