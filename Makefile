@@ -13,7 +13,7 @@ SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 BUILD_INPUTS := pyproject.toml $(wildcard setup.py src/foredraft/kernels/*.c src/foredraft/kernels/*.h src/foredraft/kernels/build.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu test-slow test-clients soak sanitize fuzz lint bench bench-control bench-plain bench-peers \
+.PHONY: help demo test test-gpu test-slow test-clients test-page soak sanitize fuzz lint bench bench-control bench-plain bench-peers \
 	bench-kernels bench-gpu bench-busy bench-mixed bench-grammars bench-overhead bench-server figures picture clean
 
 help: ## say what there is
@@ -33,6 +33,9 @@ test-slow: .venv/.installed-dev ## the tests that need a model of real size
 
 test-clients: .venv/.installed-dev ## the server with slower clients: the llm command, and schemathesis on its schema
 	@$(BIN)/python -m pytest -m clients tests/server $(ARGS)
+
+test-page: .venv/.installed-dev ## the server's page in the system's Chromium; writes the screenshots in docs/images/
+	@$(BIN)/python -m pytest -m page tests/page $(ARGS)
 
 soak: .venv/.installed-dev ## the server under 16 clients for ten minutes; ARGS="--minutes 1" for a short one
 	@$(BIN)/python -m tests.soak $(ARGS)

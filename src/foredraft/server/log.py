@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 log = logging.getLogger(__name__)
 
-_QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})  # asked for every few seconds
+_QUIET_PATHS = frozenset({"/health", "/ready", "/metrics", "/v1/stats"})  # fetched every few seconds
 _CLIENT_CLOSED = 499  # nobody was there to get a status
 
 

@@ -112,11 +112,10 @@ export class Compare {
   #bodies() {
     try {
       const fields = requestFields(this.settings);
-      const salts = crypto.getRandomValues(new Uint32Array(3));
+      const salts = crypto.getRandomValues(new Uint32Array(2));
       const both = {
         ...fields,
         max_tokens: fields.max_tokens ?? 256,
-        seed: fields.seed ?? salts[2],
         messages: withSystem(this.settings, [{ role: "user", content: byId("compare-prompt").value }]),
       };
       const spec = fields.spec === "off" ? "auto" : fields.spec;

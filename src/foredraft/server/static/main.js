@@ -216,4 +216,4 @@ applyTheme();
 drawConversations();
 tree.show(chat.lastSteps);
 poll();
-setInterval(() => document.visibilityState === "visible" && serverIsKnown && poll(), POLL_MS);
+setInterval(() => document.visibilityState === "visible" && byId("key-form").hidden && poll(), POLL_MS); // without a key it would be refused

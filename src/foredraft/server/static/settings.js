@@ -104,6 +104,7 @@ export function requestFields(settings) {
     if (!(value >= min && value <= max)) throw new Error(`${label} is ${settings[name]}; use a number from ${min} to ${max}.`);
     fields[name] = value;
   }
+  fields.seed ??= crypto.getRandomValues(new Uint32Array(1))[0]; // the server's own seeds have more digits than a number here
   return fields;
 }
 

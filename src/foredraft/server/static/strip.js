@@ -63,7 +63,7 @@ function decision(step, reasons, answer) {
     const tally = [...reasons].sort((a, b) => b[1] - a[1]).map(([reason, steps]) => `${steps}× ${reason}`);
     return tally.join(" · ") + (saved ? ` · ${saved > 0 ? "saved" : "lost"} ${Math.abs(saved).toFixed(2)} s` : "");
   }
-  const why = step.reasons.length ? step.reasons.join(", ") : "no controller: the spec is fixed";
+  const why = step.reasons.length ? step.reasons.join(", ") : "the spec is fixed";
   if (!isDrafted(step)) return `no draft (${why})`;
   return `${step.draft.tokens.length} drafted, ${step.accepted.length} accepted (${why})`;
 }
