@@ -18,7 +18,7 @@ PLUMS = (
     "Write this text again and correct nothing: The plum tree stands in the garden. The plum tree bears plums. "
     "The plums of the plum tree are blue, and the garden of the plum tree is green."
 )
-GREEDY = {"temperature": "0", "max_tokens": "120", "spec": "ngram+suffix"}
+GREEDY = {"temperature": "0", "max_tokens": "120", "spec": "ngram+suffix", "seed": "1"}
 
 
 def background(page: OpenPage, selector: str) -> str:
@@ -51,7 +51,7 @@ def test_a_chat_with_tints(page: OpenPage, llm: LLM) -> None:
 
 
 def test_a_race_ends_with_equal_texts(page: OpenPage) -> None:
-    page.configure(**{**GREEDY, "temperature": "0.8", "seed": "7"})
+    page.configure(**{**GREEDY, "temperature": "0.4", "seed": "7"})
     page.tab.click("#tab-compare")
     page.tab.fill("#compare-prompt", PLUMS)
     verdict = page.race()
@@ -118,7 +118,7 @@ def test_the_tree_of_a_draft(page: OpenPage) -> None:
 def test_dark(browser: Any, server: RunningServer) -> None:
     with OpenPage.opened(browser, server.url, color_scheme="dark") as page:
         assert page.tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 27)"
-        page.configure(**GREEDY)
+        page.configure(**{**GREEDY, "spec": "auto(ngram+suffix)"})
         page.tab.keyboard.press("Alt+t")
         page.ask(PLUMS)
         page.photograph(IMAGES / "page-dark.png")

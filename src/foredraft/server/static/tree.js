@@ -4,9 +4,9 @@ import { isDrafted, nodeDepths } from "./answer.js";
 import { byId, element, svg, visible } from "./dom.js";
 import { childrenOf, tintOf } from "./tokens.js";
 
-const LEVEL = 150; // pixels from one depth to the next
+const LEVEL = 138; // pixels from one depth to the next
 const ROW = 46;
-const WIDTH = 118;
+const WIDTH = 112;
 const HEIGHT = 34;
 
 export class TreeView {
@@ -23,7 +23,8 @@ export class TreeView {
 
   // All steps of one answer; the last one that had a draft is drawn, or the given one.
   show(steps, step = null) {
-    this.#steps = steps.map((each, index) => ({ ...each, index, original: each })).filter(isDrafted);
+    const before = (index) => steps[index - 1]?.tokens.at(-1)?.text ?? ""; // "": the last token of the prompt
+    this.#steps = steps.map((each, index) => ({ ...each, index, before: before(index), original: each })).filter(isDrafted);
     this.slider.max = Math.max(0, this.#steps.length - 1);
     this.slider.disabled = !this.#steps.length;
     const found = this.#steps.findIndex((each) => each.original === step);
@@ -60,11 +61,10 @@ function draw(step) {
   const height = (rows + (target ? 1 : 0)) * ROW;
   const picture = svg("svg", { width: (depth + 1) * LEVEL, height, role: "img", "aria-label": describe(step) });
   const isAccepted = (node) => accepted.includes(node);
-  for (const [node, parent] of draft.parents.entries()) {
-    picture.append(edge(parent < 0 ? root : nodes[parent], nodes[node], isAccepted(node) ? "accepted" : ""));
-  }
+  const edges = draft.parents.map((parent, node) => edge(parent < 0 ? root : nodes[parent], nodes[node], isAccepted(node) ? "accepted" : ""));
+  picture.append(...edges.sort((a, b) => a.classList.contains("accepted") - b.classList.contains("accepted"))); // accepted ones on top
   if (target) picture.append(edge(last ?? root, target, "target"));
-  picture.append(box(root, "last token", "", "target", null));
+  picture.append(box(root, step.before ? visible(step.before) : "prompt", "before the draft", "target", null));
   for (const [node, text] of draft.tokens.entries()) {
     const score = `${(100 * draft.scores[node]).toFixed(0)} %`;
     picture.append(box(nodes[node], visible(text), score, isAccepted(node) ? "accepted" : "rejected", draft.origins[node]));
@@ -106,7 +106,7 @@ function box(node, text, note, kind, origin) {
     { class: kind, transform: `translate(${x(node)} ${y(node)})`, "data-tint": origin && tintOf(origin) },
     svg("title", {}, origin ? `${text} · ${origin} · ${note}` : text),
     svg("rect", { width: WIDTH, height: HEIGHT, rx: 7 }),
-    svg("text", { x: 8, y: note ? 15 : 21 }, shown),
+    svg("text", { x: 8, y: 15 }, shown),
     svg("text", { x: 8, y: 28, class: "score" }, origin ? `${origin} ${note}` : note),
   );
 }
