@@ -1,0 +1,135 @@
+"""What a trained head is: the content of its config.json, checked when it is read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from foredraft.errors import InvalidModel
+from foredraft.models.fields import MAX_LAYERS, is_whole, shown
+from foredraft.models.json_file import read_json
+
+CONFIG_FILE = "config.json"
+KINDS = ("eagle", "medusa", "dflash")
+CORRECTIONS = ("none", "markov", "refiner")
+_MOST = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """One trained head. It belongs to the target whose digest it names and reads that model's residual streams.
+
+    Tap k is the residual stream after k layers: `target_num_layers` is the one before the final norm.
+    `block` is an EAGLE head's default depth, the number of a Medusa head's offsets, or the rows of a DFlash block.
+    """
+
+    kind: str  # one of KINDS
+    target_name: str
+    target_digest: str
+    target_hidden_size: int
+    target_vocab_size: int
+    target_num_layers: int
+    taps: tuple[int, ...]
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_layers: int
+    rope_theta: float
+    norm_eps: float
+    draft_vocab_size: int
+    block: int
+    correction: str = "none"  # one of CORRECTIONS; only a DFlash head may have one
+    rank: int = 0  # of the correction
+    acceptance: tuple[float, ...] = ()  # measured by depth on held-out text; empty before it is measured
+    provenance: dict[str, str | int | float] = field(default_factory=dict)
+
+    def write(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / CONFIG_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> HeadConfig:
+        """The head that a folder holds; raises InvalidModel with the field that is at fault."""
+        file = folder / CONFIG_FILE
+        if not file.is_file():
+            raise InvalidModel(f"{folder} has no {CONFIG_FILE}; give a folder that `foredraft train` has written.")
+        raw = read_json(file)
+        values: dict[str, Any] = {}
+        for each in fields(cls):
+            if each.name in raw:
+                values[each.name] = _typed(file, each.name, str(each.type), raw[each.name])
+            elif each.name not in _OPTIONAL:
+                raise _error(file, each.name, "is missing")
+        unknown = sorted(raw.keys() - {each.name for each in fields(cls)})
+        if unknown:
+            raise _error(file, unknown[0], "is not a field of a head that this version of Foredraft knows")
+        config = cls(**values)
+        config.check(file)
+        return config
+
+    def check(self, file: Path) -> None:
+        """Raise InvalidModel unless the fields, each possible by itself, fit each other."""
+        if self.kind not in KINDS:
+            raise _error(file, "kind", f"is {shown(self.kind)}, but {', '.join(KINDS)} are known")
+        if self.correction not in CORRECTIONS:
+            raise _error(file, "correction", f"is {shown(self.correction)}, but {', '.join(CORRECTIONS)} are known")
+        if (self.correction != "none") != (self.rank > 0):
+            raise _error(file, "rank", f"is {self.rank}, which does not fit correction {self.correction!r}")
+        if self.correction != "none" and self.kind != "dflash":
+            raise _error(file, "correction", f"is {self.correction!r}, but only a dflash head may have one")
+        if not self.taps or any(not 0 <= tap <= self.target_num_layers for tap in self.taps):
+            allowed = f"numbers from 0 to {self.target_num_layers}, the target's layers, are needed"
+            raise _error(file, "taps", f"is {shown(list(self.taps))}, but {allowed}")
+        if self.kind in ("eagle", "medusa") and self.hidden_size != self.target_hidden_size:
+            raise _error(
+                file,
+                "hidden_size",
+                f"is {self.hidden_size}, but {self.kind} heads are as wide as their target: {self.target_hidden_size}",
+            )
+        if self.num_heads % self.num_kv_heads:
+            raise _error(file, "num_heads", f"is {self.num_heads}, no multiple of num_kv_heads={self.num_kv_heads}")
+        if self.head_dim % 2:
+            raise _error(file, "head_dim", f"is {self.head_dim}, but an even number is needed")
+        if self.num_layers > MAX_LAYERS or (self.kind == "eagle" and self.num_layers != 1):
+            most = 1 if self.kind == "eagle" else MAX_LAYERS
+            raise _error(file, "num_layers", f"is {self.num_layers}, but at most {most} are supported")
+        if self.draft_vocab_size > self.target_vocab_size:
+            problem = f"is {self.draft_vocab_size}, more than the {self.target_vocab_size} tokens of the target"
+            raise _error(file, "draft_vocab_size", problem)
+        if any(not 0 <= rate <= 1 for rate in self.acceptance):
+            raise _error(file, "acceptance", f"is {shown(list(self.acceptance))}, but rates from 0 to 1 are needed")
+
+
+_OPTIONAL = ("correction", "rank", "acceptance", "provenance")
+
+
+def _typed(file: Path, name: str, kind: str, value: Any) -> Any:
+    """The value as its field's type, or InvalidModel."""
+    if kind == "str" and isinstance(value, str):
+        return value
+    if kind == "int" and is_whole(value) and (name == "rank" or value >= 1) and 0 <= value <= _MOST:
+        return value
+    if kind == "float" and _is_number(value) and value > 0:
+        return float(value)
+    if kind.startswith("tuple[int") and isinstance(value, list) and all(map(is_whole, value)):
+        return tuple(value)
+    if kind.startswith("tuple[float") and isinstance(value, list) and all(map(_is_number, value)):
+        return tuple(float(item) for item in value)
+    if kind.startswith("dict") and isinstance(value, dict):
+        return value
+    needed = {"str": "a text", "int": "a whole number of at least 1", "float": "a positive number"}.get(
+        kind, "an object" if kind.startswith("dict") else "a list of numbers"
+    )
+    raise _error(file, name, f"is {shown(value)}, but {needed} is needed")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
+
+
+def _error(file: Path, name: str, problem: str) -> InvalidModel:
+    return InvalidModel(f"{file}: field {name} {problem}; train or download the head again.")

@@ -1,0 +1,136 @@
+"""Heads on disk: what is written is read back, and whatever does not fit is refused with one sentence."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from foredraft.errors import InvalidModel
+from foredraft.models.catalog import open_checkpoint
+from foredraft.models.heads import files
+from foredraft.models.heads.config import HeadConfig
+from foredraft.models.heads.files import check_target, read_tensors, target_digest, write_head
+from foredraft.models.heads.shapes import tensor_shapes
+from foredraft.train.modules.build import build_head
+from tests.tiny_models import random_model, save_model
+from tests.unit.head_configs import EVERY_KIND, head_config
+
+NAMES = [f"{config.kind}-{config.correction}" for config in EVERY_KIND]
+
+
+def written(folder: Path, config: HeadConfig) -> dict[str, torch.Tensor]:
+    head = build_head(config)
+    head.set_vocabulary(torch.arange(config.draft_vocab_size) * 2 + 3)
+    tensors = dict(head.state_dict())
+    write_head(folder, config, tensors)
+    return tensors
+
+
+@pytest.mark.parametrize("config", EVERY_KIND, ids=NAMES)
+def test_a_head_is_read_as_it_was_written(config: HeadConfig, tmp_path: Path) -> None:
+    config = replace(config, acceptance=(0.5, 0.25), provenance={"steps": 3, "text": "own", "loss": 0.5})
+    tensors = written(tmp_path, config)
+    assert HeadConfig.read(tmp_path) == config
+    found = read_tensors(tmp_path, config)
+    assert found.keys() == tensors.keys() == tensor_shapes(config).keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    again = build_head(config)
+    again.load_state_dict(found)  # names and shapes are those of the module
+
+
+def test_a_large_head_is_written_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = head_config("eagle")
+    written(tmp_path, config)  # one file, which the several replace
+    monkeypatch.setattr(files, "SHARD_BYTES", 8000)
+    tensors = written(tmp_path, config)
+    names = sorted(file.name for file in tmp_path.glob("*.safetensors"))
+    assert len(names) > 2 and names[0] == f"model-00001-of-{len(names):05}.safetensors"
+    assert all(torch.equal(found, tensors[name]) for name, found in read_tensors(tmp_path, config).items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"kind": "hydra"}, "field kind is 'hydra', but eagle, medusa, dflash are known"),
+        ({"taps": [2, 9]}, r"field taps is \[2, 9\], but numbers from 0 to 4, the target's layers, are needed"),
+        ({"taps": []}, "field taps is"),
+        ({"hidden_size": 64}, "field hidden_size is 64, but eagle heads are as wide as their target: 32"),
+        ({"num_heads": True}, "field num_heads is True, but a whole number of at least 1 is needed"),
+        ({"num_kv_heads": 3}, "field num_heads is 4, no multiple of num_kv_heads=3"),
+        ({"draft_vocab_size": 51}, "field draft_vocab_size is 51, more than the 50 tokens of the target"),
+        ({"correction": "markov"}, "field rank is 0, which does not fit correction 'markov'"),
+        ({"correction": "markov", "rank": 4}, "only a dflash head may have one"),
+        ({"acceptance": [1.5]}, "rates from 0 to 1"),
+        ({"norm_eps": 0}, "field norm_eps is 0, but a positive number is needed"),
+        ({"flavour": 1}, "field flavour is not a field of a head"),
+        ({"block": None}, "field block is None, but a whole number"),
+    ],
+)
+def test_a_bad_field_is_named(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    head_config("eagle").write(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    with pytest.raises(InvalidModel, match=sentence):
+        HeadConfig.read(tmp_path)
+
+
+def test_a_missing_field_is_named(tmp_path: Path) -> None:
+    head_config("eagle").write(tmp_path)
+    file = tmp_path / "config.json"
+    raw = json.loads(file.read_text())
+    del raw["taps"]
+    file.write_text(json.dumps(raw))
+    with pytest.raises(InvalidModel, match="field taps is missing"):
+        HeadConfig.read(tmp_path)
+    with pytest.raises(InvalidModel, match=r"has no config\.json"):
+        HeadConfig.read(tmp_path / "nowhere")
+
+
+def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    config = head_config("eagle")
+    tensors = written(tmp_path, config)
+    with pytest.raises(InvalidModel, match=r"tensor 'fc.weight' is missing, but eagle heads need it"):
+        write_head(tmp_path, config, {name: tensor for name, tensor in tensors.items() if name != "fc.weight"})
+    with pytest.raises(InvalidModel, match=r"tensor 'fc.weight' has shape \[32, 96\], but config.json asks for"):
+        read_tensors(tmp_path, replace(config, taps=(1,)))
+    with pytest.raises(InvalidModel, match="tensor 'extra' is not a tensor of eagle heads"):
+        write_head(tmp_path, config, {**tensors, "extra": torch.zeros(1)})
+    with pytest.raises(InvalidModel, match="d2t and t2d name different draft vocabularies"):
+        write_head(tmp_path, config, {**tensors, "d2t": tensors["d2t"] + 1})
+
+
+def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
+    config = head_config("medusa")
+    written(tmp_path, config)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(InvalidModel, match="is truncated or damaged"):
+        read_tensors(tmp_path, config)
+    file.unlink()
+    with pytest.raises(InvalidModel, match=r"has no model.safetensors"):
+        read_tensors(tmp_path, config)
+
+
+def test_a_head_belongs_to_one_model(tmp_path: Path) -> None:
+    mine = open_checkpoint(save_model(random_model("llama"), tmp_path / "mine"))
+    other = open_checkpoint(save_model(random_model("llama", seed=1), tmp_path / "other"))
+    wide = open_checkpoint(save_model(random_model("llama", vocab_size=330), tmp_path / "wide"))
+    config = head_config(
+        "medusa",
+        target_digest=target_digest(mine),
+        target_hidden_size=64,
+        hidden_size=64,
+        target_vocab_size=320,
+        target_num_layers=3,
+        taps=(3,),
+    )
+    check_target(tmp_path, config, mine)
+    with pytest.raises(InvalidModel, match="trained for tiny, whose weights are not those of"):
+        check_target(tmp_path, config, other)
+    with pytest.raises(InvalidModel, match=r"target_vocab_size 320, but .* has 330"):
+        check_target(tmp_path, config, wide)
