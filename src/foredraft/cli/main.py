@@ -21,6 +21,7 @@ from foredraft.cli.models import models
 from foredraft.cli.output import library_remarks, say, show_cursor
 from foredraft.cli.plan import plan
 from foredraft.cli.serve import serve
+from foredraft.cli.train import train
 from foredraft.errors import ForedraftError
 
 INTERRUPTED = 130  # what typer, too, makes of Ctrl-C inside a command
@@ -40,6 +41,7 @@ app.command()(serve)
 app.command()(audit)
 app.command()(bench)
 app.command()(plan)
+app.command()(train)
 app.command()(models)
 
 

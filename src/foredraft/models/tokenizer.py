@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ class Tokenizer:
         backend.no_padding()
         self._backend = backend
         self._chat_template = ChatTemplate(chat_template, special_tokens) if chat_template else None
+        self._config = {**special_tokens, **({"chat_template": chat_template} if chat_template else {})}
         added = backend.get_added_tokens_decoder()
         self._special_ids = {index for index, token in added.items() if token.special}
         control_ids = {*self._special_ids, *eos_token_ids, bos_token_id}
@@ -81,6 +83,12 @@ class Tokenizer:
         if not eos_token_ids and own_eos is not None:
             eos_token_ids = (own_eos,)
         return cls(backend, ids.get("bos_token"), eos_token_ids, special_tokens, _chat_template(folder, config))
+
+    def save(self, folder: Path) -> None:
+        """Writes the files that `from_folder` reads."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._backend.save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text(json.dumps(self._config, indent=2) + "\n", encoding="utf-8")
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a plain prompt. Control tokens spelled out in it are recognised: whoever writes a plain prompt

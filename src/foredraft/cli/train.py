@@ -1,0 +1,138 @@
+"""`foredraft train`: trains proposers for a model on text that the model itself writes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foredraft.cli import options
+from foredraft.cli.output import print_json, say
+from foredraft.errors import InvalidParameter
+from foredraft.models.catalog import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from foredraft.train.loop import Report
+
+TEXT = "text"
+
+
+def train(
+    kinds: Annotated[
+        list[str],
+        typer.Argument(
+            help="eagle, medusa, dflash or draft; several are trained side by side. dflash:layers=3,correction=markov "
+            "has options. `text` writes the training text only."
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The folder of the result; training goes on where it stopped.")],
+    model: options.Model = DEFAULT_MODEL,
+    prompts: Annotated[
+        list[Path] | None, typer.Option("--prompts", help="Prompts to answer, JSON lines; may be repeated.")
+    ] = None,
+    exclude: Annotated[
+        list[Path] | None, typer.Option("--exclude", help="Prompts of evaluations, JSON lines: never trained on.")
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option("--text", help="The folder of the training text; OUT/text when not given.")
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option("--tokens", min=1, help="Answer tokens of the training text; more are written if need be."),
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", help="Train so long, earlier runs included; 10 without --steps.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", min=1, help="Train so many steps, earlier runs included.")
+    ] = None,
+    batch_tokens: Annotated[
+        int | None, typer.Option("--batch-tokens", min=64, help="Tokens of a step; 32768 on a GPU, 2048 on a CPU.")
+    ] = None,
+    vocab: Annotated[int, typer.Option("--vocab", min=1, help="Tokens of the draft vocabulary.")] = 16_384,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="The longest answer in the text.")] = 256,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="Processes that write text; 6 on a GPU, 1 on a CPU.")
+    ] = None,
+    text_batch: Annotated[
+        int | None, typer.Option("--text-batch", min=1, help="Sequences that each process writes at once.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the text, the order of batches and the weights.")] = 0,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    as_json: options.Json = False,
+) -> None:
+    """Train proposers for a model on text that the model itself writes."""
+    from foredraft.train.kinds import parse_kind
+    from foredraft.train.run import TEXT_SHARE, TrainingRun, TrainOptions
+    from foredraft.train.text import TextPlan
+
+    only_text = kinds == [TEXT]
+    parsed = () if only_text else tuple(parse_kind(kind) for kind in kinds)
+    if len({kind.folder for kind in parsed}) < len(parsed):
+        raise InvalidParameter("A kind is named twice; every kind can be trained once in a run.")
+    if minutes is not None and not 0 < minutes < float("inf"):
+        raise InvalidParameter(f"--minutes {minutes} must be a number above 0.")
+    if minutes is None and steps is None and not only_text:
+        minutes = 10.0
+    plan = TextPlan(tuple(prompts or ()), tuple(exclude or ()), seed, max_tokens=max_tokens)
+    run = TrainingRun(
+        TrainOptions(
+            model=model,
+            out=out,
+            kinds=parsed,
+            text=text,
+            plan=plan,
+            tokens=tokens,
+            steps=steps,
+            minutes=minutes,
+            batch_tokens=batch_tokens,
+            text_batch=text_batch,
+            workers=workers,
+            vocab=vocab,
+            seed=seed,
+            device=device,
+            dtype=dtype,
+            threads=threads,
+        )
+    )
+
+    def told(have: int, seconds: float) -> None:
+        say(f"text: {have:,} answer tokens, {seconds:.0f} s")
+
+    share = 1.0 if only_text else TEXT_SHARE
+    have = run.write_text(None if minutes is None else 60 * minutes * share, told)
+    if only_text:
+        if as_json:
+            print_json({"text": str(run.options.text_folder), "answer_tokens": have})
+        else:
+            print(f"{have:,} answer tokens in {run.options.text_folder}")
+        return
+
+    def report(line: Report) -> None:
+        if as_json:
+            print_json(asdict(line))
+        else:
+            say(_progress(line))
+
+    for name, evaluation in run.train(report).items():
+        folder = run.options.folder_of(next(kind for kind in parsed if kind.folder == name))
+        if as_json:
+            print_json({"kind": name, "folder": str(folder), **asdict(evaluation)})
+        else:
+            rates = " ".join(f"{rate:.2f}" for rate in evaluation.acceptance)
+            print(
+                f"{name}: {evaluation.tokens_per_run:.2f} tokens per run as a greedy chain on held-out text, "
+                f"acceptance by depth {rates}; in {folder}"
+            )
+
+
+def _progress(line: Report) -> str:
+    losses = ", ".join(f"{name} {loss:.3f}" for name, loss in line.loss.items())
+    chains = ", ".join(f"{name} {chain:.2f}" for name, chain in line.tokens_per_run.items())
+    left = f"{line.seconds_left / 60:.1f} min left" if line.seconds_left >= 60 else f"{line.seconds_left:.0f} s left"
+    shown = f"step {line.step}, {line.tokens:,} tokens, {left}; loss {losses}"
+    return f"{shown}; tokens per run {chains}" if chains else shown

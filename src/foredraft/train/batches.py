@@ -1,0 +1,100 @@
+"""Batches of training text: sequences of about equal length side by side, padded on the right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from foredraft.train.shards import Text
+
+_LENGTH_STEP = 64  # lengths of batches are multiples of this, so that few shapes are met
+_WINDOW = 8192  # sequences that are sorted by length at once
+_HELD_OUT_EVERY = 64  # one sequence of so many is never trained on
+_SHORTEST = 8
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Padding is token 0 at the end of a row: no position before it sees it."""
+
+    tokens: Tensor  # int64 [batch, length]
+    lengths: Tensor  # int64 [batch]
+    prompt_lens: Tensor  # int64 [batch]
+
+    def to(self, device: torch.device) -> Batch:
+        return Batch(*(part.to(device, non_blocking=True) for part in (self.tokens, self.lengths, self.prompt_lens)))
+
+    def in_answer(self, ahead: int) -> Tensor:
+        """Which positions t have a token t + ahead, and have it in the answer: bool [batch, length]."""
+        places = torch.arange(self.tokens.shape[1], device=self.tokens.device) + ahead
+        return (places >= self.prompt_lens[:, None]) & (places < self.lengths[:, None])
+
+    def ahead(self, count: int) -> Tensor:
+        """The tokens `count` positions later, 0 beyond the end: [batch, length]."""
+        return torch.nn.functional.pad(self.tokens[:, count:], (0, min(count, self.tokens.shape[1])))
+
+
+class Batches:
+    """The order in which a text is trained on: a function of the seed and the step alone."""
+
+    def __init__(self, text: Text, tokens_per_batch: int, seed: int) -> None:
+        self._text, self._tokens, self._seed = text, tokens_per_batch, seed
+        usable = np.flatnonzero((text.lengths >= _SHORTEST) & (text.lengths > text.prompt_lens))
+        held_out = np.arange(len(usable)) % _HELD_OUT_EVERY == 0
+        self._train, self._held_out = usable[~held_out], usable[held_out]
+        if not len(self._train):  # a single sequence
+            self._train = usable
+
+    def from_step(self, step: int) -> Iterator[Batch]:
+        """The batches of step, step + 1, … without an end."""
+        epoch = 0
+        while True:
+            groups = self._epoch(epoch)
+            for group in groups[step:]:
+                yield self._batch(group)
+            step = max(0, step - len(groups))
+            epoch += 1
+
+    def held_out(self, most: int) -> list[Batch]:
+        """Greedy answers that are never trained on, at most so many."""
+        greedy = self._held_out[self._text.greedy[self._held_out]][:most]
+        return [self._batch(group) for group in self._groups(greedy)]
+
+    @property
+    def num_train(self) -> int:
+        return len(self._train)
+
+    def _epoch(self, epoch: int) -> list[NDArray[np.int64]]:
+        rng = np.random.default_rng((self._seed, epoch))
+        order = rng.permutation(self._train)
+        windows = [order[start : start + _WINDOW] for start in range(0, len(order), _WINDOW)]
+        groups = [group for window in windows for group in self._groups(window)]
+        return [groups[place] for place in rng.permutation(len(groups))]
+
+    def _groups(self, indices: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """Sequences of similar length whose padded rows have at most the tokens of a batch."""
+        groups: list[list[int]] = []
+        lengths = self._text.lengths
+        for index in indices[np.argsort(lengths[indices], kind="stable")]:
+            if not groups or (len(groups[-1]) + 1) * _padded(lengths[index]) > self._tokens:
+                groups.append([])
+            groups[-1].append(index)
+        return [np.array(group) for group in groups]
+
+    def _batch(self, group: NDArray[np.int64]) -> Batch:
+        text = self._text
+        lengths = text.lengths[group]
+        tokens = np.zeros((len(group), _padded(lengths.max())), np.int64)
+        for row, index in enumerate(group):
+            tokens[row, : lengths[row]] = text.tokens[text.starts[index] : text.starts[index + 1]]
+        prompts = torch.from_numpy(text.prompt_lens[group].astype(np.int64))
+        return Batch(torch.from_numpy(tokens), torch.from_numpy(lengths.astype(np.int64)), prompts)
+
+
+def _padded(length: int) -> int:
+    return -(-int(length) // _LENGTH_STEP) * _LENGTH_STEP

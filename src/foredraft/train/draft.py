@@ -1,0 +1,138 @@
+"""Training of a draft model: a small Llama that learns the target's distribution from tokens alone. It is saved as a
+folder that `draft_model` loads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from foredraft.errors import InvalidModel
+from foredraft.models.heads.config import HeadConfig
+from foredraft.models.heads.files import SHARD_BYTES
+from foredraft.models.tokenizer import Tokenizer
+from foredraft.train.drafter import Drafter, Facts
+from foredraft.train.features import FrozenTarget
+from foredraft.train.losses import labels, soft_cross_entropy, target_argmax
+from foredraft.train.modules.llama import Llama
+from foredraft.train.target_batch import TargetBatch
+
+_ROWS = 8192  # that a step looks at: the logits are over the target's whole vocabulary
+
+
+class DraftDrafter(Drafter):
+    module: Llama
+    taps: frozenset[int] = frozenset()
+
+    def __init__(self, name: str, shape: HeadConfig, target: FrozenTarget, tokenizer: Tokenizer, depth: int) -> None:
+        """The embedding starts as the target's, projected on the directions in which that varies most."""
+        self.name, self.depth = name, depth
+        self._shape, self._target, self._tokenizer = shape, target, tokenizer
+        self.module = Llama(shape)
+        with torch.no_grad():
+            table = target.embedding.float()
+            directions = torch.linalg.eigh(table.T @ table)[1].flip(1)[:, : shape.hidden_size]
+            embedding = self.module.model.embed_tokens.weight
+            embedding[:, : directions.shape[1]] = (table @ directions).cpu()
+            self.module.model.norm.weight.fill_(1 / embedding.norm(dim=1).mean())  # logits of about unit spread
+        self.module.to(target.device)
+
+    def loss(self, seen: TargetBatch, generator: torch.Generator) -> Tensor:
+        places = (seen.label_rows >= 0).flatten().nonzero()[:, 0]
+        order = torch.randperm(len(places), generator=generator, device=places.device)
+        places = places[order[:_ROWS]]
+        normed = seen.features.normed.flatten(0, 1)[places]
+        wanted = labels(normed, self._target.head, places, self._target.config.logits_divisor)
+        rows = self._rows(seen).flatten(0, 1)[places]
+        scale = torch.full((len(places),), 1 / max(1, len(places)), device=places.device)
+        index = torch.arange(len(places), device=places.device)
+        return soft_cross_entropy(rows, self.module.output_weight, wanted, index, scale)
+
+    @torch.no_grad()
+    def drafts(self, seen: TargetBatch) -> Tensor:
+        rows = self._rows(seen)
+        weight = self.module.output_weight.to(rows.dtype)
+        best = target_argmax(rows.flatten(0, 1), weight).view(seen.batch.tokens.shape)
+        # Draft token j behind i is what the model says after position i + j.
+        return torch.stack([torch.nn.functional.pad(best[:, j:], (0, j)) for j in range(self.depth)])
+
+    def save(self, folder: Path, acceptance: Sequence[float], provenance: Facts) -> None:
+        from safetensors.torch import save_file
+
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {name: tensor.bfloat16().cpu() for name, tensor in self.module.state_dict().items()}
+        shards = _shards(tensors)
+        names = [f"model-{index + 1:05}-of-{len(shards):05}.safetensors" for index in range(len(shards))]
+        for file in folder.glob("model*.safetensors"):
+            file.unlink()
+        for name, shard in zip(names, shards):
+            save_file({each: tensors[each] for each in shard}, folder / name, metadata={"format": "pt"})
+        weight_map = {each: name for name, shard in zip(names, shards) for each in shard}
+        _write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": weight_map})
+        _write_json(folder / "config.json", self._config(acceptance, provenance))
+        self._tokenizer.save(folder)
+
+    def load(self, folder: Path) -> None:
+        from safetensors.torch import load_file
+
+        state = {name: tensor for file in folder.glob("model*.safetensors") for name, tensor in load_file(file).items()}
+        try:
+            self.module.load_state_dict(state)
+        except RuntimeError as error:
+            raise InvalidModel(
+                f"{folder} holds a draft model of another shape; give its options, or another folder."
+            ) from error
+
+    def _rows(self, seen: TargetBatch) -> Tensor:
+        rows: Tensor = self.module(seen.batch.tokens, seen.positions, seen.features.normed)
+        return rows
+
+    def _config(self, acceptance: Sequence[float], provenance: Facts) -> dict[str, object]:
+        """As transformers writes it; what Foredraft adds is under one key."""
+        shape, target = self._shape, self._target.config
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": shape.target_vocab_size,
+            "hidden_size": shape.hidden_size,
+            "intermediate_size": shape.intermediate_size,
+            "num_hidden_layers": shape.num_layers,
+            "num_attention_heads": shape.num_heads,
+            "num_key_value_heads": shape.num_kv_heads,
+            "head_dim": shape.head_dim,
+            "max_position_embeddings": target.max_position_embeddings,
+            "rms_norm_eps": shape.norm_eps,
+            "rope_theta": shape.rope_theta,
+            "hidden_act": "silu",
+            "tie_word_embeddings": True,
+            "bos_token_id": target.bos_token_id,
+            "eos_token_id": list(target.eos_token_ids or self._tokenizer.eos_token_ids),
+            "torch_dtype": "bfloat16",
+            "foredraft": {
+                "target_name": shape.target_name,
+                "target_digest": shape.target_digest,
+                "acceptance": [round(rate, 4) for rate in acceptance],
+                "provenance": provenance,
+            },
+        }
+
+
+def _shards(tensors: dict[str, Tensor]) -> list[list[str]]:
+    """Names of tensors, file by file; a tensor that is too large for a file has one of its own."""
+    shards: list[list[str]] = [[]]
+    used = 0
+    for name in sorted(tensors):
+        size = tensors[name].numel() * tensors[name].element_size()
+        if used and used + size > SHARD_BYTES:
+            shards.append([])
+            used = 0
+        shards[-1].append(name)
+        used += size
+    return shards
+
+
+def _write_json(file: Path, value: dict[str, object]) -> None:
+    file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

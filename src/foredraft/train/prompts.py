@@ -1,0 +1,79 @@
+"""The prompts that training text answers: files of them, less whatever an evaluation asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from foredraft.audit.json_lines import read_json_lines
+from foredraft.errors import InvalidPrompt
+
+ALLOWED = '{"turns": ["..."]} or {"prompt": "..."}'
+_SHORTEST = 12  # characters of an invented prompt that can mean something
+
+
+def read_prompts(files: Iterable[Path]) -> list[str]:
+    """The prompts of all files, one JSON object a line; of several turns the first. No prompt comes twice."""
+    prompts: dict[str, None] = {}
+    for file in files:
+        for where, record in read_json_lines(file, ALLOWED):
+            prompts.setdefault(_prompt(record, where))
+    return list(prompts)
+
+
+class Excluded:
+    """Texts of evaluations. A prompt is excluded if it is one of them, or holds one, or is part of one: case, spaces
+    and punctuation do not count."""
+
+    def __init__(self, files: Iterable[Path] = ()) -> None:
+        self._texts = {
+            normalised(turn) for file in files for where, record in read_json_lines(file, ALLOWED)
+            for turn in _turns(record, where)
+        }  # fmt: skip
+        self._pieces = {piece for text in self._texts for piece in _pieces(text)}
+
+    def __contains__(self, prompt: str) -> bool:
+        text = normalised(prompt)
+        return text in self._texts or any(piece in self._pieces for piece in _pieces(text))
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+
+def normalised(text: str) -> str:
+    """Words in lower case, parted by one space."""
+    return " ".join("".join(char if char.isalnum() else " " for char in text.lower()).split())
+
+
+def usable_inventions(texts: Sequence[str], seen: set[str], excluded: Excluded) -> list[str]:
+    """The invented prompts that read like one: long enough, complete, new, and in no evaluation. `seen` grows."""
+    usable = []
+    for text in (text.strip() for text in texts):
+        name = normalised(text)
+        if len(text) >= _SHORTEST and "\N{REPLACEMENT CHARACTER}" not in text and name not in seen | {""}:
+            seen.add(name)
+            if text not in excluded:
+                usable.append(text)
+    return usable
+
+
+_PIECE_WORDS = 13  # so many words in a row are no coincidence
+
+
+def _pieces(text: str) -> list[str]:
+    words = text.split()
+    return [" ".join(words[start : start + _PIECE_WORDS]) for start in range(len(words) - _PIECE_WORDS + 1)]
+
+
+def _turns(record: Any, where: str) -> list[str]:
+    match record:
+        case {"turns": [str(first), *others]} if first and all(isinstance(turn, str) for turn in others):
+            return [first, *others]
+        case {"prompt": str(prompt)} if prompt:
+            return [prompt]
+    raise InvalidPrompt(f"{where} holds no prompt; use {ALLOWED}.")
+
+
+def _prompt(record: Any, where: str) -> str:
+    return _turns(record, where)[0]

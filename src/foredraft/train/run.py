@@ -1,0 +1,157 @@
+"""A whole training run, as `foredraft train` makes it: text, draft vocabulary, drafters, loop, heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from foredraft.backends.choose import choose_device
+from foredraft.errors import InvalidParameter
+from foredraft.models.catalog import open_checkpoint, resolve
+from foredraft.models.heads.files import target_digest
+from foredraft.train.batches import Batches
+from foredraft.train.drafter import Drafter, Facts
+from foredraft.train.evaluate import Evaluation
+from foredraft.train.features import FrozenTarget
+from foredraft.train.kinds import Kind, build_drafter
+from foredraft.train.loop import Goal, Report, Training
+from foredraft.train.shards import Text, read_text
+from foredraft.train.state import saved_vocabulary
+from foredraft.train.target_batch import Teacher
+from foredraft.train.text import TextPlan
+from foredraft.train.text_workers import EngineOptions, write_text
+from foredraft.train.vocabulary import DRAFT_VOCAB_SIZE, coverage, draft_vocabulary
+
+CONFIG_FILE = "config.json"
+TEXT_FOLDER, STATE_FOLDER = "text", "training"
+_WAVES = 8  # of a batch in a chunk: at its end the batch runs empty
+TEXT_SHARE = 0.25  # of the time, at most, for a run that writes its own text
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """What to train, on what, and how long. None means: chosen by the device."""
+
+    model: str
+    out: Path
+    kinds: tuple[Kind, ...] = ()
+    text: Path | None = None  # None: a folder inside `out`
+    plan: TextPlan = field(default_factory=TextPlan)
+    tokens: int | None = None  # answer tokens of the text
+    steps: int | None = None
+    minutes: float | None = None
+    batch_tokens: int | None = None
+    text_batch: int | None = None
+    workers: int | None = None
+    vocab: int = DRAFT_VOCAB_SIZE
+    seed: int = 0
+    device: str = "auto"
+    dtype: str = "auto"  # of the engine that writes the text
+    threads: int | None = None
+
+    @property
+    def text_folder(self) -> Path:
+        return self.out / TEXT_FOLDER if self.text is None else self.text
+
+    def folder_of(self, kind: Kind) -> Path:
+        """One kind fills `out` itself, several have a folder each."""
+        return self.out if len(self.kinds) == 1 else self.out / kind.folder
+
+
+@dataclass(frozen=True)
+class DeviceDefaults:
+    tokens: int
+    batch_tokens: int
+    text_batch: int
+    workers: int
+    dtype: str
+
+
+_DEFAULTS = {
+    "cuda": DeviceDefaults(tokens=8_000_000, batch_tokens=32_768, text_batch=256, workers=6, dtype="bfloat16"),
+    "cpu": DeviceDefaults(tokens=100_000, batch_tokens=2_048, text_batch=32, workers=1, dtype="auto"),
+}
+
+
+class TrainingRun:
+    """The parts of a run, in the order in which they are used."""
+
+    def __init__(self, options: TrainOptions) -> None:
+        self.options = options
+        self.device = choose_device(options.device)
+        self._defaults = _DEFAULTS["cuda" if self.device.type == "cuda" else "cpu"]
+        self._path = resolve(options.model)
+        self._checkpoint = open_checkpoint(self._path)
+        self._digest = target_digest(self._checkpoint)
+        self._name = self._path.stem if self._path.is_file() else self._path.name
+        if options.threads is not None:
+            torch.set_num_threads(options.threads)
+
+    def write_text(self, seconds: float | None, progress: Callable[[int, float], None] | None = None) -> int:
+        """Continues the text up to the wanted number of answer tokens; returns how many there are."""
+        options, defaults = self.options, self._defaults
+        engine = EngineOptions(
+            model=str(self._path),
+            name=self._name,
+            digest=self._digest,
+            dtype=defaults.dtype if options.dtype == "auto" else options.dtype,
+            device=options.device,
+            batch=options.text_batch or defaults.text_batch,
+            threads=options.threads,
+        )
+        workers = options.workers or defaults.workers
+        tokens = options.tokens or defaults.tokens
+        plan = replace(options.plan, chunk_prompts=_WAVES * engine.batch)
+        return write_text(options.text_folder, plan, engine, tokens, workers, seconds, progress)
+
+    def train(self, report: Callable[[Report], None]) -> dict[str, Evaluation]:
+        """Trains all kinds on the text that is there and writes their folders."""
+        options = self.options
+        if options.steps is None and options.minutes is None:
+            raise InvalidParameter("Say how long to train: --minutes or --steps.")
+        text = read_text(options.text_folder, self._digest)
+        batch_tokens = options.batch_tokens or self._defaults.batch_tokens
+        target = FrozenTarget(self._checkpoint, self.device, int(text.lengths.max()) + 64)
+        state_folder = options.out / STATE_FOLDER
+        folders = [options.folder_of(kind) for kind in options.kinds]
+        vocabulary = saved_vocabulary([state_folder, *folders])
+        if vocabulary is None:
+            vocabulary = draft_vocabulary(text, target.config.vocab_size, options.vocab)
+        tokenizer = self._checkpoint.tokenizer()
+        drafters: list[Drafter] = [
+            build_drafter(kind, target, vocabulary, tokenizer, self._name, self._digest, options.seed)
+            for kind in options.kinds
+        ]
+        taps = frozenset().union(*(drafter.taps for drafter in drafters))
+        batches = Batches(text, batch_tokens, options.seed)
+        training = Training(drafters, Teacher(target, vocabulary, taps), batches, state_folder, options.seed)
+        if not training.resume():
+            for drafter, folder in zip(drafters, folders):
+                if (folder / CONFIG_FILE).exists():  # weights without a state: go on from them
+                    drafter.load(folder)
+        seconds = None if options.minutes is None else 60 * options.minutes
+        training.run(Goal(options.steps, seconds), report)
+        return training.write(folders, self._provenance(text, coverage(text, vocabulary, target.config.vocab_size)))
+
+    def _provenance(self, text: Text, covered: float) -> Facts:
+        plan = self.options.plan
+        return {
+            "foredraft": _version("foredraft"),
+            "torch": str(torch.__version__),
+            "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
+            "text": f"written by the target: half of the answers greedy, half at temperature {plan.temperature}",
+            "text_sequences": len(text),
+            "text_answer_tokens": text.num_answer_tokens,
+            "vocabulary_coverage": round(covered, 4),
+        }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

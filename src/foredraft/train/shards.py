@@ -1,0 +1,106 @@
+"""Training text on disk: shards of whole sequences, each a prompt and the target's answer, with their provenance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foredraft.errors import InvalidModel
+
+Ids = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Text:
+    """Sequences one after the other in `tokens`; sequence i is `tokens[starts[i]:starts[i + 1]]`."""
+
+    tokens: Ids  # uint16 or uint32
+    starts: Ids  # int64 [sequences + 1]
+    prompt_lens: Ids  # int32 [sequences]: the answer begins here
+    greedy: Ids  # bool [sequences]: every token of the answer is the target argmax
+
+    def __len__(self) -> int:
+        return len(self.prompt_lens)
+
+    @property
+    def lengths(self) -> Ids:
+        return np.diff(self.starts)
+
+    @property
+    def num_answer_tokens(self) -> int:
+        return int(self.lengths.sum() - self.prompt_lens.sum())
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One sequence."""
+
+    prompt: Sequence[int]
+    answer: Sequence[int]
+    greedy: bool
+
+
+def shard_file(folder: Path, number: int) -> Path:
+    return folder / f"text-{number:05}.safetensors"
+
+
+def shard_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("text-*.safetensors"))
+
+
+def write_shard(file: Path, answers: Sequence[Answer], vocab_size: int, provenance: dict[str, str]) -> None:
+    """All at once or not at all: a shard that is there is whole."""
+    from safetensors.numpy import save_file
+
+    kind = np.uint16 if vocab_size <= 1 << 16 else np.uint32
+    lengths = [len(each.prompt) + len(each.answer) for each in answers]
+    tokens = np.fromiter((token for each in answers for token in (*each.prompt, *each.answer)), kind, sum(lengths))
+    arrays = {
+        "tokens": tokens,
+        "starts": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        "prompt_lens": np.array([len(each.prompt) for each in answers], np.int32),
+        "greedy": np.array([each.greedy for each in answers], np.bool_),
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(".partial")
+    save_file(arrays, partial, metadata=provenance)
+    partial.replace(file)
+
+
+def provenance_of(file: Path) -> dict[str, str]:
+    from safetensors import SafetensorError, safe_open
+
+    shard: Any  # the library's own type is not annotated
+    try:
+        with safe_open(file, framework="numpy") as shard:
+            return dict(shard.metadata() or {})
+    except (SafetensorError, OSError) as error:
+        raise InvalidModel(f"{file} is truncated or damaged ({error}); remove it, it is written again.") from error
+
+
+def read_text(folder: Path, target_digest: str) -> Text:
+    """All shards of a folder, in order; refuses text of another target."""
+    from safetensors.numpy import load_file
+
+    files = shard_files(folder)
+    for file in files:
+        found = provenance_of(file)
+        if found.get("target_digest") != target_digest:
+            raise InvalidModel(
+                f"{file} was written by another model ({found.get('target_name', 'unknown')}); give another folder."
+            )
+    shards = [load_file(file) for file in files]
+    if not sum(len(shard["prompt_lens"]) for shard in shards):
+        raise InvalidModel(f"{folder} has no training text; write some with `foredraft train text`.")
+    lengths = np.concatenate([np.diff(shard["starts"]) for shard in shards])
+    return Text(
+        np.concatenate([shard["tokens"] for shard in shards]),
+        np.concatenate([[0], np.cumsum(lengths)]),
+        np.concatenate([shard["prompt_lens"] for shard in shards]),
+        np.concatenate([shard["greedy"] for shard in shards]),
+    )

@@ -1,0 +1,166 @@
+"""Text written by the target itself: answers to prompts of files, and to prompts that the model invents.
+
+The work is cut into numbered chunks, each of which becomes one shard. A chunk depends on its number and the seed alone,
+so that any process may write it, and a folder that holds some of them is continued with the others.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from foredraft.errors import InvalidPrompt
+from foredraft.llm import LLM
+from foredraft.models.tokenizer import Tokenizer
+from foredraft.params import SamplingParams
+from foredraft.train.prompts import Excluded, read_prompts, usable_inventions
+from foredraft.train.shards import Answer, shard_file, write_shard
+
+_PLACE = "0123456789"  # stands for the user's turn where the template is cut
+_INVENTED_TOKENS = 192  # the longest invented prompt
+_SPARE_INVENTIONS = 1.15  # about 90 % are usable
+
+
+@dataclass(frozen=True)
+class TextPlan:
+    """What text is to be written. Even chunks answer prompts of the files until those are used up; all others invent
+    their prompts. Every second answer is greedy."""
+
+    files: tuple[Path, ...] = ()
+    exclude: tuple[Path, ...] = ()
+    seed: int = 0
+    chunk_prompts: int = 256
+    max_tokens: int = 256  # of an answer
+    max_len: int = 2048  # of a sequence; longer prompts are left out
+    temperature: float = 0.8  # of every other answer
+
+    @cached_property
+    def excluded(self) -> Excluded:
+        return Excluded(self.exclude)
+
+    @cached_property
+    def prompts(self) -> list[str]:
+        """Those of the files that no evaluation has, shuffled."""
+        prompts = [prompt for prompt in read_prompts(self.files) if prompt not in self.excluded]
+        random.Random(self.seed).shuffle(prompts)
+        return prompts
+
+    def prompts_of(self, chunk: int) -> Sequence[str]:
+        """The prompts of files that a chunk answers; none: it invents its own."""
+        if chunk % 2 and self.files:
+            return ()
+        first = chunk // 2 * self.chunk_prompts
+        return self.prompts[first : first + self.chunk_prompts] if self.files else ()
+
+
+class TextWriter:
+    """Writes chunks with one engine."""
+
+    def __init__(self, plan: TextPlan, llm: LLM, target_name: str, digest: str) -> None:
+        self._plan, self._llm = plan, llm
+        self._provenance = {
+            "target_name": target_name,
+            "target_digest": digest,
+            "prompts": ", ".join(file.name for file in plan.files),
+            "excluded": ", ".join(file.name for file in plan.exclude),
+            "temperature": str(plan.temperature),
+            "max_tokens": str(plan.max_tokens),
+            "seed": str(plan.seed),
+        }
+
+    def write_chunk(self, folder: Path, chunk: int, deadline: float | None = None) -> int:
+        """Writes a chunk's shard, if it has any answer; returns the number of its answer tokens. At the deadline, a
+        time of time.monotonic, the shard has what is finished."""
+        prompts = self._plan.prompts_of(chunk)
+        source = "files" if prompts else "invented"
+        if not prompts:
+            prompts = self._invent(chunk, deadline)
+        answers = list(self._answers(prompts, chunk, deadline))
+        provenance = {**self._provenance, "source": source, "chunk": str(chunk)}
+        if answers:
+            write_shard(shard_file(folder, chunk), answers, self._llm.model_config.vocab_size, provenance)
+        return sum(len(each.answer) for each in answers)
+
+    def _invent(self, chunk: int, deadline: float | None) -> list[str]:
+        plan, prefix = self._plan, user_prefix(self._llm.tokenizer)
+        count = int(plan.chunk_prompts * _SPARE_INVENTIONS)
+        max_tokens = min(_INVENTED_TOKENS, self._max_len // 2)
+        params = [
+            SamplingParams(max_tokens=max_tokens, temperature=1.0, seed=_seed(plan.seed, chunk, index, 1))
+            for index in range(count)
+        ]
+        texts = [
+            self._llm.tokenizer.decode(ids)
+            for _, ids, reason in self._finished([prefix] * count, params, deadline)
+            if reason == "stop" or not self._has_chat
+        ]
+        return usable_inventions(texts, set(), plan.excluded)[: plan.chunk_prompts]
+
+    def _answers(self, prompts: Sequence[str], chunk: int, deadline: float | None) -> Iterator[Answer]:
+        plan = self._plan
+        encoded = [self._encode(prompt) for prompt in prompts]
+        encoded = [ids for ids in encoded if 0 < len(ids) <= self._max_len - min(plan.max_tokens, self._max_len // 2)]
+        params = [
+            SamplingParams(
+                max_tokens=plan.max_tokens,
+                temperature=plan.temperature * (index % 2),
+                seed=_seed(plan.seed, chunk, index, 0),
+            )
+            for index in range(len(encoded))
+        ]
+        for index, ids, _ in self._finished(encoded, params, deadline):
+            yield Answer(encoded[index], ids, greedy=index % 2 == 0)
+
+    def _finished(
+        self, prompts: list[list[int]], params: list[SamplingParams], deadline: float | None
+    ) -> Iterator[tuple[int, list[int], str | None]]:
+        """Index, tokens and finish reason of every request as it finishes, until the deadline."""
+        if not prompts:
+            return
+        events = self._llm.stream_many(prompts, params, spec="off")
+        try:
+            for event in events:
+                if event.output is not None and event.output.finish_reason in ("stop", "length"):
+                    yield int(event.request_id), list(event.output.token_ids), event.output.finish_reason
+                if deadline is not None and time.monotonic() > deadline:
+                    return
+        finally:
+            events.close()  # type: ignore[attr-defined]
+
+    def _encode(self, prompt: str) -> list[int]:
+        if self._has_chat:
+            return self._llm.encode([{"role": "user", "content": prompt}])
+        return self._llm.encode(prompt)
+
+    @cached_property
+    def _has_chat(self) -> bool:
+        return has_chat(self._llm.tokenizer)
+
+    @property
+    def _max_len(self) -> int:
+        return min(self._plan.max_len, self._llm.max_model_len)
+
+
+def has_chat(tokenizer: Tokenizer) -> bool:
+    try:
+        tokenizer.render_chat([{"role": "user", "content": _PLACE}])
+    except InvalidPrompt:
+        return False
+    return True
+
+
+def user_prefix(tokenizer: Tokenizer) -> list[int]:
+    """The ids of a conversation up to where the user speaks. A model without a chat template begins any text."""
+    if has_chat(tokenizer):
+        text = tokenizer.render_chat([{"role": "user", "content": _PLACE}], add_generation_prompt=False)
+        return tokenizer.encode(text[: text.index(_PLACE)], add_special_tokens=False)
+    first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else next(iter(tokenizer.eos_token_ids), 0)
+    return [first]
+
+
+def _seed(seed: int, chunk: int, index: int, stage: int) -> int:
+    return random.Random(f"{seed} {chunk} {index} {stage}").getrandbits(31)

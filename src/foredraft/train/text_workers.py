@@ -1,0 +1,149 @@
+"""Several engines that write text side by side. Python is what limits one engine on a GPU, so more processes write
+more."""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foredraft.errors import ForedraftError, InvalidModel
+from foredraft.llm import LLM
+from foredraft.train.shards import provenance_of, shard_file, shard_files
+from foredraft.train.text import TextPlan, TextWriter
+
+Progress = Callable[[int, float], None]  # answer tokens so far, seconds so far
+_EMPTY_CHUNKS = 3  # so many in a row: this model writes nothing that could be used
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """The target as each process loads it."""
+
+    model: str
+    name: str
+    digest: str
+    dtype: str
+    device: str
+    batch: int
+    threads: int | None
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What a worker does: every chunk that is missing of those whose number leaves `worker` after division."""
+
+    folder: Path
+    plan: TextPlan
+    options: EngineOptions
+    worker: int
+    workers: int
+    seconds: float | None
+
+
+def write_text(
+    folder: Path,
+    plan: TextPlan,
+    options: EngineOptions,
+    tokens: int,
+    workers: int = 1,
+    seconds: float | None = None,
+    progress: Progress | None = None,
+) -> int:
+    """Continues the text of a folder until it has `tokens` answer tokens or `seconds` are over; returns how many it
+    has."""
+    started = time.monotonic()
+    have = sum(num_answer_tokens(file) for file in shard_files(folder))
+    if have >= tokens:
+        return have
+    folder.mkdir(parents=True, exist_ok=True)
+    # One worker is a thread: a process of its own would gain nothing.
+    context: Any = multiprocessing.get_context("spawn")
+    results: Any = queue.Queue() if workers == 1 else context.Queue()
+    stop: Any = threading.Event() if workers == 1 else context.Event()
+    make: Any = threading.Thread if workers == 1 else context.Process
+    running = []
+    for worker in range(workers):
+        task = _Task(folder, plan, options, worker, workers, seconds)
+        running.append(make(target=_work, args=(task, results, stop), daemon=True))
+        running[-1].start()
+    ended, failure = 0, None
+    try:
+        while ended < workers:
+            try:
+                result = results.get(timeout=1)
+            except queue.Empty:
+                if not any(each.is_alive() for each in running) and results.empty():
+                    failure = failure or "a process that wrote text ended early"
+                    break
+                continue
+            if isinstance(result, int):
+                have += result
+                if progress is not None:
+                    progress(have, time.monotonic() - started)
+            else:
+                ended += 1
+                failure = failure or result
+            if have >= tokens or failure:
+                stop.set()
+    finally:
+        stop.set()
+        for each in running:
+            each.join()
+    if failure:
+        raise InvalidModel(f"The training text could not be written: {failure}")
+    return have
+
+
+def num_answer_tokens(file: Path) -> int:
+    from safetensors.numpy import load_file
+
+    provenance_of(file)  # refuses a damaged file with a sentence
+    shard = load_file(file)
+    return len(shard["tokens"]) - int(shard["prompt_lens"].sum())
+
+
+def _work(task: _Task, results: Any, stop: Any) -> None:
+    """Puts the answer tokens of each chunk, and at the end None or what went wrong."""
+    try:
+        _write_chunks(task, results, stop)
+        results.put(None)
+    except ForedraftError as error:
+        results.put(str(error))
+    except BaseException as error:
+        results.put(f"{type(error).__name__}: {error}")
+        raise
+
+
+def _write_chunks(task: _Task, results: Any, stop: Any) -> None:
+    deadline = None if task.seconds is None else time.monotonic() + task.seconds
+    options = task.options
+    llm = LLM(
+        options.model,
+        spec="off",
+        dtype=options.dtype,
+        device=options.device,
+        exact=False,
+        max_num_seqs=options.batch,
+        max_num_batched_tokens=max(2048, options.batch),
+        max_chunk_s=float("inf"),
+        kv_cache_tokens=options.batch * (task.plan.max_len // 2),
+        prefix_caching=False,
+        threads=options.threads,
+    )
+    writer = TextWriter(task.plan, llm, options.name, options.digest)
+    chunk, empty = task.worker, 0
+    while not stop.is_set() and (deadline is None or time.monotonic() < deadline):
+        if not shard_file(task.folder, chunk).exists():
+            written = writer.write_chunk(task.folder, chunk, deadline)
+            results.put(written)
+            empty = 0 if written else empty + 1
+            if empty == _EMPTY_CHUNKS:
+                raise InvalidModel(f"{options.name} writes nothing that could be trained on; give a file of prompts.")
+        chunk += task.workers
+    llm.close()
