@@ -52,6 +52,9 @@ def train(
         int | None, typer.Option("--batch-tokens", min=64, help="Tokens of a step; 32768 on a GPU, 2048 on a CPU.")
     ] = None,
     vocab: Annotated[int, typer.Option("--vocab", min=1, help="Tokens of the draft vocabulary.")] = 16_384,
+    rate: Annotated[
+        float, typer.Option("--rate", help="Learning rates in units of the usual ones; tiny models take more.")
+    ] = 1.0,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="The longest answer in the text.")] = 256,
     workers: Annotated[
         int | None, typer.Option("--workers", min=1, help="Processes that write text; 6 on a GPU, 1 on a CPU.")
@@ -76,6 +79,8 @@ def train(
         raise InvalidParameter("A kind is named twice; every kind can be trained once in a run.")
     if minutes is not None and not 0 < minutes < float("inf"):
         raise InvalidParameter(f"--minutes {minutes} must be a number above 0.")
+    if not 0 < rate < float("inf"):
+        raise InvalidParameter(f"--rate {rate} must be a number above 0.")
     if minutes is None and steps is None and not only_text:
         minutes = 10.0
     plan = TextPlan(tuple(prompts or ()), tuple(exclude or ()), seed, max_tokens=max_tokens)
@@ -93,6 +98,7 @@ def train(
             text_batch=text_batch,
             workers=workers,
             vocab=vocab,
+            rate=rate,
             seed=seed,
             device=device,
             dtype=dtype,

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from zlib import crc32
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from foredraft.errors import InvalidModel
 from foredraft.train.shards import Text
 
 _LENGTH_STEP = 64  # lengths of batches are multiples of this, so that few shapes are met
 _WINDOW = 8192  # sequences that are sorted by length at once
-_HELD_OUT_EVERY = 64  # one sequence of so many is never trained on
+_HELD_OUT_EVERY = 32  # one prompt of so many, about, is never trained on
 _SHORTEST = 8
 
 
@@ -45,13 +47,13 @@ class Batches:
     def __init__(self, text: Text, tokens_per_batch: int, seed: int) -> None:
         self._text, self._tokens, self._seed = text, tokens_per_batch, seed
         usable = np.flatnonzero((text.lengths >= _SHORTEST) & (text.lengths > text.prompt_lens))
-        held_out = np.arange(len(usable)) % _HELD_OUT_EVERY == 0
+        held_out = np.array([_is_held_out(text, index) for index in usable], np.bool_)
         self._train, self._held_out = usable[~held_out], usable[held_out]
-        if not len(self._train):  # a single sequence
-            self._train = usable
 
     def from_step(self, step: int) -> Iterator[Batch]:
         """The batches of step, step + 1, … without an end."""
+        if not len(self._train):
+            raise InvalidModel("The training text has no sequence to train on; write more of it.")
         epoch = 0
         while True:
             groups = self._epoch(epoch)
@@ -94,6 +96,12 @@ class Batches:
             tokens[row, : lengths[row]] = text.tokens[text.starts[index] : text.starts[index + 1]]
         prompts = torch.from_numpy(text.prompt_lens[group].astype(np.int64))
         return Batch(torch.from_numpy(tokens), torch.from_numpy(lengths.astype(np.int64)), prompts)
+
+
+def _is_held_out(text: Text, index: int) -> bool:
+    """By the prompt alone: more text never moves a sequence from one side to the other."""
+    start = text.starts[index]
+    return crc32(text.tokens[start : start + text.prompt_lens[index]].tobytes()) % _HELD_OUT_EVERY == 0
 
 
 def _padded(length: int) -> int:

@@ -34,9 +34,9 @@ class DraftDrafter(Drafter):
         self.module = Llama(shape)
         with torch.no_grad():
             table = target.embedding.float()
-            directions = torch.linalg.eigh(table.T @ table)[1].flip(1)[:, : shape.hidden_size]
+            directions = torch.linalg.eigh((table.T @ table).cpu())[1].flip(1)[:, : shape.hidden_size]
             embedding = self.module.model.embed_tokens.weight
-            embedding[:, : directions.shape[1]] = (table @ directions).cpu()
+            embedding[:, : directions.shape[1]] = (table @ directions.to(table.device)).cpu()
             self.module.model.norm.weight.fill_(1 / embedding.norm(dim=1).mean())  # logits of about unit spread
         self.module.to(target.device)
 

@@ -35,6 +35,7 @@ class Goal:
 
     steps: int | None
     seconds: float | None
+    rate: float = 1.0  # learning rates in units of the usual ones
 
     def progress(self, counters: Counters) -> float:
         """The share of training that is done."""
@@ -97,7 +98,7 @@ class Training:
             while goal.progress(counters) < 1:
                 batch = next(batches)
                 with sdpa_kernel(_ATTENTION):
-                    self._step(batch, learning_rate(counters.steps, goal.progress(counters)))
+                    self._step(batch, goal.rate * learning_rate(counters.steps, goal.progress(counters)))
                 counters.steps += 1
                 counters.tokens += int(batch.lengths.sum())
                 elapsed = time.monotonic() - started

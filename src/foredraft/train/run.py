@@ -48,6 +48,7 @@ class TrainOptions:
     text_batch: int | None = None
     workers: int | None = None
     vocab: int = DRAFT_VOCAB_SIZE
+    rate: float = 1.0
     seed: int = 0
     device: str = "auto"
     dtype: str = "auto"  # of the engine that writes the text
@@ -134,7 +135,7 @@ class TrainingRun:
                 if (folder / CONFIG_FILE).exists():  # weights without a state: go on from them
                     drafter.load(folder)
         seconds = None if options.minutes is None else 60 * options.minutes
-        training.run(Goal(options.steps, seconds), report)
+        training.run(Goal(options.steps, seconds, options.rate), report)
         return training.write(folders, self._provenance(text, coverage(text, vocabulary, target.config.vocab_size)))
 
     def _provenance(self, text: Text, covered: float) -> Facts:

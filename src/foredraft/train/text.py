@@ -7,8 +7,7 @@ so that any process may write it, and a folder that holds some of them is contin
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,9 +19,15 @@ from foredraft.params import SamplingParams
 from foredraft.train.prompts import Excluded, read_prompts, usable_inventions
 from foredraft.train.shards import Answer, shard_file, write_shard
 
+Stopped = Callable[[], bool]
+
 _PLACE = "0123456789"  # stands for the user's turn where the template is cut
 _INVENTED_TOKENS = 192  # the longest invented prompt
 _SPARE_INVENTIONS = 1.15  # about 90 % are usable
+
+
+def _never() -> bool:
+    return False
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,10 @@ class TextPlan:
         first = chunk // 2 * self.chunk_prompts
         return self.prompts[first : first + self.chunk_prompts] if self.files else ()
 
+    def prompts_again(self, chunk: int) -> Sequence[str]:
+        """What a chunk answers when the model invents nothing usable."""
+        return random.Random(f"{self.seed} {chunk}").sample(self.prompts, min(self.chunk_prompts, len(self.prompts)))
+
 
 class TextWriter:
     """Writes chunks with one engine."""
@@ -72,20 +81,22 @@ class TextWriter:
             "seed": str(plan.seed),
         }
 
-    def write_chunk(self, folder: Path, chunk: int, deadline: float | None = None) -> int:
-        """Writes a chunk's shard, if it has any answer; returns the number of its answer tokens. At the deadline, a
-        time of time.monotonic, the shard has what is finished."""
+    def write_chunk(self, folder: Path, chunk: int, stopped: Stopped = _never) -> int:
+        """Writes a chunk's shard, if it has any answer; returns the number of its answer tokens. Once `stopped`
+        says so, the shard has what is finished by then."""
         prompts = self._plan.prompts_of(chunk)
-        source = "files" if prompts else "invented"
+        source = "files"
         if not prompts:
-            prompts = self._invent(chunk, deadline)
-        answers = list(self._answers(prompts, chunk, deadline))
+            prompts, source = self._invent(chunk, stopped), "invented"
+        if not prompts:
+            prompts, source = self._plan.prompts_again(chunk), "files again"
+        answers = list(self._answers(prompts, chunk, stopped))
         provenance = {**self._provenance, "source": source, "chunk": str(chunk)}
         if answers:
             write_shard(shard_file(folder, chunk), answers, self._llm.model_config.vocab_size, provenance)
         return sum(len(each.answer) for each in answers)
 
-    def _invent(self, chunk: int, deadline: float | None) -> list[str]:
+    def _invent(self, chunk: int, stopped: Stopped) -> list[str]:
         plan, prefix = self._plan, user_prefix(self._llm.tokenizer)
         count = int(plan.chunk_prompts * _SPARE_INVENTIONS)
         max_tokens = min(_INVENTED_TOKENS, self._max_len // 2)
@@ -95,12 +106,12 @@ class TextWriter:
         ]
         texts = [
             self._llm.tokenizer.decode(ids)
-            for _, ids, reason in self._finished([prefix] * count, params, deadline)
+            for _, ids, reason in self._finished([prefix] * count, params, stopped)
             if reason == "stop" or not self._has_chat
         ]
         return usable_inventions(texts, set(), plan.excluded)[: plan.chunk_prompts]
 
-    def _answers(self, prompts: Sequence[str], chunk: int, deadline: float | None) -> Iterator[Answer]:
+    def _answers(self, prompts: Sequence[str], chunk: int, stopped: Stopped) -> Iterator[Answer]:
         plan = self._plan
         encoded = [self._encode(prompt) for prompt in prompts]
         encoded = [ids for ids in encoded if 0 < len(ids) <= self._max_len - min(plan.max_tokens, self._max_len // 2)]
@@ -112,13 +123,13 @@ class TextWriter:
             )
             for index in range(len(encoded))
         ]
-        for index, ids, _ in self._finished(encoded, params, deadline):
+        for index, ids, _ in self._finished(encoded, params, stopped):
             yield Answer(encoded[index], ids, greedy=index % 2 == 0)
 
     def _finished(
-        self, prompts: list[list[int]], params: list[SamplingParams], deadline: float | None
+        self, prompts: list[list[int]], params: list[SamplingParams], stopped: Stopped
     ) -> Iterator[tuple[int, list[int], str | None]]:
-        """Index, tokens and finish reason of every request as it finishes, until the deadline."""
+        """Index, tokens and finish reason of every request as it finishes, until `stopped` says so."""
         if not prompts:
             return
         events = self._llm.stream_many(prompts, params, spec="off")
@@ -126,7 +137,7 @@ class TextWriter:
             for event in events:
                 if event.output is not None and event.output.finish_reason in ("stop", "length"):
                     yield int(event.request_id), list(event.output.token_ids), event.output.finish_reason
-                if deadline is not None and time.monotonic() > deadline:
+                if stopped():
                     return
         finally:
             events.close()  # type: ignore[attr-defined]

@@ -138,12 +138,16 @@ def _write_chunks(task: _Task, results: Any, stop: Any) -> None:
     )
     writer = TextWriter(task.plan, llm, options.name, options.digest)
     chunk, empty = task.worker, 0
-    while not stop.is_set() and (deadline is None or time.monotonic() < deadline):
+
+    def stopped() -> bool:
+        return bool(stop.is_set()) or (deadline is not None and time.monotonic() > deadline)
+
+    while not stopped():
         if not shard_file(task.folder, chunk).exists():
-            written = writer.write_chunk(task.folder, chunk, deadline)
+            written = writer.write_chunk(task.folder, chunk, stopped)
             results.put(written)
             empty = 0 if written else empty + 1
-            if empty == _EMPTY_CHUNKS:
+            if empty == _EMPTY_CHUNKS and not stopped():
                 raise InvalidModel(f"{options.name} writes nothing that could be trained on; give a file of prompts.")
         chunk += task.workers
     llm.close()

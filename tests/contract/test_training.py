@@ -1,0 +1,123 @@
+"""Training from nothing on a toy target: every kind learns, and a run that was interrupted ends where one that was not
+does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from foredraft.cli.main import app
+from foredraft.errors import InvalidModel
+from foredraft.llm import LLM
+from foredraft.models.heads.config import HeadConfig
+from foredraft.models.heads.files import read_tensors
+from foredraft.params import SamplingParams
+from foredraft.train.kinds import parse_kind
+from foredraft.train.loop import Report
+from foredraft.train.run import TrainingRun, TrainOptions
+from foredraft.train.text import TextPlan
+from tests.toy_target import save_toy_target, write_prompts
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> TrainOptions:
+    """Options for a target that has written its text already."""
+    folder = tmp_path_factory.mktemp("toy")
+    options = TrainOptions(
+        model=str(save_toy_target(folder / "model")),
+        out=folder / "out",
+        text=folder / "text",
+        plan=TextPlan((write_prompts(folder / "prompts.jsonl", 300),), max_tokens=24),
+        tokens=3000,
+        batch_tokens=1024,
+        rate=5.0,
+        threads=1,
+    )
+    assert TrainingRun(options).write_text(seconds=None) >= 3000
+    return options
+
+
+def quiet(_: Report) -> None:
+    """Nobody watches."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "steps"), [("eagle", 40), ("medusa", 100), ("dflash", 30), ("dflash:correction=markov", 30), ("draft", 60)]
+)
+def test_every_kind_learns(kind: str, steps: int, toy: TrainOptions, tmp_path: Path) -> None:
+    options = replace(toy, out=tmp_path, kinds=(parse_kind(kind),), steps=steps)
+    (found,) = TrainingRun(options).train(quiet).values()
+    assert found.acceptance[0] > 0.5  # chance is 1 of 320
+    assert found.tokens_per_run > 1.8
+    if kind != "draft":
+        config = HeadConfig.read(tmp_path)
+        read_tensors(tmp_path, config)
+        assert config.acceptance == tuple(round(rate, 4) for rate in found.acceptance)
+        assert config.provenance["steps"] == steps and config.provenance["text_answer_tokens"]
+
+
+def test_the_distilled_draft_drafts_for_its_target(toy: TrainOptions, tmp_path: Path) -> None:
+    options = replace(toy, out=tmp_path, kinds=(parse_kind("draft:layers=1"),), steps=60)
+    TrainingRun(options).train(quiet)
+    llm = LLM(toy.model, threads=1)
+    params = SamplingParams(max_tokens=24, temperature=0)
+    prompts = ["abc", "q7x"]
+    off = llm.generate(prompts, params, spec="off")
+    on = llm.generate(prompts, params, spec=f"draft_model:model={tmp_path},k=4")
+    assert [each.token_ids for each in on] == [each.token_ids for each in off]
+    assert all(each.metrics.tokens_per_run > 1.5 for each in on)
+
+
+def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(toy: TrainOptions, tmp_path: Path) -> None:
+    kinds = (parse_kind("eagle"), parse_kind("dflash:layers=1"))
+    straight = replace(toy, out=tmp_path / "straight", kinds=kinds, steps=10)
+    TrainingRun(straight).train(quiet)
+
+    def interrupt(line: Report) -> None:
+        if line.step >= 4:
+            raise KeyboardInterrupt
+
+    broken = replace(straight, out=tmp_path / "broken")
+    with pytest.raises(KeyboardInterrupt):
+        TrainingRun(broken).train(interrupt)
+    steps: list[int] = []
+    TrainingRun(broken).train(lambda line: steps.append(line.step))
+    assert steps[0] == 5
+    for kind in kinds:
+        mine, theirs = broken.folder_of(kind), straight.folder_of(kind)
+        expected = read_tensors(theirs, HeadConfig.read(theirs))
+        found = read_tensors(mine, HeadConfig.read(mine))
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_a_head_without_a_state_is_trained_on(toy: TrainOptions, tmp_path: Path) -> None:
+    options = replace(toy, out=tmp_path, kinds=(parse_kind("medusa"),), steps=40)
+    (first,) = TrainingRun(options).train(quiet).values()
+    (tmp_path / "training" / "medusa.safetensors").unlink()
+    (second,) = TrainingRun(replace(options, steps=60)).train(quiet).values()
+    assert second.tokens_per_run > first.tokens_per_run
+    (tmp_path / "training" / "medusa.safetensors").unlink()
+    other = replace(options, kinds=(parse_kind("medusa:offsets=2"),))
+    with pytest.raises(InvalidModel, match="holds another head than the one to be trained"):
+        TrainingRun(other).train(quiet)
+
+
+def test_the_command_trains_and_reports(toy: TrainOptions, tmp_path: Path) -> None:
+    words = f"train medusa dflash --out {tmp_path} --text {toy.text} --tokens 100 --steps 2 --batch-tokens 512 --json"
+    result = CliRunner().invoke(app, [*words.split(), "--model", toy.model, "--threads", "1"])
+    assert result.exit_code == 0, result.output
+    assert '"kind": "medusa"' in result.stdout and '"seconds_left"' in result.stdout
+    assert HeadConfig.read(tmp_path / "dflash").correction == "refiner"
+    for bad, sentence in {
+        "train hydra": "'hydra' cannot be trained; use eagle, medusa, dflash, draft",
+        "train eagle eagle": "named twice",
+        "train dflash:layers=0": "must be a whole number",
+        "train dflash:rows=3": "has no option 'rows'; it has layers, block, correction",
+        "train eagle --minutes -1": "must be a number above 0",
+    }.items():
+        result = CliRunner().invoke(app, [*bad.split(), "--out", str(tmp_path), "--model", toy.model])
+        assert result.exit_code and sentence in str(result.exception), bad

@@ -1,0 +1,175 @@
+"""The parts of a training step: features equal the decoder's, losses equal autograd's, unrolled chains and blocks equal
+those that a drafter would compute one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from foredraft.models.catalog import open_checkpoint
+from foredraft.train import losses
+from foredraft.train.batches import Batch
+from foredraft.train.dflash import DFlashDrafter
+from foredraft.train.eagle import EagleDrafter
+from foredraft.train.evaluate import Walk
+from foredraft.train.features import FrozenTarget
+from foredraft.train.losses import Labels, soft_cross_entropy
+from foredraft.train.modules.dflash import DFlashHead
+from foredraft.train.modules.eagle import EagleHead
+from foredraft.train.optimizer import learning_rate, orthogonal
+from foredraft.train.target_batch import TargetBatch, Teacher
+from tests.tiny_models import all_logits, random_model, save_model
+from tests.unit.head_configs import head_config
+
+CPU = torch.device("cpu")
+SIZES = {
+    "target_hidden_size": 64,
+    "hidden_size": 64,
+    "target_vocab_size": 320,
+    "target_num_layers": 3,
+    "draft_vocab_size": 40,
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["llama-tied", "llama-biased", "llama-3.1", "mistral-sliding", "qwen3", "smollm3", "phi3-partial", "granite"],
+)
+def test_features_are_those_of_the_decoder(name: str, tmp_path: Path) -> None:
+    folder = save_model(random_model(name), tmp_path)
+    prompt = torch.randint(0, 320, (70,), generator=torch.Generator().manual_seed(1)).tolist()
+    target = FrozenTarget(open_checkpoint(folder), CPU, 128)
+    padded = torch.tensor([prompt + [0] * 10, [3] * 80])  # neither padding nor neighbours are seen
+    features = target.run(padded, frozenset({0, 1, 3}))
+    expected = all_logits(folder, prompt, "torch")
+    found = target.logits(features.normed[0, : len(prompt)])
+    assert torch.allclose(found, expected, atol=2e-4, rtol=1e-4)
+    last = features.streams[3]
+    if name != "smollm3":  # which has five layers here
+        normed = functional.rms_norm(last, (64,), target.norm, target.config.rms_norm_eps)
+        assert torch.equal(normed, features.normed)
+    assert features.taps((1, 3)).shape == (2, 80, 128)
+
+
+def test_the_loss_and_its_gradients_are_those_of_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "_PIECE_LOGITS", 3 * 11)  # several pieces, the last one shorter
+    torch.manual_seed(0)
+    rows, weight = torch.randn(10, 6, requires_grad=True), torch.randn(11, 6, requires_grad=True)
+    labels = Labels(torch.softmax(torch.randn(7, 11), -1), torch.zeros(7, dtype=torch.int64))
+    index, scale = torch.randint(0, 7, (10,)), torch.rand(10)
+    loss = soft_cross_entropy(rows, weight, labels, index, scale) * 2
+    loss.backward()
+    found = loss, rows.grad, weight.grad
+    rows.grad = weight.grad = None
+    log_q = torch.log_softmax(rows @ weight.T, -1)
+    expected = 2 * (-(labels.probabilities[index] * log_q).sum(-1) * scale).sum()
+    expected.backward()
+    for mine, theirs in zip(found, (expected, rows.grad, weight.grad)):
+        assert mine is not None and theirs is not None
+        assert torch.allclose(mine, theirs, atol=1e-5)
+
+
+def test_labels_are_the_target_distribution_over_the_draft_vocabulary(tmp_path: Path) -> None:
+    target, seen, token_ids = scene(tmp_path)
+    place = 20
+    logits = target.logits(seen.features.normed[1, place])
+    row = int(seen.label_rows[1, place])
+    assert torch.allclose(seen.labels.probabilities[row], torch.softmax(logits[token_ids], -1), atol=1e-6)
+    best = int(logits.argmax())
+    wanted = token_ids.tolist().index(best) if best in token_ids.tolist() else -1
+    assert int(seen.labels.argmax[row]) == wanted
+    # Rows are there for positions whose next token is in the answer.
+    expected = [[6 <= t + 1 < 50 for t in range(64)], [9 <= t + 1 < 60 for t in range(64)]]
+    assert (seen.label_rows >= 0).tolist() == expected
+    assert seen.rows_ahead(3)[0, 10] == seen.label_rows[0, 13]
+    assert int(seen.rows_ahead(3)[0, 62]) == -1
+
+
+def scene(folder: Path) -> tuple[FrozenTarget, TargetBatch, Tensor]:
+    target = FrozenTarget(open_checkpoint(save_model(random_model("llama"), folder)), CPU, 128)
+    tokens = torch.randint(0, 320, (2, 64), generator=torch.Generator().manual_seed(2))
+    batch = Batch(tokens, torch.tensor([50, 60]), torch.tensor([6, 9]))
+    token_ids = torch.arange(40) * 7
+    return target, Teacher(target, token_ids, frozenset({1, 2, 3})).show(batch), token_ids
+
+
+def stir(module: torch.nn.Module) -> None:
+    """Random weights where training starts with zeros or ones, so that every part counts."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+
+
+def test_unrolled_chains_are_those_of_one_sequence_step_by_step(tmp_path: Path) -> None:
+    target, seen, token_ids = scene(tmp_path)
+    head = EagleHead(head_config("eagle", num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=96, **SIZES))
+    drafter = EagleDrafter("eagle", head, target, token_ids, depth=4)
+    stir(head)
+    drafts = drafter.drafts(seen)
+    row, anchor = 1, 23  # the last committed token
+    tokens = seen.batch.tokens[row]
+    with torch.no_grad():
+        h = head.features(seen.features.taps(head.config.taps))[row : row + 1, :anchor]
+        positions = torch.arange(anchor)[None]
+        y, keys = head.step(target.embed(tokens[None, 1 : anchor + 1]), h, positions, [], None)
+        past, y = [keys], y[:, -1:]
+        for depth in range(4):
+            best = int(token_ids[head.logits(y)[0, 0].argmax()])
+            assert int(drafts[depth, row, anchor]) == best
+            following = target.embed(tokens[None, anchor + 1 + depth : anchor + 2 + depth])
+            mask = torch.ones(1, 1, 1, anchor + depth + 1, dtype=torch.bool)
+            y, keys = head.step(following, y, positions[:, -1:] + 1 + depth, past, mask)
+            past.append(keys)
+
+
+@pytest.mark.parametrize("correction", ["none", "markov", "refiner"])
+def test_blocks_beside_each_other_are_those_of_one_block_alone(correction: str, tmp_path: Path) -> None:
+    target, seen, token_ids = scene(tmp_path)
+    head = DFlashHead(
+        head_config("dflash", correction, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=96, **SIZES)
+    )
+    drafter = DFlashDrafter("dflash", head, target, token_ids, depth=4)
+    stir(head)
+    drafts = drafter.drafts(seen)
+    row, anchor = 1, 23
+    tokens = seen.batch.tokens[row]
+    with torch.no_grad():
+        features = head.features(seen.features.taps(head.config.taps))[row : row + 1, :anchor]
+        context = head.context(features, torch.arange(anchor)[None])
+        x = head.rows(target.embed(tokens[None, anchor : anchor + 1]), features[:, -1:])
+        mask = torch.ones(1, 1, 4, anchor + 4, dtype=torch.bool)
+        y = head.blocks(x, torch.arange(anchor, anchor + 4)[None], context, mask)
+        best = token_ids[head.logits(y, tokens[None, anchor : anchor + 4]).argmax(-1)][0]
+    assert drafts[:, row, anchor].tolist() == best.tolist()
+
+
+def test_a_walk_counts_the_steps_of_a_chain() -> None:
+    right = np.zeros((2, 9), np.bool_)
+    right[:, 3] = True  # behind token 3: both right, then the target's own: tokens 4, 5, 6
+    right[1, 6] = True  # behind token 6: the first is wrong
+    right[0, 7] = True  # behind token 7: right, and the text ends
+    walk = Walk(2)
+    walk.add(right, prompt_len=3, length=9)
+    found = walk.result()
+    assert found.runs == 3 and found.tokens_per_run == 5 / 3
+    assert found.acceptance == (2 / 3, 1.0)
+
+
+def test_matrices_become_nearly_orthogonal() -> None:
+    torch.manual_seed(0)
+    for shape in ((2, 8, 20), (2, 20, 8)):
+        values = torch.linalg.svdvals(orthogonal(torch.randn(shape)))
+        assert float(values.min()) > 0.6 and float(values.max()) < 1.3
+
+
+def test_the_learning_rate_rises_and_falls() -> None:
+    assert learning_rate(0, 0.0) == 0.01
+    assert learning_rate(500, 0.0) == 1.0
+    assert learning_rate(3, 0.05) > 0.99  # a short run warms up with its share
+    assert abs(learning_rate(500, 0.5) - 0.5) < 1e-9
+    assert learning_rate(500, 1.0) == 0.0
