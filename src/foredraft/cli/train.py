@@ -57,7 +57,7 @@ def train(
     ] = 1.0,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="The longest answer in the text.")] = 256,
     workers: Annotated[
-        int | None, typer.Option("--workers", min=1, help="Processes that write text; 6 on a GPU, 1 on a CPU.")
+        int | None, typer.Option("--workers", min=1, help="Processes that write text; 8 on a GPU, 1 on a CPU.")
     ] = None,
     text_batch: Annotated[
         int | None, typer.Option("--text-batch", min=1, help="Sequences that each process writes at once.")

@@ -47,7 +47,7 @@ class Batches:
     def __init__(self, text: Text, tokens_per_batch: int, seed: int) -> None:
         self._text, self._tokens, self._seed = text, tokens_per_batch, seed
         usable = np.flatnonzero((text.lengths >= _SHORTEST) & (text.lengths > text.prompt_lens))
-        held_out = np.array([_is_held_out(text, index) for index in usable], np.bool_)
+        held_out = np.array([_is_held_out(text, int(index)) for index in usable], np.bool_)
         self._train, self._held_out = usable[~held_out], usable[held_out]
 
     def from_step(self, step: int) -> Iterator[Batch]:

@@ -24,7 +24,7 @@ from foredraft.train.target_batch import Teacher
 REPORT_SECONDS = 5.0
 _SAVE_SECONDS = 150.0
 _EVALUATIONS = 10  # over a run, the last one apart
-_HELD_OUT = 64  # sequences of an evaluation on the way
+HELD_OUT = 64  # sequences of an evaluation on the way
 _HELD_OUT_LAST = 512
 _ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -85,8 +85,9 @@ class Training:
         for drafter, optimizer in zip(self.drafters, self._optimizers):
             save_state(self._folder, drafter, optimizer, self.counters)
 
-    def run(self, goal: Goal, report: Callable[[Report], None]) -> None:
-        """Trains up to the goal. The state is saved now and then, at the end, and when training is interrupted."""
+    def run(self, goal: Goal, report: Callable[[Report], None], saved: Callable[[], None]) -> None:
+        """Trains up to the goal. The state is saved now and then, at the end, and when training is interrupted; `saved`
+        is called after the first of these."""
         counters = self.counters
         before, started = counters.seconds, time.monotonic()
         next_report, next_save = 0.0, _SAVE_SECONDS
@@ -114,6 +115,7 @@ class Training:
                     next_evaluation += due / _EVALUATIONS
                 if elapsed >= next_save:
                     self.save()
+                    saved()
                     next_save = time.monotonic() - started + _SAVE_SECONDS
         except InvalidModel:  # a loss that is not finite: keep the state from before it
             raise
@@ -128,9 +130,9 @@ class Training:
             seen = [self._teacher.show(batch) for batch in self._batches.held_out(most)]
             return {each.name: evaluate(each, seen) for each in self.drafters}
 
-    def write(self, folders: Sequence[Path], provenance: Facts) -> dict[str, Evaluation]:
+    def write(self, folders: Sequence[Path], provenance: Facts, most: int = _HELD_OUT_LAST) -> dict[str, Evaluation]:
         """Evaluates every drafter and writes it to its folder."""
-        found = self.evaluate()
+        found = self.evaluate(most)
         for drafter, folder in zip(self.drafters, folders):
             evaluation = found[drafter.name]
             facts = {
@@ -161,7 +163,7 @@ class Training:
         for name, loss in losses.items():
             if not math.isfinite(loss):
                 raise InvalidModel(f"The loss of {name} is {loss} at step {counters.steps}; the saved state is older.")
-        found = self.evaluate(_HELD_OUT) if evaluated else {}
+        found = self.evaluate(HELD_OUT) if evaluated else {}
         left = [math.inf if goal.seconds is None else goal.seconds - counters.seconds]
         left.append(math.inf if goal.steps is None else (goal.steps - counters.steps) * seconds_per_step)
         return Report(

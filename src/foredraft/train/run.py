@@ -18,7 +18,7 @@ from foredraft.train.drafter import Drafter, Facts
 from foredraft.train.evaluate import Evaluation
 from foredraft.train.features import FrozenTarget
 from foredraft.train.kinds import Kind, build_drafter
-from foredraft.train.loop import Goal, Report, Training
+from foredraft.train.loop import HELD_OUT, Goal, Report, Training
 from foredraft.train.shards import Text, read_text
 from foredraft.train.state import saved_vocabulary
 from foredraft.train.target_batch import Teacher
@@ -73,7 +73,7 @@ class DeviceDefaults:
 
 
 _DEFAULTS = {
-    "cuda": DeviceDefaults(tokens=8_000_000, batch_tokens=32_768, text_batch=256, workers=6, dtype="bfloat16"),
+    "cuda": DeviceDefaults(tokens=8_000_000, batch_tokens=32_768, text_batch=256, workers=8, dtype="bfloat16"),
     "cpu": DeviceDefaults(tokens=100_000, batch_tokens=2_048, text_batch=32, workers=1, dtype="auto"),
 }
 
@@ -107,6 +107,7 @@ class TrainingRun:
         workers = options.workers or defaults.workers
         tokens = options.tokens or defaults.tokens
         plan = replace(options.plan, chunk_prompts=_WAVES * engine.batch)
+        _ = plan.prompts  # read and filtered here, once, and not in every process
         return write_text(options.text_folder, plan, engine, tokens, workers, seconds, progress)
 
     def train(self, report: Callable[[Report], None]) -> dict[str, Evaluation]:
@@ -135,8 +136,13 @@ class TrainingRun:
                 if (folder / CONFIG_FILE).exists():  # weights without a state: go on from them
                     drafter.load(folder)
         seconds = None if options.minutes is None else 60 * options.minutes
-        training.run(Goal(options.steps, seconds, options.rate), report)
-        return training.write(folders, self._provenance(text, coverage(text, vocabulary, target.config.vocab_size)))
+        provenance = self._provenance(text, coverage(text, vocabulary, target.config.vocab_size))
+
+        def saved() -> None:
+            training.write(folders, provenance, HELD_OUT)
+
+        training.run(Goal(options.steps, seconds, options.rate), report, saved)
+        return training.write(folders, provenance)
 
     def _provenance(self, text: Text, covered: float) -> Facts:
         plan = self.options.plan
