@@ -18,10 +18,11 @@ from foredraft.train.dflash import DFlashDrafter
 from foredraft.train.eagle import EagleDrafter
 from foredraft.train.evaluate import Walk
 from foredraft.train.features import FrozenTarget
+from foredraft.train.kinds import build_drafter, parse_kind
 from foredraft.train.losses import Labels, soft_cross_entropy
 from foredraft.train.modules.dflash import DFlashHead
 from foredraft.train.modules.eagle import EagleHead
-from foredraft.train.optimizer import learning_rate, orthogonal
+from foredraft.train.optimizer import Optimizer, learning_rate, orthogonal
 from foredraft.train.target_batch import TargetBatch, Teacher
 from tests.tiny_models import all_logits, random_model, save_model
 from tests.unit.head_configs import head_config
@@ -96,6 +97,32 @@ def scene(folder: Path) -> tuple[FrozenTarget, TargetBatch, Tensor]:
     batch = Batch(tokens, torch.tensor([50, 60]), torch.tensor([6, 9]))
     token_ids = torch.arange(40) * 7
     return target, Teacher(target, token_ids, frozenset({1, 2, 3})).show(batch), token_ids
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa", "dflash", "dflash:correction=markov", "draft"])
+def test_a_step_in_bfloat16_is_about_that_in_float32(kind: str, tmp_path: Path) -> None:
+    """Half-precision rows over float32 masters, as on a GPU."""
+    checkpoint = open_checkpoint(save_model(random_model("llama"), tmp_path))
+    batch = Batch(torch.randint(0, 320, (2, 64)), torch.tensor([50, 60]), torch.tensor([6, 9]))
+    found: dict[torch.dtype, tuple[float, float]] = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        target = FrozenTarget(checkpoint, CPU, 128, dtype)
+        drafter = build_drafter(
+            parse_kind(kind), target, torch.arange(320), checkpoint.tokenizer(), "tiny", "d", seed=0
+        )
+        optimizer = Optimizer(drafter.module.named_parameters(), drafter.trunk())
+        seen = Teacher(target, torch.arange(320), drafter.taps).show(batch)
+        losses = []
+        for _ in range(2):
+            loss = drafter.loss(seen, torch.Generator().manual_seed(0))
+            loss.backward()
+            optimizer.step(1.0)
+            losses.append(loss.item())
+        assert all(each.dtype == torch.float32 for each in drafter.module.parameters())
+        assert drafter.drafts(seen).shape == (drafter.depth, 2, 64)
+        found[dtype] = losses[0], losses[1]
+    assert found[torch.bfloat16] == pytest.approx(found[torch.float32], rel=0.03)
+    assert found[torch.float32][1] < found[torch.float32][0]
 
 
 def stir(module: torch.nn.Module) -> None:

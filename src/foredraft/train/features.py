@@ -48,11 +48,13 @@ class _Layer:
 
 
 class FrozenTarget:
-    """All weights dense: bfloat16 on a GPU, float32 on a CPU."""
+    """All weights dense: bfloat16 on a GPU, float32 on a CPU, unless a dtype is given. Heads compute in it too."""
 
-    def __init__(self, checkpoint: Checkpoint, device: torch.device, max_len: int) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, device: torch.device, max_len: int, dtype: torch.dtype | None = None
+    ) -> None:
         self.config, self.device = checkpoint.config, device
-        self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        self.dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
         names = checkpoint.names()
 
         def tensor(name: str) -> Tensor:
