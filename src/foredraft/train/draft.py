@@ -16,7 +16,7 @@ from foredraft.models.heads.files import SHARD_BYTES
 from foredraft.models.tokenizer import Tokenizer
 from foredraft.train.drafter import Drafter, Facts
 from foredraft.train.features import FrozenTarget
-from foredraft.train.losses import labels, soft_cross_entropy, target_argmax
+from foredraft.train.losses import best, distributions, soft_cross_entropy
 from foredraft.train.modules.llama import Llama
 from foredraft.train.target_batch import TargetBatch
 
@@ -45,7 +45,7 @@ class DraftDrafter(Drafter):
         order = torch.randperm(len(places), generator=generator, device=places.device)
         places = places[order[:_ROWS]]
         normed = seen.features.normed.flatten(0, 1)[places]
-        wanted = labels(normed, self._target.head, places, self._target.config.logits_divisor)
+        wanted = distributions(normed, self._target.head, self._target.config.logits_divisor)
         rows = self._rows(seen).flatten(0, 1)[places]
         scale = torch.full((len(places),), 1 / max(1, len(places)), device=places.device)
         index = torch.arange(len(places), device=places.device)
@@ -54,10 +54,9 @@ class DraftDrafter(Drafter):
     @torch.no_grad()
     def drafts(self, seen: TargetBatch) -> Tensor:
         rows = self._rows(seen)
-        weight = self.module.output_weight.to(rows.dtype)
-        best = target_argmax(rows.flatten(0, 1), weight).view(seen.batch.tokens.shape)
+        found = best(rows.flatten(0, 1), self.module.output_weight).view(seen.batch.tokens.shape)
         # Draft token j behind i is what the model says after position i + j.
-        return torch.stack([torch.nn.functional.pad(best[:, j:], (0, j)) for j in range(self.depth)])
+        return torch.stack([torch.nn.functional.pad(found[:, j:], (0, j)) for j in range(self.depth)])
 
     def save(self, folder: Path, acceptance: Sequence[float], provenance: Facts) -> None:
         from safetensors.torch import save_file

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from foredraft.train.losses import Labels, soft_cross_entropy, target_argmax
+from foredraft.train.losses import best, soft_cross_entropy
 from foredraft.train.target_batch import TargetBatch
 
 Facts = dict[str, str | int | float]
@@ -54,7 +54,7 @@ class Drafter(ABC):
         return sorted(name for name in own if not name.endswith(outer))
 
 
-def masked_loss(rows: Tensor, weight: Tensor, labels: Labels, index: Tensor, scale: Tensor | None = None) -> Tensor:
+def masked_loss(rows: Tensor, weight: Tensor, labels: Tensor, index: Tensor, scale: Tensor | None = None) -> Tensor:
     """The mean cross-entropy of those rows [..., width] whose `index` [...] into the labels is not negative, weighed by
     `scale` [...]."""
     valid = index >= 0
@@ -66,5 +66,5 @@ def masked_loss(rows: Tensor, weight: Tensor, labels: Labels, index: Tensor, sca
 
 def best_tokens(rows: Tensor, weight: Tensor, token_ids: Tensor) -> Tensor:
     """The target's ids of the likeliest tokens of rows [..., width]: int64 [...]."""
-    found = target_argmax(rows.flatten(0, -2), weight.to(rows.dtype))
+    found = best(rows.flatten(0, -2), weight)
     return token_ids[found].view(rows.shape[:-1])

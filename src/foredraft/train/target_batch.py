@@ -10,18 +10,18 @@ from torch.nn import functional
 
 from foredraft.train.batches import Batch
 from foredraft.train.features import Features, FrozenTarget
-from foredraft.train.losses import Labels, labels, target_argmax
+from foredraft.train.losses import distributions
 
 
 @dataclass(frozen=True)
 class TargetBatch:
-    """`label_rows` [batch, length] gives the row of `labels` for the distribution after each position, -1 where the
-    next token is not part of the answer."""
+    """`labels` are the target's distributions over the draft vocabulary [rows, draft_vocab]; `label_rows` [batch,
+    length] gives the row for what follows each position, -1 where the next token is not part of the answer."""
 
     batch: Batch
     features: Features
     target: FrozenTarget
-    labels: Labels
+    labels: Tensor
     label_rows: Tensor
 
     def rows_ahead(self, count: int) -> Tensor:
@@ -41,10 +41,7 @@ class Teacher:
     def __init__(self, target: FrozenTarget, token_ids: Tensor, taps: frozenset[int]) -> None:
         """`token_ids` [draft_vocab]: the draft vocabulary in the target's ids; `taps`: the streams that heads read."""
         self.target, self._taps = target, taps
-        ids = token_ids.to(target.device)
-        self._head = target.head[ids]
-        self._place = torch.full((target.config.vocab_size,), -1, device=target.device)
-        self._place[ids] = torch.arange(len(ids), device=target.device)
+        self._head = target.head[token_ids.to(target.device)]
 
     def show(self, batch: Batch) -> TargetBatch:
         batch = batch.to(self.target.device)
@@ -52,6 +49,5 @@ class Teacher:
         has_label = batch.in_answer(1)
         normed = features.normed[has_label]
         rows = torch.where(has_label, has_label.flatten().cumsum(0).view_as(batch.tokens) - 1, -1)
-        argmax = self._place[target_argmax(normed, self.target.head)]
-        wanted = labels(normed, self._head, argmax, self.target.config.logits_divisor)
+        wanted = distributions(normed, self._head, self.target.config.logits_divisor)
         return TargetBatch(batch, features, self.target, wanted, rows)
