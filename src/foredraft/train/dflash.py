@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from foredraft.train.drafter import best_tokens, masked_loss
+from foredraft.train.features import FrozenTarget
 from foredraft.train.head_drafter import HeadDrafter
 from foredraft.train.modules.dflash import DFlashHead
 from foredraft.train.target_batch import TargetBatch
@@ -27,6 +28,11 @@ class _Blocks:
 
 class DFlashDrafter(HeadDrafter[DFlashHead]):
     """A block behind anchor i has rows for positions i + 1, …, i + block, which stand at i, …, i + block - 1."""
+
+    def __init__(self, name: str, head: DFlashHead, target: FrozenTarget, token_ids: Tensor, depth: int) -> None:
+        super().__init__(name, head, target, token_ids, depth)
+        with torch.no_grad():  # embeddings are small; beside the feature they should count from the start
+            head.anchor_proj.weight.div_(target.embedding.float().square().mean().sqrt())
 
     def loss(self, seen: TargetBatch, generator: torch.Generator) -> Tensor:
         config = self.module.config

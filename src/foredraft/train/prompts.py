@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from foredraft.audit.json_lines import read_json_lines
 from foredraft.errors import InvalidPrompt
 
 ALLOWED = '{"turns": ["..."]} or {"prompt": "..."}'
+_BETWEEN_WORDS = re.compile(r"[\W_]+")
+_PIECE_WORDS = 13  # so many words in a row are no coincidence
 _SHORTEST = 12  # characters of an invented prompt that can mean something
 
 
@@ -31,11 +34,18 @@ class Excluded:
             normalised(turn) for file in files for where, record in read_json_lines(file, ALLOWED)
             for turn in _turns(record, where)
         }  # fmt: skip
-        self._pieces = {piece for text in self._texts for piece in _pieces(text)}
+        self._pieces: dict[tuple[str, str], set[tuple[str, ...]]] = {}
+        for words in map(str.split, self._texts):
+            for first, last, start in _pieces(words):
+                self._pieces.setdefault((first, last), set()).add(tuple(words[start : start + _PIECE_WORDS]))
 
     def __contains__(self, prompt: str) -> bool:
         text = normalised(prompt)
-        return text in self._texts or any(piece in self._pieces for piece in _pieces(text))
+        words = text.split()
+        return text in self._texts or any(
+            (first, last) in self._pieces and tuple(words[start : start + _PIECE_WORDS]) in self._pieces[first, last]
+            for first, last, start in _pieces(words)
+        )
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -43,7 +53,7 @@ class Excluded:
 
 def normalised(text: str) -> str:
     """Words in lower case, parted by one space."""
-    return " ".join("".join(char if char.isalnum() else " " for char in text.lower()).split())
+    return _BETWEEN_WORDS.sub(" ", text.lower()).strip()
 
 
 def usable_inventions(texts: Sequence[str], seen: set[str], excluded: Excluded) -> list[str]:
@@ -58,12 +68,10 @@ def usable_inventions(texts: Sequence[str], seen: set[str], excluded: Excluded) 
     return usable
 
 
-_PIECE_WORDS = 13  # so many words in a row are no coincidence
-
-
-def _pieces(text: str) -> list[str]:
-    words = text.split()
-    return [" ".join(words[start : start + _PIECE_WORDS]) for start in range(len(words) - _PIECE_WORDS + 1)]
+def _pieces(words: list[str]) -> Iterator[tuple[str, str, int]]:
+    """The first and the last word of every piece, and where it begins: enough to tell most pieces apart."""
+    last = words[_PIECE_WORDS - 1 :]
+    return zip(words, last, range(len(last)))
 
 
 def _turns(record: Any, where: str) -> list[str]:
