@@ -158,7 +158,7 @@ class Model:
         return single_plan(batch, self.attention, DEVICE)
 
     def run(self, plan: Plan, x: Tensor) -> Tensor:
-        _, normed = self.backend.run_layers(x, self.stack, range(self.shape.layers), self.kv, plan)
+        _, normed = self.backend.run_layers(x, self.stack, self.kv, plan)
         return self.backend.logits(normed, self.head)
 
     def parts(self, plan: Plan, x: Tensor) -> dict[str, Callable[[], object]]:
@@ -235,7 +235,7 @@ def _report_prompt(model: Model, rows: int) -> None:
         x = torch.randn(rows, model.shape.hidden, device=DEVICE)
 
         def run() -> None:
-            model.backend.run_layers(x.clone(), model.stack, range(model.shape.layers), model.kv, plan)
+            model.backend.run_layers(x.clone(), model.stack, model.kv, plan)
 
         run()
         time = milliseconds(run, 5)

@@ -18,8 +18,9 @@ from foredraft.types import Work
 @dataclass(frozen=True)
 class ForwardBatch:
     """Every row is one token. A row sees the first `prefix_lens` keys of its sequence in order, and then the keys at
-    its `paths` offsets (its draft ancestors and itself), so `prefix_lens + path_lens == positions + 1`.
-    That is the tree mask, written so that a draft token reads its keys in the order in which plain decoding would.
+    its `paths` offsets (its draft ancestors and itself). That is the tree mask, written so that a draft token reads its
+    keys in the order in which plain decoding would. `positions` are for rotations only: the rows of a block drafter
+    also see keys behind their own position.
     """
 
     token_ids: Tensor  # [rows] int64
@@ -48,12 +49,17 @@ class ForwardBatch:
         moved: dict[str, Any] = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
         return replace(self, **moved)
 
+    @property
+    def key_counts(self) -> Tensor:
+        """How many keys a row sees: [rows] int32."""
+        return self.prefix_lens + self.path_lens
+
     @cached_property
     def key_slots(self) -> Tensor:
         """The slot of every key that a row sees, in sequence order: [rows, max_keys] int64. Beyond its last key a row
         repeats its own first key, so that whoever masks those never touches another sequence's memory."""
         order = torch.arange(self.max_keys, device=self.positions.device)[None, :]
-        order = torch.where(order <= self.positions[:, None], order, 0)
+        order = torch.where(order < self.key_counts[:, None], order, 0)
         beyond = (order - self.prefix_lens[:, None]).clamp(min=0)
         drafted = self.paths.gather(1, beyond) if self.paths.shape[1] else order
         offsets = torch.where(order < self.prefix_lens[:, None], order, drafted)

@@ -224,6 +224,17 @@ class TestAttention:
         q = torch.randn(len(scene.rows), 3 * group * head_dim).bfloat16().float()
         assert error(attended(scene, q), scene.reference(q)) < 4e-3
 
+    def test_keys_before_the_first_do_not_exist(self) -> None:
+        scene = Scene(attention_shape(3, 64, first_key=1), [2, 64, 300], torch.float32)
+        for side in (scene.cache.k, scene.cache.v):
+            for sequence in range(3):
+                side[scene.slots(sequence, torch.tensor([0]))] = torch.nan
+        for sequence, length in enumerate(scene.lengths):
+            scene.rows += [(sequence, length, []), *[(sequence, length - 1, [length - 1])] * 2]
+        scene.rows += [(2, 292, list(range(292, 300)))] * 8  # a block that attends both ways
+        q = torch.randn(len(scene.rows), 9 * 64)
+        assert error(attended(scene, q, dtype="float32"), scene.reference(q)) < 1e-5
+
     def test_float32_is_exact(self) -> None:
         scene = tree_scene(dtype=torch.float32)
         q = torch.randn(len(scene.rows), 9 * 64)
@@ -286,23 +297,36 @@ class TestLayers:
         slots = scene.slots(0, torch.arange(rows)).to(DEVICE)
         scene.tables = scene.tables.to(DEVICE)
         x = small(rows, 576)
-        span = range(2)
 
         def run(chunks: list[int], fused: bool = True) -> Tensor:
             shape = (len(scene.cache.k), 3, 64)
-            kv = [LayerKV(*(torch.full(shape, torch.nan, device=DEVICE).bfloat16() for _ in range(2))) for _ in span]
+            kv = [
+                LayerKV(*(torch.full(shape, torch.nan, device=DEVICE).bfloat16() for _ in range(2)))
+                for _ in stack.layers
+            ]
             done, out = 0, []
             for size in chunks:
                 part = list(range(done, done + size))
                 batch = planned(scene, part, slots=slots[part])
                 go = backend().run_layers if fused else lambda *given: run_layers(backend(), *given)
-                out.append(go(x[part].clone(), stack, span, kv, batch)[1])
+                out.append(go(x[part].clone(), stack, kv, batch)[1])
                 done += size
             return torch.cat(out)
 
         whole = run([rows])
         assert torch.equal(run([rows], fused=False).to(whole.dtype), whole)
         assert torch.equal(run([256, 320, 33, *[1] * 20, 8, 3]), whole)
+
+
+class TestStore:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_writes_the_columns_of_the_slots_and_nothing_for_rows_without(self, dtype: torch.dtype) -> None:
+        x, slots = small(4, 70), torch.tensor([5, -1, 0, 8], device=DEVICE)
+        cache = small(9, 300).to(dtype)
+        expected = cache.clone()
+        expected[slots[[0, 2, 3]], 140:210] = x[[0, 2, 3]].to(dtype)
+        backend().store(x, cache, 140, slots)
+        assert torch.equal(cache, expected)
 
 
 class TestSampling:

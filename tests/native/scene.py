@@ -57,7 +57,7 @@ class Scene:
         shape, out = self.shape, []
         for row, (sequence, prefix, path) in enumerate(self.rows):
             offsets = torch.tensor([*range(prefix), *path])
-            offsets = offsets[-shape.window :] if shape.window else offsets
+            offsets = offsets[max(shape.first_key, len(offsets) - (shape.window or len(offsets))) :]
             slots = self.slots(sequence, offsets)
             group = shape.num_heads // shape.num_kv_heads
             k, v = (side[slots].double().repeat_interleave(group, 1) for side in (self.cache.k, self.cache.v))
@@ -67,5 +67,7 @@ class Scene:
         return torch.stack(out)
 
 
-def attention_shape(group: int, head_dim: int, window: int = 0, rotary_dim: int = 0) -> AttentionShape:
-    return AttentionShape(3 * group, 3, head_dim, rotary_dim, head_dim**-0.5, window, 1e-5)
+def attention_shape(
+    group: int, head_dim: int, window: int = 0, rotary_dim: int = 0, first_key: int = 0
+) -> AttentionShape:
+    return AttentionShape(3 * group, 3, head_dim, rotary_dim, head_dim**-0.5, window, 1e-5, first_key)

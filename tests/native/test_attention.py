@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from foredraft.backends.native import NativeBackend
+from foredraft.backends.torch import TorchBackend
 from tests.backends import needs_native
 from tests.native.conftest import THREADS
 from tests.native.scene import Scene, attention_shape
@@ -39,6 +40,22 @@ def test_attention(backend: NativeBackend, kv_dtype: str, group: int, head_dim: 
         for row in shuffled[:25].tolist():
             result = alone.attend(q[row : row + 1], scene.cache, scene.shape, scene.batch([row]))
             assert torch.equal(result, together[row : row + 1])
+
+
+@pytest.mark.parametrize("window", [0, 60])
+def test_rows_of_heads(backend: NativeBackend, window: int) -> None:
+    """EAGLE: nothing lies at the first place. DFlash: the rows of a block see all rows of it, in both directions."""
+    scene = Scene(attention_shape(3, 64, window, first_key=1), [2, 64, 300], torch.float32)
+    for side in (scene.cache.k, scene.cache.v):
+        side[scene.slots(0, torch.tensor([0]))] = torch.nan
+    for sequence, length in enumerate(scene.lengths):
+        scene.rows += [(sequence, length, []), *[(sequence, length - 1, [length - 1])] * 2]
+    scene.rows += [(2, 292, list(range(292, 300)))] * 8
+    batch = scene.batch()
+    batch.positions[-8:] = torch.arange(292, 300)
+    q = torch.randn(len(scene.rows), scene.shape.num_heads * 64)
+    for some_backend in (backend, TorchBackend("float32", torch.device("cpu"))):
+        assert error(some_backend.attend(q, scene.cache, scene.shape, batch), scene.reference(q)) < 1e-5
 
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16"])

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import LayerKV, Linear, Stack, Weight, run_layers
+from foredraft.backends.base import LayerKV, Linear, Stack, Taps, Weight, run_layers
 from foredraft.backends.native import NativeBackend
 from foredraft.batch import ForwardBatch, pack
 from foredraft.config import ModelConfig
@@ -35,8 +35,8 @@ BLOCK, BLOCKS = 16, 24
 class VerbByVerb(NativeBackend):
     """The same kernels, called from Python."""
 
-    def run_layers(self, x: Tensor, stack: Stack, span: range, kv: Any, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
-        return run_layers(self, x, stack, span, kv, batch)
+    def run_layers(self, x: Tensor, stack: Stack, kv: Any, *given: Any) -> tuple[Tensor, Tensor]:
+        return run_layers(self, x, stack, kv, *given)
 
 
 def random_tree(chance: random.Random, nodes: int) -> Draft:
@@ -71,18 +71,16 @@ def runs(chance: random.Random) -> list[list[Work]]:
 
 
 def results(
-    decoder: Decoder, config: ModelConfig, backend: NativeBackend, steps: list[list[Work]], taps: frozenset[int]
+    decoder: Decoder, config: ModelConfig, backend: NativeBackend, steps: list[list[Work]], layers: tuple[int, ...]
 ) -> list[Tensor]:
     """All that the steps leave: normed rows, taps, and the caches that they wrote."""
-    kv = KVCache(BLOCKS, BLOCK).add_group("target", config, backend)
-    for layer in kv:
-        layer.k.zero_(), layer.v.zero_()
-    left: list[Tensor] = []
-    for works in steps:
-        hidden = decoder.run(pack(works, BLOCK), kv, backend, taps)
-        assert set(hidden.taps) == {tap for tap in taps if 0 <= tap < len(decoder.layers)}
-        left += [hidden.normed, *(hidden.taps[tap] for tap in sorted(hidden.taps))]
-    return left + [side for layer in kv for side in (layer.k, layer.v)]
+    cache = KVCache(BLOCKS, BLOCK)
+    kv = cache.add_group("target", config, backend)
+    taps = cache.add_taps(layers, config.hidden_size, backend) if layers else None
+    everything = [tensor for group in cache.groups.values() for tensor in group.tensors]
+    for tensor in everything:
+        tensor.zero_()
+    return [decoder.run(pack(works, BLOCK), kv, backend, taps) for works in steps] + everything
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4"])
@@ -93,12 +91,39 @@ def test_one_call_has_the_bits_of_the_verbs(name: str, dtype: str, tmp_path: Pat
     checkpoint = open_checkpoint(save_model(random_model(name), tmp_path))
     verbs, fused = VerbByVerb(dtype, 2), NativeBackend(dtype, 2)
     decoder = load_decoder(checkpoint, dtype, 512, fused)
-    last = len(decoder.layers) - 1
-    for taps in (frozenset[int](), frozenset({0}), frozenset({-1, 0, 1, last, last + 1})):
+    for layers in ((), (1,), (0, 1, len(decoder.layers))):
         expected, found = (
-            results(decoder, checkpoint.config, backend, runs(random.Random(seed)), taps) for backend in (verbs, fused)
+            results(decoder, checkpoint.config, backend, runs(random.Random(seed)), layers)
+            for backend in (verbs, fused)
         )
         assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_a_tap_is_the_residual_stream_after_so_many_layers(decoder: Decoder) -> None:
+    backend = NativeBackend("float32", 2)
+    x, kv, batch = scene(decoder, backend)
+    count, width = len(decoder.layers), x.shape[1]
+    taps = Taps((0, 1, count), torch.full((BLOCKS * BLOCK, 3 * width), torch.nan))
+    last, _ = backend.run_layers(x.clone(), decoder._stack, kv, batch, taps)
+    first, _ = backend.run_layers(x.clone(), replace(decoder._stack, layers=decoder.layers[:1]), kv[:1], batch)
+    assert torch.equal(taps.cache[batch.slots], torch.cat([x, first, last], 1))
+    assert int(taps.cache.isnan().all(1).sum()) == BLOCKS * BLOCK - batch.num_rows, "no other slot is written"
+
+
+def test_the_first_layer_may_read_other_rows(decoder: Decoder) -> None:
+    """Rows of twice the width, as an EAGLE head has them."""
+    backend = NativeBackend("float32", 2)
+    x, kv, batch = scene(decoder, backend)
+    layer, entry = decoder.layers[0], torch.randn(len(x), 2 * x.shape[1])
+    wide = Linear((backend.pack(random_weight("f32", layer.qkv.outputs, 128)),), layer.qkv.outputs, 128)
+    stack = replace(decoder._stack, layers=(replace(layer, qkv=wide), *decoder.layers[1:]))
+    expected = run_layers(backend, x.clone(), stack, kv, batch, entry=entry)
+    found = backend.run_layers(x.clone(), stack, kv, batch, entry=entry)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    with pytest.raises(ValueError, match="do not fit together"):
+        backend.run_layers(x.clone(), stack, kv, batch)
+    with pytest.raises(ValueError, match="entry must be"):
+        backend.run_layers(x.clone(), stack, kv, batch, entry=x)
 
 
 @pytest.fixture(scope="module")
@@ -135,8 +160,8 @@ def test_projections_of_many_parts(decoder: Decoder) -> None:
     )
     stack = replace(decoder._stack, layers=(several,))
     x, kv, batch = scene(decoder, backend)
-    expected = run_layers(backend, x.clone(), stack, range(1), kv, batch)
-    found = backend.run_layers(x.clone(), stack, range(1), kv, batch)
+    expected = run_layers(backend, x.clone(), stack, kv[:1], batch)
+    found = backend.run_layers(x.clone(), stack, kv[:1], batch)
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 
@@ -145,14 +170,13 @@ def test_no_rows(decoder: Decoder) -> None:
     x, kv, batch = scene(decoder, backend)
     names = ("token_ids", "positions", "slots", "sequences", "prefix_lens", "paths", "path_lens")
     nobody = replace(batch, logit_rows=None, **{name: getattr(batch, name)[:0] for name in names})
-    assert backend.run_layers(x[:0], decoder._stack, range(3), kv, nobody)[1].shape == (0, x.shape[1])
+    assert backend.run_layers(x[:0], decoder._stack, kv, nobody)[1].shape == (0, x.shape[1])
 
 
 def test_wrong_input_is_an_exception_and_not_a_crash(decoder: Decoder) -> None:
     backend = NativeBackend("float32", 2)
     x, kv, batch = scene(decoder, backend)
     stack, layer = decoder._stack, decoder.layers[1]
-    everything = range(len(stack.layers))
 
     def changed(**fields: Any) -> Stack:
         return replace(stack, layers=(stack.layers[0], replace(layer, **fields), stack.layers[2]))
@@ -182,34 +206,36 @@ def test_wrong_input_is_an_exception_and_not_a_crash(decoder: Decoder) -> None:
         "flat rope": lambda: replace(stack, rope=stack.rope.flatten(1)),
     }
     wrong_calls: dict[str, Callable[[], object]] = {
-        "rows": lambda: backend.run_layers(x[1:], stack, everything, kv, batch),
-        "width": lambda: backend.run_layers(x[:, :63].contiguous(), stack, everything, kv, batch),
-        "no tensor": lambda: backend.run_layers(None, stack, everything, kv, batch),  # type: ignore[arg-type]
-        "span": lambda: backend.run_layers(x, stack, range(1, 4), [*kv, kv[0]], batch),
-        "negative span": lambda: backend.run_layers(x, stack, range(-1, 1), kv, batch),
-        "empty span": lambda: backend.run_layers(x, stack, range(1, 1), kv, batch),
-        "steps": lambda: backend.run_layers(x, stack, range(0, 3, 2), kv, batch),
-        "caches": lambda: backend.run_layers(x, stack, everything, kv[:2], batch),
-        "cache dtype": lambda: bf16.run_layers(x, stack, everything, kv, batch),
-        "small cache": lambda: backend.run_layers(x, stack, everything, [LayerKV(c.k[:9], c.v[:9]) for c in kv], batch),
-        "slots": lambda: backend.run_layers(x, stack, everything, kv, replace(batch, slots=batch.slots - 1000)),
+        "rows": lambda: backend.run_layers(x[1:], stack, kv, batch),
+        "width": lambda: backend.run_layers(x[:, :63].contiguous(), stack, kv, batch),
+        "no tensor": lambda: backend.run_layers(None, stack, kv, batch),  # type: ignore[arg-type]
+        "fewer caches": lambda: backend.run_layers(x, stack, kv[:2], batch),
+        "more caches": lambda: backend.run_layers(x, stack, [*kv, kv[0]], batch),
+        "width of taps": lambda: backend.run_layers(x, stack, kv, batch, Taps((1,), torch.zeros(999, 65))),
+        "dtype of taps": lambda: backend.run_layers(x, stack, kv, batch, Taps((1,), torch.zeros(999, 64).bfloat16())),
+        "layer of taps": lambda: backend.run_layers(x, stack, kv, batch, Taps((4,), torch.zeros(999, 64))),
+        "order of taps": lambda: backend.run_layers(x, stack, kv, batch, Taps((2, 1), torch.zeros(999, 128))),
+        "few slots of taps": lambda: backend.run_layers(x, stack, kv, batch, Taps((1,), torch.zeros(9, 64))),
+        "cache dtype": lambda: bf16.run_layers(x, stack, kv, batch),
+        "small cache": lambda: backend.run_layers(x, stack, [LayerKV(c.k[:9], c.v[:9]) for c in kv], batch),
+        "slots": lambda: backend.run_layers(x, stack, kv, replace(batch, slots=batch.slots - 1000)),
     }
     for name, wrong in wrong_stacks.items():
         with pytest.raises(ValueError, match=r"\.$"):
-            backend.run_layers(x, wrong(), everything, kv, batch)
+            backend.run_layers(x, wrong(), kv, batch)
             pytest.fail(f"{name} was taken")
     for name, call in wrong_calls.items():
         with pytest.raises(ValueError, match=r"\.$"):
             call()
             pytest.fail(f"{name} was taken")
-    backend.run_layers(x, stack, everything, kv, batch)  # and what is right still runs
+    backend.run_layers(x, stack, kv, batch)  # and what is right still runs
 
 
 def test_descriptions_go_with_what_they_describe(decoder: Decoder) -> None:
     backend = NativeBackend("float32", 2)
     x, kv, batch = scene(decoder, backend)
     stack = replace(decoder._stack)
-    backend.run_layers(x, stack, range(3), kv, batch)
+    backend.run_layers(x, stack, kv, batch)
     assert len(backend._references) == 2 + len(kv)
     del stack, kv, batch
     gc.collect()

@@ -143,6 +143,9 @@ class AttentionShape:
     scale: float
     window: int  # sliding window in tokens, 0: unlimited
     norm_eps: float
+    first_key: int = (
+        0  # keys before this place of the sequence do not exist: an EAGLE head has none for its first token
+    )
 
 
 @dataclass(frozen=True)
@@ -169,6 +172,16 @@ class Stack:
     rope: Tensor  # [positions, 2, rotary_dim / 2]: cos, sin
     residual_multiplier: float
     norm_eps: float
+
+
+@dataclass(frozen=True, eq=False)
+class Taps:
+    """Where the residual stream goes that a run has after some layers: one row per slot, as many columns per layer as
+    the model is wide. Tap k is the stream after k layers: 0 is the embedding, and the last one has passed no norm
+    yet."""
+
+    layers: tuple[int, ...]  # ascending
+    cache: Tensor  # [slots, len(layers) * hidden] in the backend's KV dtype
 
 
 ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64)
@@ -226,11 +239,21 @@ class Backend(Protocol):
     def logits(self, x: Tensor, weight: Linear) -> Tensor:
         """The output head: [rows, inputs] -> float32 [rows, outputs]."""
 
+    def store(self, x: Tensor, cache: Tensor, column: int, slots: Tensor) -> None:
+        """x [rows, width] to cache[slots, column : column + width], in the cache's dtype. A row whose slot is -1 is
+        stored nowhere."""
+
     def run_layers(
-        self, x: Tensor, stack: Stack, span: range, kv: Items[LayerKV], batch: ForwardBatch
+        self,
+        x: Tensor,
+        stack: Stack,
+        kv: Items[LayerKV],
+        batch: ForwardBatch,
+        taps: Taps | None = None,
+        entry: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """x through the layers of `span`, whose caches are kv[span]: the bits of the function `run_layers`. Returns x
-        and its norm, by the weights that come next. May overwrite x."""
+        """x through all layers: the bits of the function `run_layers`. Returns x and its norm. May overwrite x. If
+        `entry` [rows, inputs] is given, q, k and v of the first layer read it instead of the normed x."""
 
     def prepare(self, batch: ForwardBatch, shape: AttentionShape) -> ForwardBatch:
         """The plan of one run through layers of this shape: the batch on this device, maybe with further rows that read
@@ -250,13 +273,19 @@ class Backend(Protocol):
 
 
 def run_layers(
-    backend: Backend, x: Tensor, stack: Stack, span: range, kv: Items[LayerKV], batch: ForwardBatch
+    backend: Backend,
+    x: Tensor,
+    stack: Stack,
+    kv: Items[LayerKV],
+    batch: ForwardBatch,
+    taps: Taps | None = None,
+    entry: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """What a layer is: the verb of this name, verb by verb. A backend may do the same in fewer calls."""
     layers, multiplier, eps = stack.layers, stack.residual_multiplier, stack.norm_eps
-    normed = backend.rms_norm(x, layers[span.start].input_norm, eps)
-    for index in span:
-        layer = layers[index]
+    store_tap(backend, taps, 0, x, batch)
+    normed = backend.rms_norm(x, layers[0].input_norm, eps) if entry is None else entry
+    for index, layer in enumerate(layers):
         qkv = backend.linear(normed, layer.qkv)
         q = backend.rope_and_store(qkv, layer.q_norm, layer.k_norm, stack.rope, kv[index], layer.shape, batch)
         attended = backend.linear(backend.attend(q, kv[index], layer.shape, batch), layer.output)
@@ -264,4 +293,11 @@ def run_layers(
         update = backend.linear(backend.gated(backend.linear(normed, layer.gate_up)), layer.down)
         next_norm = layers[index + 1].input_norm if index + 1 < len(layers) else stack.norm
         x, normed = backend.add_rms_norm(x, update, multiplier, next_norm, eps)
+        store_tap(backend, taps, index + 1, x, batch)
     return x, normed
+
+
+def store_tap(backend: Backend, taps: Taps | None, depth: int, x: Tensor, batch: ForwardBatch) -> None:
+    """Store the residual stream after `depth` layers, if it is tapped there."""
+    if taps is not None and depth in taps.layers:
+        backend.store(x, taps.cache, taps.layers.index(depth) * x.shape[1], batch.slots)

@@ -20,7 +20,7 @@ import triton  # type: ignore[import-not-found,unused-ignore]
 from torch import Tensor
 
 from foredraft.backends import cuda_linear, cuda_rows
-from foredraft.backends.base import AttentionShape, LayerKV, Linear, Stack, T, Weight
+from foredraft.backends.base import AttentionShape, LayerKV, Linear, Stack, T, Taps, Weight, store_tap
 from foredraft.backends.cuda_attention import attend_split, attend_whole
 from foredraft.backends.cuda_draws import Draws
 from foredraft.backends.cuda_pack import Packed, pack
@@ -107,17 +107,27 @@ class CudaBackend:
     def gated(self, gate_up: Tensor) -> Tensor:
         return cuda_rows.gated(gate_up[None], torch.float32)
 
+    def store(self, x: Tensor, cache: Tensor, column: int, slots: Tensor) -> None:
+        cuda_rows.store(x, cache, column, slots)
+
     def run_layers(
-        self, x: Tensor, stack: Stack, span: range, kv: Items[LayerKV], batch: ForwardBatch
+        self,
+        x: Tensor,
+        stack: Stack,
+        kv: Items[LayerKV],
+        batch: ForwardBatch,
+        taps: Taps | None = None,
+        entry: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """x is changed in place. What a linear layer reads is stored as it reads it; the last norm as the last layer's
         would be."""
         plan, of = _as_plan(batch), self._operand_dtype
         layers, multiplier, eps = stack.layers, stack.residual_multiplier, stack.norm_eps
-        first = layers[span.start]
-        normed = cuda_rows.add_norm(x, None, 1.0, first.input_norm, eps, of(first.qkv))
-        for index in span:
-            layer, cache = layers[index], kv[index]
+        store_tap(self, taps, 0, x, batch)
+        normed = entry
+        if normed is None:
+            normed = cuda_rows.add_norm(x, None, 1.0, layers[0].input_norm, eps, of(layers[0].qkv))
+        for index, (layer, cache) in enumerate(zip(layers, kv, strict=True)):
             qkv = cuda_linear.sums(normed, layer.qkv)
             q = cuda_rows.rope_and_store(
                 *(qkv, layer.q_norm, layer.k_norm, stack.rope, cache, layer.shape, plan.positions, plan.slots)
@@ -133,6 +143,7 @@ class CudaBackend:
             following = layers[index + 1] if index + 1 < len(layers) else None
             norm = stack.norm if following is None else following.input_norm
             normed = cuda_rows.add_norm(x, update, multiplier, norm, eps, of((following or layer).qkv))
+            store_tap(self, taps, index + 1, x, batch)
         return x, normed
 
     def _operand_dtype(self, weight: Linear) -> torch.dtype:

@@ -102,8 +102,9 @@ def _merge(highest, total, mixed, highest_b, total_b, mixed_b, ROWS: tl.constexp
 
 @triton.jit
 def _queries_of(
-    rows, groups, prefix_lens, path_lens, kv_head, WINDOW: tl.constexpr, GROUP: tl.constexpr, M: tl.constexpr
-):
+    rows, groups, prefix_lens, path_lens, kv_head,
+    WINDOW: tl.constexpr, FIRST: tl.constexpr, GROUP: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
     """What the queries of this program's group stand for. Of the group: its first place in `rows`, its number of rows.
     Of each query: which row of the group, whether it exists, its place in `rows`, row, head, prefix and path length,
     and the range of keys that it sees."""
@@ -119,7 +120,7 @@ def _queries_of(
     prefix = tl.load(prefix_lens + row, mask=exists, other=0)
     path = tl.load(path_lens + row, mask=exists, other=0)
     visible_to = prefix + path
-    visible_from = tl.maximum(visible_to - WINDOW, 0) if WINDOW else tl.zeros_like(visible_to)
+    visible_from = tl.maximum(visible_to - WINDOW, FIRST) if WINDOW else tl.zeros_like(visible_to) + FIRST
     return first, count, within, exists, place, row, head, prefix, path, visible_from, visible_to
 
 
@@ -136,14 +137,14 @@ def _split_kernel(
     q, k_cache, v_cache, highest_out, total_out, mixed_out,
     rows, groups, sequences, block_tables, prefix_lens, paths, path_lens, table_width, depth, block_size, blocks, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr,
-    BK: tl.constexpr, M: tl.constexpr, PDL: tl.constexpr,
+    FIRST: tl.constexpr, BK: tl.constexpr, M: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One block of keys for one group of rows. Where all of its rows have the same keys there, these are loaded once;
     where drafted tokens on different paths begin, every row loads its own."""
     kv_head, block = tl.program_id(1), tl.program_id(2)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     first, count, within, exists, place, row, head, prefix, path, visible_from, visible_to = _queries_of(
-        rows, groups, prefix_lens, path_lens, kv_head, WINDOW, GROUP, M
+        rows, groups, prefix_lens, path_lens, kv_head, WINDOW, FIRST, GROUP, M
     )
     start = block * BK
     end = tl.max(visible_to, 0)
@@ -153,7 +154,7 @@ def _split_kernel(
     common = tl.zeros((BK,), tl.int64)
     if seen & shared:
         some_row = tl.load(rows + first)
-        some_key = tl.where(key < end, key, 0)  # instead of keys that no row has
+        some_key = tl.where(key < end, tl.maximum(key, FIRST), FIRST)  # instead of keys that no row has
         sequence = tl.load(sequences + some_row)
         common = _slots_of(some_key, some_row, end, sequence, paths, depth, block_tables, table_width, block_size)
         LINE: tl.constexpr = 1024 // k_cache.dtype.element_ty.primitive_bitwidth
@@ -176,7 +177,8 @@ def _split_kernel(
         for index in range(0, count):
             its_row = tl.load(rows + first + index)
             its_prefix = tl.load(prefix_lens + its_row)
-            some_key = tl.where(key < its_prefix + tl.load(path_lens + its_row), key, 0)
+            its_end = its_prefix + tl.load(path_lens + its_row)
+            some_key = tl.where(key < its_end, tl.maximum(key, FIRST), FIRST)
             slot = _slots_of(
                 some_key, its_row, its_prefix, tl.load(sequences + its_row), paths, depth, block_tables, table_width,
                 block_size,
@@ -231,14 +233,14 @@ def _whole_kernel(
     q, k_cache, v_cache, out, rows, groups, sequences, block_tables, prefix_lens, path_lens, table_width, block_size,
     scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr,
-    BK: tl.constexpr, M: tl.constexpr, PDL: tl.constexpr,
+    FIRST: tl.constexpr, BK: tl.constexpr, M: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """All blocks of keys for one group of rows without paths."""
     begin(PDL)
     kv_head = tl.program_id(1)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     first, _, _, exists, _, row, head, _, _, visible_from, visible_to = _queries_of(
-        rows, groups, prefix_lens, path_lens, kv_head, WINDOW, GROUP, M
+        rows, groups, prefix_lens, path_lens, kv_head, WINDOW, FIRST, GROUP, M
     )
     end = tl.max(visible_to, 0)
     if end == 0:
@@ -250,7 +252,7 @@ def _whole_kernel(
     mixed = tl.zeros((M, D), tl.float32)
     for block in range(tl.min(tl.where(exists, visible_from, end), 0) // BK, tl.cdiv(end, BK)):
         key = block * BK + tl.arange(0, BK)
-        some_key = tl.where(key < end, key, 0)
+        some_key = tl.where(key < end, tl.maximum(key, FIRST), FIRST)
         slot = tl.load(table + some_key // block_size).to(tl.int64) * block_size + some_key % block_size
         highest_b, total_b, mixed_b = _partial(
             queries, k_cache, v_cache, slot, key, visible_from, visible_to, kv_head, scale,
@@ -290,6 +292,7 @@ def attend_split(q: Tensor, kv: LayerKV, shape: AttentionShape, view: KeyView, o
         HEAD_DIM=shape.head_dim,
         D=d,
         WINDOW=shape.window,
+        FIRST=shape.first_key,
         BK=KEY_BLOCK,
         M=_queries_together(shape, q.dtype, whole=False),
         num_warps=4,
@@ -320,6 +323,7 @@ def attend_whole(q: Tensor, kv: LayerKV, shape: AttentionShape, view: KeyView, o
         HEAD_DIM=shape.head_dim,
         D=d,
         WINDOW=shape.window,
+        FIRST=shape.first_key,
         BK=KEY_BLOCK,
         M=_queries_together(shape, q.dtype, whole=True),
         num_warps=4 if q.dtype is torch.float32 else 8,

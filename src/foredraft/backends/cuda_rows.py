@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, import-not-found, import-untyped"
-"""What happens to single rows on a GPU: embedding, norms, residual, rope and KV store, gated activation.
+"""What happens to single rows on a GPU: embedding, norms, residual, rope and KV store, taps, gated activation.
 
 Each row, or each part of it, has its own program, of the same shape however many rows there are, so its sums are always
 added in the same order. Those that follow a linear layer add up its segments' sums as they read them.
@@ -141,6 +141,18 @@ def _rope_kernel(
     tl.store(v_cache + v_places, own.to(v_cache.dtype.element_ty), mask=stored & is_v)
 
 
+@triton.jit
+def _store_kernel(x, cache, slots, stride, column, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    row = tl.program_id(0)
+    slot = tl.load(slots + row)
+    begin(PDL)
+    place = tl.arange(0, BLOCK)
+    inside = place < WIDTH
+    values = tl.load(x + row.to(tl.int64) * WIDTH + place, mask=inside, other=0.0)
+    target = cache + slot.to(tl.int64) * stride + column + place
+    tl.store(target, values.to(cache.dtype.element_ty), mask=inside & (slot >= 0))
+
+
 def add_norm(
     x: Tensor, sums: Tensor | None, multiplier: float, weight: Tensor, eps: float, dtype: torch.dtype
 ) -> Tensor:
@@ -158,6 +170,19 @@ def add_norm(
         **options(x.device),
     )
     return normed
+
+
+def store(x: Tensor, cache: Tensor, column: int, slots: Tensor) -> None:
+    """See Backend.store."""
+    rows, width = x.shape
+    block = triton.next_power_of_2(width)
+    _store_kernel[(rows,)](
+        *(x, cache, slots, cache.stride(0), column),
+        WIDTH=width,
+        BLOCK=block,
+        num_warps=min(8, max(1, block // 256)),
+        **options(x.device),
+    )
 
 
 def collect(sums: Tensor) -> Tensor:

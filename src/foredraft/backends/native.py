@@ -14,7 +14,7 @@ import hashlib
 import weakref
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
-from ctypes import Structure, addressof, byref, c_void_p
+from ctypes import Structure, addressof, byref, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import ROW_COUNTS, AttentionShape, LayerKV, Linear, Stack, T, Weight
-from foredraft.backends.native_layers import StackDescription, describe_shape, describe_stack
+from foredraft.backends.base import ROW_COUNTS, AttentionShape, LayerKV, Linear, Stack, T, Taps, Weight
+from foredraft.backends.native_layers import StackDescription, TapsDescription, describe_shape, describe_stack
 from foredraft.backends.native_library import (
     ERRORS,
     BatchDescription,
@@ -255,20 +255,34 @@ class NativeBackend:
             raise _refusal("attend", code)
         return out
 
+    def store(self, x: Tensor, cache: Tensor, column: int, slots: Tensor) -> None:
+        cache[:, column : column + x.shape[1]][slots] = x.to(cache.dtype)
+
     def run_layers(
-        self, x: Tensor, stack: Stack, span: range, kv: Items[LayerKV], batch: ForwardBatch
+        self,
+        x: Tensor,
+        stack: Stack,
+        kv: Items[LayerKV],
+        batch: ForwardBatch,
+        taps: Taps | None = None,
+        entry: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         rows, (_, width) = batch.num_rows, _matrix("x", x)
         target = _pointer("x", x, torch.float32, rows, width)
         description = self._reference(stack, _describe_stack)
-        if width != description._obj.width or span.step != 1 or span.stop > len(kv):
-            raise ValueError(f"x {list(x.shape)}, {span} and {len(kv)} caches do not fit the stack of layers.")
-        caches = [addressof(self._reference(kv[index], self._describe_kv)._obj) for index in span]
+        if width != description._obj.width or len(kv) != len(stack.layers):
+            raise ValueError(f"x {list(x.shape)} and {len(kv)} caches do not fit the stack of layers.")
+        caches = [addressof(self._reference(cache, self._describe_kv)._obj) for cache in kv]
+        if taps is not None and taps.cache.shape[1:] != (len(taps.layers) * width,):
+            raise ValueError(f"taps of {list(taps.cache.shape)} do not fit x {list(x.shape)}.")
+        inputs = stack.layers[0].qkv.inputs
         normed = torch.empty_like(x)
         if rows and (
             code := self._library.fd_run_layers(
-                *(description, span.start, span.stop, (c_void_p * len(caches))(*caches)),
-                *(self._reference(batch, _describe_batch), target, normed.data_ptr()),
+                *(description, (c_void_p * len(caches))(*caches), self._reference(batch, _describe_batch)),
+                None if taps is None else self._reference(taps, self._describe_taps),
+                None if entry is None else _pointer("entry", entry, torch.float32, rows, inputs),
+                *(target, normed.data_ptr()),
             )
         ):
             raise _refusal("run_layers", code)
@@ -298,6 +312,11 @@ class NativeBackend:
             raise ValueError("k must be [slots, kv_heads, head_dim].")
         k, v = (_pointer(name, side, self.kv_dtype, *kv.k.shape) for name, side in (("k", kv.k), ("v", kv.v)))
         return KVDescription(k, v, *kv.k.shape, self.kv_dtype is torch.bfloat16)
+
+    def _describe_taps(self, taps: Taps) -> TapsDescription:
+        data = _pointer("taps", taps.cache, self.kv_dtype, *_matrix("taps", taps.cache))
+        layers = (c_int64 * len(taps.layers))(*taps.layers)
+        return TapsDescription(data, layers, len(layers), len(taps.cache), self.kv_dtype is torch.bfloat16)
 
 
 def _describe_stack(stack: Stack) -> StackDescription:

@@ -7,7 +7,7 @@ checked by the kernel, in every call.
 from __future__ import annotations
 
 from collections.abc import Callable
-from ctypes import POINTER, Structure, addressof, c_float, c_int64, c_void_p
+from ctypes import POINTER, Structure, addressof, c_float, c_int32, c_int64, c_void_p
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ Pointer = Callable[..., int]  # name, tensor, dtype, *shape -> the address of a 
 
 class AttentionDescription(Structure):
     _fields_ = [
-        *((name, c_int64) for name in ("heads", "kv_heads", "head_dim", "rotary_dim", "window")),
+        *((name, c_int64) for name in ("heads", "kv_heads", "head_dim", "rotary_dim", "window", "first_key")),
         *((name, c_float) for name in ("scale", "norm_eps")),
     ]
 
@@ -49,9 +49,18 @@ class StackDescription(Structure):
     ]
 
 
+class TapsDescription(Structure):
+    _fields_ = [
+        ("data", c_void_p),
+        ("layers", POINTER(c_int64)),
+        *((name, c_int64) for name in ("count", "slots")),
+        ("is_bf16", c_int32),
+    ]
+
+
 def describe_shape(shape: AttentionShape) -> AttentionDescription:
     return AttentionDescription(
-        *(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.rotary_dim, shape.window),
+        *(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.rotary_dim, shape.window, shape.first_key),
         *(shape.scale, shape.norm_eps),
     )
 
@@ -60,7 +69,7 @@ def describe_stack(stack: Stack, pointer: Pointer) -> StackDescription:
     """`pointer` checks a tensor and gives its address. Raises ValueError for what no kernel should see."""
     if not stack.layers or stack.rope.dim() != 3:
         raise ValueError("A stack must have a layer, and its table of rotations three dimensions.")
-    width, (positions, _, half) = stack.layers[0].qkv.inputs, stack.rope.shape
+    width, (positions, _, half) = stack.layers[0].output.outputs, stack.rope.shape
 
     def vector(name: str, values: Tensor | None, length: int) -> int | None:
         return None if values is None else pointer(name, values, torch.float32, length)

@@ -7,7 +7,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 
-from foredraft.backends.native_layers import AttentionDescription, StackDescription
+from foredraft.backends.native_layers import AttentionDescription, StackDescription, TapsDescription
 from foredraft.kernels.build import sources_digest, usable_levels
 
 ERRORS = {
@@ -63,8 +63,8 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     ),
     "fd_attend": (c_void_p, POINTER(KVDescription), POINTER(AttentionDescription), POINTER(BatchDescription), c_void_p),
     "fd_run_layers": (
-        *(POINTER(StackDescription), c_int64, c_int64, POINTER(c_void_p)),
-        *(POINTER(BatchDescription), c_void_p, c_void_p),
+        *(POINTER(StackDescription), POINTER(c_void_p), POINTER(BatchDescription), POINTER(TapsDescription)),
+        *(c_void_p, c_void_p, c_void_p),
     ),
 }
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foredraft.backends.base import ROW_COUNTS, AttentionShape, LayerKV, Linear, Stack, T, Weight, run_layers
+from foredraft.backends.base import ROW_COUNTS, AttentionShape, LayerKV, Linear, Stack, T, Taps, Weight, run_layers
 from foredraft.batch import ForwardBatch
 from foredraft.sampling.draw import draw
 from foredraft.sampling.node_draws import LazyDraws, NodeDraw
@@ -98,10 +98,19 @@ class TorchBackend:
         gate, up = gate_up.chunk(2, dim=1)
         return functional.silu(gate.contiguous()) * up
 
+    def store(self, x: Tensor, cache: Tensor, column: int, slots: Tensor) -> None:
+        cache[:, column : column + x.shape[1]][slots] = x.to(cache.dtype)
+
     def run_layers(
-        self, x: Tensor, stack: Stack, span: range, kv: Items[LayerKV], batch: ForwardBatch
+        self,
+        x: Tensor,
+        stack: Stack,
+        kv: Items[LayerKV],
+        batch: ForwardBatch,
+        taps: Taps | None = None,
+        entry: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        return run_layers(self, x, stack, span, kv, batch)
+        return run_layers(self, x, stack, kv, batch, taps, entry)
 
     def prepare(self, batch: ForwardBatch, shape: AttentionShape) -> ForwardBatch:
         return batch if self.device.type == "cpu" else batch.to(self.device)
@@ -150,18 +159,18 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int) -> Tensor:
 def _attend_rows(q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch, rows: list[int]) -> Tensor:
     """Attention of a few rows, each over its own gathered keys. Every product has the shape of one row's key block, and
     the partial sums are added in text order; a block that is masked whole adds exact zeros."""
-    positions = batch.positions[rows]
-    count, kv_heads, head_dim = len(positions), shape.num_kv_heads, shape.head_dim
+    counts = batch.key_counts[rows]
+    count, kv_heads, head_dim = len(rows), shape.num_kv_heads, shape.head_dim
     queries = q[rows].float().view(count, kv_heads, -1, head_dim)  # [rows, kv_heads, group, head_dim]
-    blocks = -(-(int(positions.max()) + 1) // KEY_BLOCK)
+    blocks = -(-int(counts.max()) // KEY_BLOCK)
     slots = functional.pad(batch.key_slots[rows], (0, max(0, blocks * KEY_BLOCK - batch.max_keys)))[
         :, : blocks * KEY_BLOCK
     ]
     order = torch.arange(blocks * KEY_BLOCK, device=q.device)[None, :]
-    slots = torch.where(order <= positions[:, None], slots, slots[:, :1])  # padding reads the row's own first key
-    hidden = order > positions[:, None]
+    hidden = (order >= counts[:, None]) | (order < shape.first_key)
+    slots = torch.where(hidden, slots[:, shape.first_key, None], slots)  # instead of no key, the row's own first one
     if shape.window:
-        hidden = hidden | (order <= positions[:, None] - shape.window)
+        hidden = hidden | (order < counts[:, None] - shape.window)
 
     def gathered(cache: Tensor, block: int) -> Tensor:
         """[rows, kv_heads, KEY_BLOCK, head_dim]"""

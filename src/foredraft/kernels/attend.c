@@ -44,8 +44,8 @@ static int64_t end_key(const attend_job *job, int64_t row) {
 }
 
 static int64_t first_key(const attend_job *job, int64_t row) {
-    int64_t window = job->shape->window;
-    return window > 0 ? max64(0, end_key(job, row) - window) : 0;
+    int64_t window = job->shape->window, first = job->shape->first_key;
+    return window > 0 ? max64(first, end_key(job, row) - window) : first;
 }
 
 /* What a worker needs at hand; the float arrays lie one after another in its scratch. */
@@ -266,12 +266,12 @@ static int check(const float *q, const fd_kv *kv, const fd_attention *shape, con
     if (shape->heads < 1 || shape->kv_heads < 1 || shape->heads % shape->kv_heads || shape->head_dim < 1)
         return FD_SHAPE;
     if (kv->kv_heads != shape->kv_heads || kv->head_dim != shape->head_dim) return FD_SHAPE;
-    if (batch->rows < 0 || batch->depth < 0 || batch->table_width < 1 || batch->block_size < 1) return FD_SHAPE;
+    if (shape->first_key < 0 || batch->rows < 0 || batch->depth < 0 || batch->table_width < 1 || batch->block_size < 1) return FD_SHAPE;
     for (int64_t row = 0; row < batch->rows; row++) {
         if (batch->sequences[row] < 0 || batch->sequences[row] >= batch->num_sequences) return FD_RANGE;
         if (batch->prefix_lens[row] < 0 || batch->path_lens[row] < 0 || batch->path_lens[row] > batch->depth)
             return FD_RANGE;
-        if (batch->prefix_lens[row] + batch->path_lens[row] < 1) return FD_RANGE;
+        if (batch->prefix_lens[row] + batch->path_lens[row] <= shape->first_key) return FD_RANGE;
     }
     return FD_OK;
 }

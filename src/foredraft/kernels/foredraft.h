@@ -55,7 +55,7 @@ typedef struct {
 } fd_kv;
 
 typedef struct {
-    int64_t heads, kv_heads, head_dim, rotary_dim, window;
+    int64_t heads, kv_heads, head_dim, rotary_dim, window, first_key;
     float scale, norm_eps;
 } fd_attention;
 
@@ -81,6 +81,14 @@ typedef struct {
     int64_t count, width, rope_positions, rotary_dim;
     float multiplier, eps; /* of the residual stream, and of the norms */
 } fd_stack;
+
+/* Where the residual stream goes after some layers: [slots, count * width], float32 or bfloat16, layers ascending. */
+typedef struct {
+    void *data;
+    const int64_t *layers; /* [count], the number of layers that the rows have gone through */
+    int64_t count, slots;
+    int32_t is_bf16;
+} fd_taps;
 
 /* The digest of the sources that the library was built from; it fits to nothing else. */
 const char *fd_sources(void);
@@ -112,10 +120,11 @@ int fd_rope_and_store(const float *qkv, const float *q_norm, const float *k_norm
                       float *q);
 int fd_attend(const float *q, const fd_kv *kv, const fd_attention *shape, const fd_batch *batch, float *out);
 
-/* x [rows, width] through the layers first .. end-1, in place; normed: x after the norm that comes next. kv has one
- * cache for each of these layers. An error may leave some layers' rows written. */
-int fd_run_layers(const fd_stack *stack, int64_t first, int64_t end, const fd_kv *const *kv, const fd_batch *batch,
-                  float *x, float *normed);
+/* x [rows, width] through all layers, in place; normed: x after the stack's norm. kv has one cache for each layer. The
+ * first layer's q, k and v read `entry` [rows, their inputs], or where that is NULL the normed x. taps may be NULL. An
+ * error may leave some layers' rows written. */
+int fd_run_layers(const fd_stack *stack, const fd_kv *const *kv, const fd_batch *batch, const fd_taps *taps,
+                  const float *entry, float *x, float *normed);
 
 /* The token with the largest logit + temperature * gumbel(key, token) of those whose logit reaches the floor, the
  * lowest of equals; -1 where none does. */

@@ -1,5 +1,6 @@
 /* run_layers: the verbs of many layers in one call, in the order of run_layers in backends/base.py. */
 #include "foredraft.h"
+#include "simd.h"
 
 #include <stdlib.h>
 
@@ -27,13 +28,14 @@ static int check_projection(const fd_projection *projection, int64_t outputs, in
     return outputs ? FD_SHAPE : FD_OK;
 }
 
-static int check_layer(const fd_stack *stack, const fd_layer *layer) {
+/* `inputs` is what q, k and v read. */
+static int check_layer(const fd_stack *stack, const fd_layer *layer, int64_t inputs) {
     const fd_attention *shape = &layer->shape;
     if (!layer->input_norm || !layer->post_norm) return FD_NULL;
     if (shape->heads < 1 || shape->kv_heads < 1 || shape->head_dim < 1) return FD_SHAPE;
     if (shape->rotary_dim && shape->rotary_dim != stack->rotary_dim) return FD_SHAPE;
     int64_t width = stack->width, inner = layer->down.inputs;
-    int error = check_projection(&layer->qkv, q_width(layer) + 2 * shape->kv_heads * shape->head_dim, width);
+    int error = check_projection(&layer->qkv, q_width(layer) + 2 * shape->kv_heads * shape->head_dim, inputs);
     if (!error) error = check_projection(&layer->output, width, q_width(layer));
     if (!error) error = check_projection(&layer->gate_up, 2 * inner, width);
     return error ? error : check_projection(&layer->down, width, inner);
@@ -51,11 +53,36 @@ static int project(const fd_projection *projection, const float *x, int64_t rows
     return FD_OK;
 }
 
-/* `normed` is x after the layer's first norm; it leaves as x after `next_norm`. */
+/* Whether every row has a place in the taps, and their layers are in order. */
+static int check_taps(const fd_stack *stack, const fd_taps *taps, const fd_batch *batch) {
+    if (!taps->data || !taps->layers || !batch->slots) return FD_NULL;
+    if (taps->count < 1) return FD_SHAPE;
+    for (int64_t i = 0; i < taps->count; i++)
+        if (taps->layers[i] < (i ? taps->layers[i - 1] + 1 : 0) || taps->layers[i] > stack->count) return FD_RANGE;
+    for (int64_t row = 0; row < batch->rows; row++)
+        if (batch->slots[row] < 0 || batch->slots[row] >= taps->slots) return FD_RANGE;
+    return FD_OK;
+}
+
+/* Copies x to the taps if they want it after `depth` layers. */
+static void tap(const fd_taps *taps, int64_t depth, const float *x, int64_t width, const fd_batch *batch) {
+    int64_t column = 0;
+    while (column < taps->count && taps->layers[column] != depth) column++;
+    if (column == taps->count) return;
+    for (int64_t row = 0; row < batch->rows; row++, x += width) {
+        int64_t at = (batch->slots[row] * taps->count + column) * width;
+        if (taps->is_bf16)
+            for (int64_t i = 0; i < width; i++) ((uint16_t *)taps->data)[at + i] = round_bf16(x[i]);
+        else memcpy((float *)taps->data + at, x, 4 * (size_t)width);
+    }
+}
+
+/* q, k and v read `entry`, which is x after the layer's first norm but for some first layers; `normed` leaves as x after
+ * `next_norm`. */
 static int run_layer(const fd_stack *stack, const fd_layer *layer, const float *next_norm, const fd_kv *kv,
-                     const fd_batch *batch, const buffers *to, float *x, float *normed) {
+                     const fd_batch *batch, const buffers *to, const float *entry, float *x, float *normed) {
     int64_t rows = batch->rows, width = stack->width;
-    int error = project(&layer->qkv, normed, rows, to->wide);
+    int error = project(&layer->qkv, entry, rows, to->wide);
     if (!error)
         error = fd_rope_and_store(to->wide, layer->q_norm, layer->k_norm, stack->rope, stack->rope_positions, kv,
                                   &layer->shape, batch, to->narrow);
@@ -70,14 +97,15 @@ static int run_layer(const fd_stack *stack, const fd_layer *layer, const float *
     return error;
 }
 
-int fd_run_layers(const fd_stack *stack, int64_t first, int64_t end, const fd_kv *const *kv, const fd_batch *batch,
-                  float *x, float *normed) {
+int fd_run_layers(const fd_stack *stack, const fd_kv *const *kv, const fd_batch *batch, const fd_taps *taps,
+                  const float *entry, float *x, float *normed) {
     if (!stack || !stack->layers || !stack->norm || !kv || !batch || !x || !normed) return FD_NULL;
-    if (first < 0 || first >= end || end > stack->count || stack->width < 1 || batch->rows < 0) return FD_SHAPE;
+    if (stack->count < 1 || stack->width < 1 || batch->rows < 0) return FD_SHAPE;
     int64_t wide = 0, narrow = 0, attended = 0;
-    for (int64_t i = first; i < end; i++) {
+    for (int64_t i = 0; i < stack->count; i++) {
         const fd_layer *layer = &stack->layers[i];
-        int error = kv[i - first] ? check_layer(stack, layer) : FD_NULL;
+        int64_t inputs = i == 0 && entry ? layer->qkv.inputs : stack->width;
+        int error = kv[i] ? check_layer(stack, layer, inputs) : FD_NULL;
         if (error) return error;
         wide = max64(wide, max64(layer->qkv.outputs, layer->gate_up.outputs));
         narrow = max64(narrow, max64(q_width(layer), layer->down.inputs));
@@ -85,16 +113,23 @@ int fd_run_layers(const fd_stack *stack, int64_t first, int64_t end, const fd_kv
     }
     int64_t rows = batch->rows;
     if (rows == 0) return FD_OK;
+    int error = taps ? check_taps(stack, taps, batch) : FD_OK;
+    if (error) return error;
     size_t bytes = 4 * (size_t)(rows * (wide + narrow + attended + stack->width));
     float *memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
     if (!memory) return FD_NO_MEMORY;
     buffers to = {memory, memory + rows * wide, memory + rows * (wide + narrow),
                   memory + rows * (wide + narrow + attended)};
 
-    int error = fd_rms_norm(x, stack->layers[first].input_norm, stack->eps, rows, stack->width, normed);
-    for (int64_t i = first; i < end && !error; i++) {
+    if (taps) tap(taps, 0, x, stack->width, batch);
+    if (!entry) {
+        error = fd_rms_norm(x, stack->layers[0].input_norm, stack->eps, rows, stack->width, normed);
+        entry = normed;
+    }
+    for (int64_t i = 0; i < stack->count && !error; i++, entry = normed) {
         const float *next_norm = i + 1 < stack->count ? stack->layers[i + 1].input_norm : stack->norm;
-        error = run_layer(stack, &stack->layers[i], next_norm, kv[i - first], batch, &to, x, normed);
+        error = run_layer(stack, &stack->layers[i], next_norm, kv[i], batch, &to, entry, x, normed);
+        if (taps && !error) tap(taps, i + 1, x, stack->width, batch);
     }
     free(memory);
     return error;

@@ -66,9 +66,10 @@ static void rope_row(void *context, int64_t row, int worker) {
 int fd_rope_and_store(const float *qkv, const float *q_norm, const float *k_norm, const float *rope,
                       int64_t rope_positions, const fd_kv *kv, const fd_attention *shape, const fd_batch *batch,
                       float *q) {
-    if (!qkv || !kv || !kv->k || !kv->v || !shape || !batch || !batch->positions || !batch->slots || !q) return FD_NULL;
+    if (!qkv || !kv || !kv->k || !kv->v || !shape || !batch || !batch->positions || !batch->slots) return FD_NULL;
+    if (shape->heads && !q) return FD_NULL;
     if (shape->rotary_dim && !rope) return FD_NULL;
-    if (shape->heads < 1 || shape->kv_heads < 1 || shape->head_dim < 1 || batch->rows < 0) return FD_SHAPE;
+    if (shape->heads < 0 || shape->kv_heads < 1 || shape->head_dim < 1 || batch->rows < 0) return FD_SHAPE;
     if (kv->kv_heads != shape->kv_heads || kv->head_dim != shape->head_dim) return FD_SHAPE;
     if (shape->rotary_dim < 0 || shape->rotary_dim % 2 || shape->rotary_dim > shape->head_dim) return FD_SHAPE;
     for (int64_t row = 0; row < batch->rows; row++) {

@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import AttentionShape, Backend, Layer, LayerKV, Linear, Stack, Weight, join
+from foredraft.backends.base import AttentionShape, Backend, Layer, LayerKV, Linear, Stack, Taps, Weight, join
 from foredraft.batch import ForwardBatch
 from foredraft.config import ModelConfig
 from foredraft.models.checkpoint import Checkpoint
@@ -33,21 +33,13 @@ class Decoder:
     head: Linear
     rope: Tensor  # [positions, 2, rotary_dim / 2]: cos, sin
 
-    def run(
-        self, batch: ForwardBatch, kv: list[LayerKV], backend: Backend, taps: frozenset[int] = frozenset()
-    ) -> Hidden:
-        """All rows through all layers. `taps` asks for the residual stream after those layers."""
+    def run(self, batch: ForwardBatch, kv: list[LayerKV], backend: Backend, taps: Taps | None = None) -> Tensor:
+        """All rows through all layers and the final norm. The residual streams that are tapped are written on the
+        way."""
         x = backend.embed(batch.token_ids, self.embedding)
         if self.config.embedding_multiplier != 1:
             x = x * self.config.embedding_multiplier
-        tapped: dict[int, Tensor] = {}
-        start, last = 0, len(self.layers) - 1
-        for index in [*(index for index in range(last) if index in taps), last]:
-            x, normed = backend.run_layers(x, self._stack, range(start, index + 1), kv, batch)
-            start = index + 1
-            if index in taps:
-                tapped[index] = x.clone()
-        return Hidden(normed, tapped)
+        return backend.run_layers(x, self._stack, kv, batch, taps)[1]
 
     @cached_property
     def _stack(self) -> Stack:
@@ -64,14 +56,6 @@ class Decoder:
         """Float32 logits [rows, vocab] of rows that have gone through `run`."""
         logits = backend.logits(normed, self.head)
         return logits if self.config.logits_divisor == 1 else logits / self.config.logits_divisor
-
-
-@dataclass(frozen=True)
-class Hidden:
-    """What a run leaves: the rows after the final norm, and the residual streams that were tapped."""
-
-    normed: Tensor
-    taps: dict[int, Tensor]
 
 
 def load_decoder(

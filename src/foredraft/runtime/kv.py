@@ -1,42 +1,63 @@
-"""The tensors behind the block table, in layer groups: the target's layers and each proposer's own share one table."""
+"""The tensors behind the block table, in groups: the target's layers, its taps and each proposer's own layers share one
+table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from foredraft.backends.base import Backend, LayerKV
+from foredraft.backends.base import Backend, LayerKV, Taps
 from foredraft.config import ModelConfig
 from foredraft.types import Stop, Verdict, Work
 
 TARGET_GROUP = "target"
+TAPS_GROUP = "taps"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tensors of one owner, whose first dimension is the slot. Those of a group that follows the target are moved with
+    the target's accepted tokens. Any other group is its proposer's own scratch behind the committed tokens."""
+
+    tensors: tuple[Tensor, ...]
+    follows_target: bool
 
 
 class KVCache:
-    """K and V of every layer group, one slot per token of every block. Memory is touched only where tokens are
-    written."""
+    """All groups, one slot per token of every block. Memory is touched only where tokens are written."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.groups: dict[str, list[LayerKV]] = {}
+        self.groups: dict[str, Group] = {}
 
-    def add_group(self, name: str, config: ModelConfig, backend: Backend) -> list[LayerKV]:
-        """Make the layers of a model part of the cache."""
-        shape = (self.num_blocks * self.block_size, config.num_kv_heads, config.head_dim)
+    def add_group(self, name: str, config: ModelConfig, backend: Backend, scratch_blocks: int = 0) -> list[LayerKV]:
+        """Make the layers of a model part of the cache. Its scratch blocks come behind the blocks of the pool; no
+        sequence holds them."""
+        slots = (self.num_blocks + scratch_blocks) * self.block_size
+        shape = (slots, config.num_kv_heads, config.head_dim)
 
-        def slots() -> torch.Tensor:
+        def side() -> Tensor:
             return torch.empty(shape, dtype=backend.kv_dtype, device=backend.device)
 
-        self.groups[name] = [LayerKV(slots(), slots()) for _ in range(config.num_layers)]
-        return self.groups[name]
+        layers = [LayerKV(side(), side()) for _ in range(config.num_layers)]
+        tensors = tuple(tensor for layer in layers for tensor in (layer.k, layer.v))
+        self.groups[name] = Group(tensors, follows_target=name == TARGET_GROUP)
+        return layers
+
+    def add_taps(self, layers: tuple[int, ...], hidden_size: int, backend: Backend) -> Taps:
+        """Make the residual streams after some of the target's layers part of the cache."""
+        shape = (self.num_blocks * self.block_size, len(layers) * hidden_size)
+        cache = torch.empty(shape, dtype=backend.kv_dtype, device=backend.device)
+        self.groups[TAPS_GROUP] = Group((cache,), follows_target=True)
+        return Taps(layers, cache)
 
     def keep(self, works: Items[Work], verdicts: Items[Verdict], stops: Items[Stop]) -> None:
-        """Move the accepted nodes' K and V to the slots of the committed tokens. Chains are there already.
-
-        This concerns the target's layers: behind the committed tokens, every other group is its proposer's own scratch.
-        """
+        """Move what belongs to the accepted nodes to the slots of the committed tokens, in all groups that follow the
+        target. Chains are there already."""
         moves: list[tuple[int, int]] = []
         for work, verdict, stop in zip(works, verdicts, stops, strict=True):
             if not verdict.path:
@@ -47,11 +68,10 @@ class KVCache:
                     moves.append((self._slot(work, first + node), self._slot(work, first + depth)))
         if not moves:
             return
-        layers = self.groups[TARGET_GROUP]
-        sources, targets = (torch.tensor(side, device=layers[0].k.device) for side in zip(*moves, strict=True))
-        for layer in layers:
-            layer.k[targets] = layer.k[sources]
-            layer.v[targets] = layer.v[sources]
+        tensors = [tensor for group in self.groups.values() if group.follows_target for tensor in group.tensors]
+        sources, targets = (torch.tensor(side, device=tensors[0].device) for side in zip(*moves, strict=True))
+        for tensor in tensors:
+            tensor[targets] = tensor[sources]
 
     def _slot(self, work: Work, offset: int) -> int:
         return work.sequence.block_table[offset // self.block_size] * self.block_size + offset % self.block_size

@@ -1,5 +1,5 @@
-"""A model with its KV layers: `forward` turns a packed batch into logits and taps. Target and draft model are two
-of these."""
+"""A model with its KV layers: `forward` turns a packed batch into logits, and writes the taps on the way. Target and
+draft model are two of these."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import Backend, LayerKV
+from foredraft.backends.base import Backend, LayerKV, Taps
 from foredraft.batch import ForwardBatch
 from foredraft.models.decoder import Decoder
 from foredraft.params import SamplingParams
@@ -19,15 +19,13 @@ from foredraft.types import NO_DRAFT, Sequence
 @dataclass(frozen=True)
 class ForwardOutput:
     logits: Tensor  # [wanted rows, vocab] float32
-    taps: dict[int, Tensor]  # layer -> [rows, hidden]
 
 
 class Runner:
-    """Weights, their place in the KV cache, and the layers that somebody wants to see."""
+    """Weights, their place in the KV cache, and where the residual streams go that heads read. Every run writes them,
+    so whatever of the target's K and V is valid has valid taps."""
 
-    def __init__(
-        self, decoder: Decoder, backend: Backend, kv: list[LayerKV], taps: frozenset[int] = frozenset()
-    ) -> None:
+    def __init__(self, decoder: Decoder, backend: Backend, kv: list[LayerKV], taps: Taps | None = None) -> None:
         self.decoder = decoder
         self.backend = backend
         self.kv = kv
@@ -42,7 +40,7 @@ class Runner:
         if plan.num_rows == batch.num_rows and plan.num_logits == batch.num_logits:
             return output
         wanted = slice(batch.num_rows) if batch.logit_rows is None else batch.logit_rows.to(plan.positions.device)
-        return ForwardOutput(output.logits[wanted], {tap: rows[: batch.num_rows] for tap, rows in output.taps.items()})
+        return ForwardOutput(output.logits[wanted])
 
     @torch.inference_mode()
     def warm(self, block_size: int, max_keys: int) -> None:
@@ -55,6 +53,6 @@ class Runner:
             self.backend.sample(logits, [NodeDraw(row, nobody, NO_DRAFT, -1, 0) for row in range(len(logits))])
 
     def _compute(self, plan: ForwardBatch) -> ForwardOutput:
-        hidden = self.decoder.run(plan, self.kv, self.backend, self.taps)
-        wanted = hidden.normed if plan.logit_rows is None else hidden.normed[plan.logit_rows]
-        return ForwardOutput(self.decoder.logits(wanted, self.backend), hidden.taps)
+        normed = self.decoder.run(plan, self.kv, self.backend, self.taps)
+        wanted = normed if plan.logit_rows is None else normed[plan.logit_rows]
+        return ForwardOutput(self.decoder.logits(wanted, self.backend))
