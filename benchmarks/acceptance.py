@@ -58,7 +58,7 @@ def overlaps(llm: LLM, output: RequestOutput) -> Tensor:
     (proposer,) = llm.engine.speculation.assignments.proposers.values()
     assert isinstance(proposer, ModelDrafter)
     tokens = [*output.prompt_token_ids, *output.token_ids[:-1]]
-    p, q = (_probabilities(llm, runner, tokens) for runner in (llm.engine.runner, proposer.model.runner))
+    p, q = (_probabilities(llm, runner, tokens) for runner in (llm.engine.runner, proposer.runner.runner))
     first = len(output.prompt_token_ids) - 1
     width = min(p.shape[1], q.shape[1])
     return torch.minimum(p[first:, :width], q[first:, :width]).sum(-1)

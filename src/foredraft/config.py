@@ -100,6 +100,7 @@ class EngineConfig:
     prefix_caching: bool = True
     prefix_salt: str = ""
     threads: int | None = None
+    head: str | None = "auto"  # trained heads: those that come with Foredraft, None, or where they are
 
     def __post_init__(self) -> None:
         if self.dtype not in ("auto", *DTYPES):
@@ -120,6 +121,8 @@ class EngineConfig:
                 raise InvalidParameter(f"{name}={getattr(self, name)!r} must be True or False.")
         if not isinstance(self.device, str):
             raise InvalidParameter(f"device={self.device!r} must be a text: auto, cpu or cuda.")
+        if self.head is not None and not (isinstance(self.head, str) and self.head):
+            raise InvalidParameter(f"head={self.head!r} must be auto, None, a folder or a hub id.")
         if not isinstance(self.prefix_salt, str):
             raise InvalidParameter(f"prefix_salt={self.prefix_salt!r} must be a text.")
         if self.rows_per_step < self.max_num_seqs:

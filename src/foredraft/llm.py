@@ -31,19 +31,21 @@ class LLM:
         model: str = "smollm2-135m",
         *,
         spec: str = "auto",
+        head: str | None = "auto",
         progress: Progress | None = None,
         **options: Any,
     ) -> None:
         """`model` is a catalogue name, a GGUF file, a safetensors folder or a hub id; `options` are the fields of
         EngineConfig: dtype, device, exact, max_num_seqs, kv_cache_tokens, max_model_len and so on. None is the default
-        of each."""
+        of each. `head` names trained heads: "auto" those that come with Foredraft for this model, None none, a folder
+        or hub id others."""
         known = EngineConfig.__dataclass_fields__
         for name in options:
             if name not in known:
                 raise InvalidParameter(f"LLM has no option {name!r}; it has {', '.join(known)}.")
         self.spec = spec
         given = {name: value for name, value in options.items() if value is not None}
-        loaded = load_model(model, EngineConfig(**given), parse_spec(spec), progress)
+        loaded = load_model(model, EngineConfig(**given, head=head), parse_spec(spec), progress)
         self.engine = loaded.engine
         self.tokenizer = loaded.tokenizer
         self.model_config = loaded.config

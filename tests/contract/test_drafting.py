@@ -90,13 +90,13 @@ def count_rows(llm: LLM, spec: str) -> Any:
     llm.engine.speculation.prepare(parse_spec(spec))
     proposer = llm.engine.speculation.assignments.proposers[str(parse_spec(spec).choices[0])]
     assert isinstance(proposer, ModelDrafter)
-    forward, seen = proposer.model.runner.forward, [0]
+    forward, seen = proposer.runner.runner.forward, [0]
 
     def counting(batch: Any) -> Any:
         seen[0] += batch.num_rows
         return forward(batch)
 
-    proposer.model.runner.forward = counting  # type: ignore[method-assign]
+    proposer.runner.runner.forward = counting  # type: ignore[method-assign]
 
     def since() -> int:
         rows, seen[0] = seen[0], 0
@@ -107,7 +107,7 @@ def count_rows(llm: LLM, spec: str) -> Any:
 
 def test_a_long_text_is_caught_up_with_in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM(str(folder))
-    monkeypatch.setattr("foredraft.proposers.drafting._CATCH_UP", 100)
+    monkeypatch.setattr("foredraft.proposers.tree_drafter.CATCH_UP", 100)
     proposer = llm.engine.speculation.assignments.make_proposer(ProposerChoice("draft_model", {"model": str(folder)}))
     text = make_sequence(llm, [(5 * place) % VOCAB for place in range(250)])
     sizes = [len(proposer.propose([text], [4])[0]) for _ in range(4)]

@@ -7,12 +7,14 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence as Items
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from foredraft.batch import pack
 from foredraft.errors import InvalidSpec
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
@@ -20,12 +22,14 @@ from foredraft.proposers.base import Proposer
 from foredraft.proposers.merge import merge
 from foredraft.proposers.registry import ProposerChoice, parse_spec, proposer_names
 from foredraft.proposers.suffix import Suffix, SuffixOptions
-from foredraft.types import Commit, Draft, Sequence
+from foredraft.types import Commit, Draft, Sequence, Work
 from tests.grammars import record
 from tests.steady_controller import SteadyController
+from tests.tiny_heads import KINDS, save_heads
 from tests.tiny_models import VOCAB, random_model, save_model
 
 ALL = proposer_names()
+HEADS = [name for name in KINDS if name in ALL]
 PAIRS = [f"{one}+{other}" for i, one in enumerate(ALL) for other in ALL[i + 1 :]]
 
 
@@ -61,17 +65,31 @@ class Forcing:
         return False
 
 
+@pytest.fixture(scope="module")
+def heads(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Trained heads of every kind, but for the training."""
+    return str(save_heads(folder, tmp_path_factory.mktemp("heads")))
+
+
 class Bench:
     """A target to guess for, and sequences that have slots for their tokens and a draft."""
 
-    def __init__(self, folder: Path, sibling: Path) -> None:
-        self.engine = LLM(str(folder)).engine
+    def __init__(self, folder: Path, sibling: Path, heads: str) -> None:
+        self.engine = LLM(str(folder), head=heads).engine
         self.needed = {"draft_model": {"model": str(sibling)}}
         self.next_id = 0
 
     def proposer(self, name: str) -> Proposer:
         """A new one, that knows nothing yet."""
         return self.engine.speculation.assignments.make_proposer(ProposerChoice(name, self.needed.get(name, {})))
+
+    def propose(self, proposer: Proposer, sequences: list[Sequence], budgets: list[int]) -> list[Draft]:
+        """Drafts for sequences of which the target has run all tokens but the last, as it has in a step."""
+        works = [Work(replace(one, num_computed_tokens=0), one.num_tokens - 1) for one in sequences]
+        self.engine.runner.forward(pack(works, self.engine.kv.block_size))
+        for one in sequences:
+            one.num_computed_tokens = one.num_tokens - 1
+        return proposer.propose(sequences, budgets)
 
     def sequence(self, tokens: list[int], **fields: Any) -> Sequence:
         self.next_id += 1
@@ -84,8 +102,8 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def bench(folder: Path, sibling: Path) -> Bench:
-    return Bench(folder, sibling)
+def bench(folder: Path, sibling: Path, heads: str) -> Bench:
+    return Bench(folder, sibling, heads)
 
 
 def text(seed: int, length: int) -> list[int]:
@@ -105,7 +123,7 @@ def test_budgets_are_kept_and_drafts_are_trees(bench: Bench, name: str) -> None:
     for seed in range(15):
         live = bench.sequence(text(seed, 60))
         for budget in (0, 1, 3, 100):
-            (draft,) = proposer.propose([live], [budget])
+            (draft,) = bench.propose(proposer, [live], [budget])
             assert len(draft) <= min(budget, proposer.num_lookahead_tokens)
             assert all(parent < node for node, parent in enumerate(draft.parents))
             assert all(0 < score <= 1 for score in draft.scores)
@@ -127,13 +145,13 @@ def test_state_is_a_function_of_the_committed_tokens(bench: Bench, name: str) ->
     late.seed = live.seed
     for end in range(10, 40):
         live.token_ids = tokens[:end]
-        (draft,) = grown.propose([live], [16])
+        (draft,) = bench.propose(grown, [live], [16])
         if end % 7 == 0:
             late.token_ids = tokens[:end]
-            assert [draft] == lazy.propose([late], [16])
+            assert [draft] == bench.propose(lazy, [late], [16])
             other = bench.sequence(tokens[:end])
             other.seed = live.seed
-            assert [draft] == bench.proposer(name).propose([other], [16])
+            assert [draft] == bench.propose(bench.proposer(name), [other], [16])
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -143,28 +161,30 @@ def test_state_after_tokens_are_taken_back_is_that_of_a_fresh_one(bench: Bench, 
     live = bench.sequence(committed)
     for turn, taken_back in enumerate((5, 1, 12, 30)):
         live.token_ids = [*committed, *text(50 + turn, taken_back)]
-        proposer.propose([live], [16])
+        bench.propose(proposer, [live], [16])
         committed = [*committed, *text(70 + turn, 4)]
         live.token_ids = committed
         fresh = bench.sequence(committed)
         fresh.seed = live.seed
-        assert proposer.propose([live], [16]) == bench.proposer(name).propose([fresh], [16])
+        drafts = bench.propose(proposer, [live], [16])
+        assert drafts == bench.propose(bench.proposer(name), [fresh], [16])
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_sequences_do_not_mix_and_release_leaves_nothing(bench: Bench, name: str) -> None:
     proposer = bench.proposer(name)
     texts = [bench.sequence(text(seed, 50), temperature=0.7) for seed in range(4)]
-    together = proposer.propose(texts, [8] * 4)
+    together = bench.propose(proposer, texts, [8] * 4)
     for one, draft in zip(texts, together, strict=True):
-        assert bench.proposer(name).propose([one], [8]) == [draft]
+        assert bench.propose(bench.proposer(name), [one], [8]) == [draft]
     proposer.release([one.id for one in texts])
     proposer.release([77_777])  # unknown: nothing happens
     texts[0].token_ids = text(40, 50)  # another text under the id of one that is gone
-    assert proposer.propose([texts[0]], [8]) == bench.proposer(name).propose([texts[0]], [8])
+    again = bench.propose(proposer, [texts[0]], [8])
+    assert again == bench.propose(bench.proposer(name), [texts[0]], [8])
 
 
-@pytest.mark.parametrize("name", ["draft_model", "quantised", "early_exit"])
+@pytest.mark.parametrize("name", ["draft_model", "quantised", "early_exit", *HEADS])
 def test_sampled_drafts_come_from_the_distribution_that_they_state(bench: Bench, name: str) -> None:
     """First guesses over many seeds against the stated q: a G-test that passes, and fails against another q."""
     proposer, draws = bench.proposer(name), 600
@@ -172,7 +192,7 @@ def test_sampled_drafts_come_from_the_distribution_that_they_state(bench: Bench,
     counts: Counter[int] = Counter()
     for seed in range(draws):
         live.seed = seed
-        (draft,) = proposer.propose([live], [1])
+        (draft,) = bench.propose(proposer, [live], [1])
         counts[draft.tokens[0]] += 1
     q = draft.q[0]
     assert set(counts) <= set(q.nonzero().flatten().tolist())
@@ -346,7 +366,7 @@ def test_the_controller_changes_no_text(folder: Path, spec: str, acceptance: str
 
 @pytest.mark.parametrize(("spec", "temperature", "acceptance"), RUNS)
 def test_the_text_is_that_of_plain_decoding(
-    folder: Path, sibling: Path, spec: str, temperature: float, acceptance: str
+    folder: Path, sibling: Path, heads: str, spec: str, temperature: float, acceptance: str
 ) -> None:
     """With batch mates, chunks, preemption and an abort in between. The other rules keep greedy text and the law of
     sampled text (see test_rules.py), not the sampled text itself."""
@@ -363,7 +383,7 @@ def test_the_text_is_that_of_plain_decoding(
         grammar=FLAGS if "grammar" in spec else None,
     )
     plain = LLM(str(folder)).generate(prompts, params, spec="off")
-    llm = LLM(str(folder), kv_cache_tokens=304, max_num_seqs=6, max_num_batched_tokens=40)
+    llm = LLM(str(folder), head=heads, kv_cache_tokens=304, max_num_seqs=6, max_num_batched_tokens=40)
     for index, prompt in enumerate(prompts):
         llm.engine.add(str(index), prompt, params, parse_spec(spec))
     llm.engine.add("gone", prompts[0], params, parse_spec(spec))
@@ -383,7 +403,7 @@ def test_the_text_is_that_of_plain_decoding(
     assert sum(output.metrics.drafted_tokens for output in outputs.values() if output) > 0
 
 
-def test_a_batch_of_mixed_proposers_in_a_pool_that_is_too_small(folder: Path, sibling: Path) -> None:
+def test_a_batch_of_mixed_proposers_in_a_pool_that_is_too_small(folder: Path, sibling: Path, heads: str) -> None:
     """Eight requests, each with its own proposer, temperature and rule of ending, in 60 % of the blocks they need; two
     more come and are aborted. Every text is the one it is alone and plain."""
     model = f"draft_model:model={sibling},k=3,width=2"

@@ -22,6 +22,7 @@ from foredraft.engine.speculation import Speculation
 from foredraft.errors import InvalidModel, InvalidParameter
 from foredraft.models.catalog import cache_folder, open_checkpoint, resolve
 from foredraft.models.decoder import load_decoder
+from foredraft.models.heads.catalog import find_heads
 from foredraft.models.tokenizer import Tokenizer
 from foredraft.proposers.base import TargetModel
 from foredraft.proposers.draft_models import DraftModels
@@ -60,12 +61,14 @@ def load_model(model: str, options: EngineConfig, spec: Spec, progress: Progress
     config, tokenizer = checkpoint.config, checkpoint.tokenizer()
     dtype = checkpoint.precision if options.dtype == "auto" else options.dtype
     backend = choose_backend(options.backend, dtype, device, options.threads)
+    heads = find_heads(options.head, checkpoint)
+    tapped = tuple(sorted({tap for head in heads.values() for tap in head.config.taps}))
     wanted_len = _wanted_length(options, config)
     try:
         decoder = load_decoder(checkpoint, dtype, wanted_len, backend, report("load"))
     except torch.OutOfMemoryError as error:
         raise InvalidModel(_too_large(model, dtype, device)) from error
-    max_model_len, kv_tokens = _capacity(options, config, backend, wanted_len)
+    max_model_len, kv_tokens = _capacity(options, config, backend, wanted_len, len(tapped))
     if options.exact:
         exact_report = str(ensure_exact(backend, decoder, dtype, cache_folder().parent / "exact.json"))
     else:
@@ -73,9 +76,15 @@ def load_model(model: str, options: EngineConfig, spec: Spec, progress: Progress
 
     kv = KVCache(-(-kv_tokens // options.block_size), options.block_size)
     pool = BlockPool(kv.num_blocks, options.block_size, options.prefix_salt, options.prefix_caching)
-    runner = Runner(decoder, backend, kv.add_group(TARGET_GROUP, config, backend))
+    # Heads are loaded with the model and not later, so every block that was ever computed has its taps.
+    layers = kv.add_group(TARGET_GROUP, config, backend)
+    taps = kv.add_taps(tapped, config.hidden_size, backend) if tapped else None
+    runner = Runner(decoder, backend, layers, taps)
     runner.warm(options.block_size, max_model_len)
-    target = TargetModel(checkpoint, tokenizer, runner, kv, max_model_len, options.threads, DraftModels(kv))
+    target = TargetModel(
+        *(checkpoint, tokenizer, runner, kv, max_model_len, options.max_num_seqs, dtype, options.threads),
+        *(DraftModels(kv), heads),
+    )
     eos_token_ids = frozenset((*config.eos_token_ids, *tokenizer.eos_token_ids))
     engine = Engine(
         config=config,
@@ -108,10 +117,13 @@ def _wanted_length(options: EngineConfig, config: ModelConfig) -> int:
     return options.max_model_len or trained
 
 
-def _capacity(options: EngineConfig, config: ModelConfig, backend: Backend, wanted_len: int) -> tuple[int, int]:
+def _capacity(
+    options: EngineConfig, config: ModelConfig, backend: Backend, wanted_len: int, num_taps: int
+) -> tuple[int, int]:
     """How long a text may become, and how many tokens the KV cache holds: what was asked for, else what the memory
     allows that the weights have left."""
-    bytes_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * backend.kv_dtype.itemsize
+    values = 2 * config.num_layers * config.num_kv_heads * config.head_dim + num_taps * config.hidden_size
+    bytes_per_token = values * backend.kv_dtype.itemsize
     affordable = _memory_for_kv(backend.device) // bytes_per_token
     if backend.device.type == "cuda" and affordable < (options.kv_cache_tokens or _FEWEST_KV_TOKENS):
         least = options.kv_cache_tokens or _FEWEST_KV_TOKENS

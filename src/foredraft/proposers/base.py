@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -11,6 +11,7 @@ from foredraft.types import Commit, Draft, Sequence
 
 if TYPE_CHECKING:  # what only draft models need, and what would bring torch along
     from foredraft.models.checkpoint import Checkpoint
+    from foredraft.models.heads.catalog import HeadFiles
     from foredraft.models.tokenizer import Tokenizer
     from foredraft.proposers.draft_models import DraftModels
     from foredraft.runtime.kv import KVCache
@@ -26,8 +27,11 @@ class TargetModel:
     runner: Runner
     kv: KVCache
     max_model_len: int
+    max_num_seqs: int
+    dtype: str  # of its weights
     threads: int | None
     draft_models: DraftModels
+    heads: Mapping[str, HeadFiles]  # that were loaded with it, by kind; its runner writes the taps that they read
 
 
 class Proposer(Protocol):

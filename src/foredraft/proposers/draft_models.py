@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from threading import Lock
+from typing import TypeVar, cast
 
-from foredraft.proposers.draft_runner import DraftRunner
+from foredraft.proposers.tree_drafter import DraftingModel
 from foredraft.runtime.kv import KVCache
+
+Model = TypeVar("Model", bound=DraftingModel)
 
 
 class DraftModels:
@@ -15,7 +18,7 @@ class DraftModels:
 
     def __init__(self, kv: KVCache) -> None:
         self._kv = kv
-        self._models: dict[str, DraftRunner] = {}
+        self._models: dict[str, DraftingModel] = {}
         self._uses: Counter[str] = Counter()
         self._loading = Lock()  # held for as long as a model loads
         self._counting = Lock()  # held for a moment only: whoever gives a model back never waits for a load
@@ -23,13 +26,13 @@ class DraftModels:
     def __contains__(self, name: str) -> bool:
         return name in self._models
 
-    def acquire(self, name: str, load: Callable[[], DraftRunner]) -> DraftRunner:
+    def acquire(self, name: str, load: Callable[[], Model]) -> Model:
         """The model of this name, loaded if nobody uses it yet. Every use ends with `release`."""
         with self._loading:
             with self._counting:
                 self._uses[name] += 1
                 if name in self._models:
-                    return self._models[name]
+                    return cast(Model, self._models[name])
             try:
                 model = load()
             except BaseException:

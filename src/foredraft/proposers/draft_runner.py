@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from foredraft.batch import pack
+from foredraft.proposers.candidates import NodeLogits
 from foredraft.proposers.computed_tokens import ComputedTokens
 from foredraft.runtime.runner import Runner
 from foredraft.types import Sequence, Work
@@ -23,6 +23,10 @@ class DraftRunner:
     vocab_size: int  # of the target: ids beyond it cannot be drafted
     computed: ComputedTokens | None  # None: its K and V are the target's own
     close: Callable[[], None]  # ends one use of it
+    catch_up_beside: int = 32  # two tiles
+
+    def can_draft(self, sequence: Sequence, known: int) -> bool:
+        return self.can_read(sequence.token_ids[known:])
 
     def can_read(self, tokens: Iterable[int]) -> bool:
         """Whether the model has all of these tokens: its vocabulary may be padded to fewer than the target has."""
@@ -35,7 +39,10 @@ class DraftRunner:
         if self.computed is not None:
             self.computed.record(sequence, tokens, num_slots)
 
-    def logits(self, works: list[Work]) -> list[Tensor]:
-        """The logits that each work needs: [num_logits, vocab], where vocab is the narrower of the two."""
-        logits = self.runner.forward(pack(works, self.block_size)).logits
-        return list(logits[:, : self.vocab_size].split([work.num_logits for work in works]))
+    def release(self, sequence_ids: Iterable[int]) -> None:
+        if self.computed is not None:
+            self.computed.release(sequence_ids)
+
+    def logits(self, works: Items[Work]) -> NodeLogits:
+        """The logits that the works need: [rows, vocab], where vocab is the narrower of the two."""
+        return NodeLogits(self.runner.forward(pack(works, self.block_size)).logits[:, : self.vocab_size])

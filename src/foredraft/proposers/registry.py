@@ -21,6 +21,7 @@ _BUILT_IN = {
     "lookahead": "foredraft.proposers.lookahead:Lookahead",
     "staged": "foredraft.proposers.staged:Staged",
     "grammar": "foredraft.proposers.grammar:Grammar",
+    "eagle": "foredraft.proposers.eagle:Eagle",
 }
 
 # What `auto` chooses among: every model has them, and a query costs next to nothing. `suffix` copies too.

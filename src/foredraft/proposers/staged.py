@@ -40,7 +40,7 @@ class Staged(ModelDrafter):
             assert isinstance(stage, ModelDrafter)
             stage.helper = helper
             last = helper = stage
-        super().__init__("staged", last.model, options, last.helper)
+        super().__init__("staged", last.runner, options, last.helper)
 
 
 def _built(stages: list[ProposerChoice], target: TargetModel) -> list[Proposer]:

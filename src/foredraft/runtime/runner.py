@@ -3,12 +3,13 @@ draft model are two of these."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import Backend, LayerKV, Taps
+from foredraft.backends.base import AttentionShape, Backend, LayerKV, Taps
 from foredraft.batch import ForwardBatch
 from foredraft.models.decoder import Decoder
 from foredraft.params import SamplingParams
@@ -30,17 +31,12 @@ class Runner:
         self.backend = backend
         self.kv = kv
         self.taps = taps
+        self._replayed = Replayed(backend, decoder.layers[0].shape)
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
-        """The batch through the model. A backend may run more rows than there are, and compute all their logits: what
-        was not wanted is cut off here."""
-        plan = self.backend.prepare(batch, self.decoder.layers[0].shape)
-        output = self.backend.replay(self, plan, self._compute)
-        if plan.num_rows == batch.num_rows and plan.num_logits == batch.num_logits:
-            return output
-        wanted = slice(batch.num_rows) if batch.logit_rows is None else batch.logit_rows.to(plan.positions.device)
-        return ForwardOutput(output.logits[wanted])
+        """The batch through the model."""
+        return ForwardOutput(self._replayed(batch, self._compute))
 
     @torch.inference_mode()
     def warm(self, block_size: int, max_keys: int) -> None:
@@ -48,11 +44,34 @@ class Runner:
         a new shape would wait for it."""
         params = SamplingParams().resolved({})
         nobody = Sequence(-1, "", 0, [0], 1, params, seed=0, max_tokens=1)
-        for plan in self.backend.warm_plans(self.decoder.layers[0].shape, block_size, max_keys):
-            logits = self.backend.replay(self, plan, self._compute).logits
+        for logits in self._replayed.warm(block_size, max_keys, self._compute):
             self.backend.sample(logits, [NodeDraw(row, nobody, NO_DRAFT, -1, 0) for row in range(len(logits))])
 
-    def _compute(self, plan: ForwardBatch) -> ForwardOutput:
+    def _compute(self, plan: ForwardBatch) -> Tensor:
         normed = self.decoder.run(plan, self.kv, self.backend, self.taps)
         wanted = normed if plan.logit_rows is None else normed[plan.logit_rows]
-        return ForwardOutput(self.decoder.logits(wanted, self.backend))
+        return self.decoder.logits(wanted, self.backend)
+
+
+class Replayed:
+    """A computation of logits from batches, planned by the backend and replayed where it has a graph of it."""
+
+    def __init__(self, backend: Backend, shape: AttentionShape) -> None:
+        self._backend, self._shape = backend, shape
+
+    def __call__(self, batch: ForwardBatch, compute: Callable[[ForwardBatch], Tensor]) -> Tensor:
+        """[wanted rows, vocab]. A backend may run more rows than there are, and compute all their logits: what was not
+        wanted is cut off here."""
+        plan = self._backend.prepare(batch, self._shape)
+        logits = self._backend.replay(self, plan, compute)
+        if plan.num_rows == batch.num_rows and plan.num_logits == batch.num_logits:
+            return logits
+        wanted = slice(batch.num_rows) if batch.logit_rows is None else batch.logit_rows.to(plan.positions.device)
+        return logits[wanted]
+
+    def warm(
+        self, block_size: int, max_keys: int, compute: Callable[[ForwardBatch], Tensor]
+    ) -> Iterator[Tensor]:
+        """Run every shape once that the backend makes something for; what each run gives."""
+        for plan in self._backend.warm_plans(self._shape, block_size, max_keys):
+            yield self._backend.replay(self, plan, compute)

@@ -1,0 +1,74 @@
+"""An EAGLE head as it is served: one decoder layer over [embedding; feature].
+
+The row of token s is made of its embedding and the feature of position s-1, and gives the logits of token s+1. Its K
+and V lie at slot s, so that they are a function of the tokens up to there, as the target's are; the first token has
+none. The feature comes from the target's taps, or for draft tokens from the head's own output one row earlier.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from foredraft.backends.base import Backend, LayerKV, Linear, Stack
+from foredraft.batch import ForwardBatch
+from foredraft.models.heads.weights import HeadWeights, TapReader, layer_shape, previous_slots
+
+
+@dataclass(frozen=True, eq=False)
+class EagleHead:
+    """A loaded head with its part of the cache."""
+
+    backend: Backend
+    embedding: Linear  # the target's
+    fc: Linear
+    input_norm: Tensor
+    hidden_norm: Tensor
+    stack: Stack
+    output: Linear
+    token_ids: Tensor  # [draft_vocab]
+    taps: TapReader
+    kv: list[LayerKV]
+    features: Tensor  # [slots, hidden]: the output of every row that was run, before its norm
+
+    def advance(self, batch: ForwardBatch) -> Tensor:
+        """Run committed tokens, whose features are in the taps."""
+        return self._run(batch, self.backend.linear(self.taps.rows(previous_slots(batch)), self.fc))
+
+    def extend(self, batch: ForwardBatch) -> Tensor:
+        """Run draft tokens. The row before each has been run."""
+        return self._run(batch, self.features[previous_slots(batch)])
+
+    def _run(self, batch: ForwardBatch, feature: Tensor) -> Tensor:
+        """Logits over the draft vocabulary: [wanted rows, draft_vocab]."""
+        backend, eps = self.backend, self.stack.norm_eps
+        embedded = backend.rms_norm(backend.embed(batch.token_ids, self.embedding), self.input_norm, eps)
+        entry = torch.cat([embedded, backend.rms_norm(feature, self.hidden_norm, eps)], dim=1)
+        y, normed = backend.run_layers(feature, self.stack, self.kv, batch, entry=entry)
+        backend.store(y, self.features, 0, batch.slots)
+        wanted = normed if batch.logit_rows is None else normed[batch.logit_rows]
+        return backend.logits(wanted, self.output)
+
+
+def load_eagle(
+    weights: HeadWeights, embedding: Linear, taps: TapReader, kv: list[LayerKV], max_positions: int, backend: Backend
+) -> EagleHead:
+    shape = replace(layer_shape(weights.config), first_key=1)
+    layer = weights.layer("midlayer", shape)
+    return EagleHead(
+        backend=backend,
+        embedding=embedding,
+        fc=weights.linear("fc.weight"),
+        input_norm=layer.input_norm,
+        hidden_norm=weights.vector("midlayer.hidden_norm.weight"),
+        stack=weights.stack((layer,), max_positions),
+        output=weights.linear("lm_head.weight", is_head=True),
+        token_ids=weights.token_ids,
+        taps=taps,
+        kv=kv,
+        features=torch.empty(
+            (len(kv[0].k), weights.config.hidden_size), dtype=backend.activation_dtype, device=backend.device
+        ),
+    )

@@ -1,0 +1,126 @@
+"""The tensors of a head as a backend runs them, and the rows of the target's taps that it reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from foredraft.backends.base import AttentionShape, Backend, Layer, Linear, Stack, Taps, Weight
+from foredraft.batch import ForwardBatch
+from foredraft.config import ModelConfig
+from foredraft.errors import InvalidModel
+from foredraft.models.decoder import attention_shape, pack_linear
+from foredraft.models.heads.config import HeadConfig
+from foredraft.models.heads.files import read_tensors
+from foredraft.models.heads.shapes import D2T
+from foredraft.models.quantise import convert
+from foredraft.models.rope import rope_table
+
+
+class HeadWeights:
+    """Reads the tensors of a head, converts them to `dtype`, one of config.DTYPES, and packs them."""
+
+    def __init__(self, folder: Path, config: HeadConfig, dtype: str, backend: Backend) -> None:
+        self.config, self._dtype, self._backend = config, dtype, backend
+        self._tensors = read_tensors(folder, config)
+
+    @property
+    def token_ids(self) -> Tensor:
+        """The target's ids of the draft vocabulary: [draft_vocab] int64."""
+        offsets = self._tensors[D2T]
+        return (offsets + torch.arange(len(offsets))).to(self._backend.device)
+
+    def vector(self, name: str) -> Tensor:
+        return self._tensors[name].float().clone().to(self._backend.device)
+
+    def linear(self, *names: str, bias: Tensor | None = None, is_head: bool = False) -> Linear:
+        """One layer out of tensors that read the same input. As in a target, 4 bits are not for output heads and
+        tables."""
+        weights = [convert(_weight(self._tensors[name]), self._dtype, is_head, "bfloat16") for name in names]
+        return pack_linear(weights, bias, self._backend)
+
+    def layer(self, prefix: str, shape: AttentionShape) -> Layer:
+        attention = f"{prefix}.self_attn"
+
+        def optional(name: str) -> Tensor | None:
+            return self.vector(name) if name in self._tensors else None
+
+        return Layer(
+            input_norm=self.vector(f"{prefix}.input_layernorm.weight"),
+            qkv=self.linear(*(f"{attention}.{part}_proj.weight" for part in "qkv")),
+            q_norm=optional(f"{attention}.q_norm.weight"),
+            k_norm=optional(f"{attention}.k_norm.weight"),
+            output=self.linear(f"{attention}.o_proj.weight"),
+            post_norm=self.vector(f"{prefix}.post_attention_layernorm.weight"),
+            gate_up=self.linear(f"{prefix}.mlp.gate_proj.weight", f"{prefix}.mlp.up_proj.weight"),
+            down=self.linear(f"{prefix}.mlp.down_proj.weight"),
+            shape=shape,
+        )
+
+    def stack(self, layers: tuple[Layer, ...], max_positions: int) -> Stack:
+        """The layers with the final norm."""
+        rope = rope_table(layer_config(self.config), max_positions).to(self._backend.device)
+        return Stack(layers, self.vector("norm.weight"), rope, 1.0, self.config.norm_eps)
+
+
+def _weight(tensor: Tensor) -> Weight:
+    if tensor.dtype == torch.bfloat16:
+        return Weight("bf16", tensor)
+    return Weight("f32", tensor.float())
+
+
+def layer_config(config: HeadConfig) -> ModelConfig:
+    """The layers of a head, as those of a model."""
+    return ModelConfig(
+        architecture=config.kind,
+        vocab_size=config.draft_vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        max_position_embeddings=0,
+        rms_norm_eps=config.norm_eps,
+        rope_theta=config.rope_theta,
+    )
+
+
+def layer_shape(config: HeadConfig) -> AttentionShape:
+    return attention_shape(layer_config(config), 0)
+
+
+class TapReader:
+    """The taps that a head reads, of those that the target writes."""
+
+    def __init__(self, config: HeadConfig, taps: Taps, backend: Backend) -> None:
+        missing = [tap for tap in config.taps if tap not in taps.layers]
+        if missing:
+            written = ", ".join(map(str, taps.layers))
+            raise InvalidModel(
+                f"The {config.kind} head reads the residual stream after layer {missing[0]}, but the target writes "
+                f"those after {written}; load the head together with the model (head=PATH)."
+            )
+        self._cache = taps.cache.view(len(taps.cache), len(taps.layers), -1)
+        self._dtype = backend.activation_dtype
+        places = [taps.layers.index(tap) for tap in config.taps]
+        self._places = None if places == list(range(len(taps.layers))) else torch.tensor(places, device=backend.device)
+
+    def rows(self, slots: Tensor) -> Tensor:
+        """[rows, taps × target_hidden]"""
+        rows = self._cache[slots]
+        return (rows if self._places is None else rows[:, self._places]).flatten(1).to(self._dtype)
+
+
+def previous_slots(batch: ForwardBatch) -> Tensor:
+    """The slot of the key before a row's own, in sequence order: [rows] int64. Rows without one get any slot."""
+    order = (batch.key_counts - 2).clamp(min=0)
+    offsets = order
+    if batch.paths.shape[1]:
+        beyond = (order - batch.prefix_lens).clamp(min=0).long()
+        drafted = batch.paths.gather(1, beyond[:, None])[:, 0]
+        offsets = torch.where(order < batch.prefix_lens, order, drafted)
+    blocks = batch.block_tables[batch.sequences, offsets // batch.block_size]
+    return blocks.long() * batch.block_size + offsets % batch.block_size

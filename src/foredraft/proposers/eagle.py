@@ -1,0 +1,63 @@
+"""Drafts with an EAGLE head: one decoder layer over the target's own features, trained to foresee its tokens.
+Costs a run of that layer and of a small output head per depth of the tree, a fiftieth of the target's own each.
+Shines on open text, where nothing can be copied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+
+from foredraft.batch import pack
+from foredraft.models.heads.eagle import EagleHead, load_eagle
+from foredraft.models.heads.weights import HeadWeights, TapReader, layer_config
+from foredraft.proposers.base import TargetModel
+from foredraft.proposers.candidates import NodeLogits
+from foredraft.proposers.computed_tokens import ComputedTokens
+from foredraft.proposers.head_runner import MOST_NODES, HeadDrafter, HeadOptions, HeadRunner, Scratch, scratch_blocks
+from foredraft.runtime.runner import Replayed
+from foredraft.types import Sequence, Work
+
+
+class Eagle(HeadDrafter):
+    """See the module."""
+
+    Options = HeadOptions
+    kind = "eagle"
+
+    def __init__(self, options: HeadOptions, target: TargetModel) -> None:
+        shape = options.shape(self.kind, self.files(target).config.block, MOST_NODES)
+
+        def load(weights: HeadWeights, taps: TapReader, group: str, close: Callable[[], None]) -> EagleRunner:
+            backend = target.runner.backend
+            blocks = scratch_blocks(target.max_num_seqs, target.kv.block_size)
+            kv = target.kv.add_group(group, layer_config(weights.config), backend, blocks)
+            positions = target.max_model_len + MOST_NODES
+            head = load_eagle(weights, target.runner.decoder.embedding, taps, kv, positions, backend)
+            return EagleRunner(head, target, close)
+
+        super().__init__(self.kind, self.acquire(target, options.dtype, load), shape)
+
+
+class EagleRunner(HeadRunner):
+    """An EAGLE head. A draft token's K and V are computed again, from the target's features, once it is committed."""
+
+    def __init__(self, head: EagleHead, target: TargetModel, close: Callable[[], None]) -> None:
+        super().__init__(target, ComputedTokens(target.kv.block_size), close)
+        self._head = head
+        self._scratch = Scratch(target)
+        self._advance, self._extend = (Replayed(head.backend, head.stack.layers[0].shape) for _ in range(2))
+
+    def num_computed(self, sequence: Sequence) -> int:
+        """The first token is never run: there is no feature before it."""
+        return max(1, super().num_computed(sequence))
+
+    def logits(self, works: Items[Work]) -> NodeLogits:
+        begins = works[0].num_new_tokens > 0
+        if begins:
+            self._scratch.assign(works)
+        for work in works:  # their sequences are copies, made for this call
+            assert (work.num_new_tokens > 0) == begins
+            work.sequence.block_table = self._scratch.table(work.sequence)
+        batch, head = pack(works, self.block_size), self._head
+        logits = self._advance(batch, head.advance) if begins else self._extend(batch, head.extend)
+        return NodeLogits(logits, head.token_ids)

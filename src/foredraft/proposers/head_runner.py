@@ -1,0 +1,153 @@
+"""What the proposers with trained heads share: their options, and what a head needs of the target and of the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, TypeVar
+
+from foredraft.config import DTYPES
+from foredraft.errors import InvalidSpec
+from foredraft.models.heads.catalog import HeadFiles
+from foredraft.models.heads.weights import HeadWeights, TapReader
+from foredraft.proposers.base import TargetModel
+from foredraft.proposers.computed_tokens import ComputedTokens
+from foredraft.proposers.draft_trees import TreeShape
+from foredraft.proposers.tree_drafter import TreeDrafter
+from foredraft.types import Sequence, Work
+
+MOST_NODES = 64  # that a tree of a head may have, run or drafted
+TREES = ("chain", "static", "dynamic")
+
+
+@dataclass(frozen=True)
+class HeadOptions:
+    """The options of all proposers with heads."""
+
+    k: int = 0  # depth of a draft; 0: that of the head
+    nodes: int = 16  # of a tree
+    width: int = 4  # branches that are followed at every depth
+    tree: str = "dynamic"
+    dtype: str = "auto"  # of the head's weights; auto: the target's
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.k <= MOST_NODES and 1 <= self.nodes <= MOST_NODES and 1 <= self.width <= MOST_NODES):
+            raise InvalidSpec(
+                f"k={self.k}, nodes={self.nodes}, width={self.width}: k must be from 0, which means the head's own, to "
+                f"{MOST_NODES}, and the others from 1 to {MOST_NODES}."
+            )
+        if self.k * self.width > MOST_NODES and self.tree != "chain":
+            raise InvalidSpec(f"k={self.k}, width={self.width}: k times width must be at most {MOST_NODES}.")
+        if self.tree not in TREES:
+            raise InvalidSpec(f"tree={self.tree!r} is not known; use {', '.join(TREES)}.")
+        if self.dtype not in ("auto", *DTYPES):
+            raise InvalidSpec(f"dtype={self.dtype!r} is not known; use auto, {', '.join(DTYPES)}.")
+
+    def shape(self, name: str, own_depth: int, most: int) -> TreeShape:
+        """The shape of the trees, for a head that drafts `own_depth` tokens unless told, and `most` at most."""
+        if self.k > most:
+            raise InvalidSpec(f"{name}: k={self.k} must be at most {most}, which is what this head drafts.")
+        depth = self.k or min(own_depth, most)
+        if self.tree == "chain":
+            return TreeShape(depth, 1, prunes=True, nodes=depth)
+        width = max(1, min(self.width, MOST_NODES // depth))
+        return TreeShape(depth, width, prunes=True, nodes=self.nodes, static=self.tree == "static")
+
+
+class HeadRunner:
+    """A head as a model that drafts (see DraftingModel): the parts that are the same for every kind."""
+
+    catch_up_beside = 256  # a head is small: running so many rows takes no longer than a step of the target
+
+    def __init__(self, target: TargetModel, computed: ComputedTokens | None, close: Callable[[], None]) -> None:
+        self.backend = target.runner.backend
+        self.block_size = target.kv.block_size
+        self.vocab_size = target.runner.decoder.config.vocab_size
+        self.close = close
+        self._computed = computed
+
+    def can_draft(self, sequence: Sequence, known: int) -> bool:
+        """Whether the target has run all tokens but the last, so that their taps are there."""
+        return sequence.num_tokens > 1 and sequence.num_computed_tokens >= sequence.num_tokens - 1
+
+    def num_computed(self, sequence: Sequence) -> int:
+        return sequence.num_tokens - 1 if self._computed is None else self._computed.num_computed(sequence)
+
+    def record(self, sequence: Sequence, tokens: list[int], num_slots: int) -> None:
+        """Only committed tokens count: those of the draft were run with features that the head made up."""
+        if self._computed is not None:
+            self._computed.record(sequence, tokens[: sequence.num_tokens], sequence.num_tokens)
+
+    def release(self, sequence_ids: Iterable[int]) -> None:
+        if self._computed is not None:
+            self._computed.release(sequence_ids)
+
+
+class Scratch:
+    """Blocks behind those of the pool, where a call keeps K and V of draft tokens: some for each of its sequences."""
+
+    def __init__(self, target: TargetModel) -> None:
+        self._first = target.kv.num_blocks
+        self._block_size = target.kv.block_size
+        self._per_sequence = scratch_blocks(1, self._block_size)
+        self._lanes: dict[int, int] = {}
+
+    def assign(self, works: Items[Work]) -> None:
+        """Give the sequences of a new call their blocks."""
+        self._lanes = {work.sequence.id: lane for lane, work in enumerate(works)}
+
+    def table(self, sequence: Sequence) -> list[int]:
+        """The blocks of a sequence's own tokens, then its scratch blocks."""
+        first = self._first + self._lanes[sequence.id] * self._per_sequence
+        own = sequence.block_table[: -(-sequence.num_tokens // self._block_size)]
+        return [*own, *range(first, first + self._per_sequence)]
+
+
+def scratch_blocks(num_sequences: int, block_size: int) -> int:
+    return num_sequences * -(-MOST_NODES // block_size)
+
+
+Runner = TypeVar("Runner", bound=HeadRunner)
+
+
+class HeadDrafter(TreeDrafter):
+    """Drafts with the head of one kind that was loaded with the model."""
+
+    kind: ClassVar[str]
+    contenders = 64  # enough at usual temperatures; finding more takes longer than a head's run
+
+    @classmethod
+    def files(cls, target: TargetModel) -> HeadFiles:
+        if cls.kind not in target.heads:
+            has = f"it has {', '.join(target.heads)}" if target.heads else "it has none"
+            raise InvalidSpec(
+                f"{cls.kind}: no head of this kind was loaded with the model, {has}; start with head=PATH, or train "
+                f"one: foredraft train {cls.kind} --out PATH."
+            )
+        return target.heads[cls.kind]
+
+    @classmethod
+    def acquire(
+        cls,
+        target: TargetModel,
+        dtype: str,
+        load: Callable[[HeadWeights, TapReader, str, Callable[[], None]], Runner],
+    ) -> Runner:
+        """The head of this kind, loaded once for all its proposers. `load` is told the name of its cache group, and
+        what ends one use of it."""
+        files = cls.files(target)
+        dtype = target.dtype if dtype == "auto" else dtype
+        name = f"{cls.kind} {dtype}"
+        backend, taps = target.runner.backend, target.runner.taps
+        assert taps is not None, "heads are loaded with the model, whose runs then write taps"
+
+        def loaded() -> Runner:
+            weights, reader = (
+                HeadWeights(files.folder, files.config, dtype, backend),
+                TapReader(files.config, taps, backend),
+            )
+            return load(weights, reader, name, partial(target.draft_models.release, name))
+
+        return target.draft_models.acquire(name, loaded)

@@ -1,0 +1,141 @@
+"""Served heads give the logits of the modules that were trained, for chains and trees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from foredraft.batch import pack
+from foredraft.llm import LLM
+from foredraft.params import SamplingParams
+from foredraft.proposers.registry import ProposerChoice
+from foredraft.train.modules.eagle import EagleHead
+from foredraft.types import Draft, Sequence, Work
+from tests.backends import BACKENDS
+from tests.tiny_heads import random_head, save_head, tiny_config
+from tests.tiny_models import VOCAB, random_model, save_model
+
+TOKENS = [(5 * place * place + 3) % VOCAB for place in range(41)]
+TREE = Draft((3, 9, 7, 200, 1), (-1, -1, 0, 2, 1), (0.5,) * 5, ("",) * 5)
+CHAIN = Draft((3, 9, 7, 200), (-1, 0, 1, 2), (0.5,) * 4, ("",) * 4)
+TOLERANCE = {"float32": 1e-4, "bfloat16": 0.15}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(random_model("llama"), tmp_path_factory.mktemp("tiny"))
+
+
+class Target:
+    """A model with a head, and what the target computes for a sequence."""
+
+    def __init__(self, folder: Path, head: Any, place: Path, **options: Any) -> None:
+        save_head(head, place)
+        self.llm = LLM(str(folder), head=str(place), spec="off", device="cpu", **options)
+        self.engine = self.llm.engine
+        self.drafter = self.proposer(head.config.kind)
+
+    def proposer(self, name: str, **options: str) -> Any:
+        return self.engine.speculation.assignments.make_proposer(ProposerChoice(name, options))
+
+    def sequence(self, tokens: list[int], id: int = 1, **fields: Any) -> Sequence:
+        params = SamplingParams(**fields).resolved({})
+        made = Sequence(id, "", 0, list(tokens), 1, params, seed=id, max_tokens=999)
+        assert self.engine.scheduler.pool.reserve(made, len(tokens) + 32)
+        self.run(made)
+        return made
+
+    def run(self, sequence: Sequence) -> None:
+        """All tokens but the last."""
+        sequence.num_computed_tokens = 0
+        self.engine.runner.forward(pack([Work(sequence, sequence.num_tokens - 1)], self.engine.kv.block_size))
+        sequence.num_computed_tokens = sequence.num_tokens - 1
+
+    def taps(self, sequence: Sequence, layers: tuple[int, ...]) -> Tensor:
+        """[1, tokens run, taps × hidden], as they lie in the cache."""
+        taps, size = self.engine.runner.taps, self.engine.kv.block_size
+        assert taps is not None
+        slots = [sequence.block_table[at // size] * size + at % size for at in range(sequence.num_computed_tokens)]
+        rows = taps.cache[slots].float().view(len(slots), len(taps.layers), -1)
+        return rows[:, [taps.layers.index(layer) for layer in layers]].flatten(1)[None]
+
+    def embeddings(self, tokens: list[int]) -> Tensor:
+        decoder = self.engine.runner.decoder
+        return self.engine.runner.backend.embed(torch.tensor(tokens), decoder.embedding).float()[None]
+
+    def served(self, sequence: Sequence, draft: Draft) -> Tensor:
+        """The logits of the last token and of every node, as a drafter asks for them: level by level."""
+        model, rows = self.drafter.model, []
+        known = model.num_computed(sequence)
+        copy = Sequence(**{name: getattr(sequence, name) for name in Sequence.__slots__})
+        copy.num_computed_tokens = known
+        with torch.inference_mode():
+            rows.append(model.logits([Work(copy, sequence.num_tokens - known)]).values)
+            copy = Sequence(**{name: getattr(sequence, name) for name in Sequence.__slots__})
+            copy.num_computed_tokens = sequence.num_tokens
+            done = 0
+            depths = draft.depths
+            for depth in range(1, draft.depth + 1):
+                end = sum(d <= depth for d in depths)
+                level = Draft(draft.tokens[:end], draft.parents[:end], draft.scores[:end], draft.origin[:end])
+                rows.append(model.logits([Work(copy, 0, draft=level, num_computed_nodes=done)]).values)
+                done = end
+        return torch.cat(rows).float()
+
+
+def by_level(draft: Draft) -> Draft:
+    """The same tree with its nodes in order of depth, as drafters add them."""
+    order = sorted(range(len(draft)), key=lambda node: draft.depths[node])
+    return draft.only(sorted(order)) if order == sorted(order) else _reordered(draft, order)
+
+
+def _reordered(draft: Draft, order: list[int]) -> Draft:
+    place = {-1: -1, **{node: index for index, node in enumerate(order)}}
+    return Draft(
+        tuple(draft.tokens[node] for node in order),
+        tuple(place[draft.parents[node]] for node in order),
+        (0.5,) * len(order),
+        ("",) * len(order),
+    )
+
+
+def eagle_reference(head: EagleHead, target: Target, sequence: Sequence, draft: Draft) -> Tensor:
+    tokens = sequence.token_ids
+    h = head.features(target.taps(sequence, head.config.taps))
+    positions = torch.arange(len(tokens) - 1)[None]
+    y, context = head.step(target.embeddings(tokens[1:]), h, positions, [], None)
+    ys, keys = {-1: y[:, -1:]}, {-1: [context]}
+    logits = [head.logits(y[:, -1:])]
+    for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+        past = keys[parent]
+        place = torch.tensor([[len(tokens) - 2 + draft.depths[node]]])
+        mask = torch.ones(1, 1, 1, len(tokens) - 2 + draft.depths[node] + 1, dtype=torch.bool)
+        ys[node], own = head.step(target.embeddings([token]), ys[parent], place, past, mask)
+        keys[node] = [*past, own]
+        logits.append(head.logits(ys[node]))
+    return torch.cat(logits, 1)[0]
+
+
+REFERENCES: dict[str, Callable[[Any, Target, Sequence, Draft], Tensor]] = {"eagle": eagle_reference}
+
+
+@pytest.mark.parametrize("draft", [CHAIN, by_level(TREE)], ids=["chain", "tree"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", list(REFERENCES))
+def test_served_logits_are_those_of_the_module(
+    folder: Path, tmp_path: Path, kind: str, backend: str, dtype: str, draft: Draft
+) -> None:
+    head = random_head(tiny_config(kind, folder))
+    target = Target(folder, head, tmp_path, backend=backend, dtype=dtype)
+    sequence = target.sequence(TOKENS)
+    with torch.no_grad():
+        expected = REFERENCES[kind](head, target, sequence, draft)
+    found = target.served(sequence, draft)
+    assert found.shape == expected.shape
+    assert (found - expected).abs().max() < TOLERANCE[dtype] * expected.std()
