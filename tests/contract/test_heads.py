@@ -12,17 +12,21 @@ from torch import Tensor
 
 from foredraft.batch import pack
 from foredraft.llm import LLM
+from foredraft.models.heads.config import CORRECTIONS
+from foredraft.models.heads.dflash import Corrected
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import ProposerChoice
+from foredraft.train.modules.dflash import DFlashHead
 from foredraft.train.modules.eagle import EagleHead
+from foredraft.train.modules.medusa import MedusaHead
 from foredraft.types import Draft, Sequence, Work
 from tests.backends import BACKENDS
-from tests.tiny_heads import random_head, save_head, tiny_config
+from tests.tiny_heads import DRAFT_VOCAB, random_head, save_head, tiny_config
 from tests.tiny_models import VOCAB, random_model, save_model
 
 TOKENS = [(5 * place * place + 3) % VOCAB for place in range(41)]
-TREE = Draft((3, 9, 7, 200, 1), (-1, -1, 0, 2, 1), (0.5,) * 5, ("",) * 5)
-CHAIN = Draft((3, 9, 7, 200), (-1, 0, 1, 2), (0.5,) * 4, ("",) * 4)
+TREE = Draft((3, 9, 7, 1, 200), (-1, -1, 0, 1, 2), (0.5,) * 5, ("",) * 5)  # nodes level by level, as they are added
+CHAIN = Draft((3, 9, 200), (-1, 0, 1), (0.5,) * 3, ("",) * 3)
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.15}
 
 
@@ -75,7 +79,7 @@ class Target:
         copy = Sequence(**{name: getattr(sequence, name) for name in Sequence.__slots__})
         copy.num_computed_tokens = known
         with torch.inference_mode():
-            rows.append(model.logits([Work(copy, sequence.num_tokens - known)]).values)
+            rows.append(model.logits([Work(copy, sequence.num_tokens - known)]))
             copy = Sequence(**{name: getattr(sequence, name) for name in Sequence.__slots__})
             copy.num_computed_tokens = sequence.num_tokens
             done = 0
@@ -83,25 +87,9 @@ class Target:
             for depth in range(1, draft.depth + 1):
                 end = sum(d <= depth for d in depths)
                 level = Draft(draft.tokens[:end], draft.parents[:end], draft.scores[:end], draft.origin[:end])
-                rows.append(model.logits([Work(copy, 0, draft=level, num_computed_nodes=done)]).values)
+                rows.append(model.logits([Work(copy, 0, draft=level, num_computed_nodes=done)]))
                 done = end
-        return torch.cat(rows).float()
-
-
-def by_level(draft: Draft) -> Draft:
-    """The same tree with its nodes in order of depth, as drafters add them."""
-    order = sorted(range(len(draft)), key=lambda node: draft.depths[node])
-    return draft.only(sorted(order)) if order == sorted(order) else _reordered(draft, order)
-
-
-def _reordered(draft: Draft, order: list[int]) -> Draft:
-    place = {-1: -1, **{node: index for index, node in enumerate(order)}}
-    return Draft(
-        tuple(draft.tokens[node] for node in order),
-        tuple(place[draft.parents[node]] for node in order),
-        (0.5,) * len(order),
-        ("",) * len(order),
-    )
+        return torch.stack([each.of_target(row, VOCAB) for each in rows for row in range(len(each.values))])
 
 
 def eagle_reference(head: EagleHead, target: Target, sequence: Sequence, draft: Draft) -> Tensor:
@@ -121,21 +109,49 @@ def eagle_reference(head: EagleHead, target: Target, sequence: Sequence, draft: 
     return torch.cat(logits, 1)[0]
 
 
-REFERENCES: dict[str, Callable[[Any, Target, Sequence, Draft], Tensor]] = {"eagle": eagle_reference}
+def medusa_reference(head: MedusaHead, target: Target, sequence: Sequence, draft: Draft) -> Tensor:
+    state = head.state(target.taps(sequence, head.config.taps)[0, -1:])
+    offsets = torch.cat([head.logits(head.offset(state, offset)) for offset in range(head.config.block)])
+    return offsets[[0, *draft.depths]]
 
 
-@pytest.mark.parametrize("draft", [CHAIN, by_level(TREE)], ids=["chain", "tree"])
+def dflash_reference(head: DFlashHead, target: Target, sequence: Sequence, draft: Draft) -> Tensor:
+    tokens, block = sequence.token_ids, head.config.block
+    features = head.features(target.taps(sequence, head.config.taps))
+    context = head.context(features, torch.arange(len(tokens) - 1)[None])
+    x = head.rows(target.embeddings(tokens[-1:]), features[:, -1:])
+    positions = torch.arange(len(tokens) - 1, len(tokens) - 1 + block)[None]
+    mask = torch.ones(1, 1, block, len(tokens) - 1 + block, dtype=torch.bool)
+    y = head.blocks(x, positions, context, mask)[0]
+    previous = torch.tensor([tokens[-1], *draft.tokens])
+    return head.logits(y[[0, *draft.depths]], previous)
+
+
+REFERENCES: dict[str, Callable[[Any, Target, Sequence, Draft], Tensor]] = {
+    "eagle": eagle_reference,
+    "medusa": medusa_reference,
+    "dflash": dflash_reference,
+}
+CASES = [("eagle", "none"), ("medusa", "none"), *(("dflash", correction) for correction in CORRECTIONS)]
+
+
+@pytest.mark.parametrize("draft", [CHAIN, TREE], ids=["chain", "tree"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("kind", list(REFERENCES))
+@pytest.mark.parametrize(("kind", "correction"), CASES)
 def test_served_logits_are_those_of_the_module(
-    folder: Path, tmp_path: Path, kind: str, backend: str, dtype: str, draft: Draft
+    folder: Path, tmp_path: Path, kind: str, correction: str, backend: str, dtype: str, draft: Draft
 ) -> None:
-    head = random_head(tiny_config(kind, folder))
+    """Of a corrected block, those of the few most probable tokens of each row."""
+    head = random_head(tiny_config(kind, folder, correction))
     target = Target(folder, head, tmp_path, backend=backend, dtype=dtype)
     sequence = target.sequence(TOKENS)
     with torch.no_grad():
         expected = REFERENCES[kind](head, target, sequence, draft)
     found = target.served(sequence, draft)
-    assert found.shape == expected.shape
-    assert (found - expected).abs().max() < TOLERANCE[dtype] * expected.std()
+    assert len(found) == len(expected)
+    for row, module_row in zip(found, expected, strict=True):
+        known = row > -torch.inf
+        assert int(known.sum()) in (DRAFT_VOCAB, Corrected.SHORTLIST)
+        there = torch.full((VOCAB,), -torch.inf).index_copy_(0, head.token_ids, module_row)
+        assert (row - there)[known].abs().max() < TOLERANCE[dtype] * expected.std()

@@ -84,6 +84,31 @@ class HeadRunner:
         if self._computed is not None:
             self._computed.release(sequence_ids)
 
+    def slot(self, sequence: Sequence, offset: int) -> int:
+        return sequence.block_table[offset // self.block_size] * self.block_size + offset % self.block_size
+
+
+@dataclass(frozen=True, slots=True)
+class NewNode:
+    """A node whose logits are wanted: which token of which sequence, and at which depth. The root has depth 0."""
+
+    sequence_id: int
+    depth: int
+    token: int
+
+
+def new_nodes(works: Items[Work]) -> list[NewNode]:
+    """The nodes that works have logits for, in order."""
+    nodes: list[NewNode] = []
+    for work in works:
+        sequence, draft = work.sequence, work.draft
+        if work.num_new_tokens and work.reaches_end:
+            nodes.append(NewNode(sequence.id, 0, sequence.token_ids[-1]))
+        depths = draft.depths
+        for node in range(work.num_computed_nodes, len(draft)):
+            nodes.append(NewNode(sequence.id, depths[node], draft.tokens[node]))
+    return nodes
+
 
 class Scratch:
     """Blocks behind those of the pool, where a call keeps K and V of draft tokens: some for each of its sequences."""

@@ -22,6 +22,8 @@ _BUILT_IN = {
     "staged": "foredraft.proposers.staged:Staged",
     "grammar": "foredraft.proposers.grammar:Grammar",
     "eagle": "foredraft.proposers.eagle:Eagle",
+    "medusa": "foredraft.proposers.medusa:Medusa",
+    "dflash": "foredraft.proposers.dflash:DFlash",
 }
 
 # What `auto` chooses among: every model has them, and a query costs next to nothing. `suffix` copies too.

@@ -1,0 +1,222 @@
+"""A DFlash head as it is served: a block of rows in one pass, and a correction along the block.
+
+The target's features are K and V of committed positions in every layer, at the slots of those positions. The rows of a
+block see them and each other, in both directions. With n committed tokens, row k stands at position n-1+k and predicts
+token n+k. A correction tells a row the token before its own; it is applied to the few most probable tokens only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from foredraft.backends.base import AttentionShape, Backend, LayerKV, Linear, Stack
+from foredraft.batch import ForwardBatch
+from foredraft.models.heads.weights import HeadWeights, TapReader, layer_shape
+from foredraft.types import Sequence
+
+
+@dataclass(frozen=True, eq=False)
+class DFlashHead:
+    """A loaded head with its part of the cache."""
+
+    backend: Backend
+    embedding: Linear  # the target's
+    tap_norms: tuple[Tensor, ...]
+    fc: Linear
+    hidden_norm: Tensor
+    anchor: Linear
+    feature: Linear
+    masks: Tensor  # [block, hidden]
+    stack: Stack
+    keys_values: tuple[Linear, ...]  # k and v of every layer
+    context_shape: AttentionShape  # of rows that only give keys and values
+    output: Linear
+    token_ids: Tensor  # [draft_vocab]
+    taps: TapReader
+    kv: list[LayerKV]
+    features: Tensor  # [slots, hidden] of committed positions
+
+    @property
+    def block(self) -> int:
+        return len(self.masks)
+
+    def context(self, batch: ForwardBatch) -> Tensor:
+        """Make committed positions part of what blocks see. Returns their features [rows, hidden]."""
+        backend, eps = self.backend, self.stack.norm_eps
+        taps = self.taps.rows(batch.slots.clamp(min=0)).chunk(len(self.tap_norms), dim=1)
+        normed = [backend.rms_norm(tap.contiguous(), norm, eps) for tap, norm in zip(taps, self.tap_norms, strict=True)]
+        rows = backend.rms_norm(backend.linear(torch.cat(normed, 1), self.fc), self.hidden_norm, eps)
+        for layer, keys_values, kv in zip(self.stack.layers, self.keys_values, self.kv, strict=True):
+            projected = backend.linear(rows, keys_values)
+            backend.rope_and_store(projected, None, layer.k_norm, self.stack.rope, kv, self.context_shape, batch)
+        backend.store(rows, self.features, 0, batch.slots)
+        return rows
+
+    def blocks(self, batch: ForwardBatch) -> Tensor:
+        """The rows of blocks (see `pack_blocks`) through all layers: [rows, hidden], normed."""
+        backend = self.backend
+        last = (batch.prefix_lens - 1).clamp(min=0)  # the last position that has a feature
+        table = batch.block_tables[batch.sequences, last // batch.block_size].long()
+        features = self.features[table * batch.block_size + last % batch.block_size]
+        x = backend.linear(backend.embed(batch.token_ids, self.embedding), self.anchor)
+        x = x + backend.linear(features, self.feature) + self.masks[batch.positions - batch.prefix_lens]
+        return backend.run_layers(x, self.stack, self.kv, batch)[1]
+
+
+def pack_blocks(sequences: list[Sequence], tables: list[list[int]], block: int, block_size: int) -> ForwardBatch:
+    """A block of rows for every sequence. Its K and V lie behind the sequence's own blocks, in what `tables` has
+    there."""
+    count, rows = len(sequences), np.arange(block)
+    lengths = np.array([sequence.num_tokens for sequence in sequences])
+    block_tables = np.zeros((count, max(map(len, tables))), np.int32)
+    for index, table in enumerate(tables):
+        block_tables[index, : len(table)] = table
+    places = (-(-lengths // block_size) * block_size)[:, None] + rows[None, :]  # [sequences, block]
+    slots = (
+        np.take_along_axis(block_tables, places // block_size, 1).astype(np.int64) * block_size + places % block_size
+    )
+
+    def each(values: np.ndarray, dtype: type[np.integer]) -> Tensor:
+        return torch.from_numpy(np.repeat(values, block).astype(dtype))
+
+    return ForwardBatch(
+        token_ids=each(np.array([sequence.token_ids[-1] for sequence in sequences]), np.int64),
+        positions=torch.from_numpy((lengths[:, None] - 1 + rows[None, :]).reshape(-1).astype(np.int64)),
+        slots=torch.from_numpy(slots.reshape(-1)),
+        sequences=each(np.arange(count), np.int32),
+        block_tables=torch.from_numpy(block_tables),
+        prefix_lens=each(lengths - 1, np.int32),
+        paths=torch.from_numpy(np.repeat(places, block, axis=0).astype(np.int32)),
+        path_lens=torch.full((count * block,), block, dtype=torch.int32),
+        logit_rows=None,
+        block_size=block_size,
+        max_keys=int(lengths.max()) - 1 + block,
+    )
+
+
+class Uncorrected:
+    """Every row of a block predicts its token without knowing the one before."""
+
+    def __init__(self, head: DFlashHead) -> None:
+        self.head = head
+
+    def begin(self, y: Tensor, anchors: Tensor) -> Tensor:
+        """The logits [sequences, draft_vocab] of the tokens behind the anchors, from y [sequences, block, hidden]."""
+        self.logits = self.head.backend.logits(y.flatten(0, 1), self.head.output).view(*y.shape[:2], -1)
+        return self.logits[:, 0]
+
+    def after(self, lanes: Tensor, depth: int, previous: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits of the tokens at a depth behind these previous ones, and the target's ids of their columns."""
+        return self.logits[lanes, depth], self.head.token_ids
+
+
+class Corrected:
+    """The most probable tokens of a row, among which the token before it then decides."""
+
+    SHORTLIST = 64
+
+    def __init__(self, head: DFlashHead) -> None:
+        self.head = head
+        self._columns: dict[int, Tensor] = {}
+
+    def shortlist(self, depth: int) -> Tensor:
+        """[sequences, shortlist] columns of the draft vocabulary."""
+        if depth not in self._columns:
+            size = min(self.SHORTLIST, self.logits.shape[2])
+            self._columns[depth] = self.logits[:, depth].topk(size, sorted=False).indices
+        return self._columns[depth]
+
+    logits: Tensor  # [sequences, block, draft_vocab], of rows that do not know the token before
+
+
+class Markov(Corrected):
+    """logits += W2 · W1[previous token]."""
+
+    def __init__(self, head: DFlashHead, first: Linear, second: Linear) -> None:
+        super().__init__(head)
+        self.first, self.second = first, second
+
+    def begin(self, y: Tensor, anchors: Tensor) -> Tensor:
+        backend = self.head.backend
+        self._columns = {}
+        self.logits = backend.logits(y.flatten(0, 1), self.head.output).view(*y.shape[:2], -1)
+        return self.logits[:, 0] + backend.logits(backend.embed(anchors, self.first), self.second)
+
+    def after(self, lanes: Tensor, depth: int, previous: Tensor) -> tuple[Tensor, Tensor]:
+        backend, columns = self.head.backend, self.shortlist(depth)[lanes]
+        weights = backend.embed(columns.flatten(), self.second).view(*columns.shape, -1)
+        added = (weights @ backend.embed(previous, self.first)[:, :, None])[:, :, 0]
+        return self.logits[lanes[:, None], depth, columns] + added, self.head.token_ids[columns]
+
+
+class Refiner(Corrected):
+    """y + Wo · silu(Wa · y + T[previous token]); the last row of T stands for an unknown one."""
+
+    def __init__(self, head: DFlashHead, inner: Linear, table: Linear, outer: Linear) -> None:
+        super().__init__(head)
+        self.inner, self.table, self.outer = inner, table, outer
+
+    def begin(self, y: Tensor, anchors: Tensor) -> Tensor:
+        backend, (sequences, block, _) = self.head.backend, y.shape
+        self._columns = {}
+        self._y = y
+        self._inner = backend.linear(y.flatten(0, 1), self.inner).view(sequences, block, -1)
+        previous = anchors.new_full((sequences, block), self.table.outputs - 1)
+        previous[:, 0] = anchors
+        refined = self._refined(y.flatten(0, 1), self._inner.flatten(0, 1), previous.flatten())
+        self.logits = backend.logits(refined, self.head.output).view(sequences, block, -1)
+        return self.logits[:, 0]
+
+    def after(self, lanes: Tensor, depth: int, previous: Tensor) -> tuple[Tensor, Tensor]:
+        columns = self.shortlist(depth)[lanes]
+        weights = self.head.backend.embed(columns.flatten(), self.head.output).view(*columns.shape, -1)
+        refined = self._refined(self._y[lanes, depth], self._inner[lanes, depth], previous)
+        return (weights @ refined[:, :, None])[:, :, 0].float(), self.head.token_ids[columns]
+
+    def _refined(self, y: Tensor, inner: Tensor, previous: Tensor) -> Tensor:
+        backend = self.head.backend
+        return y + backend.linear(functional.silu(inner + backend.embed(previous, self.table)), self.outer)
+
+
+Correction = Uncorrected | Markov | Refiner
+
+
+def load_dflash(
+    weights: HeadWeights, embedding: Linear, taps: TapReader, kv: list[LayerKV], max_positions: int, backend: Backend
+) -> tuple[DFlashHead, Correction]:
+    config, shape = weights.config, layer_shape(weights.config)
+    prefixes = [f"layers.{index}" for index in range(config.num_layers)]
+    head = DFlashHead(
+        backend=backend,
+        embedding=embedding,
+        tap_norms=tuple(weights.vector(f"tap_norms.{index}.weight") for index in range(len(config.taps))),
+        fc=weights.linear("fc.weight"),
+        hidden_norm=weights.vector("hidden_norm.weight"),
+        anchor=weights.linear("anchor_proj.weight"),
+        feature=weights.linear("feature_proj.weight"),
+        masks=weights.vector("mask_embedding.weight").to(backend.activation_dtype),
+        stack=weights.stack(tuple(weights.layer(prefix, shape) for prefix in prefixes), max_positions),
+        keys_values=tuple(weights.linear(*(f"{p}.self_attn.{side}_proj.weight" for side in "kv")) for p in prefixes),
+        context_shape=replace(shape, num_heads=0),
+        output=weights.linear("lm_head.weight", is_head=True),
+        token_ids=weights.token_ids,
+        taps=taps,
+        kv=kv,
+        features=torch.empty((len(kv[0].k), config.hidden_size), dtype=backend.activation_dtype, device=backend.device),
+    )
+    return head, _correction(head, weights)
+
+
+def _correction(head: DFlashHead, weights: HeadWeights) -> Correction:
+    if weights.config.correction == "markov":
+        first, second = (weights.linear(f"markov_head.markov_{part}", is_head=True) for part in ("w1", "w2"))
+        return Markov(head, first, second)
+    if weights.config.correction == "refiner":
+        inner, outer = (weights.linear(f"refiner.{part}_proj.weight") for part in ("in", "out"))
+        return Refiner(head, inner, weights.linear("refiner.table.weight", is_head=True), outer)
+    return Uncorrected(head)

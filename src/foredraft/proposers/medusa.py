@@ -1,0 +1,54 @@
+"""Drafts with a Medusa head: one small block per offset on the target's last hidden state, all offsets at once.
+Costs one product per offset and no cache, less than any other head.
+Shines where rows are cheap to verify: each offset is predicted without the ones before it, so trees are wide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+
+import torch
+from torch import Tensor
+
+from foredraft.models.heads.medusa import MedusaHead, load_medusa
+from foredraft.models.heads.weights import HeadWeights, TapReader
+from foredraft.proposers.base import TargetModel
+from foredraft.proposers.candidates import NodeLogits
+from foredraft.proposers.head_runner import HeadDrafter, HeadOptions, HeadRunner, new_nodes
+from foredraft.types import Work
+
+
+class Medusa(HeadDrafter):
+    """See the module."""
+
+    Options = HeadOptions
+    kind = "medusa"
+
+    def __init__(self, options: HeadOptions, target: TargetModel) -> None:
+        offsets = self.files(target).config.block
+
+        def load(weights: HeadWeights, taps: TapReader, group: str, close: Callable[[], None]) -> MedusaRunner:
+            return MedusaRunner(load_medusa(weights, taps, target.runner.backend), target, close)
+
+        model = self.acquire(target, options.dtype, load)
+        super().__init__(self.kind, model, options.shape(self.kind, offsets, offsets))
+
+
+class MedusaRunner(HeadRunner):
+    """A Medusa head. The first run of a call gives the logits of all offsets; further ones look them up."""
+
+    def __init__(self, head: MedusaHead, target: TargetModel, close: Callable[[], None]) -> None:
+        super().__init__(target, None, close)
+        self._head = head
+        self._lanes: dict[int, int] = {}
+        self._logits: Tensor | None = None  # [sequences × offsets, draft_vocab] of this call
+
+    def logits(self, works: Items[Work]) -> NodeLogits:
+        head = self._head
+        if works[0].num_new_tokens:
+            self._lanes = {work.sequence.id: lane for lane, work in enumerate(works)}
+            slots = [self.slot(work.sequence, work.sequence.num_tokens - 2) for work in works]
+            self._logits = head.logits(torch.tensor(slots, device=self.backend.device))
+        assert self._logits is not None
+        rows = [self._lanes[node.sequence_id] * head.offsets + node.depth for node in new_nodes(works)]
+        return NodeLogits(self._logits[rows], head.token_ids)
