@@ -30,7 +30,9 @@ from tests.tiny_models import VOCAB, random_model, save_model
 
 ALL = proposer_names()
 HEADS = list(KINDS)
-PAIRS = [f"{one}+{other}" for i, one in enumerate(ALL) for other in ALL[i + 1 :]]
+OTHERS = [name for name in ALL if name not in HEADS]
+PAIRS = [f"{one}+{other}" for i, one in enumerate(OTHERS) for other in OTHERS[i + 1 :]]
+PAIRS += [*(f"suffix+{head}" for head in HEADS), "quantised+eagle+medusa+dflash"]
 
 
 @pytest.fixture(scope="module")

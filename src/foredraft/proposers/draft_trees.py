@@ -125,7 +125,8 @@ class Tree:
     def _weight(self, parent: int, rank: int, token: int, probability: float) -> float:
         if not self.shape.static:
             return self._score(parent, probability)
-        return _SURE / (rank + 1) ** _DECAY * (self.weights[parent] if parent >= 0 else 1.0)
+        share: float = _SURE / (rank + 1) ** _DECAY
+        return share * (self.weights[parent] if parent >= 0 else 1.0)
 
     def draft(self, name: str, q: Tensor | None) -> Draft:
         """The nodes that are kept. A node weighs no more than its parent, so the best ones are a tree."""

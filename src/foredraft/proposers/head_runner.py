@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from foredraft.errors import InvalidSpec
 from foredraft.models.heads.catalog import HeadFiles
 from foredraft.models.heads.weights import HeadWeights, TapReader
 from foredraft.proposers.base import TargetModel
+from foredraft.proposers.candidates import NodeLogits
 from foredraft.proposers.computed_tokens import ComputedTokens
 from foredraft.proposers.draft_trees import TreeShape
 from foredraft.proposers.tree_drafter import TreeDrafter
@@ -56,7 +58,7 @@ class HeadOptions:
         return TreeShape(depth, width, prunes=True, nodes=self.nodes, static=self.tree == "static")
 
 
-class HeadRunner:
+class HeadRunner(ABC):
     """A head as a model that drafts (see DraftingModel): the parts that are the same for every kind."""
 
     catch_up_beside = 256  # a head is small: running so many rows takes no longer than a step of the target
@@ -67,6 +69,10 @@ class HeadRunner:
         self.vocab_size = target.runner.decoder.config.vocab_size
         self.close = close
         self._computed = computed
+
+    @abstractmethod
+    def logits(self, works: Items[Work]) -> NodeLogits:
+        """See DraftingModel. The works of one call are all new tokens, or all new nodes."""
 
     def can_draft(self, sequence: Sequence, known: int) -> bool:
         """Whether the target has run all tokens but the last, so that their taps are there."""
