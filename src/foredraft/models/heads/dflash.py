@@ -116,56 +116,57 @@ class Uncorrected:
 
 
 class Corrected:
-    """The most probable tokens of a row, among which the token before it then decides."""
+    """The most probable tokens of every row, among which the token before it then decides."""
 
     SHORTLIST = 64
 
-    def __init__(self, head: DFlashHead) -> None:
-        self.head = head
-        self._columns: dict[int, Tensor] = {}
-
-    def shortlist(self, depth: int) -> Tensor:
-        """[sequences, shortlist] columns of the draft vocabulary."""
-        if depth not in self._columns:
-            size = min(self.SHORTLIST, self.logits.shape[2])
-            self._columns[depth] = self.logits[:, depth].topk(size, sorted=False).indices
-        return self._columns[depth]
-
     logits: Tensor  # [sequences, block, draft_vocab], of rows that do not know the token before
+
+    def __init__(self, head: DFlashHead, weight: Linear) -> None:
+        self.head = head
+        self._weight = weight  # what the correction is a product with: a row per token of the draft vocabulary
+
+    def shortlist(self, depth: int) -> tuple[Tensor, Tensor]:
+        """Columns of the draft vocabulary [sequences, shortlist], and their rows of the weight behind them."""
+        rows = self.logits[:, depth]
+        columns = rows.topk(min(self.SHORTLIST, rows.shape[1]), sorted=False).indices
+        return columns, self.head.backend.embed(columns.flatten(), self._weight).view(*columns.shape, -1)
+
+    @staticmethod
+    def product(weights: Tensor, lanes: Tensor, rows: Tensor) -> Tensor:
+        """weights [sequences, shortlist, width] of each row's sequence · rows [rows, width]: [rows, shortlist]."""
+        own = weights if len(weights) == 1 else weights[lanes]
+        return (own @ rows[:, :, None])[:, :, 0].float()
 
 
 class Markov(Corrected):
     """logits += W2 · W1[previous token]."""
 
     def __init__(self, head: DFlashHead, first: Linear, second: Linear) -> None:
-        super().__init__(head)
+        super().__init__(head, second)
         self.first, self.second = first, second
 
     def begin(self, y: Tensor, anchors: Tensor) -> Tensor:
         backend = self.head.backend
-        self._columns = {}
         self.logits = backend.logits(y.flatten(0, 1), self.head.output).view(*y.shape[:2], -1)
         return self.logits[:, 0] + backend.logits(backend.embed(anchors, self.first), self.second)
 
     def after(self, lanes: Tensor, depth: int, previous: Tensor) -> tuple[Tensor, Tensor]:
-        backend, columns = self.head.backend, self.shortlist(depth)[lanes]
-        weights = backend.embed(columns.flatten(), self.second).view(*columns.shape, -1)
-        added = (weights @ backend.embed(previous, self.first)[:, :, None])[:, :, 0]
-        return self.logits[lanes[:, None], depth, columns] + added, self.head.token_ids[columns]
+        columns, weights = self.shortlist(depth)
+        own, added = columns[lanes], self.product(weights, lanes, self.head.backend.embed(previous, self.first))
+        return self.logits[lanes[:, None], depth, own] + added, self.head.token_ids[own]
 
 
 class Refiner(Corrected):
     """y + Wo · silu(Wa · y + T[previous token]); the last row of T stands for an unknown one."""
 
     def __init__(self, head: DFlashHead, inner: Linear, table: Linear, outer: Linear) -> None:
-        super().__init__(head)
+        super().__init__(head, head.output)
         self.inner, self.table, self.outer = inner, table, outer
 
     def begin(self, y: Tensor, anchors: Tensor) -> Tensor:
         backend, (sequences, block, _) = self.head.backend, y.shape
-        self._columns = {}
-        self._y = y
-        self._inner = backend.linear(y.flatten(0, 1), self.inner).view(sequences, block, -1)
+        self._y, self._inner = y, backend.linear(y.flatten(0, 1), self.inner).view(sequences, block, -1)
         previous = anchors.new_full((sequences, block), self.table.outputs - 1)
         previous[:, 0] = anchors
         refined = self._refined(y.flatten(0, 1), self._inner.flatten(0, 1), previous.flatten())
@@ -173,10 +174,9 @@ class Refiner(Corrected):
         return self.logits[:, 0]
 
     def after(self, lanes: Tensor, depth: int, previous: Tensor) -> tuple[Tensor, Tensor]:
-        columns = self.shortlist(depth)[lanes]
-        weights = self.head.backend.embed(columns.flatten(), self.head.output).view(*columns.shape, -1)
+        columns, weights = self.shortlist(depth)
         refined = self._refined(self._y[lanes, depth], self._inner[lanes, depth], previous)
-        return (weights @ refined[:, :, None])[:, :, 0].float(), self.head.token_ids[columns]
+        return self.product(weights, lanes, refined), self.head.token_ids[columns[lanes]]
 
     def _refined(self, y: Tensor, inner: Tensor, previous: Tensor) -> Tensor:
         backend = self.head.backend
