@@ -19,6 +19,7 @@ from foredraft.cli.demo import PROMPTS
 from foredraft.cli.main import run
 from foredraft.cli.options import ModelOptions
 from foredraft.params import SamplingParams
+from tests.tiny_heads import tiny_config
 from tests.tiny_models import random_model, save_model
 from tests.unit.fake_llm import METRICS, fake_module
 
@@ -120,6 +121,13 @@ class TestEveryCommand:
 
 
 class TestGenerate:
+    @pytest.mark.parametrize(("arguments", "head"), [([], "auto"), (["--head", "none"], None)])
+    def test_heads_are_found_unless_there_shall_be_none(
+        self, command: Command, arguments: list[str], head: str | None
+    ) -> None:
+        opened = command("generate", "hi", *arguments).log[0]
+        assert opened[2]["head"] == head
+
     def test_one_prompt_prints_its_text(self, command: Command) -> None:
         result = command("generate", "hi")
         assert (result.code, result.out, result.err) == (0, "Hello there.\n", "")
@@ -127,11 +135,12 @@ class TestGenerate:
     def test_options_reach_the_model(self, command: Command) -> None:
         result = command(
             *"generate hi --model m --spec off --dtype int4 --device cpu --threads 2 --no-exact --max-tokens 5".split(),
+            *"--head here".split(),
             *"--temperature 0.5 --top-p 0.9 --top-k 40 --min-p 0.1 --seed 3".split(),
             *"--stop a --stop b --n 2 --logprobs 1".split(),
         )
         opened, queried, _ = result.log
-        expected = {"spec": "off", "dtype": "int4", "device": "cpu", "threads": 2, "exact": False}
+        expected = {"spec": "off", "dtype": "int4", "device": "cpu", "threads": 2, "exact": False, "head": "here"}
         assert opened == ("open", "m", {**expected, "prefix_caching": True, "progress": None})
         assert queried[2] == SamplingParams(
             max_tokens=5, temperature=0.5, top_p=0.9, top_k=40, min_p=0.1, seed=3, stop=["a", "b"], n=2, logprobs=1
@@ -309,10 +318,28 @@ class TestModels:
             "dtype",
             "backend",
             "note",
+            "heads",
             "config",
         }
         assert record["name"] == "smollm2-135m"
         assert record["path"] is None
+
+    def test_info_lists_heads_with_their_measured_acceptance(
+        self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from foredraft.models.heads import catalog
+
+        folder = save_model(random_model("llama"), tmp_path / "model")
+        assert command("models", "info", str(folder), "--json").records[0]["heads"] == []
+        files = {
+            kind: catalog.HeadFiles(tmp_path / kind, tiny_config(kind, folder, acceptance=rates))
+            for kind, rates in (("eagle", (0.66, 0.7)), ("medusa", ()))
+        }
+        monkeypatch.setattr(catalog, "shipped_heads", lambda checkpoint: files)
+        (record,) = command("models", "info", str(folder), "--json").records
+        assert record["heads"][0] == {"kind": "eagle", "path": str(tmp_path / "eagle"), "acceptance": [0.66, 0.7]}
+        text = command("models", "info", str(folder)).out
+        assert "eagle (accepted by depth: 0.66, 0.70); medusa (not measured)" in text
 
     @pytest.mark.parametrize("is_built", [True, False])
     def test_info_says_where_slow_kernels_serve(

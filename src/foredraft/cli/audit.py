@@ -41,6 +41,7 @@ def audit(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
+    head: options.Head = "auto",
     as_json: options.Json = False,
 ) -> None:
     """Check on this machine: the same text with and without speculation, the sampled distribution, row invariance."""
@@ -52,7 +53,7 @@ def audit(
         parse_spec(spec)
     SamplingParams(max_tokens=max_tokens)
     questions = spread(BUILT_IN if suite is None else read_suite(suite), limit)
-    with options.ModelOptions(model, dtype=dtype, device=device, threads=threads).open() as llm:
+    with options.ModelOptions(model, dtype=dtype, device=device, threads=threads, head=head).open() as llm:
         checks = _all_checks(llm, questions, specs or _default_specs(llm), max_tokens, samples, as_json)
     passed = all(check.passed for check in checks)
     if as_json:

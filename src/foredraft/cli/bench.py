@@ -45,6 +45,7 @@ def bench(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
+    head: options.Head = "auto",
     seed: Annotated[int, typer.Option("--seed", help="Of the first prompt; the others count on from it.")] = 1,
     out: Annotated[Path, typer.Option("--out", help="The folder for the results.")] = Path("bench-results"),
     as_json: options.Json = False,
@@ -57,7 +58,7 @@ def bench(
     plan = Plan(chosen, _batches(batch), tuple(dict.fromkeys(temperatures or [0.0])), max_tokens, repeats, seed)
     questions = load_suite(suite, limit)
     _make_folder(out)
-    opening = options.ModelOptions(model, "off", dtype, device, threads, prefix_caching=False)
+    opening = options.ModelOptions(model, "off", dtype, device, threads, prefix_caching=False, head=head)
     with opening.open() as llm:
         results = _measured(llm, questions, plan, model, suite)
     _write(results, out)

@@ -44,6 +44,7 @@ def chat(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
+    head: options.Head = "auto",
     exact: options.Exact = True,
     as_json: options.Json = False,
 ) -> None:
@@ -53,7 +54,7 @@ def chat(
     )
     on_terminal = sys.stdin.isatty()
     conversation = Conversation(system)
-    with options.ModelOptions(model, spec, dtype, device, threads, exact).open() as llm:
+    with options.ModelOptions(model, spec, dtype, device, threads, exact, head=head).open() as llm:
         if on_terminal:
             say(dim(f"{model} ({llm.dtype}, {llm.backend_name}). /help tells what else there is.", sys.stderr))
         for line in _lines(prompted=on_terminal and sys.stdout.isatty()):

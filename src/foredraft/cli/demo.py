@@ -61,6 +61,7 @@ def demo(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
+    head: options.Head = "auto",
     exact: options.Exact = True,
     as_json: options.Json = False,
 ) -> None:
@@ -70,7 +71,8 @@ def demo(
     if not sys.stderr.isatty():
         say(f"Fetching and loading {model}; the first time takes a while.")
     comparisons = [Comparison(title, prompt, spec) for title, prompt in PROMPTS.items()]
-    with options.ModelOptions(model, spec, dtype, device, threads, exact, prefix_caching=False).open() as llm:
+    opening = options.ModelOptions(model, spec, dtype, device, threads, exact, prefix_caching=False, head=head)
+    with opening.open() as llm:
         _warm_up(llm, spec)
         for comparison in comparisons:
             with _live_picture(comparison) if live else nullcontext():

@@ -41,6 +41,7 @@ def generate(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
+    head: options.Head = "auto",
     exact: options.Exact = True,
     as_json: options.Json = False,
 ) -> None:
@@ -60,7 +61,7 @@ def generate(
     if chat:
         inputs = [as_conversation(prompt) for prompt in inputs]
 
-    with options.ModelOptions(model, spec, dtype, device, threads, exact).open() as llm:
+    with options.ModelOptions(model, spec, dtype, device, threads, exact, head=head).open() as llm:
         events = llm.stream_many(inputs, params)
         if len(inputs) == 1 and n == 1 and not as_json:
             failed = _report_error(0, follow(events, show=True))

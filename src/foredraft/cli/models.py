@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,9 @@ from foredraft.cli.progress import loading_progress
 from foredraft.errors import InvalidModel
 from foredraft.models import catalog
 from foredraft.proposers.registry import proposer_names
+
+if TYPE_CHECKING:
+    from foredraft.models.heads.catalog import HeadFiles
 
 NO_KERNELS = (
     "torch serves on this CPU, because the fast kernels could not be built or loaded; "
@@ -88,8 +91,9 @@ def _details(name: str) -> dict[str, Any]:
     """What the model's own header says, and which backend would serve it here; nothing while it is not fetched."""
     summary = _summary(name)
     if summary["path"] is None:
-        return {"dtype": None, "backend": None, "note": None, "config": None}
+        return {"dtype": None, "backend": None, "note": None, "heads": None, "config": None}
     from foredraft.backends.choose import choose_backend, choose_device
+    from foredraft.models.heads.catalog import shipped_heads
 
     checkpoint = catalog.open_checkpoint(Path(summary["path"]))
     backend = choose_backend("auto", checkpoint.precision, choose_device("auto"), None)
@@ -98,8 +102,14 @@ def _details(name: str) -> dict[str, Any]:
         "dtype": checkpoint.precision,
         "backend": backend.name,
         "note": NO_KERNELS if is_slow else None,
+        "heads": [_head(files) for files in shipped_heads(checkpoint).values()],
         "config": asdict(checkpoint.config),
     }
+
+
+def _head(files: HeadFiles) -> dict[str, Any]:
+    """A head that comes with Foredraft, and how often its draft tokens were accepted on text it was not trained on."""
+    return {"kind": files.config.kind, "path": str(files.folder), "acceptance": list(files.config.acceptance)}
 
 
 def _print_fields(record: dict[str, Any]) -> None:
@@ -119,9 +129,16 @@ def _readable(field: str, value: Any) -> str:
         return _megabytes(value)
     if field == "proposers":
         return ", ".join(value) or "none yet"
+    if field == "heads" and value is not None:
+        return "; ".join(map(_readable_head, value)) or "none"
     if value is None:
         return "unknown" if field == "licence" else "not fetched"
     return str(value)
+
+
+def _readable_head(head: dict[str, Any]) -> str:
+    rates = ", ".join(f"{rate:.2f}" for rate in head["acceptance"])
+    return f"{head['kind']} (accepted by depth: {rates})" if rates else f"{head['kind']} (not measured)"
 
 
 def _size(path: Path) -> int:

@@ -23,6 +23,9 @@ Spec = Annotated[str, typer.Option("--spec", help="Speculation: off, auto, ngram
 Dtype = Annotated[str, typer.Option("--dtype", help="float32, bfloat16, int8, int4, or auto: as the file has it.")]
 Device = Annotated[str, typer.Option("--device", help="Where to run; auto picks the best there is.")]
 Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads; all usable cores when not given.")]
+Head = Annotated[
+    str, typer.Option("--head", help="Trained heads: auto, none, a folder that `foredraft train` wrote, or a hub id.")
+]
 Exact = Annotated[
     bool, typer.Option("--exact/--no-exact", help="Bits that do not depend on batch mates, chunks or drafts.")
 ]
@@ -52,6 +55,7 @@ class ModelOptions:
     max_num_seqs: int | None = None
     max_model_len: int | None = None
     kv_cache_tokens: int | None = None
+    head: str = "auto"
 
     @contextmanager
     def open(self) -> Iterator[LLM]:
@@ -62,6 +66,7 @@ class ModelOptions:
             llm = LLM(
                 self.model,
                 spec=self.spec,
+                head=None if self.head == "none" else self.head,
                 dtype=self.dtype,
                 device=self.device,
                 threads=self.threads,

@@ -44,6 +44,7 @@ def plan(
     spec: options.Spec = "suffix",  # what auto drafts with
     dtype: options.Dtype = "auto",
     threads: options.Threads = None,
+    head: options.Head = "auto",
     as_json: options.Json = False,
 ) -> None:
     """Say whether speculation pays, which draft length is best, and at which batch size to turn it off."""
@@ -60,7 +61,8 @@ def plan(
     elif measure:
         if any(given is not None for given in (alpha, cost, verify_cost)):
             raise InvalidParameter("--measure finds --alpha, --cost and --verify-cost itself; give it without them.")
-        figures = _outlook(_measured(options.ModelOptions(model, spec, dtype, threads=threads)), k_max, batch_max)
+        opening = options.ModelOptions(model, spec, dtype, threads=threads, head=head)
+        figures = _outlook(_measured(opening), k_max, batch_max)
         source = f"Measured here for {spec}, in the steps in which it drafts: "
     elif alpha is None or cost is None:
         raise InvalidParameter("Give --alpha and --cost, or --measure, or --from with the results.json of a bench.")

@@ -41,7 +41,7 @@ class Proposer(Protocol):
     """
 
     name: str
-    taps: frozenset[int]  # target layers whose residual stream it wants to see
+    taps: frozenset[int]  # what it reads of the target's residual stream: k is the stream after k layers
     free: bool  # whether a query takes next to no time, so that it may be made even where it may bring nothing
     wants_target_argmax: bool  # whether commits carry the target argmax after every draft token
     num_lookahead_tokens: int  # the most nodes that a draft of its default settings has

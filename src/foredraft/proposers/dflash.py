@@ -36,8 +36,6 @@ class DFlash(HeadDrafter):
     kind = "dflash"
 
     def __init__(self, options: HeadOptions, target: TargetModel) -> None:
-        block = self.files(target).config.block
-
         def load(weights: HeadWeights, taps: TapReader, group: str, close: Callable[[], None]) -> DFlashRunner:
             backend = target.runner.backend
             blocks = scratch_blocks(target.max_num_seqs, target.kv.block_size)
@@ -47,7 +45,8 @@ class DFlash(HeadDrafter):
             return DFlashRunner(*loaded, target, close)
 
         model = self.acquire(target, options.dtype, load)
-        super().__init__(self.kind, model, options.shape(self.kind, block, block))
+        config = self.files(target).config
+        super().__init__(model, options, config, config.block)
 
 
 class DFlashRunner(HeadRunner):

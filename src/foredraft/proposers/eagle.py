@@ -25,8 +25,6 @@ class Eagle(HeadDrafter):
     kind = "eagle"
 
     def __init__(self, options: HeadOptions, target: TargetModel) -> None:
-        shape = options.shape(self.kind, self.files(target).config.block, MOST_NODES)
-
         def load(weights: HeadWeights, taps: TapReader, group: str, close: Callable[[], None]) -> EagleRunner:
             backend = target.runner.backend
             blocks = scratch_blocks(target.max_num_seqs, target.kv.block_size)
@@ -35,7 +33,8 @@ class Eagle(HeadDrafter):
             head = load_eagle(weights, target.runner.decoder.embedding, taps, kv, positions, backend)
             return EagleRunner(head, target, close)
 
-        super().__init__(self.kind, self.acquire(target, options.dtype, load), shape)
+        model = self.acquire(target, options.dtype, load)
+        super().__init__(model, options, self.files(target).config, MOST_NODES)
 
 
 class EagleRunner(HeadRunner):

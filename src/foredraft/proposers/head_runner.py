@@ -12,6 +12,7 @@ from typing import ClassVar, TypeVar
 from foredraft.config import DTYPES
 from foredraft.errors import InvalidSpec
 from foredraft.models.heads.catalog import HeadFiles
+from foredraft.models.heads.config import HeadConfig
 from foredraft.models.heads.weights import HeadWeights, TapReader
 from foredraft.proposers.base import TargetModel
 from foredraft.proposers.candidates import NodeLogits
@@ -148,6 +149,11 @@ class HeadDrafter(TreeDrafter):
 
     kind: ClassVar[str]
     contenders = 64  # enough at usual temperatures; finding more takes longer than a head's run
+
+    def __init__(self, model: HeadRunner, options: HeadOptions, config: HeadConfig, most: int) -> None:
+        """`most` is the deepest that the head can draft."""
+        super().__init__(self.kind, model, options.shape(self.kind, config.block, most))
+        self.taps = frozenset(config.taps)
 
     @classmethod
     def files(cls, target: TargetModel) -> HeadFiles:

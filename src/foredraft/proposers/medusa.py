@@ -25,13 +25,12 @@ class Medusa(HeadDrafter):
     kind = "medusa"
 
     def __init__(self, options: HeadOptions, target: TargetModel) -> None:
-        offsets = self.files(target).config.block
-
         def load(weights: HeadWeights, taps: TapReader, group: str, close: Callable[[], None]) -> MedusaRunner:
             return MedusaRunner(load_medusa(weights, taps, target.runner.backend), target, close)
 
         model = self.acquire(target, options.dtype, load)
-        super().__init__(self.kind, model, options.shape(self.kind, offsets, offsets))
+        config = self.files(target).config
+        super().__init__(model, options, config, config.block)
 
 
 class MedusaRunner(HeadRunner):
