@@ -40,7 +40,7 @@ class Target:
 
     def __init__(self, folder: Path, head: Any, place: Path, **options: Any) -> None:
         save_head(head, place)
-        self.llm = LLM(str(folder), head=str(place), spec="off", device="cpu", **options)
+        self.llm = LLM(str(folder), head=str(place), spec="off", **{"device": "cpu", **options})
         self.engine = self.llm.engine
         self.drafter = self.proposer(head.config.kind)
 
@@ -65,12 +65,13 @@ class Target:
         taps, size = self.engine.runner.taps, self.engine.kv.block_size
         assert taps is not None
         slots = [sequence.block_table[at // size] * size + at % size for at in range(sequence.num_computed_tokens)]
-        rows = taps.cache[slots].float().view(len(slots), len(taps.layers), -1)
+        rows = taps.cache[slots].float().cpu().view(len(slots), len(taps.layers), -1)
         return rows[:, [taps.layers.index(layer) for layer in layers]].flatten(1)[None]
 
     def embeddings(self, tokens: list[int]) -> Tensor:
         decoder = self.engine.runner.decoder
-        return self.engine.runner.backend.embed(torch.tensor(tokens), decoder.embedding).float()[None]
+        backend = self.engine.runner.backend
+        return backend.embed(torch.tensor(tokens, device=backend.device), decoder.embedding).float().cpu()[None]
 
     def served(self, sequence: Sequence, draft: Draft) -> Tensor:
         """The logits of the last token and of every node, as a drafter asks for them: level by level."""
@@ -89,7 +90,7 @@ class Target:
                 level = Draft(draft.tokens[:end], draft.parents[:end], draft.scores[:end], draft.origin[:end])
                 rows.append(model.logits([Work(copy, 0, draft=level, num_computed_nodes=done)]))
                 done = end
-        return torch.stack([each.of_target(row, VOCAB) for each in rows for row in range(len(each.values))])
+        return torch.stack([each.of_target(row, VOCAB).cpu() for each in rows for row in range(len(each.values))])
 
 
 def eagle_reference(head: EagleHead, target: Target, sequence: Sequence, draft: Draft) -> Tensor:

@@ -1,0 +1,71 @@
+"""Heads on the CUDA backend give the logits of their modules, and draft what they draft on the CPU.
+
+Without a device, TRITON_INTERPRET=1 runs this slowly on the CPU, without graphs.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from foredraft.llm import LLM
+from foredraft.params import SamplingParams
+from foredraft.types import Draft
+from tests.contract.test_heads import CASES, CHAIN, REFERENCES, TOKENS, TREE, Target
+from tests.tiny_heads import KINDS, random_head, save_heads, tiny_config
+from tests.tiny_models import VOCAB, random_model, save_model
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+DEVICE = "cpu" if INTERPRETED else "cuda"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(random_model("llama"), tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(autouse=True)
+def cuda_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    from foredraft.backends.cuda import CudaBackend
+
+    if INTERPRETED:
+        monkeypatch.setattr(
+            "foredraft.engine.loading.choose_backend", lambda name, dtype, device, threads: CudaBackend(dtype, device)
+        )
+
+
+@pytest.mark.parametrize("draft", [CHAIN, TREE], ids=["chain", "tree"])
+@pytest.mark.parametrize(("kind", "correction"), CASES)
+def test_served_logits_are_those_of_the_module(
+    folder: Path, tmp_path: Path, kind: str, correction: str, draft: Draft
+) -> None:
+    head = random_head(tiny_config(kind, folder, correction))
+    target = Target(folder, head, tmp_path, dtype="float32", exact=False, device=DEVICE)
+    sequence = target.sequence(TOKENS)
+    with torch.no_grad():
+        expected = REFERENCES[kind](head, target, sequence, draft)
+    for row, module_row in zip(target.served(sequence, draft), expected, strict=True):
+        known = row > -torch.inf
+        there = torch.full((VOCAB,), -torch.inf).index_copy_(0, head.token_ids, module_row)
+        assert (row - there)[known].abs().max() < 1e-3 * expected.std()
+
+
+@pytest.mark.skipif(INTERPRETED, reason="takes minutes")
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_text_is_that_of_plain_decoding(folder: Path, tmp_path: Path, kind: str, temperature: float) -> None:
+    """In a batch, with graphs that are captured at one step and replayed at others."""
+    few = dict.fromkeys(range(6), 9.0)
+    params = SamplingParams(max_tokens=60, temperature=temperature, seed=4, ignore_eos=True, logit_bias=few)
+    prompts = [[(7 * seed + 3 * place) % VOCAB for place in range(10 + 15 * seed)] for seed in range(5)]
+    llm = LLM(str(folder), head=str(save_heads(folder, tmp_path)), spec="off", device=DEVICE)
+    off, on = (llm.generate(prompts, params, spec=spec) for spec in ("off", kind))
+    assert [one.token_ids for one in on] == [one.token_ids for one in off]
+    assert sum(one.metrics.accepted_tokens for one in on) > 20
