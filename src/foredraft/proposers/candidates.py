@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from foredraft.sampling.noise import DRAFT_STREAM, gumbel, stream_key, uniform
-from foredraft.sampling.pipeline import adjust, distribution, floor
+from foredraft.sampling.pipeline import adjust_after, distribution, floor
 from foredraft.types import Sequence
 
 _CHUNK = 64  # columns whose largest value is found first: finding the best few among all takes several times longer
@@ -61,10 +61,8 @@ class Node:
     path: Items[int]
 
     def adjusted(self, logits: Tensor) -> Tensor:
-        """Logits by the target's ids, after penalties and bias."""
-        sequence = self.sequence
-        prompt = sequence.token_ids[: sequence.num_prompt_tokens]
-        return adjust(logits, sequence.params, prompt, [*sequence.output_token_ids, *self.path])
+        """Logits by the target's ids, after penalties, bias and grammar."""
+        return adjust_after(logits, self.sequence, self.path)
 
 
 def coupled(logits: NodeLogits, nodes: Items[Node], count: int, contenders: int, vocab_size: int) -> list[Candidates]:
@@ -86,16 +84,17 @@ def coupled(logits: NodeLogits, nodes: Items[Node], count: int, contenders: int,
 
 
 def _is_plain(sequence: Sequence) -> bool:
-    return not sequence.params.temperature and not sequence.params.adjusts_logits
+    return not sequence.params.temperature and not sequence.adjusts_logits
 
 
 def _drawn(logits: NodeLogits, row: int, node: Node, count: int, contenders: int, vocab_size: int) -> Candidates:
     sequence = node.sequence
-    if sequence.params.adjusts_logits:
+    if sequence.adjusts_logits:
         logits, row = NodeLogits(node.adjusted(logits.of_target(row, vocab_size))[None]), 0
     own = logits.rows(row, row + 1)
     values, columns = top(own.values, contenders)
-    kept, tokens = values[0], own.tokens(columns)[0]
+    possible = values[0] > -torch.inf  # the grammar may allow few tokens, or none that this model has
+    kept, tokens = values[0][possible], own.tokens(columns)[0][possible]
     temperature = sequence.params.temperature or 0.0
     if temperature > 0:
         allowed = kept >= floor(own.values[0], sequence.params)
@@ -109,8 +108,10 @@ def _drawn(logits: NodeLogits, row: int, node: Node, count: int, contenders: int
 def sampled(logits: Tensor, node: Node, index: int, count: int, vocab_size: int) -> list[tuple[int, Tensor]]:
     """Different tokens, drawn one after the other, each with what it was drawn from: what the ones before have left.
     `index` numbers the nodes of a draft, -1 is its root."""
-    sequence = node.sequence
-    q = distribution(node.adjusted(logits), sequence.params)
+    sequence, adjusted = node.sequence, node.adjusted(logits)
+    if bool((adjusted == -torch.inf).all()):
+        return []  # the grammar allows nothing that this model has
+    q = distribution(adjusted, sequence.params)
     candidates = q.nonzero().flatten()
     # Keyed by where the draft starts: block verification looks at tokens that it then rejects, and the next draft,
     # which may reach the same position, must not use their noise again.

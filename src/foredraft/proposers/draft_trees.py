@@ -54,6 +54,7 @@ class Tree:
     leaves: list[_Leaf] = field(default_factory=list)
     num_run: int = 0  # leading nodes that have been run
     depth: int = 0
+    ended: bool = False  # whether there is no token to go on with
 
     @property
     def num_missing(self) -> int:
@@ -78,7 +79,7 @@ class Tree:
 
     @property
     def grows(self) -> bool:
-        if not self.budget or self.depth >= self.shape.depth or self.room < 1:
+        if not self.budget or self.ended or self.depth >= self.shape.depth or self.room < 1:
             return False
         if not self.shape.prunes or self.is_sampled or not self.depth:
             return True

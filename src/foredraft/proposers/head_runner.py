@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
@@ -130,11 +131,11 @@ class Scratch:
         """Give the sequences of a new call their blocks."""
         self._lanes = {work.sequence.id: lane for lane, work in enumerate(works)}
 
-    def table(self, sequence: Sequence) -> list[int]:
+    def table(self, sequence: Sequence) -> array[int]:
         """The blocks of a sequence's own tokens, then its scratch blocks."""
         first = self._first + self._lanes[sequence.id] * self._per_sequence
         own = sequence.block_table[: -(-sequence.num_tokens // self._block_size)]
-        return [*own, *range(first, first + self._per_sequence)]
+        return array("i", [*own, *range(first, first + self._per_sequence)])
 
 
 def scratch_blocks(num_sequences: int, block_size: int) -> int:

@@ -156,6 +156,7 @@ class TreeDrafter:
                     ]
                 )
             tree.depth += 1
+            tree.ended = len(tree.tokens) == size
             added = {node: _child(ran, reached[tree.parents[node]], token) for node, token in tree.since(size)}
             reached = {node: helped for node, helped in added.items() if helped is not None}
             while reached.get(tree.num_run) == tree.num_run:  # the other draft's node lies at the slot of this node

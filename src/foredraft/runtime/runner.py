@@ -69,9 +69,7 @@ class Replayed:
         wanted = slice(batch.num_rows) if batch.logit_rows is None else batch.logit_rows.to(plan.positions.device)
         return logits[wanted]
 
-    def warm(
-        self, block_size: int, max_keys: int, compute: Callable[[ForwardBatch], Tensor]
-    ) -> Iterator[Tensor]:
+    def warm(self, block_size: int, max_keys: int, compute: Callable[[ForwardBatch], Tensor]) -> Iterator[Tensor]:
         """Run every shape once that the backend makes something for; what each run gives."""
         for plan in self._backend.warm_plans(self._shape, block_size, max_keys):
             yield self._backend.replay(self, plan, compute)

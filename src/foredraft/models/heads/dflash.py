@@ -7,6 +7,7 @@ token n+k. A correction tells a row the token before its own; it is applied to t
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -68,7 +69,7 @@ class DFlashHead:
         return backend.run_layers(x, self.stack, self.kv, batch)[1]
 
 
-def pack_blocks(sequences: list[Sequence], tables: list[list[int]], block: int, block_size: int) -> ForwardBatch:
+def pack_blocks(sequences: list[Sequence], tables: list[array[int]], block: int, block_size: int) -> ForwardBatch:
     """A block of rows for every sequence. Its K and V lie behind the sequence's own blocks, in what `tables` has
     there."""
     count, rows = len(sequences), np.arange(block)
