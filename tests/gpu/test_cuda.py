@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from foredraft.backends import cuda_draws, cuda_plan
 from foredraft.errors import InvalidParameter
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
@@ -62,6 +61,8 @@ def test_noise_is_that_of_the_cpu() -> None:
 
 
 def test_no_request_waits_for_a_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from foredraft.backends import cuda_draws, cuda_plan
+
     folder = save_model(random_model("llama"), tmp_path)
     llm = LLM(str(folder), device="cuda", dtype="bfloat16", spec="off", max_model_len=600)
     for module in (cuda_plan, cuda_draws):
