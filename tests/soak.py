@@ -5,7 +5,8 @@
 `foredraft serve` runs in a process of its own. Clients send chats with seeds, streams and not, with different specs;
 20 % leave in the middle. Now and then there is a burst of ten times as many requests as may wait. At the end every
 finished answer must be the offline text of its seed, no block of the KV cache may be in use, and the memory of the
-server may have grown by no more than 5 % since it was warm.
+server may have grown by no more than 5 % since it was warm. A soak of less than about five minutes may miss the last,
+because the store of `suffix` still fills.
 """
 
 from __future__ import annotations
