@@ -36,9 +36,11 @@ def cuda_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     from foredraft.backends.cuda import CudaBackend
 
     if INTERPRETED:
-        monkeypatch.setattr(
-            "foredraft.engine.loading.choose_backend", lambda name, dtype, device, threads: CudaBackend(dtype, device)
-        )
+        for module in ("engine.loading", "proposers.head_runner"):
+            monkeypatch.setattr(
+                f"foredraft.{module}.choose_backend", lambda name, dtype, device, threads: CudaBackend(dtype, device)
+            )
+            monkeypatch.setattr(CudaBackend, "warm_plans", lambda *shape: [])
 
 
 @pytest.mark.parametrize("draft", [CHAIN, TREE], ids=["chain", "tree"])

@@ -12,7 +12,6 @@ import torch
 
 from foredraft.batch import pack
 from foredraft.models.heads.dflash import Correction, DFlashHead, load_dflash, pack_blocks
-from foredraft.models.heads.weights import HeadWeights, TapReader, layer_config
 from foredraft.proposers.base import TargetModel
 from foredraft.proposers.candidates import NodeLogits
 from foredraft.proposers.computed_tokens import ComputedTokens
@@ -21,9 +20,9 @@ from foredraft.proposers.head_runner import (
     HeadDrafter,
     HeadOptions,
     HeadRunner,
+    LoadedHead,
     Scratch,
     new_nodes,
-    scratch_blocks,
 )
 from foredraft.runtime.runner import Replayed
 from foredraft.types import Sequence, Work
@@ -36,13 +35,11 @@ class DFlash(HeadDrafter):
     kind = "dflash"
 
     def __init__(self, options: HeadOptions, target: TargetModel) -> None:
-        def load(weights: HeadWeights, taps: TapReader, group: str, close: Callable[[], None]) -> DFlashRunner:
-            backend = target.runner.backend
-            blocks = scratch_blocks(target.max_num_seqs, target.kv.block_size)
-            kv = target.kv.add_group(group, layer_config(weights.config), backend, blocks)
-            positions = target.max_model_len + MOST_NODES
-            loaded = load_dflash(weights, target.runner.decoder.embedding, taps, kv, positions, backend)
-            return DFlashRunner(*loaded, target, close)
+        def load(found: LoadedHead) -> DFlashRunner:
+            kv, positions = found.add_layers(target), target.max_model_len + MOST_NODES
+            embedding = target.runner.decoder.embedding
+            loaded = load_dflash(found.weights, embedding, found.taps, kv, positions, found.backend)
+            return DFlashRunner(*loaded, target, found.close)
 
         model = self.acquire(target, options.dtype, load)
         config = self.files(target).config
@@ -55,11 +52,13 @@ class DFlashRunner(HeadRunner):
     def __init__(
         self, head: DFlashHead, correction: Correction, target: TargetModel, close: Callable[[], None]
     ) -> None:
-        super().__init__(target, ComputedTokens(target.kv.block_size), close)
+        super().__init__(head.backend, target, ComputedTokens(target.kv.block_size), close)
         self._head, self._correction = head, correction
         self._scratch = Scratch(target)
         self._context = Replayed(head.backend, head.stack.layers[0].shape)
         self._blocks = Replayed(head.backend, head.stack.layers[0].shape)
+        self._context.warm(self.block_size, target.max_model_len, head.context)
+        self._blocks.warm(self.block_size, target.max_model_len, head.blocks)
         self._lanes: dict[int, int] = {}
 
     def record(self, sequence: Sequence, tokens: list[int], num_slots: int) -> None:

@@ -9,11 +9,10 @@ from collections.abc import Sequence as Items
 
 from foredraft.batch import pack
 from foredraft.models.heads.eagle import EagleHead, load_eagle
-from foredraft.models.heads.weights import HeadWeights, TapReader, layer_config
 from foredraft.proposers.base import TargetModel
 from foredraft.proposers.candidates import NodeLogits
 from foredraft.proposers.computed_tokens import ComputedTokens
-from foredraft.proposers.head_runner import MOST_NODES, HeadDrafter, HeadOptions, HeadRunner, Scratch, scratch_blocks
+from foredraft.proposers.head_runner import MOST_NODES, HeadDrafter, HeadOptions, HeadRunner, LoadedHead, Scratch
 from foredraft.runtime.runner import Replayed
 from foredraft.types import Sequence, Work
 
@@ -25,13 +24,11 @@ class Eagle(HeadDrafter):
     kind = "eagle"
 
     def __init__(self, options: HeadOptions, target: TargetModel) -> None:
-        def load(weights: HeadWeights, taps: TapReader, group: str, close: Callable[[], None]) -> EagleRunner:
-            backend = target.runner.backend
-            blocks = scratch_blocks(target.max_num_seqs, target.kv.block_size)
-            kv = target.kv.add_group(group, layer_config(weights.config), backend, blocks)
-            positions = target.max_model_len + MOST_NODES
-            head = load_eagle(weights, target.runner.decoder.embedding, taps, kv, positions, backend)
-            return EagleRunner(head, target, close)
+        def load(found: LoadedHead) -> EagleRunner:
+            kv, positions = found.add_layers(target), target.max_model_len + MOST_NODES
+            embedding = target.runner.decoder.embedding
+            head = load_eagle(found.weights, embedding, found.taps, kv, positions, found.backend)
+            return EagleRunner(head, target, found.close)
 
         model = self.acquire(target, options.dtype, load)
         super().__init__(model, options, self.files(target).config, MOST_NODES)
@@ -41,10 +38,12 @@ class EagleRunner(HeadRunner):
     """An EAGLE head. A draft token's K and V are computed again, from the target's features, once it is committed."""
 
     def __init__(self, head: EagleHead, target: TargetModel, close: Callable[[], None]) -> None:
-        super().__init__(target, ComputedTokens(target.kv.block_size), close)
+        super().__init__(head.backend, target, ComputedTokens(target.kv.block_size), close)
         self._head = head
         self._scratch = Scratch(target)
         self._advance, self._extend = (Replayed(head.backend, head.stack.layers[0].shape) for _ in range(2))
+        self._advance.warm(self.block_size, target.max_model_len, head.advance)
+        self._extend.warm(self.block_size, target.max_model_len, head.extend)
 
     def num_computed(self, sequence: Sequence) -> int:
         """The first token is never run: there is no feature before it."""

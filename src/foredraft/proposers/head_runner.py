@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, TypeVar
 
+from foredraft.backends.base import Backend, LayerKV
+from foredraft.backends.choose import choose_backend
 from foredraft.config import DTYPES
 from foredraft.errors import InvalidSpec
 from foredraft.models.heads.catalog import HeadFiles
 from foredraft.models.heads.config import HeadConfig
-from foredraft.models.heads.weights import HeadWeights, TapReader
+from foredraft.models.heads.weights import HeadWeights, TapReader, layer_config
 from foredraft.proposers.base import TargetModel
 from foredraft.proposers.candidates import NodeLogits
 from foredraft.proposers.computed_tokens import ComputedTokens
@@ -65,8 +67,10 @@ class HeadRunner(ABC):
 
     catch_up_beside = 256  # a head is small: running so many rows takes no longer than a step of the target
 
-    def __init__(self, target: TargetModel, computed: ComputedTokens | None, close: Callable[[], None]) -> None:
-        self.backend = target.runner.backend
+    def __init__(
+        self, backend: Backend, target: TargetModel, computed: ComputedTokens | None, close: Callable[[], None]
+    ) -> None:
+        self.backend = backend
         self.block_size = target.kv.block_size
         self.vocab_size = target.runner.decoder.config.vocab_size
         self.close = close
@@ -142,6 +146,22 @@ def scratch_blocks(num_sequences: int, block_size: int) -> int:
     return num_sequences * -(-MOST_NODES // block_size)
 
 
+@dataclass(frozen=True)
+class LoadedHead:
+    """What a head of any kind is made of."""
+
+    weights: HeadWeights
+    taps: TapReader
+    backend: Backend
+    group: str  # the name of its cache group
+    close: Callable[[], None]  # ends one use of it
+
+    def add_layers(self, target: TargetModel) -> list[LayerKV]:
+        """K and V of its layers in the target's cache, with scratch blocks for draft tokens."""
+        blocks = scratch_blocks(target.max_num_seqs, target.kv.block_size)
+        return target.kv.add_group(self.group, layer_config(self.weights.config), self.backend, blocks)
+
+
 Runner = TypeVar("Runner", bound=HeadRunner)
 
 
@@ -167,25 +187,19 @@ class HeadDrafter(TreeDrafter):
         return target.heads[cls.kind]
 
     @classmethod
-    def acquire(
-        cls,
-        target: TargetModel,
-        dtype: str,
-        load: Callable[[HeadWeights, TapReader, str, Callable[[], None]], Runner],
-    ) -> Runner:
-        """The head of this kind, loaded once for all its proposers. `load` is told the name of its cache group, and
-        what ends one use of it."""
+    def acquire(cls, target: TargetModel, dtype: str, load: Callable[[LoadedHead], Runner]) -> Runner:
+        """The head of this kind, loaded once for all its proposers."""
         files = cls.files(target)
         dtype = target.dtype if dtype == "auto" else dtype
         name = f"{cls.kind} {dtype}"
-        backend, taps = target.runner.backend, target.runner.taps
+        shared, taps = target.runner.backend, target.runner.taps
         assert taps is not None, "heads are loaded with the model, whose runs then write taps"
 
         def loaded() -> Runner:
-            weights, reader = (
-                HeadWeights(files.folder, files.config, dtype, backend),
-                TapReader(files.config, taps, backend),
-            )
-            return load(weights, reader, name, partial(target.draft_models.release, name))
+            # A backend of its own: it may be warmed on another thread while the target runs.
+            backend = choose_backend(shared.name, target.dtype, shared.device, target.threads)
+            weights = HeadWeights(files.folder, files.config, dtype, backend)
+            reader = TapReader(files.config, taps, backend)
+            return load(LoadedHead(weights, reader, backend, name, partial(target.draft_models.release, name)))
 
         return target.draft_models.acquire(name, loaded)

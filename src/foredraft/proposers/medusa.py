@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from foredraft.models.heads.medusa import MedusaHead, load_medusa
-from foredraft.models.heads.weights import HeadWeights, TapReader
 from foredraft.proposers.base import TargetModel
 from foredraft.proposers.candidates import NodeLogits
-from foredraft.proposers.head_runner import HeadDrafter, HeadOptions, HeadRunner, new_nodes
+from foredraft.proposers.head_runner import HeadDrafter, HeadOptions, HeadRunner, LoadedHead, new_nodes
 from foredraft.types import Work
 
 
@@ -25,8 +24,8 @@ class Medusa(HeadDrafter):
     kind = "medusa"
 
     def __init__(self, options: HeadOptions, target: TargetModel) -> None:
-        def load(weights: HeadWeights, taps: TapReader, group: str, close: Callable[[], None]) -> MedusaRunner:
-            return MedusaRunner(load_medusa(weights, taps, target.runner.backend), target, close)
+        def load(found: LoadedHead) -> MedusaRunner:
+            return MedusaRunner(load_medusa(found.weights, found.taps, found.backend), target, found.close)
 
         model = self.acquire(target, options.dtype, load)
         config = self.files(target).config
@@ -37,7 +36,7 @@ class MedusaRunner(HeadRunner):
     """A Medusa head. The first run of a call gives the logits of all offsets; further ones look them up."""
 
     def __init__(self, head: MedusaHead, target: TargetModel, close: Callable[[], None]) -> None:
-        super().__init__(target, None, close)
+        super().__init__(head.backend, target, None, close)
         self._head = head
         self._lanes: dict[int, int] = {}
         self._logits: Tensor | None = None  # [sequences × offsets, draft_vocab] of this call

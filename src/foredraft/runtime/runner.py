@@ -3,7 +3,7 @@ draft model are two of these."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -38,14 +38,14 @@ class Runner:
         """The batch through the model."""
         return ForwardOutput(self._replayed(batch, self._compute))
 
-    @torch.inference_mode()
     def warm(self, block_size: int, max_keys: int) -> None:
-        """Make what later runs need, where the backend makes something for each shape of run: a request that comes upon
-        a new shape would wait for it."""
-        params = SamplingParams().resolved({})
-        nobody = Sequence(-1, "", 0, [0], 1, params, seed=0, max_tokens=1)
-        for logits in self._replayed.warm(block_size, max_keys, self._compute):
+        """Make what later runs need, and the draws of tokens behind them (see Replayed.warm)."""
+        nobody = Sequence(-1, "", 0, [0], 1, SamplingParams().resolved({}), seed=0, max_tokens=1)
+
+        def draw(logits: Tensor) -> None:
             self.backend.sample(logits, [NodeDraw(row, nobody, NO_DRAFT, -1, 0) for row in range(len(logits))])
+
+        self._replayed.warm(block_size, max_keys, self._compute, draw)
 
     def _compute(self, plan: ForwardBatch) -> Tensor:
         normed = self.decoder.run(plan, self.kv, self.backend, self.taps)
@@ -69,7 +69,15 @@ class Replayed:
         wanted = slice(batch.num_rows) if batch.logit_rows is None else batch.logit_rows.to(plan.positions.device)
         return logits[wanted]
 
-    def warm(self, block_size: int, max_keys: int, compute: Callable[[ForwardBatch], Tensor]) -> Iterator[Tensor]:
-        """Run every shape once that the backend makes something for; what each run gives."""
+    @torch.inference_mode()
+    def warm(
+        self,
+        block_size: int,
+        max_keys: int,
+        compute: Callable[[ForwardBatch], Tensor],
+        then: Callable[[Tensor], object] = lambda result: None,
+    ) -> None:
+        """Make what later runs need, where the backend makes something for each shape of run: a request that comes upon
+        a new shape would wait for it. `then` is told what each run gives."""
         for plan in self._backend.warm_plans(self._shape, block_size, max_keys):
-            yield self._backend.replay(self, plan, compute)
+            then(self._backend.replay(self, plan, compute))
