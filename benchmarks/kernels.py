@@ -56,8 +56,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--rows", default="1,2,3,4,5,6,7,8,12,16,32,64,512")
     parser.add_argument("--kinds", default="f32,bf16,q8,q4")
+    parser.add_argument("--activations", default="int8", choices=("int8", "int16"))
     arguments = parser.parse_args()
-    backend = NativeBackend("bfloat16", arguments.threads)
+    backend = NativeBackend("bfloat16", arguments.threads, activations=arguments.activations)
     row_counts = [int(rows) for rows in arguments.rows.split(",")]
     print(f"median / fastest milliseconds, {arguments.threads} threads; the head of q4 is q8")
     print("kind   MB   " + "".join(f"{rows:>16}" for rows in row_counts))

@@ -9,25 +9,29 @@ from foredraft.backends.base import Linear, Weight
 from foredraft.backends.native import NativeBackend
 from foredraft.kernels.build import Level
 from tests.backends import needs_native
-from tests.native.conftest import LEVELS, backend_of
-from tests.native.weights import KINDS, bf16_rounded, error, fitting, linear_of, random_weight
+from tests.native.conftest import LEVELS, THREADS, backend_of
+from tests.native.weights import CASES, KINDS, as_met, bf16_rounded, error, fitting, linear_of, random_weight
 
 pytestmark = needs_native
 ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33, 65)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def with_activations(backend: NativeBackend, activations: str) -> NativeBackend:
+    return NativeBackend("float32", THREADS, backend._library, activations)
+
+
+@pytest.mark.parametrize(("kind", "activations"), CASES)
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (17, 96), (40, 64), (100, 576), (333, 1568)])
 def test_linear_is_exact_and_rows_do_not_know_each_other(
-    backend: NativeBackend, kind: str, outputs: int, inputs: int
+    backend: NativeBackend, kind: str, activations: str, outputs: int, inputs: int
 ) -> None:
-    inputs = fitting(kind, inputs)
+    backend, inputs = with_activations(backend, activations), fitting(kind, inputs)
     weight = random_weight(kind, outputs, inputs)
     layer = linear_of(backend, weight)
     x = bf16_rounded(max(ROW_COUNTS), inputs)
     together = backend.linear(x, layer)
     assert layer.bias is not None
-    reference = x.double() @ weight.dense().double().T + layer.bias.double()
+    reference = as_met(x, kind, activations).double() @ weight.dense().double().T + layer.bias.double()
     assert error(together, reference) < 1e-5
     for rows in ROW_COUNTS:
         first = int(torch.randint(0, len(x) - rows + 1, ()))
@@ -46,15 +50,17 @@ def test_linear_takes_any_number_of_inputs(backend: NativeBackend, kind: str, in
 
 @pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
 @pytest.mark.parametrize("inputs", [32, 96, 608])
-@pytest.mark.parametrize("kind", ["q8", "q6", "q5", "q5k", "q4", "q4k"])
-def test_quantised_layers_have_the_same_bits_at_every_level(kind: str, inputs: int, level: Level) -> None:
+@pytest.mark.parametrize(("kind", "activations"), CASES[2:])
+def test_quantised_layers_have_the_same_bits_at_every_level(
+    kind: str, activations: str, inputs: int, level: Level
+) -> None:
     """Whatever serves a number of rows: packed codes, unpacked ones, or tiles."""
     inputs = fitting(kind, inputs)
     plainest = next((other for other in reversed(LEVELS) if other.name != "sse4"), level)
     if level.name in ("sse4", plainest.name):
         pytest.skip("sse4 rounds each multiply-add twice, and a level need not be compared with itself")
     weight = random_weight(kind, 40, inputs)
-    backends = backend_of(level), backend_of(plainest)
+    backends = [with_activations(backend_of(one), activations) for one in (level, plainest)]
     layers = [linear_of(backend, weight, bias=False) for backend in backends]
     x = torch.randn(70, inputs) * torch.logspace(-9, 9, 70)[:, None]
     x[3, 5] = x[40, inputs - 1] = 65278.0  # a group whose largest number just fits two planes of int8
@@ -104,19 +110,23 @@ def test_parts_of_several_kinds_fill_one_output(backend: NativeBackend) -> None:
     layer = linear_of(backend, *weights)
     x = bf16_rounded(6, 64)
     assert layer.bias is not None
-    reference = x.double() @ torch.cat([weight.dense() for weight in weights]).double().T + layer.bias.double()
-    assert error(backend.linear(x, layer), reference) < 1e-5
+    parts = [as_met(x, weight.kind, "int8").double() @ weight.dense().double().T for weight in weights]
+    assert error(backend.linear(x, layer), torch.cat(parts, 1) + layer.bias.double()) < 1e-5
 
 
 @pytest.mark.parametrize("magnitude", [0.0, 2.0**-140, 2.0**-100, 2.0**100])
-@pytest.mark.parametrize("kind", KINDS[2:])
-def test_extreme_activations_are_not_lost(backend: NativeBackend, kind: str, magnitude: float) -> None:
+@pytest.mark.parametrize(("kind", "activations"), CASES[2:])
+def test_extreme_activations_are_not_lost(
+    backend: NativeBackend, kind: str, activations: str, magnitude: float
+) -> None:
+    backend = with_activations(backend, activations)
     weight = random_weight(kind, 16, fitting(kind, 64))
     x = bf16_rounded(3, weight.inputs) * magnitude
     result = backend.linear(x, linear_of(backend, weight, bias=False))
     dense = weight.dense().double()
     size = float((x.double().abs() @ dense.abs().T).max())  # of what is added up: the sums themselves may cancel
-    assert torch.allclose(result.double(), x.double() @ dense.T, rtol=0, atol=1e-5 * size + 1e-33)
+    expected = as_met(x, kind, activations).double() @ dense.T
+    assert torch.allclose(result.double(), expected, rtol=0, atol=1e-5 * size + 1e-25)
 
 
 def test_a_broken_row_stays_alone(backend: NativeBackend) -> None:

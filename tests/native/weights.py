@@ -10,6 +10,7 @@ from foredraft.backends.native import NativeBackend
 
 KINDS = ("f32", "bf16", "q8", "q6", "q5", "q4", "q5k", "q4k")
 BLOCKS = ("q6", "q5k", "q4k")  # kinds whose inputs come in blocks of 256
+CASES = [(kind, bits) for kind in KINDS for bits in ("int8", "int16") if bits == "int8" or kind.startswith("q")]
 
 
 def fitting(kind: str, inputs: int) -> int:
@@ -44,6 +45,17 @@ def linear_of(backend: NativeBackend, *weights: Weight, bias: bool = True) -> Li
     outputs = sum(weight.outputs for weight in weights)
     parts = tuple(backend.pack(weight) for weight in weights)
     return Linear(parts, outputs, weights[0].inputs, torch.randn(outputs) if bias else None)
+
+
+def as_met(x: Tensor, kind: str, activations: str) -> Tensor:
+    """What a weight of this kind meets of x: with int8 activations, multiples of a 127th of each group's largest."""
+    if activations == "int16" or not kind.startswith("q"):
+        return x
+    groups = x.view(len(x), -1, 32)
+    largest = groups.abs().amax(-1, keepdim=True)
+    steps = torch.full_like(largest, 127)  # torch divides a number by a tensor in two roundings
+    inverse = torch.where(largest < 2.0**-100, 0.0, steps / largest)
+    return ((groups * inverse).round().double() * (largest / steps).double()).view_as(x)
 
 
 def bf16_rounded(*shape: int) -> Tensor:

@@ -60,6 +60,7 @@ KINDS = {
     "q4k": _Kind(7, torch.uint8, QUANT_GROUP, minimums=True, blocks=True),
 }
 BLOCK = 256  # inputs
+PLANES = {"int8": 1, "int16": 2}  # activations that meet quantised weights -> bytes of each
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +110,9 @@ class NativeBackend:
     name = "native"
     row_counts: tuple[int, ...] = ROW_COUNTS
 
-    def __init__(self, dtype: str, threads: int, library: ctypes.CDLL | None = None) -> None:
+    def __init__(
+        self, dtype: str, threads: int, library: ctypes.CDLL | None = None, activations: str = "int8"
+    ) -> None:
         found = library or load_library()
         if found is None:
             raise RuntimeError("The native kernels are not built; run: python -m foredraft.kernels.build")
@@ -119,6 +122,7 @@ class NativeBackend:
         self.kv_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
         self.build = hashlib.sha256(Path(found._name).read_bytes()).hexdigest()[:16]
         self._library = found
+        self._planes = PLANES[activations]
         self._references: dict[int, Any] = {}  # id of a shape, cache or batch -> what the kernels need to know of it
         if code := found.fd_set_threads(threads):
             raise _refusal("set_threads", code)
@@ -145,9 +149,8 @@ class NativeBackend:
         plain = byref(_describe_plain(weight, kind))
         if code := self._library.fd_pack(kind.number, outputs, inputs, plain, memory.data_ptr()):
             raise _refusal("pack", code)
-        return Packed(
-            memory, outputs, inputs, byref(WeightDescription(memory.data_ptr(), outputs, inputs, kind.number))
-        )
+        description = WeightDescription(memory.data_ptr(), outputs, inputs, kind.number, self._planes)
+        return Packed(memory, outputs, inputs, byref(description))
 
     def linear(self, x: Tensor, weight: Linear) -> Tensor:
         rows, _ = _matrix("x", x)

@@ -25,7 +25,7 @@ class StaleLibrary(Exception):
 
 
 class WeightDescription(Structure):
-    _fields_ = [("data", c_void_p), ("outputs", c_int64), ("inputs", c_int64), ("kind", c_int32)]
+    _fields_ = [("data", c_void_p), ("outputs", c_int64), ("inputs", c_int64), ("kind", c_int32), ("planes", c_int32)]
 
 
 class PlainDescription(Structure):

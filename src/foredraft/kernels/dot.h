@@ -1,13 +1,13 @@
-/* Exact integer dot products of 16-bit activations with weight codes of 8, 6 or 4 bits, for one group of 32 inputs.
+/* Exact integer dot products of activations (activations.h) with weight codes of 8, 6 or 4 bits, for one group of 32
+ * inputs or half of one. All sums fit 32 bits, so the result is the same integer everywhere, for any number of rows.
  *
- * Machines with a dot product of bytes (sdot) keep an activation as two planes of int8, x = 256 * high + low, and take
- * one dot product with each; others keep 16-bit numbers and multiply pairs of them (pmaddwd, vpdpwssd), where a weight
- * lane's 4 bytes meet x in the order 0 2 1 3. All sums fit 32 bits, so the result is the same integer everywhere, for
- * any number of rows. */
+ * ARM multiplies signed bytes (sdot). x86 multiplies unsigned codes by signed activations (vpdpbusd, pmaddubsw): codes
+ * below zero are raised by an offset, and the sum starts from minus what that adds, offset * (sum of the activations).
+ * Two planes give two sums, (high << 8) + low. */
 #ifndef FD_DOT_H
 #define FD_DOT_H
 
-#include "layout.h"
+#include "activations.h"
 
 /* Whether many rows run in the tiles of linear_amx.h. */
 #if defined(__AMX_TILE__) && defined(__AMX_INT8__) && defined(__AMX_BF16__)
@@ -16,24 +16,11 @@
 #define HAS_TILES 0
 #endif
 
-/* One group of 32 quantised activations: x = scale * code. */
-typedef struct {
-    int8_t codes[2 * GROUP]; /* the planes, or the pairs */
-    float scale;             /* a power of two */
-    float sum;               /* of the x */
-    float unused[2];         /* keeps the codes of the next group aligned */
-} x_group;
+#define MAX_ROWS (LANES == 16 ? 8 : 4) /* of a tile of vectors */
+
+typedef vi dots_of_tile[MAX_ROWS][PANEL_VECS];
 
 #if defined(__ARM_FEATURE_DOTPROD)
-
-/* The low plane is the low byte as a signed number, the high plane what remains: -127 .. 127, because |x| <= 32639. */
-INLINE void store_codes(const vi x[GROUP / LANES], x_group *group) {
-    FOR_STEP(k, GROUP, 8) {
-        int16x8_t eight = vcombine_s16(vmovn_s32((int32x4_t)x[k / 4]), vmovn_s32((int32x4_t)x[k / 4 + 1]));
-        vst1_s8(group->codes + k, vrshrn_n_s16(eight, 8));
-        vst1_s8(group->codes + GROUP + k, vmovn_s16(eight));
-    }
-}
 
 /* vdotq_laneq_s32 and zero, in words that keep the sum in its register: GCC 12 would copy a register of zeros (one
  * instruction), while clearing with movi is free. */
@@ -51,18 +38,20 @@ INLINE int32x4_t cleared(void) {
 }
 
 /* sums[row][vec] = the dot products of `rows` activation groups with vectors vec .. vec+vecs-1 of the codes, over the
- * halves first .. first+halves-1 (16 inputs each) of the group.
+ * halves first .. first+halves-1 (16 inputs each) of the group. The codes are bytes, whatever the scaling.
  *
  * The high plane comes first, its sums are shifted by 8 bits and the low plane is added on top: a single set of sums,
- * and one extra instruction for both planes. A 4x2 tile takes 128 sdot, 2 a cycle, 8 shifts, and 48 loads that hide
- * behind them: 68 cycles on a Neoverse N1 at the least. */
-INLINE void dot_codes(const int8_t *codes, int first, int halves, const x_group *const x[], int rows, int vec, int vecs,
-                      vi sums[][PANEL_VECS]) {
+ * and one extra instruction for both planes. One plane of a 4x2 tile takes 64 sdot, 2 a cycle, and 24 loads that hide
+ * behind them: 32 cycles on a Neoverse N1 at the least. */
+INLINE void dot_codes(const int8_t *codes, enum scaling scaling, int first, int halves, const x_group *const x[],
+                      int planes, int rows, int vec, int vecs, dots_of_tile sums) {
+    (void)scaling;
     codes += vec * 16 + first * 4 * PANEL * 4;
     int32x4_t acc[4][PANEL_VECS];
     FOR(r, rows)
         FOR(v, vecs) acc[r][v] = cleared();
-    FOR(plane, 2) {
+    FOR(turn, planes) {
+        int plane = planes - 1 - turn;
         FOR(half, halves) {
             const int8_t *w = codes + half * 4 * PANEL * 4;
             int8x16_t xs[4];
@@ -75,7 +64,7 @@ INLINE void dot_codes(const int8_t *codes, int first, int halves, const x_group 
             ONE_QUAD(0) ONE_QUAD(1) ONE_QUAD(2) ONE_QUAD(3)
 #undef ONE_QUAD
         }
-        if (plane == 0) {
+        if (plane) {
             FOR(r, rows)
                 FOR(v, vecs) acc[r][v] = vshlq_n_s32(acc[r][v], 8);
             __asm__ volatile("" ::: "memory"); /* load the codes again: keeping them would spill the sums */
@@ -86,65 +75,64 @@ INLINE void dot_codes(const int8_t *codes, int first, int halves, const x_group 
 }
 
 /* The same straight from 4-bit codes, for the few rows of plain decoding and short drafts: each code is unpacked once
- * and meets both planes. One row and 16 outputs: 16 loads, 32 instructions to unpack, 64 sdot, 8 to combine: 52 cycles
- * at the least for 512 weights; the 320 bytes they lie in take 43 cycles from memory when two cores read. */
-INLINE void dot_nibbles(const uint8_t *codes, const x_group *const x[], int rows, int vec, int vecs,
-                        vi sums[][PANEL_VECS]) {
+ * and meets all planes. One row of one plane and 16 outputs: 16 loads, 32 instructions to unpack, 32 sdot: 32 cycles at
+ * the least for 512 weights; the 320 bytes they lie in take 43 cycles from memory when two cores read. */
+INLINE void dot_nibbles(const uint8_t *codes, const x_group *const x[], int planes, int rows, int vec, int vecs,
+                        dots_of_tile sums) {
     codes += vec * 16;
-    int32x4_t high[4][PANEL_VECS], low[4][PANEL_VECS];
-    FOR(r, rows)
-        FOR(v, vecs) high[r][v] = cleared(), low[r][v] = cleared();
+    int32x4_t acc[2][4][PANEL_VECS];
+    FOR(plane, planes)
+        FOR(r, rows)
+            FOR(v, vecs) acc[plane][r][v] = cleared();
     FOR(half, 2) {
         const uint8_t *w = codes + half * 2 * PANEL * 4;
-        int8x16_t xh[4], xl[4];
-        FOR(r, rows) {
-            xh[r] = vld1q_s8(x[r]->codes + half * 16);
-            xl[r] = vld1q_s8(x[r]->codes + GROUP + half * 16);
-        }
-#define TWO_QUADS(j, next)                                                     \
-    FOR(v, vecs) {                                                             \
-        uint8x16_t both = vld1q_u8(w + j / 2 * PANEL * 4 + v * 16);            \
-        int8x16_t first = vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15))); \
-        int8x16_t second = vreinterpretq_s8_u8(vshrq_n_u8(both, 4));           \
-        FOR(r, rows) {                                                         \
-            high[r][v] = sdot_quad(high[r][v], first, xh[r], j);               \
-            low[r][v] = sdot_quad(low[r][v], first, xl[r], j);                 \
-            high[r][v] = sdot_quad(high[r][v], second, xh[r], next);           \
-            low[r][v] = sdot_quad(low[r][v], second, xl[r], next);             \
-        }                                                                      \
+        int8x16_t xs[2][4];
+        FOR(plane, planes)
+            FOR(r, rows) xs[plane][r] = vld1q_s8(x[r]->codes + plane * GROUP + half * 16);
+#define TWO_QUADS(j, next)                                                                      \
+    FOR(v, vecs) {                                                                              \
+        uint8x16_t both = vld1q_u8(w + j / 2 * PANEL * 4 + v * 16);                             \
+        int8x16_t one = vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15)));                    \
+        int8x16_t two = vreinterpretq_s8_u8(vshrq_n_u8(both, 4));                               \
+        FOR(r, rows)                                                                            \
+            FOR(plane, planes) {                                                                \
+                acc[plane][r][v] = sdot_quad(acc[plane][r][v], one, xs[plane][r], j);           \
+                acc[plane][r][v] = sdot_quad(acc[plane][r][v], two, xs[plane][r], next);        \
+            }                                                                                   \
     }
         TWO_QUADS(0, 1) TWO_QUADS(2, 3)
 #undef TWO_QUADS
     }
     FOR(r, rows)
-        FOR(v, vecs) sums[r][v] = (vi)vaddq_s32(vshlq_n_s32(high[r][v], 8), low[r][v]);
+        FOR(v, vecs)
+            sums[r][v] = (vi)(planes == 1 ? acc[0][r][v] : vaddq_s32(vshlq_n_s32(acc[1][r][v], 8), acc[0][r][v]));
 }
 
 /* The same straight from 6-bit codes, over the halves first .. first+halves-1. Codes stay in the upper six bits of their
- * bytes, and so the sums are four times too large until the planes are combined. One row and 16 outputs: 24 loads, 48
- * instructions to unpack, 64 sdot: 60 cycles at the least for 512 weights, whose 420 bytes take 57 from memory. */
-INLINE void dot_sixes(const uint8_t *codes, int first, int halves, const x_group *const x[], int rows, int vec,
-                      int vecs, vi sums[][PANEL_VECS]) {
+ * bytes, and so the sums are four times too large until the planes are combined. One row of one plane and 16 outputs: 24
+ * loads, 48 instructions to unpack, 32 sdot: 40 cycles at the least for 512 weights, whose 420 bytes take 57 from
+ * memory. */
+INLINE void dot_sixes(const uint8_t *codes, enum scaling scaling, int first, int halves, const x_group *const x[],
+                      int planes, int rows, int vec, int vecs, dots_of_tile sums) {
+    (void)scaling;
     codes += vec * 16 + first * 3 * PANEL * 4;
-    int32x4_t high[4][PANEL_VECS], low[4][PANEL_VECS];
-    FOR(r, rows)
-        FOR(v, vecs) high[r][v] = cleared(), low[r][v] = cleared();
+    int32x4_t acc[2][4][PANEL_VECS];
+    FOR(plane, planes)
+        FOR(r, rows)
+            FOR(v, vecs) acc[plane][r][v] = cleared();
     FOR(half, halves) {
-        int8x16_t xh[4], xl[4];
-        FOR(r, rows) {
-            xh[r] = vld1q_s8(x[r]->codes + (first + half) * 16);
-            xl[r] = vld1q_s8(x[r]->codes + GROUP + (first + half) * 16);
-        }
+        int8x16_t xs[2][4];
+        FOR(plane, planes)
+            FOR(r, rows) xs[plane][r] = vld1q_s8(x[r]->codes + plane * GROUP + (first + half) * 16);
         FOR(v, vecs) {
             const uint8_t *w = codes + half * 3 * PANEL * 4 + v * 16;
             uint8x16_t upper = vdupq_n_u8(0xfc);
             uint8x16_t a = vld1q_u8(w), b = vld1q_u8(w + PANEL * 4), c = vld1q_u8(w + 2 * PANEL * 4);
             uint8x16_t rest = vshlq_n_u8(vsliq_n_u8(vsliq_n_u8(c, b, 2), a, 4), 2);
-#define ONE_QUAD(j, code)                                                                   \
-    FOR(r, rows) {                                                                          \
-        high[r][v] = sdot_quad(high[r][v], vreinterpretq_s8_u8(code), xh[r], j);            \
-        low[r][v] = sdot_quad(low[r][v], vreinterpretq_s8_u8(code), xl[r], j);              \
-    }
+#define ONE_QUAD(j, code)                                                                                       \
+    FOR(r, rows)                                                                                                \
+        FOR(plane, planes)                                                                                      \
+            acc[plane][r][v] = sdot_quad(acc[plane][r][v], vreinterpretq_s8_u8(code), xs[plane][r], j);
             ONE_QUAD(0, vandq_u8(a, upper))
             ONE_QUAD(1, vandq_u8(b, upper))
             ONE_QUAD(2, vandq_u8(c, upper))
@@ -153,96 +141,136 @@ INLINE void dot_sixes(const uint8_t *codes, int first, int halves, const x_group
         }
     }
     FOR(r, rows)
-        FOR(v, vecs) sums[r][v] = (vi)vsraq_n_s32(vshlq_n_s32(high[r][v], 6), low[r][v], 2);
+        FOR(v, vecs)
+            sums[r][v] = (vi)(planes == 1 ? vshrq_n_s32(acc[0][r][v], 2)
+                                          : vsraq_n_s32(vshlq_n_s32(acc[1][r][v], 6), acc[0][r][v], 2));
 }
 
 #else
 
-INLINE void store_codes(const vi x[GROUP / LANES], x_group *group) {
-    typedef int16_t narrow __attribute__((vector_size(2 * LANES)));
-    FOR(i, GROUP / LANES) {
-        narrow codes = __builtin_convertvector(__builtin_shuffle(x[i], MIDDLES_EXCHANGED), narrow);
-        memcpy(group->codes + i * 2 * LANES, &codes, sizeof codes);
-    }
+/* The offset of a kind's codes, as a shift and as what makes unsigned codes of signed ones; and the largest of them. */
+INLINE int offset_shift(enum scaling scaling) { return scaling == SCALE ? 7 : 5; }
+INLINE uint32_t offset_bytes(enum scaling scaling) {
+    return scaling == SCALE ? 0x80808080 : scaling == HALVES ? 0x20202020 : 0;
+}
+INLINE int largest_code(enum scaling scaling) { return scaling == SCALE ? 255 : scaling == HALVES ? 63 : 31; }
+
+/* The sums of a tile on their way. `pairs` are sums of 16 bits where the machine makes those first. */
+typedef struct {
+    vi acc[2][MAX_ROWS][PANEL_VECS], pairs[2][MAX_ROWS][PANEL_VECS];
+} tile_sums;
+
+INLINE void start_sums(tile_sums *sums, enum scaling scaling, int first, int halves, const x_group *const x[],
+                       int planes, int rows, int vecs) {
+    FOR(r, rows)
+        FOR(v, vecs) {
+            int32_t negated = halves == 2 ? x[r]->negated[0] + x[r]->negated[1] : x[r]->negated[first];
+            sums->acc[0][r][v] = (vi){0};
+            if (scaling != MINIMUM) sums->acc[0][r][v] = ((int32_t)((uint32_t)negated << offset_shift(scaling))) - (vi){0};
+            if (planes == 2) sums->acc[1][r][v] = (vi){0};
+        }
 }
 
-/* acc + a.low * b.low + a.high * b.high in each 32-bit lane of 16-bit pairs. */
-INLINE vi add_pairs(vi acc, vi a, vi b) {
+/* sums += four inputs of unsigned codes times x, in each lane. Machines without a dot product of four bytes add
+ * products of two in 16 bits, as many as surely fit (`turn` counts them, from 0 to turns-1), and then those in 32. */
+INLINE void add_quads(vi *acc, vi *pairs, vu codes, const int8_t *x, int most, int turn, int turns) {
+    int32_t four;
+    memcpy(&four, x, 4);
+    vi xs = four - (vi){0};
+    (void)pairs, (void)most, (void)turn, (void)turns;
 #if LANES == 16 && defined(__AVX512VNNI__)
-    return (vi)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)a, (__m512i)b);
-#elif LANES == 16
-    return acc + (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+    *acc = (vi)_mm512_dpbusd_epi32((__m512i)*acc, (__m512i)codes, (__m512i)xs);
+#elif LANES == 8 && defined(__AVXVNNI__)
+    *acc = (vi)_mm256_dpbusd_avx_epi32((__m256i)*acc, (__m256i)codes, (__m256i)xs);
+#elif defined(__SSSE3__)
+#if LANES == 16
+#define MULTIPLY_BYTES(a, b) (vi) _mm512_maddubs_epi16((__m512i)(a), (__m512i)(b))
+#define ADD_WORDS(a, b) (vi) _mm512_add_epi16((__m512i)(a), (__m512i)(b))
+#define ADD_PAIRS(a) (vi) _mm512_madd_epi16((__m512i)(a), _mm512_set1_epi16(1))
 #elif LANES == 8
-    return acc + (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-#elif defined(__SSE2__)
-    return acc + (vi)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#define MULTIPLY_BYTES(a, b) (vi) _mm256_maddubs_epi16((__m256i)(a), (__m256i)(b))
+#define ADD_WORDS(a, b) (vi) _mm256_add_epi16((__m256i)(a), (__m256i)(b))
+#define ADD_PAIRS(a) (vi) _mm256_madd_epi16((__m256i)(a), _mm256_set1_epi16(1))
 #else
-    return acc + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+#define MULTIPLY_BYTES(a, b) (vi) _mm_maddubs_epi16((__m128i)(a), (__m128i)(b))
+#define ADD_WORDS(a, b) (vi) _mm_add_epi16((__m128i)(a), (__m128i)(b))
+#define ADD_PAIRS(a) (vi) _mm_madd_epi16((__m128i)(a), _mm_set1_epi16(1))
+#endif
+    if (most > 127) { /* two products may not fit: one at a time */
+        *acc += ADD_PAIRS(MULTIPLY_BYTES(codes & 0x00ff00ff, xs));
+        *acc += ADD_PAIRS(MULTIPLY_BYTES(codes & 0xff00ff00, xs));
+    } else {
+        int fitting = 32767 / (2 * 128 * most);
+        vi products = MULTIPLY_BYTES(codes, xs);
+        *pairs = turn % fitting ? ADD_WORDS(*pairs, products) : products;
+        if (turn % fitting == fitting - 1 || turn == turns - 1) *acc += ADD_PAIRS(*pairs);
+    }
+#undef MULTIPLY_BYTES
+#undef ADD_WORDS
+#undef ADD_PAIRS
+#else
+    FOR_STEP(bit, 32, 8) *acc += (vi)((codes >> bit) & 255) * ((vi)((vu)xs << (24 - bit)) >> 24);
 #endif
 }
 
-INLINE vi splat_pair(const int8_t *p) {
-    int32_t pair;
-    memcpy(&pair, p, 4);
-    return pair - (vi){0};
+/* Quad q of the group (inputs 4q .. 4q+3), the turn-th of `turns`, for all rows of vector v. */
+INLINE void add_quad(tile_sums *sums, vu codes, int most, int q, int turn, int turns, const x_group *const x[],
+                     int planes, int rows, int v) {
+    FOR(r, rows)
+        FOR(plane, planes)
+            add_quads(&sums->acc[plane][r][v], &sums->pairs[plane][r][v], codes, x[r]->codes + plane * GROUP + 4 * q, most,
+                      turn, turns);
 }
 
-typedef int16_t vh __attribute__((vector_size(4 * LANES)));
-typedef uint16_t vuh __attribute__((vector_size(4 * LANES)));
-
-/* Per vector of 4 inputs: 3 shifts to spread bytes into pairs, then 2 multiplications and 2 additions a row. */
-INLINE void dot_codes(const int8_t *codes, int first, int halves, const x_group *const x[], int rows, int vec, int vecs,
-                      vi sums[][PANEL_VECS]) {
+INLINE void combine_planes(const tile_sums *sums, int planes, int rows, int vecs, dots_of_tile out) {
     FOR(r, rows)
-        FOR(v, vecs) sums[r][v] = (vi){0};
-    for (int q = first * 4; q < (first + halves) * 4; q++)
+        FOR(v, vecs)
+            out[r][v] = planes == 1 ? sums->acc[0][r][v] : (vi)((vu)sums->acc[1][r][v] << 8) + sums->acc[0][r][v];
+}
+
+/* Per vector of 4 inputs: a load and an addition, then one vpdpbusd a row and plane. */
+INLINE void dot_codes(const int8_t *codes, enum scaling scaling, int first, int halves, const x_group *const x[],
+                      int planes, int rows, int vec, int vecs, dots_of_tile out) {
+    tile_sums sums;
+    start_sums(&sums, scaling, first, halves, x, planes, rows, vecs);
+    FOR(t, halves * 4)
         FOR(v, vecs) {
-            vh four = (vh)load_u32(codes + q * PANEL * 4 + (vec + v) * LANES * 4);
-            vi even = (vi)((four << 8) >> 8), odd = (vi)(four >> 8);
-            FOR(r, rows) {
-                sums[r][v] = add_pairs(sums[r][v], even, splat_pair(x[r]->codes + q * 8));
-                sums[r][v] = add_pairs(sums[r][v], odd, splat_pair(x[r]->codes + q * 8 + 4));
-            }
+            vu quad = load_u32(codes + (first * 4 + t) * PANEL * 4 + (vec + v) * LANES * 4);
+            quad ^= offset_bytes(scaling);
+            if (scaling == HALVES) quad &= 0x3f3f3f3f; /* codes of -32 .. 31 */
+            add_quad(&sums, quad, largest_code(scaling), first * 4 + t, t, halves * 4, x, planes, rows, v);
         }
+    combine_planes(&sums, planes, rows, vecs, out);
 }
 
-INLINE void dot_nibbles(const uint8_t *codes, const x_group *const x[], int rows, int vec, int vecs,
-                        vi sums[][PANEL_VECS]) {
-    FOR(r, rows)
-        FOR(v, vecs) sums[r][v] = (vi){0};
-    for (int q = 0; q < GROUP / 8; q++)
+INLINE void dot_nibbles(const uint8_t *codes, const x_group *const x[], int planes, int rows, int vec, int vecs,
+                        dots_of_tile out) {
+    tile_sums sums;
+    start_sums(&sums, MINIMUM, 0, 2, x, planes, rows, vecs);
+    FOR(p, GROUP / 8)
         FOR(v, vecs) {
-            vuh eight = (vuh)load_u32(codes + q * PANEL * 4 + (vec + v) * LANES * 4);
-            vi even = (vi)(eight & 15), odd = (vi)((eight >> 8) & 15);
-            vi next_even = (vi)((eight >> 4) & 15), next_odd = (vi)(eight >> 12);
-            FOR(r, rows) {
-                sums[r][v] = add_pairs(sums[r][v], even, splat_pair(x[r]->codes + q * 16));
-                sums[r][v] = add_pairs(sums[r][v], odd, splat_pair(x[r]->codes + q * 16 + 4));
-                sums[r][v] = add_pairs(sums[r][v], next_even, splat_pair(x[r]->codes + q * 16 + 8));
-                sums[r][v] = add_pairs(sums[r][v], next_odd, splat_pair(x[r]->codes + q * 16 + 12));
-            }
+            vu both = load_u32(codes + p * PANEL * 4 + (vec + v) * LANES * 4);
+            add_quad(&sums, both & 0x0f0f0f0f, 15, 2 * p, 2 * p, 8, x, planes, rows, v);
+            add_quad(&sums, (both >> 4) & 0x0f0f0f0f, 15, 2 * p + 1, 2 * p + 1, 8, x, planes, rows, v);
         }
+    combine_planes(&sums, planes, rows, vecs, out);
 }
 
-/* The shifts that spread bytes into pairs also leave out their lower two bits. */
-INLINE void dot_sixes(const uint8_t *codes, int first, int halves, const x_group *const x[], int rows, int vec,
-                      int vecs, vi sums[][PANEL_VECS]) {
-    FOR(r, rows)
-        FOR(v, vecs) sums[r][v] = (vi){0};
-    for (int half = first; half < first + halves; half++)
+INLINE void dot_sixes(const uint8_t *codes, enum scaling scaling, int first, int halves, const x_group *const x[],
+                      int planes, int rows, int vec, int vecs, dots_of_tile out) {
+    tile_sums sums;
+    start_sums(&sums, scaling, first, halves, x, planes, rows, vecs);
+    FOR(half, halves)
         FOR(v, vecs) {
             vu quads[4];
-            FOR(q, 3) quads[q] = load_u32(codes + (half * 3 + q) * PANEL * 4 + (vec + v) * LANES * 4);
-            quads[3] = (quads[0] & 0x03030303) << 6 | (quads[1] & 0x03030303) << 4 | (quads[2] & 0x03030303) << 2;
-            FOR(q, 4) {
-                vi even = (vi)((vh)((vuh)quads[q] << 8) >> 10), odd = (vi)((vh)quads[q] >> 10);
-                FOR(r, rows) {
-                    const int8_t *pairs = x[r]->codes + (half * 4 + q) * 8;
-                    sums[r][v] = add_pairs(sums[r][v], even, splat_pair(pairs));
-                    sums[r][v] = add_pairs(sums[r][v], odd, splat_pair(pairs + 4));
-                }
-            }
+            FOR(q, 3) quads[q] = load_u32(codes + ((first + half) * 3 + q) * PANEL * 4 + (vec + v) * LANES * 4);
+            quads[3] = (quads[0] & 0x03030303) << 4 | (quads[1] & 0x03030303) << 2 | (quads[2] & 0x03030303);
+            FOR(q, 3) quads[q] = (quads[q] >> 2) & 0x3f3f3f3f;
+            FOR(q, 4)
+                add_quad(&sums, quads[q] ^ offset_bytes(scaling), 63, (first + half) * 4 + q, half * 4 + q, halves * 4,
+                         x, planes, rows, v);
         }
+    combine_planes(&sums, planes, rows, vecs, out);
 }
 
 #endif

@@ -28,11 +28,11 @@ typedef struct {
     const void *values, *scales, *minimums, *block_scales, *block_minimums;
 } fd_plain;
 
-/* A weight packed by fd_pack. */
+/* A weight packed by fd_pack. Where it is quantised, activations meet it as integers of `planes` times 8 bits. */
 typedef struct {
     const void *data;
     int64_t outputs, inputs;
-    int32_t kind;
+    int32_t kind, planes;
 } fd_weight;
 
 /* One forward run: which slot a row writes, and which keys it sees (batch.py says it in words). */

@@ -83,7 +83,7 @@ INLINE int code_index(int k, int o) { return k / 4 * (PANEL * 4) + o * 4 + k % 4
 
 INLINE int check_weight(const fd_weight *weight) {
     if (!weight || !weight->data) return FD_NULL;
-    if (weight->kind < FD_F32 || weight->kind > FD_Q4K) return FD_KIND;
+    if (weight->kind < FD_F32 || weight->kind > FD_Q4K || weight->planes < 1 || weight->planes > 2) return FD_KIND;
     return weight->outputs < 1 || panel_bytes(weight->kind, weight->inputs) < 0 ? FD_SHAPE : FD_OK;
 }
 

@@ -16,9 +16,9 @@ typedef struct {
     const float *bias;
     float *y;
     int64_t y_stride;
-    x_group *quantised; /* [rows, groups]: quantised weights */
-    tile_x planes;      /* the same where they run in tiles */
-    uint16_t *split;    /* [rows, split_stride]: bf16 layers that run in tiles */
+    x_group *quantised; /* rows that are quantised_stride bytes apart: quantised weights */
+    int64_t quantised_stride;
+    uint16_t *split; /* [rows, split_stride]: bf16 layers that run in tiles */
     int64_t panels_per_item, row_block;
     int64_t items_per_block;
 } linear_job;
@@ -60,18 +60,23 @@ static void float_panel(const linear_job *job, const void *panel, int64_t row, i
     }
 }
 
+static x_group *quantised_row(const linear_job *job, int64_t row) {
+    return (x_group *)((char *)job->quantised + row * job->quantised_stride);
+}
+
 static void quant_panel(const linear_job *job, const void *panel, int64_t row, int64_t rows, float *sums,
                         void *scratch) {
-    int64_t groups = job->weight->inputs / GROUP;
-    const x_group *x = job->quantised + row * groups;
-    int tiled = tiles_serve(job->weight->kind, job->rows);
-    if (rows <= PACKED_ROWS && !tiled) {
-        packed_rows(job->weight->kind, panel, groups, x, rows, sums);
+    const fd_weight *weight = job->weight;
+    int64_t groups = weight->inputs / GROUP, stride = job->quantised_stride;
+    const x_group *x = quantised_row(job, row);
+    int tiled = tiles_serve(weight->kind, rows);
+    if (rows <= MAX_ROWS && !tiled) {
+        packed_rows(weight->kind, panel, groups, x, stride, weight->planes, rows, sums);
         return;
     }
-    wide_panel wide = widen_any(job->weight->kind, panel, groups, scratch);
-    if (tiled) wide_rows_in_tiles(&wide, &job->planes, row, rows, sums);
-    else wide_rows(&wide, x, rows, sums);
+    wide_panel wide = widen_any(weight->kind, panel, groups, scratch);
+    if (tiled) wide_rows_in_tiles(&wide, x, stride, weight->planes, rows, sums);
+    else wide_rows(&wide, x, stride, weight->planes, rows, sums);
 }
 
 static void write_results(const linear_job *job, const float *sums, int64_t row, int64_t rows, int64_t output) {
@@ -110,7 +115,7 @@ static void linear_item(void *context, int64_t item, int worker) {
     int64_t end = panel + job->panels_per_item < panels ? panel + job->panels_per_item : panels;
     int64_t bytes = panel_bytes(weight->kind, weight->inputs);
     float *sums = scratch_sums(worker);
-    int tiled = tiles_serve(weight->kind, job->rows);
+    int tiled = tiles_serve(weight->kind, rows);
     if (tiled) begin_tiles(weight->kind, rows);
     if (tiled && weight->kind == FD_BF16) {
         bf16_panels_in_tiles(job, panel, end, row, rows);
@@ -128,10 +133,7 @@ static void linear_item(void *context, int64_t item, int worker) {
 static void quantise_item(void *context, int64_t row, int worker) {
     (void)worker;
     const linear_job *job = context;
-    int64_t groups = job->weight->inputs / GROUP;
-    const float *x = job->x + row * job->x_stride;
-    if (tiles_serve(job->weight->kind, job->rows)) split_into_planes(x, groups, row, &job->planes);
-    else quantise_row(x, groups, job->quantised + row * groups);
+    quantise_row(job->weight->planes, job->x + row * job->x_stride, job->weight->inputs / GROUP, quantised_row(job, row));
 }
 
 static void split_item(void *context, int64_t row, int worker) {
@@ -146,8 +148,7 @@ static void split_item(void *context, int64_t row, int worker) {
 static int64_t prepared_bytes(const fd_weight *weight, int64_t rows) {
     int64_t inputs = weight->inputs;
     if (weight->kind == FD_BF16 && tiles_serve(FD_BF16, rows)) return rows * split_stride(inputs) * 2;
-    if (weight->kind >= FD_Q8 && tiles_serve(weight->kind, rows)) return tile_x_bytes(inputs / GROUP, rows);
-    if (weight->kind >= FD_Q8) return rows * (inputs / GROUP) * (int64_t)sizeof(x_group);
+    if (weight->kind >= FD_Q8) return rows * x_stride(inputs, weight->planes);
     return inputs % 4 ? rows * round_up(inputs, 4) * 4 : 0;
 }
 
@@ -155,7 +156,7 @@ static void prepare(linear_job *job) {
     int64_t inputs = job->weight->inputs, rows = job->rows;
     if (job->weight->kind >= FD_Q8) {
         job->quantised = pool_shared();
-        job->planes = tile_x_in(pool_shared(), inputs / GROUP, rows);
+        job->quantised_stride = x_stride(inputs, job->weight->planes);
         pool_run(rows, rows * inputs * 2, quantise_item, job);
     } else if (job->weight->kind == FD_BF16 && tiles_serve(FD_BF16, rows)) {
         job->split = pool_shared();
@@ -182,7 +183,7 @@ int fd_linear(const fd_weight *weight, const float *x, int64_t rows, const float
     linear_job job = {
         .weight = weight, .x = x, .x_stride = weight->inputs, .rows = rows, .bias = bias, .y = y, .y_stride = y_stride};
     int64_t panels = num_panels(weight->outputs);
-    int64_t x_row_bytes = weight->kind >= FD_Q8 ? weight->inputs * 2 : weight->inputs * 4;
+    int64_t x_row_bytes = weight->kind >= FD_Q8 ? x_stride(weight->inputs, weight->planes) : weight->inputs * 4;
     int64_t fitting = X_BLOCK_BYTES / x_row_bytes / ROW_UNIT * ROW_UNIT;
     job.row_block = fitting < ROW_UNIT ? ROW_UNIT : fitting;
     if (job.row_block > rows) job.row_block = rows;

@@ -98,7 +98,7 @@ static int is_complete(int kind, const fd_plain *plain) {
 }
 
 int fd_pack(int kind, int64_t outputs, int64_t inputs, const fd_plain *plain, void *packed) {
-    fd_weight weight = {packed, outputs, inputs, kind};
+    fd_weight weight = {packed, outputs, inputs, kind, 1};
     int error = check_weight(&weight);
     if (error) return error;
     if (!is_complete(kind, plain)) return FD_NULL;
