@@ -1,7 +1,8 @@
 """The native linear layers beside the machine's limits: milliseconds for all weights of the default model.
 
 Every layer has weights of its own (30 distinct copies), so that caches do not flatter. A run goes through all of them
-once, as a forward run does; the median of several runs is printed, the fastest one after the slash.
+once, as a forward run does. The median of several runs is printed, and after the slash the sum of each layer's own
+fastest time, which other programs disturb the least.
 
     python benchmarks/kernels.py [--threads 2] [--rows 1,8,512] [--kinds bf16,q4]
 """
@@ -12,6 +13,7 @@ import argparse
 import os
 import statistics
 import time
+from itertools import pairwise
 
 import torch
 
@@ -38,17 +40,18 @@ def packed(backend: NativeBackend, kind: str, shape: tuple[int, int]) -> Linear:
     return Linear((backend.pack(random_weight(kind, *shape)),), *shape)
 
 
-def measure(backend: NativeBackend, stack: list[Linear], rows: int) -> list[float]:
-    """Milliseconds of repeated runs through the whole stack."""
+def measure(backend: NativeBackend, stack: list[Linear], rows: int) -> tuple[float, float]:
+    """Milliseconds of a run through the whole stack: the median, and the sum of each layer's fastest."""
     inputs = {width: torch.randn(rows, width) for width in {layer.inputs for layer in stack}}
-    times: list[float] = []
+    runs: list[list[float]] = []
     start = time.perf_counter()
-    while len(times) < 3 or (time.perf_counter() - start < 2 and len(times) < 50):
-        before = time.perf_counter()
+    while len(runs) < 3 or (time.perf_counter() - start < 2 and len(runs) < 50):
+        ends = [time.perf_counter()]
         for layer in stack:
             backend.linear(inputs[layer.inputs], layer)
-        times.append(1000 * (time.perf_counter() - before))
-    return times
+            ends.append(time.perf_counter())
+        runs.append([1000 * (end - before) for before, end in pairwise(ends)])
+    return statistics.median(map(sum, runs)), sum(map(min, zip(*runs, strict=True)))
 
 
 def main() -> None:
@@ -68,8 +71,8 @@ def main() -> None:
         megabytes = sum(part.memory.numel() for layer in stack for part in layer.parts) / 1e6
         print(f"{kind:5}{megabytes:6.0f}  ", end="")
         for rows in row_counts:
-            times = measure(backend, stack, rows)
-            print(f"{statistics.median(times):>9.1f}/{min(times):<6.1f}", end="", flush=True)
+            median, fastest = measure(backend, stack, rows)
+            print(f"{median:>9.1f}/{fastest:<6.1f}", end="", flush=True)
         print()
 
 

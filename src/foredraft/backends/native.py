@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,6 +32,7 @@ from foredraft.backends.native_library import (
     WeightDescription,
     load_library,
 )
+from foredraft.backends.native_memory import WeightMemory
 from foredraft.batch import ForwardBatch
 from foredraft.config import QUANT_GROUP, check_threads
 from foredraft.sampling.node_draws import LazyDraws, NodeDraw
@@ -123,6 +123,7 @@ class NativeBackend:
         self.build = hashlib.sha256(Path(found._name).read_bytes()).hexdigest()[:16]
         self._library = found
         self._planes = PLANES[activations]
+        self._memory = WeightMemory()
         self._references: dict[int, Any] = {}  # id of a shape, cache or batch -> what the kernels need to know of it
         if code := found.fd_set_threads(threads):
             raise _refusal("set_threads", code)
@@ -145,7 +146,7 @@ class NativeBackend:
                 f"A {weight.kind} weight [{outputs}, {inputs}] cannot be packed: inputs come in "
                 f"{'blocks' if kind.blocks else 'groups'} of {BLOCK if kind.blocks else QUANT_GROUP}."
             )
-        memory = torch.from_numpy(np.empty(size, np.uint8))  # torch's allocator rounds up, by a tenth on some machines
+        memory = self._memory.take(size)
         plain = byref(_describe_plain(weight, kind))
         if code := self._library.fd_pack(kind.number, outputs, inputs, plain, memory.data_ptr()):
             raise _refusal("pack", code)

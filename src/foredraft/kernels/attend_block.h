@@ -14,6 +14,7 @@
 
 #define KEYS 64   /* keys of a block */
 #define QUERIES 4 /* queries that share loaded keys */
+#define MIX_VECS (LANES == 16 ? 4 : PANEL_VECS) /* vectors of values that are summed side by side: 64 columns on AVX512 */
 #define PARTIAL(width) ((width) + 4) /* two of them unused: vectors stay aligned */
 
 /* The keys and values of a block, wherever they lie: float32 or bfloat16 rows of `width`, a multiple of 16. A row of
@@ -88,42 +89,50 @@ static void soften(float *scores, int first, int end, float *maximum, float *sum
     *sum = sum_lanes(total);
 }
 
-/* out[query] = sum over keys of weight * value, keys in order, 16 columns at a time: per key 4 loads and 4 * queries
- * multiply-adds on NEON, and 4 instructions to widen bfloat16 values, two keys at a time (see float_tile). */
-INLINE void mix(float weights[][KEYS], const key_block *block, int bf16, int64_t width, int first, int end, int queries,
-                float *out) {
+/* Columns d .. of out[query] = sum over keys of weight * value, keys in order, `vecs` vectors of columns at a time: per
+ * key 4 loads and 4 * queries multiply-adds on NEON, and 4 instructions to widen bfloat16 values, two keys at a time (see
+ * float_tile). */
+INLINE void mix_columns(float weights[][KEYS], const key_block *block, int bf16, int64_t width, int64_t d, int first,
+                        int end, int queries, int vecs, float *out) {
     const key_block *ahead = block->ahead;
-    for (int64_t d = 0; d < width; d += PANEL) {
-        vf acc[QUERIES][PANEL_VECS];
-        FOR(n, queries)
-            FOR(i, PANEL_VECS) acc[n][i] = (vf){0};
-        int key = first;
-        for (; key + 4 <= end; key += 4) {
-            quad four[QUERIES];
-            FOR(n, queries) four[n] = load_quad(weights[n] + key);
-            if (ahead) prefetch_four(ahead->v + key, d, ahead->bf16);
+    vf acc[QUERIES][MIX_VECS];
+    FOR(n, queries)
+        FOR(i, vecs) acc[n][i] = (vf){0};
+    int key = first;
+    for (; key + 4 <= end; key += 4) {
+        quad four[QUERIES];
+        FOR(n, queries) four[n] = load_quad(weights[n] + key);
+        if (ahead) FOR_STEP(c, vecs * LANES, PANEL) prefetch_four(ahead->v + key, d + c, ahead->bf16);
 #define ONE_KEY(j, values) \
-    FOR(i, PANEL_VECS)     \
+    FOR(i, vecs)           \
         FOR(n, queries) acc[n][i] = muladd_quad(acc[n][i], values[i], four[n], j);
-#define TWO_KEYS(j, next)                                                               \
-    {                                                                                   \
-        vf one[PANEL_VECS], two[PANEL_VECS];                                            \
-        FOR(i, PANEL_VECS) one[i] = load_at(block->v[key + j], d + i * LANES, bf16);    \
-        FOR(i, PANEL_VECS) two[i] = load_at(block->v[key + next], d + i * LANES, bf16); \
-        ONE_KEY(j, one) ONE_KEY(next, two)                                              \
+#define TWO_KEYS(j, next)                                                         \
+    {                                                                             \
+        vf one[MIX_VECS], two[MIX_VECS];                                          \
+        FOR(i, vecs) one[i] = load_at(block->v[key + j], d + i * LANES, bf16);    \
+        FOR(i, vecs) two[i] = load_at(block->v[key + next], d + i * LANES, bf16); \
+        ONE_KEY(j, one) ONE_KEY(next, two)                                        \
     }
-            TWO_KEYS(0, 1) TWO_KEYS(2, 3)
+        TWO_KEYS(0, 1) TWO_KEYS(2, 3)
 #undef TWO_KEYS
 #undef ONE_KEY
-        }
-        for (; key < end; key++)
-            FOR(i, PANEL_VECS) {
-                vf values = load_at(block->v[key], d + i * LANES, bf16);
-                FOR(n, queries) acc[n][i] = muladd(acc[n][i], values, splat(weights[n][key]));
-            }
-        FOR(n, queries)
-            FOR(i, PANEL_VECS) store(out + n * PARTIAL(width) + d + i * LANES, acc[n][i]);
     }
+    for (; key < end; key++)
+        FOR(i, vecs) {
+            vf values = load_at(block->v[key], d + i * LANES, bf16);
+            FOR(n, queries) acc[n][i] = muladd(acc[n][i], values, splat(weights[n][key]));
+        }
+    FOR(n, queries)
+        FOR(i, vecs) store(out + n * PARTIAL(width) + d + i * LANES, acc[n][i]);
+}
+
+/* All columns: as many at a time as there must be sums on their way, because each waits for its last addition. */
+INLINE void mix(float weights[][KEYS], const key_block *block, int bf16, int64_t width, int first, int end, int queries,
+                float *out) {
+    int64_t d = 0;
+    for (; d + MIX_VECS * LANES <= width; d += MIX_VECS * LANES)
+        mix_columns(weights, block, bf16, width, d, first, end, queries, MIX_VECS, out);
+    for (; d < width; d += PANEL) mix_columns(weights, block, bf16, width, d, first, end, queries, PANEL_VECS, out);
 }
 
 INLINE void block_partials(const float *q, const key_block *block, int bf16, int64_t width, int first, int end,
