@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from foredraft.errors import InvalidParameter
 
 DTYPES = ("float32", "bfloat16", "int8", "int4")
+ACTIVATIONS = ("int8", "int16")  # what quantised weights are multiplied by on a CPU
 MAX_THREADS = 256  # as in kernels/pool.h
 QUANT_GROUP = 32  # weights of int8 and int4 share one scale (and minimum) per 32 inputs
 
@@ -88,6 +89,7 @@ class EngineConfig:
     """How an engine runs a model. `None` means: chosen from the model and the machine."""
 
     dtype: str = "auto"
+    activations: str = "auto"
     device: str = "auto"
     backend: str = "auto"
     exact: bool = True
@@ -105,6 +107,10 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in ("auto", *DTYPES):
             raise InvalidParameter(f"dtype={self.dtype!r} is not known; use auto, {', '.join(DTYPES)}.")
+        if self.activations not in ("auto", *ACTIVATIONS):
+            raise InvalidParameter(
+                f"activations={self.activations!r} is not known; use auto, {', '.join(ACTIVATIONS)}."
+            )
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_cache_tokens", "block_size"):
             value = getattr(self, name)
             if value is not None and not _is_whole(value):

@@ -26,7 +26,7 @@ def seed() -> None:
 
 def backend_of(level: Level) -> NativeBackend:
     try:
-        return NativeBackend("float32", THREADS, open_library(level.library))
+        return NativeBackend("float32", THREADS, library=open_library(level.library))
     except OSError as error:  # the processor has the level, but the system does not grant it
         pytest.skip(str(error))
 

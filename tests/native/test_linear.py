@@ -17,7 +17,7 @@ ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33, 65)
 
 
 def with_activations(backend: NativeBackend, activations: str) -> NativeBackend:
-    return NativeBackend("float32", THREADS, backend._library, activations)
+    return NativeBackend("float32", THREADS, activations, backend._library)
 
 
 @pytest.mark.parametrize(("kind", "activations"), CASES)

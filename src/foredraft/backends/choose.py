@@ -49,9 +49,11 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def choose_backend(name: str, dtype: str, device: torch.device, threads: int | None) -> Backend:
+def choose_backend(
+    name: str, dtype: str, device: torch.device, threads: int | None, activations: str = "auto"
+) -> Backend:
     """`auto` is the native kernels on a CPU for which they were built, the CUDA kernels on a GPU that can run them,
-    else torch."""
+    else torch. `activations` are a choice of the native kernels alone; `auto` is their fastest."""
     threads = usable_cores() if threads is None else threads
     if name not in ("auto", *BACKENDS):
         raise InvalidParameter(f"backend={name!r} is not known; use auto, {', '.join(BACKENDS)}.")
@@ -60,7 +62,7 @@ def choose_backend(name: str, dtype: str, device: torch.device, threads: int | N
         if name in ("auto", "native") and native_is_built():
             from foredraft.backends.native import NativeBackend
 
-            return NativeBackend(dtype, threads)
+            return NativeBackend(dtype, threads, "int8" if activations == "auto" else activations)
         if name == "auto":
             log.warning(
                 "The fast kernels are not built for this machine, so torch's serve; with a C compiler, "
@@ -74,6 +76,10 @@ def choose_backend(name: str, dtype: str, device: torch.device, threads: int | N
         raise InvalidParameter(
             "backend='native' was asked for, but its kernels are not built for this machine; with a C compiler, "
             "python -m foredraft.kernels.build builds them; or use backend='torch'."
+        )
+    if activations != "auto":
+        raise InvalidParameter(
+            f"activations={activations!r} needs the native kernels, which do not serve here; use activations='auto'."
         )
     if device.type == "cuda" and name != "torch":
         problem = _cuda_problem(device)

@@ -111,7 +111,7 @@ class NativeBackend:
     row_counts: tuple[int, ...] = ROW_COUNTS
 
     def __init__(
-        self, dtype: str, threads: int, library: ctypes.CDLL | None = None, activations: str = "int8"
+        self, dtype: str, threads: int, activations: str = "int8", library: ctypes.CDLL | None = None
     ) -> None:
         found = library or load_library()
         if found is None:
@@ -120,7 +120,8 @@ class NativeBackend:
         self.device = torch.device("cpu")
         self.activation_dtype = torch.float32
         self.kv_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
-        self.build = hashlib.sha256(Path(found._name).read_bytes()).hexdigest()[:16]
+        digest = hashlib.sha256(Path(found._name).read_bytes()).hexdigest()[:16]
+        self.build = f"{digest}-{activations}"  # of both depend the bits of a row, and what it costs
         self._library = found
         self._planes = PLANES[activations]
         self._memory = WeightMemory()

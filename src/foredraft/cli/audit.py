@@ -39,6 +39,7 @@ def audit(
     ] = 4000,
     max_tokens: options.MaxTokens = 96,
     dtype: options.Dtype = "auto",
+    activations: options.Activations = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
     head: options.Head = "auto",
@@ -53,7 +54,10 @@ def audit(
         parse_spec(spec)
     SamplingParams(max_tokens=max_tokens)
     questions = spread(BUILT_IN if suite is None else read_suite(suite), limit)
-    with options.ModelOptions(model, dtype=dtype, device=device, threads=threads, head=head).open() as llm:
+    opening = options.ModelOptions(
+        model, dtype=dtype, device=device, threads=threads, head=head, activations=activations
+    )
+    with opening.open() as llm:
         checks = _all_checks(llm, questions, specs or _default_specs(llm), max_tokens, samples, as_json)
     passed = all(check.passed for check in checks)
     if as_json:

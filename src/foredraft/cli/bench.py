@@ -43,6 +43,7 @@ def bench(
     max_tokens: options.MaxTokens = 128,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Timed runs of each; the median counts.")] = 3,
     dtype: options.Dtype = "auto",
+    activations: options.Activations = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
     head: options.Head = "auto",
@@ -58,7 +59,9 @@ def bench(
     plan = Plan(chosen, _batches(batch), tuple(dict.fromkeys(temperatures or [0.0])), max_tokens, repeats, seed)
     questions = load_suite(suite, limit)
     _make_folder(out)
-    opening = options.ModelOptions(model, "off", dtype, device, threads, prefix_caching=False, head=head)
+    opening = options.ModelOptions(
+        model, "off", dtype, device, threads, prefix_caching=False, head=head, activations=activations
+    )
     with opening.open() as llm:
         results = _measured(llm, questions, plan, model, suite)
     _write(results, out)

@@ -42,6 +42,7 @@ def chat(
     seed: options.Seed = None,
     stop: options.Stop = None,
     dtype: options.Dtype = "auto",
+    activations: options.Activations = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
     head: options.Head = "auto",
@@ -54,7 +55,8 @@ def chat(
     )
     on_terminal = sys.stdin.isatty()
     conversation = Conversation(system)
-    with options.ModelOptions(model, spec, dtype, device, threads, exact, head=head).open() as llm:
+    opening = options.ModelOptions(model, spec, dtype, device, threads, exact, head=head, activations=activations)
+    with opening.open() as llm:
         if on_terminal:
             say(dim(f"{model} ({llm.dtype}, {llm.backend_name}). /help tells what else there is.", sys.stderr))
         for line in _lines(prompted=on_terminal and sys.stdout.isatty()):

@@ -59,6 +59,7 @@ def demo(
     spec: options.Spec = "auto",
     max_tokens: options.MaxTokens = 96,
     dtype: options.Dtype = "auto",
+    activations: options.Activations = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
     head: options.Head = "auto",
@@ -71,7 +72,9 @@ def demo(
     if not sys.stderr.isatty():
         say(f"Fetching and loading {model}; the first time takes a while.")
     comparisons = [Comparison(title, prompt, spec) for title, prompt in PROMPTS.items()]
-    opening = options.ModelOptions(model, spec, dtype, device, threads, exact, prefix_caching=False, head=head)
+    opening = options.ModelOptions(
+        model, spec, dtype, device, threads, exact, prefix_caching=False, head=head, activations=activations
+    )
     with opening.open() as llm:
         _warm_up(llm, spec)
         for comparison in comparisons:

@@ -39,6 +39,7 @@ def generate(
     logprobs: Annotated[int | None, typer.Option("--logprobs", help="With --json: this many alternatives.")] = None,
     n: Annotated[int, typer.Option("--n", help="How many samples of each prompt.")] = 1,
     dtype: options.Dtype = "auto",
+    activations: options.Activations = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
     head: options.Head = "auto",
@@ -61,7 +62,8 @@ def generate(
     if chat:
         inputs = [as_conversation(prompt) for prompt in inputs]
 
-    with options.ModelOptions(model, spec, dtype, device, threads, exact, head=head).open() as llm:
+    opening = options.ModelOptions(model, spec, dtype, device, threads, exact, head=head, activations=activations)
+    with opening.open() as llm:
         events = llm.stream_many(inputs, params)
         if len(inputs) == 1 and n == 1 and not as_json:
             failed = _report_error(0, follow(events, show=True))

@@ -21,6 +21,9 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object a line on st
 Spec = Annotated[str, typer.Option("--spec", help="Speculation: off, auto, ngram, ngram:k=6, ngram+suffix, ...")]
 
 Dtype = Annotated[str, typer.Option("--dtype", help="float32, bfloat16, int8, int4, or auto: as the file has it.")]
+Activations = Annotated[
+    str, typer.Option("--activations", help="int8, int16, or auto: int8. What int8 and int4 weights are multiplied by.")
+]
 Device = Annotated[str, typer.Option("--device", help="Where to run; auto picks the best there is.")]
 Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads; all usable cores when not given.")]
 Head = Annotated[
@@ -56,6 +59,7 @@ class ModelOptions:
     max_model_len: int | None = None
     kv_cache_tokens: int | None = None
     head: str = "auto"
+    activations: str = "auto"
 
     @contextmanager
     def open(self) -> Iterator[LLM]:
@@ -68,6 +72,7 @@ class ModelOptions:
                 spec=self.spec,
                 head=None if self.head == "none" else self.head,
                 dtype=self.dtype,
+                activations=self.activations,
                 device=self.device,
                 threads=self.threads,
                 exact=self.exact,

@@ -60,7 +60,7 @@ def load_model(model: str, options: EngineConfig, spec: Spec, progress: Progress
     checkpoint = open_checkpoint(resolve(model, report("fetch")))
     config, tokenizer = checkpoint.config, checkpoint.tokenizer()
     dtype = checkpoint.precision if options.dtype == "auto" else options.dtype
-    backend = choose_backend(options.backend, dtype, device, options.threads)
+    backend = choose_backend(options.backend, dtype, device, options.threads, options.activations)
     heads = find_heads(options.head, checkpoint)
     tapped = tuple(sorted({tap for head in heads.values() for tap in head.config.taps}))
     wanted_len = _wanted_length(options, config)
