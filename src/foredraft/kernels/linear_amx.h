@@ -69,10 +69,13 @@ static void begin_tiles(int kind, int64_t rows) {
 
 static void end_tiles(void) { _tile_release(); }
 
-/* The dot products of a unit, [planes][rows][outputs]. A unit is what shares a scale: a group, or half a group of q6. */
-typedef int32_t tile_dots[2][MAX_TILE_ROWS][PANEL];
+/* The dot products of a unit and plane. A unit is what shares a scale: a group, or half a group of q6. The last few units
+ * wait in TILE_BUFFERS of them, which are 4 KiB together: a processor takes a load for one of what is being stored 4 KiB
+ * away, and waits. */
+typedef int32_t tile_dots[MAX_TILE_ROWS][PANEL];
+#define TILE_BUFFERS 4
 
-/* Tiles `low` and `high` = the planes of a unit's x times its codes in tile `b`, exact integers. */
+/* dots = the planes of a unit's x times its codes, exact integers, through tiles `low`, `high` and `b`. */
 #define MULTIPLY_UNIT(unit, low, high, b)                                                                     \
     {                                                                                                         \
         int64_t group_ = (unit) / parts, part_ = (unit) % parts;                                              \
@@ -81,21 +84,17 @@ typedef int32_t tile_dots[2][MAX_TILE_ROWS][PANEL];
         _tile_loadd(b, panel->codes + group_ * panel->code_bytes + part_ * GROUP_CODES / 2, 4 * PANEL);       \
         _tile_loadd(4, x_, stride);                                                                           \
         _tile_dpbssd(low, 4, b);                                                                              \
+        _tile_stored(low, dots[(unit) * planes % TILE_BUFFERS], 4 * PANEL);                                                    \
         if (planes == 2) {                                                                                    \
             _tile_zero(high);                                                                                 \
             _tile_loadd(5, x_ + GROUP, stride);                                                               \
             _tile_dpbssd(high, 5, b);                                                                         \
+            _tile_stored(high, dots[(unit) * planes % TILE_BUFFERS + 1], 4 * PANEL);                                               \
         }                                                                                                     \
     }
-#define STORE_UNIT(dots, low, high)                               \
-    {                                                             \
-        _tile_stored(low, dots[0], 4 * PANEL);                    \
-        if (planes == 2) _tile_stored(high, dots[1], 4 * PANEL);  \
-    }
-
 /* acc += the dot products of a unit, with the operations of add_dots in their order. */
 INLINE void fold_unit(const wide_panel *panel, enum scaling scaling, const x_group *x, int64_t stride, int64_t unit,
-                      tile_dots dots, int planes, int rows, vf acc[][PANEL_VECS]) {
+                      tile_dots *dots, int planes, int rows, vf acc[][PANEL_VECS]) {
     int parts = scaling == HALVES ? 2 : 1;
     int64_t group = unit / parts;
     const char *xs = (const char *)x + group * x_group_bytes(planes);
@@ -117,33 +116,32 @@ INLINE void fold_unit(const wide_panel *panel, enum scaling scaling, const x_gro
  * A group of one plane, 16 rows and 16 outputs: a tile product and 24 rows of tiles to load 7 ns, 16 rows to store 5 ns,
  * 16 x 3 vector operations to fold 9 ns, with minimums 16 x 4 12 ns, measured one by one on a Xeon at 2.9 GHz. They do
  * not overlap: while tiles are in use, one vector operation starts in a cycle instead of two. Vectors alone take 8
- * vpdpbusd a row more, 44 ns, and are as quick for 8 rows. A tile is stored and folded just before it is needed again,
- * two units later, so that nobody waits for a product. */
+ * vpdpbusd a row more, 44 ns, and are as quick for 8 rows. What a unit gives is folded a unit or two later, so that nobody
+ * waits for a product. */
 INLINE void quant_tiles(const wide_panel *panel, enum scaling scaling, const x_group *x, int64_t stride, float *y,
                         int first, int planes, int rows) {
-    _Alignas(64) tile_dots dots[2];
+    _Alignas(4096) tile_dots dots[TILE_BUFFERS];
+    int delay = TILE_BUFFERS / 2 / planes;
     int parts = scaling == HALVES ? 2 : 1;
     int64_t units = panel->groups * parts;
     vf acc[MAX_TILE_ROWS][PANEL_VECS];
     FOR(r, rows)
         FOR(v, PANEL_VECS) acc[r][v] = (vf){0};
-    for (int64_t unit = 0; unit < units + 2; unit++) {
+    for (int64_t unit = 0; unit < units + delay; unit++) {
         if (first && unit < panel->groups) prefetch_next(panel, unit);
-        if (unit % 2) {
-            if (unit >= 2) STORE_UNIT(dots[1], 2, 3)
-            if (unit < units) MULTIPLY_UNIT(unit, 2, 3, 7)
-        } else {
-            if (unit >= 2) STORE_UNIT(dots[0], 0, 1)
-            if (unit < units) MULTIPLY_UNIT(unit, 0, 1, 6)
+        if (unit < units) {
+            if (unit % 2) MULTIPLY_UNIT(unit, 2, 3, 7)
+            else MULTIPLY_UNIT(unit, 0, 1, 6)
         }
         finish_writes(dots);
-        if (unit >= 2) fold_unit(panel, scaling, x, stride, unit - 2, dots[unit % 2], planes, rows, acc);
+        int64_t done = unit - delay;
+        if (done >= 0)
+            fold_unit(panel, scaling, x, stride, done, dots + done * planes % TILE_BUFFERS, planes, rows, acc);
     }
     FOR(r, rows)
         FOR(v, PANEL_VECS) store(y + r * PANEL + v * LANES, acc[r][v]);
 }
 #undef MULTIPLY_UNIT
-#undef STORE_UNIT
 
 #define QUANT_TILE(rows, name, scaling, planes)                                                                 \
     KERNEL void name##_##rows(const wide_panel *panel, const x_group *x, int64_t stride, float *y, int first) { \
