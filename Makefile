@@ -13,8 +13,8 @@ SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 BUILD_INPUTS := pyproject.toml $(wildcard setup.py src/foredraft/kernels/*.c src/foredraft/kernels/*.h src/foredraft/kernels/build.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu test-slow test-clients test-page soak sanitize fuzz lint bench bench-control bench-plain bench-peers \
-	bench-kernels bench-gpu bench-busy bench-mixed bench-grammars bench-overhead bench-server figures picture clean
+.PHONY: help demo test test-gpu test-slow test-clients test-page soak sanitize emulate fuzz lint bench bench-control bench-plain \
+	bench-peers bench-kernels bench-gpu bench-busy bench-mixed bench-grammars bench-overhead bench-server figures picture clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -53,6 +53,13 @@ sanitize: .venv/.installed-dev ## the native kernels under the address and undef
 		LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so)" \
 		$(BIN)/python -m pytest --capture=sys -p no:cacheprovider -p tests.malloc_tensors \
 		tests/native $(ARGS)
+
+emulate: ## the arithmetic of the kernels on machines that are only emulated here; needs qemu-user and gcc-aarch64-linux-gnu
+	@mkdir -p build/emulate
+	@for march in armv8.2-a+dotprod+fp16 armv8-a; do echo "$$march" && \
+		aarch64-linux-gnu-gcc -std=gnu11 -O3 -w -pthread -static -ffp-contract=off -fno-math-errno -fno-trapping-math \
+		-fno-schedule-insns -march=$$march -DFD_SOURCES='""' tests/native/arithmetic.c src/foredraft/kernels/*.c \
+		-o build/emulate/arithmetic -lm && qemu-aarch64 build/emulate/arithmetic || exit 1; done
 
 fuzz: .venv/.installed-dev ## 10,000 mutated GGUF files: each must load or be refused with a sentence (some minutes)
 	@$(BIN)/python -m tests.fuzz_gguf $(ARGS)

@@ -240,6 +240,11 @@ def test_a_request_that_can_never_fit_is_refused(folder: Path) -> None:
 
 OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"dtype": "float16"}, "dtype='float16' is not known; use auto, float32, bfloat16, int8, int4."),
+    ({"activations": "int4"}, "activations='int4' is not known; use auto, int8, int16."),
+    (
+        {"activations": "int8", "backend": "torch"},
+        "activations='int8' needs the native kernels, which do not serve here; use activations='auto'.",
+    ),
     ({"device": "tpu9"}, "device='tpu9' is not known; use auto, cpu or cuda."),
     ({"backend": "jax"}, "backend='jax' is not known; use auto, native, torch, cuda."),
     ({"max_num_seqs": 0}, "max_num_seqs=0 must be a whole number of at least 1."),

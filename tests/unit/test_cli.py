@@ -134,13 +134,21 @@ class TestGenerate:
 
     def test_options_reach_the_model(self, command: Command) -> None:
         result = command(
-            *"generate hi --model m --spec off --dtype int4 --device cpu --threads 2 --no-exact --max-tokens 5".split(),
-            *"--head here".split(),
+            *"generate hi --model m --spec off --dtype int4 --activations int16 --device cpu".split(),
+            *"--threads 2 --no-exact --max-tokens 5 --head here".split(),
             *"--temperature 0.5 --top-p 0.9 --top-k 40 --min-p 0.1 --seed 3".split(),
             *"--stop a --stop b --n 2 --logprobs 1".split(),
         )
         opened, queried, _ = result.log
-        expected = {"spec": "off", "dtype": "int4", "device": "cpu", "threads": 2, "exact": False, "head": "here"}
+        expected = {
+            "spec": "off",
+            "dtype": "int4",
+            "activations": "int16",
+            "device": "cpu",
+            "threads": 2,
+            "exact": False,
+            "head": "here",
+        }
         assert opened == ("open", "m", {**expected, "prefix_caching": True, "progress": None})
         assert queried[2] == SamplingParams(
             max_tokens=5, temperature=0.5, top_p=0.9, top_k=40, min_p=0.1, seed=3, stop=["a", "b"], n=2, logprobs=1

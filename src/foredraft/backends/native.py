@@ -110,9 +110,7 @@ class NativeBackend:
     name = "native"
     row_counts: tuple[int, ...] = ROW_COUNTS
 
-    def __init__(
-        self, dtype: str, threads: int, activations: str = "int8", library: ctypes.CDLL | None = None
-    ) -> None:
+    def __init__(self, dtype: str, threads: int, activations: str = "int8", library: ctypes.CDLL | None = None) -> None:
         found = library or load_library()
         if found is None:
             raise RuntimeError("The native kernels are not built; run: python -m foredraft.kernels.build")

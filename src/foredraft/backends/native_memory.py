@@ -1,12 +1,13 @@
 """Memory for packed weights, in large pieces that the system is asked to back with pages of 2 MiB.
 
-A run of the model reads every weight once. With pages of 4 KiB the processor spends half of that time on finding them: a
-Xeon core reads 13 to 20 GB/s from small pages, and 25 to 30 GB/s from large ones.
+A run of the model reads every weight once. With pages of 4 KiB the processor spends half of that time on finding them:
+a Xeon core reads 13 to 20 GB/s from small pages, and 25 to 30 GB/s from large ones.
 """
 
 from __future__ import annotations
 
 import mmap
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -29,10 +30,8 @@ class WeightMemory:
 
 
 def _large_pages(size: int) -> Tensor:
-    memory = mmap.mmap(-1, size)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory has pages of its own kind
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
+        with suppress(OSError):  # a system without large pages
             memory.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:  # a system without large pages
-            pass
     return torch.frombuffer(memory, dtype=torch.uint8)

@@ -45,6 +45,7 @@ LEVELS: dict[str, tuple[Level, ...]] = {
         Level("amx", ("-march=x86-64-v4", "-mavx512vnni", *_AMX_FLAGS), _AVX512 | {"avx512_vnni"} | _AMX),
         Level("avx512vnni", ("-march=x86-64-v4", "-mavx512vnni"), _AVX512 | {"avx512_vnni"}),
         Level("avx512", ("-march=x86-64-v4",), _AVX512),
+        Level("avxvnni", ("-march=x86-64-v3", "-mavxvnni"), _AVX2 | {"avx_vnni"}),
         Level("avx2", ("-march=x86-64-v3",), _AVX2),
         Level("sse4", ("-march=x86-64-v2",), frozenset({"sse4_2", "ssse3", "popcnt"})),
     ),

@@ -1,0 +1,110 @@
+"""What 8-bit and 16-bit activations give up: how far the next token's distribution is from that of the same file with
+float32 weights and activations, on text that the model writes itself.
+
+    python benchmarks/activations.py [--model smollm2-135m] [--dtype int4] [--positions 1000] [--llama PYTHON]
+
+--llama names a Python that has llama-cpp-python: its distributions on the same file and tokens are then compared too.
+The model must be a GGUF file for that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from foredraft import LLM, SamplingParams
+from foredraft.audit.prompts import BUILT_IN
+from foredraft.batch import pack
+from foredraft.models.catalog import resolve
+from foredraft.types import Sequence, Work
+
+LENGTH = 256  # tokens of a text
+
+LLAMA = """
+import json, sys
+import numpy as np
+from llama_cpp import Llama
+model, texts, out = sys.argv[1:]
+texts = json.load(open(texts))
+llama = Llama(model, n_ctx=max(map(len, texts)), n_batch=512, n_threads=2, logits_all=True, verbose=False)
+rows = []
+for tokens in texts:
+    llama.reset()
+    llama.eval(tokens)
+    rows.append(llama.scores[: len(tokens)].copy())
+np.save(out, np.concatenate(rows).astype(np.float32))
+"""
+
+
+def texts_of(llm: LLM, positions: int) -> list[list[int]]:
+    """Prompts with the model's own greedy answers, cut to LENGTH tokens, as many as are needed."""
+    count = -(-positions // LENGTH)
+    texts = []
+    for question in BUILT_IN[:count]:
+        ids = question.encoded(llm)
+        (output,) = llm.generate([ids], SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True))
+        texts.append([*ids, *output.token_ids][:LENGTH])
+    return texts
+
+
+def logits_of(llm: LLM, texts: list[list[int]]) -> Tensor:
+    """[positions, vocabulary]"""
+    engine, rows = llm.engine, []
+    for tokens in texts:
+        sequence = Sequence(-1, "", 0, tokens, len(tokens), SamplingParams(temperature=0).resolved({}), 0, 1)
+        assert engine.scheduler.pool.reserve(sequence, len(tokens))
+        batch = pack([Work(sequence, len(tokens))], engine.kv.block_size)
+        rows.append(engine.runner.forward(replace(batch, logit_rows=None)).logits.clone())
+        engine.scheduler.pool.free(sequence)
+    return torch.cat(rows)
+
+
+def llama_logits(python: str, model: str, texts: list[list[int]]) -> Tensor:
+    import numpy as np
+
+    with tempfile.TemporaryDirectory() as folder:
+        source, out = Path(folder) / "texts.json", Path(folder) / "logits.npy"
+        source.write_text(json.dumps(texts))
+        subprocess.run([python, "-c", LLAMA, str(resolve(model)), str(source), str(out)], check=True)
+        return torch.from_numpy(np.load(out))
+
+
+def report(name: str, logits: Tensor, reference: Tensor) -> None:
+    right, found = reference.log_softmax(-1), logits.log_softmax(-1)
+    kl = (right.exp() * (right - found)).sum(-1).double()
+    same = (reference.argmax(-1) == logits.argmax(-1)).double().mean()
+    print(f"{name:28} mean KL {kl.mean():.2e}   p99 {kl.quantile(0.99):.2e}   same best token {100 * same:.1f} %")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--dtype", default="int4")
+    parser.add_argument("--positions", type=int, default=1000)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--llama", help="a Python that has llama-cpp-python")
+    arguments = parser.parse_args()
+
+    def opened(**options: str) -> LLM:
+        return LLM(arguments.model, spec="off", threads=arguments.threads, max_model_len=1024, **options)
+
+    reference = opened(dtype="float32")
+    texts = texts_of(reference, arguments.positions)
+    right = logits_of(reference, texts)
+    print(f"{arguments.model}, {len(right)} positions, beside the same file in float32")
+    for activations in ("int8", "int16"):
+        llm = opened(dtype=arguments.dtype, activations=activations)
+        report(f"{arguments.dtype}, {activations} activations", logits_of(llm, texts), right)
+    if arguments.llama:
+        report("llama.cpp", llama_logits(arguments.llama, arguments.model, texts), right)
+
+
+if __name__ == "__main__":
+    main()
