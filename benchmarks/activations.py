@@ -80,7 +80,11 @@ def report(name: str, logits: Tensor, reference: Tensor) -> None:
     right, found = reference.log_softmax(-1), logits.log_softmax(-1)
     kl = (right.exp() * (right - found)).sum(-1).double()
     same = (reference.argmax(-1) == logits.argmax(-1)).double().mean()
-    print(f"{name:28} mean KL {kl.mean():.2e}   p99 {kl.quantile(0.99):.2e}   same best token {100 * same:.1f} %")
+    error = kl.std() / len(kl) ** 0.5
+    print(
+        f"{name:28} mean KL {kl.mean():.2e} +- {error:.0e}   p99 {kl.quantile(0.99):.2e}   "
+        f"same best token {100 * same:.1f} %"
+    )
 
 
 def main() -> None:
