@@ -321,7 +321,7 @@ class TestLayers:
 class TestStore:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     def test_writes_the_columns_of_the_slots_and_nothing_for_rows_without(self, dtype: torch.dtype) -> None:
-        x, slots = small(4, 70), torch.tensor([5, -1, 0, 8], device=DEVICE)
+        x, slots = small(4, 70).bfloat16().float(), torch.tensor([5, -1, 0, 8], device=DEVICE)
         cache = small(9, 300).to(dtype)
         expected = cache.clone()
         expected[slots[[0, 2, 3]], 140:210] = x[[0, 2, 3]].to(dtype)
