@@ -81,10 +81,8 @@ def report(name: str, logits: Tensor, reference: Tensor) -> None:
     kl = (right.exp() * (right - found)).sum(-1).double()
     same = (reference.argmax(-1) == logits.argmax(-1)).double().mean()
     error = kl.std() / len(kl) ** 0.5
-    print(
-        f"{name:28} mean KL {kl.mean():.2e} +- {error:.0e}   p99 {kl.quantile(0.99):.2e}   "
-        f"same best token {100 * same:.1f} %"
-    )
+    figures = f"mean KL {kl.mean():.2e} +- {error:.0e}   p99 {kl.quantile(0.99):.2e}"
+    print(f"{name:28} {figures}   same best token {100 * same:.1f} %")
 
 
 def main() -> None:
