@@ -150,8 +150,8 @@ PROMPTS: list[tuple[str, Callable[[LLM], Any], str]] = [
     (
         "unknown proposer",
         lambda llm: llm.generate("a", spec="oracle"),
-        "spec='oracle' names the proposer 'oracle'; there are draft_model, early_exit, grammar, lookahead, ngram, "
-        "quantised, staged, suffix.",
+        "spec='oracle' names the proposer 'oracle'; there are dflash, draft_model, eagle, early_exit, grammar, "
+        "lookahead, medusa, ngram, quantised, staged, suffix.",
     ),
     (
         "unknown proposer option",
@@ -312,7 +312,9 @@ def test_threads_are_by_default_the_cores_that_may_be_used(monkeypatch: pytest.M
 
 
 def test_an_unknown_engine_option_names_the_known_ones(folder: Path) -> None:
-    with pytest.raises(ForedraftError, match=r"LLM has no option 'gpu_memory'; it has dtype, device, .*threads\."):
+    with pytest.raises(
+        ForedraftError, match=r"LLM has no option 'gpu_memory'; it has dtype, activations, device, .*head\."
+    ):
         LLM(str(folder), gpu_memory=0.9)
 
 

@@ -82,9 +82,8 @@ class TestScheduler:
         assert [scheduled(scheduler, 10) for _ in range(3)] == [[64], [36], [1]], "alone it is as large as ever"
         scheduler.add(make_sequence(list(range(200, 300)), id=1, max_tokens=50))
         scheduler.add(make_sequence(list(range(300, 325)), id=2, max_tokens=50))
-        assert [scheduled(scheduler, 30) for _ in range(3)] == [[1, 30]] * 3
-        assert [scheduled(scheduler, 30) for _ in range(2)] == [[1, 10, 20], [1, 1, 5]], "all prompts share the rows"
-        assert scheduled(scheduler, 30) == [1, 1, 1]
+        assert [scheduled(scheduler, 30) for _ in range(2)] == [[1, 15, 15], [1, 20, 10]], "all prompts share the rows"
+        assert [scheduled(scheduler, 30) for _ in range(4)] == [[1, 30, 1], [1, 30, 1], [1, 5, 1], [1, 1, 1]]
 
     def test_without_a_limit_they_are_not_cut(self) -> None:
         scheduler = Scheduler(BlockPool(64, 16), max_num_seqs=4, max_num_batched_tokens=64)

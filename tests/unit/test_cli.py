@@ -148,8 +148,10 @@ class TestGenerate:
             "threads": 2,
             "exact": False,
             "head": "here",
+            "prefix_caching": True,
+            **dict.fromkeys(("max_num_seqs", "max_model_len", "kv_cache_tokens", "progress")),
         }
-        assert opened == ("open", "m", {**expected, "prefix_caching": True, "progress": None})
+        assert opened == ("open", "m", expected)
         assert queried[2] == SamplingParams(
             max_tokens=5, temperature=0.5, top_p=0.9, top_k=40, min_p=0.1, seed=3, stop=["a", "b"], n=2, logprobs=1
         )
