@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from foredraft.errors import ForedraftError, InvalidModel
 from foredraft.llm import LLM
 from foredraft.train.shards import provenance_of, shard_file, shard_files
@@ -43,7 +45,7 @@ class _Task:
     options: EngineOptions
     worker: int
     workers: int
-    seconds: float | None
+    deadline: float | None  # a time of time.monotonic, which all processes share
 
 
 def write_text(
@@ -65,12 +67,12 @@ def write_text(
     # One worker is a thread: a process of its own would gain nothing.
     context: Any = multiprocessing.get_context("spawn")
     results: Any = queue.Queue() if workers == 1 else context.Queue()
-    stop: Any = threading.Event() if workers == 1 else context.Event()
+    stop, loaded = (threading.Event() if workers == 1 else context.Event() for _ in range(2))
     make: Any = threading.Thread if workers == 1 else context.Process
     running = []
     for worker in range(workers):
-        task = _Task(folder, plan, options, worker, workers, seconds)
-        running.append(make(target=_work, args=(task, results, stop), daemon=True))
+        task = _Task(folder, plan, options, worker, workers, None if seconds is None else started + seconds)
+        running.append(make(target=_work, args=(task, results, stop, loaded), daemon=True))
         running[-1].start()
     ended, failure = 0, None
     try:
@@ -108,20 +110,25 @@ def num_answer_tokens(file: Path) -> int:
     return len(shard["tokens"]) - int(shard["prompt_lens"].sum())
 
 
-def _work(task: _Task, results: Any, stop: Any) -> None:
+def _work(task: _Task, results: Any, stop: Any, loaded: Any) -> None:
     """Puts the answer tokens of each chunk, and at the end None or what went wrong."""
     try:
-        _write_chunks(task, results, stop)
+        _write_chunks(task, results, stop, loaded)
         results.put(None)
     except ForedraftError as error:
         results.put(str(error))
     except BaseException as error:
         results.put(f"{type(error).__name__}: {error}")
         raise
+    finally:
+        loaded.set()
 
 
-def _write_chunks(task: _Task, results: Any, stop: Any) -> None:
-    deadline = None if task.seconds is None else time.monotonic() + task.seconds
+def _write_chunks(task: _Task, results: Any, stop: Any, loaded: Any) -> None:
+    """The first worker loads the model alone: what it compiles for a GPU, the others then find."""
+    if task.worker > 0:
+        loaded.wait()
+    deadline = task.deadline
     options = task.options
     llm = LLM(
         options.model,
@@ -136,6 +143,9 @@ def _write_chunks(task: _Task, results: Any, stop: Any) -> None:
         prefix_caching=False,
         threads=options.threads,
     )
+    if task.workers > 1 and options.device != "cpu":
+        torch.set_num_threads(1)  # threads that wait for each other's cores cost more than they help
+    loaded.set()
     writer = TextWriter(task.plan, llm, options.name, options.digest)
     chunk, empty = task.worker, 0
 
