@@ -103,13 +103,16 @@ def layers_agree(backend: Backend, decoder: Decoder) -> bool:
     reference = _bits_of_pieces(backend, decoder, [*[1] * 24, 96, *[1] * 16])
     most = backend.row_counts[-1] // _PIECE
     doubled = [2**power for power in range(5)]  # 1 to 16
-    others = [0, 1, *(most // 2**power for power in range(3) if most // 2**power > 1)]
+    num_sequences = [1, *(most // 2**power for power in range(3) if most // 2**power > 1)]
     runs = [
         _bits_of_pieces(backend, decoder, [_TOKENS]),
         _bits_of_pieces(backend, decoder, [13, 7, _TOKENS - 20], others=1),
         _bits_of_pieces(backend, decoder, [*doubled, _TOKENS - sum(doubled)]),
         _bits_of_pieces(backend, decoder, [_TOKENS - 6, *[1] * 6], is_prompt=True),
-        *(_bits_of_pieces(backend, decoder, [*[_PIECE] * 4, _TOKENS - 4 * _PIECE], count - 1) for count in others[1:]),
+        *(
+            _bits_of_pieces(backend, decoder, [*[_PIECE] * 4, _TOKENS - 4 * _PIECE], count - 1)
+            for count in num_sequences
+        ),
         _bits_of_tree(backend, decoder),
     ]
     return all(bits and all(reference[place] == row for place, row in bits.items()) for bits in runs)
