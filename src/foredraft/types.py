@@ -174,6 +174,10 @@ class Sequence:
     def output_token_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
 
+    def slot(self, offset: int, block_size: int) -> int:
+        """Where in the cache its token at `offset` lies."""
+        return self.block_table[offset // block_size] * block_size + offset % block_size
+
     @property
     def noise_seed(self) -> int:
         """What keys all noise of this sequence, together with the position."""

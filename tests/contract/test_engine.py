@@ -1,4 +1,4 @@
-"""What a request may rely on: stops, samples, logprobs, streams, aborts, and that one request's failure is its own."""
+"""What a request may rely on: stops, samples, logprobs, streams, aborts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from foredraft.batch import ForwardBatch
 from foredraft.engine.chunks import ChunkLimit
@@ -17,7 +16,7 @@ from foredraft.llm import LLM
 from foredraft.models.chat_template import ChatTemplate
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import Spec, parse_spec
-from foredraft.runtime.runner import ForwardOutput, Runner
+from foredraft.runtime.runner import ForwardOutput
 from tests.tiny_models import VOCAB, random_model, save_model
 
 PROMPT = [5, 9, 200, 17, 33]
@@ -291,129 +290,12 @@ def test_a_salt_that_is_no_utf8_is_a_salt_like_any_other(folder: Path, spec: str
     assert (again.metrics.cached_tokens, again.token_ids) == (32, found[0].token_ids)
 
 
-class Poisoned(Runner):
-    """A runner whose model goes wrong for texts that begin with one token, after a few good steps."""
-
-    poison = 200
-
-    def __init__(self, healthy: Runner) -> None:
-        super().__init__(healthy.decoder, healthy.backend, healthy.kv)
-        self.bad_starts: set[int] = set()  # slots that hold the first token of such a text
-
-    @torch.inference_mode()
-    def forward(self, batch: ForwardBatch) -> ForwardOutput:
-        output = super().forward(batch)
-        self.bad_starts.update(batch.slots[(batch.positions == 0) & (batch.token_ids == self.poison)].tolist())
-        rows = range(batch.num_rows) if batch.logit_rows is None else batch.logit_rows.tolist()
-        for index, row in enumerate(rows):
-            if int(batch.key_slots[row, 0]) in self.bad_starts and int(batch.positions[row]) > 8:
-                output.logits[index] = torch.nan
-        return output
-
-
-def test_nan_logits_end_only_their_own_request(llm: LLM) -> None:
-    prompts = [[1, 2, 3], [Poisoned.poison, 2, 3], [4, 5, 6]]
-    healthy = llm.generate(prompts, GREEDY)
-    llm.engine.scheduler.pool.prefix_caching = False  # so that the poisoned text is computed anew, from its first token
-    llm.engine.runner = Poisoned(llm.engine.runner)
-    outputs = llm.generate(prompts, GREEDY)
-    assert [output.finish_reason for output in outputs] == ["length", "error", "length"]
-    assert "not finite" in (outputs[1].error or "")
-    assert outputs[0].token_ids == healthy[0].token_ids
-    assert outputs[2].token_ids == healthy[2].token_ids
-    assert outputs[1].token_ids == healthy[1].token_ids[: len(outputs[1].token_ids)]
-    assert is_idle(llm)
-
-
-class Breaks:
-    """A tokenizer that cannot decode."""
-
-    def text_of(self, token: int) -> str | None:
-        return None
-
-    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
-        raise RuntimeError("no such piece")
-
-
-@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
-@pytest.mark.parametrize("spec", ["off", "ngram"])
-def test_logits_that_penalties_make_infinite_end_only_their_own_request(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch, rule: str, spec: str
-) -> None:
-    """The model's own logits are finite, if only just; a penalty of one half doubles them."""
-    run_layers = llm.engine.runner.forward
-
-    @torch.inference_mode()
-    def forward(batch: ForwardBatch) -> ForwardOutput:
-        output = run_layers(batch)
-        output.logits[:, 5] = 3e38
-        return output
-
-    monkeypatch.setattr(llm.engine.runner, "forward", forward)
-    params = [with_fields(acceptance=rule, temperature=0.8, seed=3, repetition_penalty=each) for each in (0.5, 1.0)]
-    bad, good = llm.generate([PROMPT, PROMPT], params, spec=spec)
-    assert (bad.finish_reason, bad.token_ids) == ("error", [])
-    assert bad.error == (
-        "The penalties or the logit bias made logits that are not finite numbers; this request was ended, others go on."
-    )
-    assert (good.finish_reason, good.token_ids) == ("length", [5] * 12)
-    assert is_idle(llm)
-
-
-@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
-@pytest.mark.parametrize(
-    "fields", [{"temperature": 1e-6, "top_p": 0.5, "min_p": 0.1, "top_k": 5}, {"repetition_penalty": 0.01}], ids=str
-)
-def test_the_smallest_parameters_give_finite_numbers(llm: LLM, rule: str, fields: dict[str, Any]) -> None:
-    (output,) = llm.generate([PROMPT], with_fields(acceptance=rule, logprobs=1, **{"temperature": 0.5, **fields}))
-    assert (output.finish_reason, len(output.token_ids)) == ("length", 12)
-    if "top_p" in fields:
-        assert output.token_ids == llm.generate([PROMPT], GREEDY)[0].token_ids, "so low, only the likeliest is drawn"
-
-
-def test_text_that_cannot_be_finished_ends_only_its_own_request(llm: LLM) -> None:
-    """The decoder fails when the text is over: on its end-of-text token, which is not decoded itself."""
-    first = llm.generate([PROMPT], GREEDY)[0].token_ids[0]
-    llm.engine.eos_token_ids = frozenset([first])
-    llm.engine.add("bad", PROMPT, with_fields(ignore_eos=False), Spec())
-    llm.engine.add("good", [4, 5, 6], GREEDY, Spec())
-    (bad,) = llm.engine._by_request["bad"]
-    llm.engine._live[bad.id].detokenizer._tokenizer = Breaks()
-    last = {}
-    while llm.engine.has_work:
-        last.update({e.request_id: e for e in llm.engine.step() if e.finish_reason})
-    assert {name: event.finish_reason for name, event in last.items()} == {"bad": "error", "good": "length"}
-    assert last["bad"].output is not None
-    assert last["bad"].output.error == "The text of this request could not be decoded: no such piece"
-    assert is_idle(llm)
-
-
-def test_text_that_cannot_be_decoded_can_be_aborted(llm: LLM) -> None:
-    llm.engine.add("bad", PROMPT, GREEDY, Spec())
-    (bad,) = llm.engine._by_request["bad"]
-    llm.engine._live[bad.id].detokenizer._tokenizer = Breaks()
-    assert [event.finish_reason for event in llm.engine.abort("bad")] == ["abort"]
-    assert is_idle(llm)
-
-
 def test_a_character_split_between_prompt_and_output_is_not_lost(llm: LLM) -> None:
     start, *rest = llm.tokenizer.encode("é", add_special_tokens=False)
     assert len(rest) == 1
     (output,) = llm.generate([[*PROMPT, start]], with_fields(max_tokens=2, logit_bias={rest[0]: 100.0}))
     assert output.token_ids == rest * 2
     assert output.text == "é\ufffd"
-
-
-def test_text_that_cannot_be_decoded_ends_only_its_own_request(llm: LLM) -> None:
-    llm.engine.add("good", PROMPT, GREEDY, Spec())
-    llm.engine.add("bad", PROMPT, GREEDY, Spec())
-    bad = llm.engine._by_request["bad"][0]
-    llm.engine._live[bad.id].detokenizer._tokenizer = Breaks()
-    reasons = {}
-    while llm.engine.has_work:
-        reasons.update({e.request_id: e.finish_reason for e in llm.engine.step() if e.finish_reason})
-    assert reasons == {"bad": "error", "good": "length"}
-    assert is_idle(llm)
 
 
 def test_metrics_tell_drafts_by_depth_and_the_time_they_saved(folder: Path) -> None:

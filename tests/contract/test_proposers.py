@@ -19,10 +19,8 @@ from foredraft.errors import InvalidSpec
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
 from foredraft.proposers.base import Proposer
-from foredraft.proposers.merge import merge
 from foredraft.proposers.registry import ProposerChoice, parse_spec, proposer_names
-from foredraft.proposers.suffix import Suffix, SuffixOptions
-from foredraft.types import Commit, Draft, Sequence, Work
+from foredraft.types import Draft, Sequence, Work
 from tests.grammars import record
 from tests.steady_controller import SteadyController
 from tests.tiny_heads import KINDS, save_heads
@@ -219,121 +217,6 @@ def test_a_draft_model_of_another_vocabulary_is_refused(folder: Path, tmp_path: 
         LLM(str(folder)).generate("x", spec=f"draft_model:model={other}")
     with pytest.raises(InvalidSpec, match="draft_model needs a model"):
         LLM(str(folder)).generate("x", spec="draft_model")
-
-
-def plain_sequence(tokens: list[int], id: int = 0, **fields: Any) -> Sequence:
-    return Sequence(id, "", 0, tokens, 1, SamplingParams(**fields).resolved({}), seed=0, max_tokens=999)
-
-
-def remember(proposer: Suffix, tokens: list[int], **fields: Any) -> None:
-    """Let a request end with these tokens."""
-    proposer.observe([Commit(plain_sequence([7, *tokens], **fields), (), (), (), "stop")])
-
-
-def knows(proposer: Suffix, tokens: list[int], **fields: Any) -> bool:
-    """Whether a new request that ends with these tokens gets a draft."""
-    (draft,) = proposer.propose([plain_sequence([7, *tokens], **fields)], [8])
-    proposer.release([0])
-    return len(draft) > 0
-
-
-def test_the_suffix_store_forgets_the_oldest_answers() -> None:
-    proposer = Suffix(SuffixOptions(store=100))
-    for id in range(50):
-        remember(proposer, [1000 + 37 * id + j for j in range(30)])
-    (store,) = proposer._stores.values()
-    assert store.end - store.start <= 100 and len(store.tokens) <= 200
-    assert len(store) <= 100 * len(proposer._lengths)
-    assert not knows(proposer, [1001, 1002, 1003])
-    assert knows(proposer, [1000 + 37 * 49 + 1, 1000 + 37 * 49 + 2])
-    while proposer._answers:
-        proposer._forget_oldest()
-    assert len(store) == 0 and not proposer._stores, "what is forgotten leaves nothing behind"
-
-
-def test_answers_are_shared_only_among_equal_salts() -> None:
-    proposer = Suffix(SuffixOptions(store=100))
-    remember(proposer, [10, 11, 12, 13, 14], cache_salt="one")
-    assert knows(proposer, [10, 11, 12], cache_salt="one")
-    assert not knows(proposer, [10, 11, 12], cache_salt="other")
-    assert not knows(proposer, [10, 11, 12])
-    remember(proposer, [10, 11, 12, 13, 14])
-    assert knows(proposer, [10, 11, 12])
-    proposer.clear()
-    assert not knows(proposer, [10, 11, 12], cache_salt="one")
-
-
-def test_stores_of_all_salts_are_limited_together() -> None:
-    proposer = Suffix(SuffixOptions(store=100))
-    remember(proposer, [10, 11, 12, 13, 14], cache_salt="0")
-    for salt in range(1, 60):
-        remember(proposer, [*range(20, 30)], cache_salt=str(salt))
-    assert sum(store.end - store.start for store in proposer._stores.values()) == proposer._num_stored <= 100
-    assert set(proposer._stores) == {str(salt) for salt in range(51, 60)}, "a salt goes with its last answer"
-
-
-def test_one_salt_too_many_costs_only_the_salt_that_was_used_least_recently(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foredraft.proposers.suffix._MOST_SALTS", 3)
-    proposer = Suffix(SuffixOptions(store=100))
-    remember(proposer, [10, 11, 12, 13], cache_salt="often")
-    for salt in ("idle", "read"):
-        for first in (20, 30):
-            remember(proposer, [*range(first, first + 4)], cache_salt=salt)
-    remember(proposer, [14, 15, 16, 17], cache_salt="often")
-    assert knows(proposer, [20, 21, 22], cache_salt="read")
-    remember(proposer, [40, 41, 42, 43], cache_salt="new")
-    assert set(proposer._stores) == {"often", "read", "new"}
-    assert knows(proposer, [10, 11, 12], cache_salt="often") and knows(proposer, [14, 15, 16], cache_salt="often")
-    assert knows(proposer, [30, 31, 32], cache_salt="read")
-    assert sum(size for _, size in proposer._answers) == proposer._num_stored == 25
-    remember(proposer, [20, 21, 22, 23], cache_salt="idle")
-    while proposer._answers:
-        proposer._forget_oldest()
-    assert (proposer._num_stored, proposer._stores) == (0, {}), "the books still agree"
-
-
-@pytest.mark.parametrize("acceptance", ["rejection", "block"])
-def test_what_coins_have_drawn_is_not_remembered(acceptance: str) -> None:
-    proposer = Suffix(SuffixOptions())
-    remember(proposer, [10, 11, 12, 13, 14], acceptance=acceptance, temperature=0.8)
-    assert not knows(proposer, [10, 11, 12])
-    remember(proposer, [10, 11, 12, 13, 14], acceptance=acceptance, temperature=0.0)
-    assert knows(proposer, [10, 11, 12], acceptance=acceptance, temperature=0.8), "no coin decides at temperature 0"
-
-
-def test_merging_keeps_the_best_nodes_and_their_ancestors() -> None:
-    chance = random.Random(5)
-    for _ in range(200):
-        drafts = [random_draft(chance, origin) for origin in ("a", "b", "c")]
-        budget = chance.randrange(0, 20)
-        merged = merge(drafts, budget)
-        whole = merge(drafts, 1000)
-        assert len(merged) == min(budget, len(whole))
-        assert paths(merged) <= paths(whole) == set().union(*(paths(draft) for draft in drafts))
-        if len(merged) < len(whole):
-            dropped = sorted(whole.scores, reverse=True)[len(merged) :]
-            assert min(merged.scores, default=1.0) >= max(dropped)
-        edges = list(zip(merged.parents, merged.tokens, strict=True))
-        assert len(set(edges)) == len(edges)
-
-
-def random_draft(chance: random.Random, origin: str) -> Draft:
-    parents: list[int] = []
-    scores: list[float] = []
-    for node in range(chance.randrange(0, 12)):
-        parents.append(chance.randrange(-1, node))
-        above = scores[parents[-1]] if parents[-1] >= 0 else 1.0
-        scores.append(above * chance.random())
-    tokens = tuple(chance.randrange(4) for _ in parents)
-    return Draft(tokens, tuple(parents), tuple(scores), (origin,) * len(tokens))
-
-
-def paths(draft: Draft) -> set[tuple[int, ...]]:
-    """Every node as the tokens that lead to it."""
-    found: list[tuple[int, ...]] = []
-    for token, parent in zip(draft.tokens, draft.parents, strict=True):
-        found.append((*(found[parent] if parent >= 0 else ()), token))
-    return set(found)
 
 
 RUNS = [

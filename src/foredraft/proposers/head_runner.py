@@ -96,9 +96,6 @@ class HeadRunner(ABC):
         if self._computed is not None:
             self._computed.release(sequence_ids)
 
-    def slot(self, sequence: Sequence, offset: int) -> int:
-        return sequence.block_table[offset // self.block_size] * self.block_size + offset % self.block_size
-
 
 @dataclass(frozen=True, slots=True)
 class NewNode:

@@ -45,7 +45,7 @@ class MedusaRunner(HeadRunner):
         head = self._head
         if works[0].num_new_tokens:
             self._lanes = {work.sequence.id: lane for lane, work in enumerate(works)}
-            slots = [self.slot(work.sequence, work.sequence.num_tokens - 2) for work in works]
+            slots = [work.sequence.slot(work.sequence.num_tokens - 2, self.block_size) for work in works]
             self._logits = head.logits(torch.tensor(slots, device=self.backend.device))
         assert self._logits is not None
         rows = [self._lanes[node.sequence_id] * head.offsets + node.depth for node in new_nodes(works)]

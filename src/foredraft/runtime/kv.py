@@ -62,16 +62,13 @@ class KVCache:
         for work, verdict, stop in zip(works, verdicts, stops, strict=True):
             if not verdict.path:
                 continue
-            first = work.sequence.num_tokens
+            slot, first = work.sequence.slot, work.sequence.num_tokens
             for depth, node in enumerate(verdict.path[: stop.num_kept]):
                 if node != depth:
-                    moves.append((self._slot(work, first + node), self._slot(work, first + depth)))
+                    moves.append((slot(first + node, self.block_size), slot(first + depth, self.block_size)))
         if not moves:
             return
         tensors = [tensor for group in self.groups.values() if group.follows_target for tensor in group.tensors]
         sources, targets = (torch.tensor(side, device=tensors[0].device) for side in zip(*moves, strict=True))
         for tensor in tensors:
             tensor[targets] = tensor[sources]
-
-    def _slot(self, work: Work, offset: int) -> int:
-        return work.sequence.block_table[offset // self.block_size] * self.block_size + offset % self.block_size
