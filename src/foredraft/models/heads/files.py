@@ -13,6 +13,7 @@ from torch import Tensor
 from foredraft.errors import InvalidModel
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.fields import shown
+from foredraft.models.heads.coding import decoded, encoded
 from foredraft.models.heads.config import HeadConfig
 from foredraft.models.heads.shapes import D2T, T2D, tensor_shapes
 
@@ -53,12 +54,15 @@ def check_target(folder: Path, config: HeadConfig, checkpoint: Checkpoint) -> No
         )
 
 
-def write_head(folder: Path, config: HeadConfig, tensors: Mapping[str, Tensor]) -> None:
+def write_head(
+    folder: Path, config: HeadConfig, tensors: Mapping[str, Tensor], bits: Mapping[str, int] | None = None
+) -> None:
     """The head in `folder`, in place of what is there; large heads in several files. Floating tensors should be
-    bfloat16."""
+    bfloat16; `bits` names matrices that are written in 8 or 4."""
     from safetensors.torch import save_file
 
     _check_tensors(folder, config, tensors)
+    tensors = encoded(tensors, bits or {})
     folder.mkdir(parents=True, exist_ok=True)
     shards: list[dict[str, Tensor]] = [{}]
     used = 0
@@ -99,6 +103,7 @@ def read_tensors(folder: Path, config: HeadConfig) -> dict[str, Tensor]:
                     tensors[name] = shard.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise InvalidModel(f"{file} is truncated or damaged ({error}); {_AGAIN}.") from error
+    tensors = decoded(tensors)
     _check_tensors(folder, config, tensors)
     return tensors
 

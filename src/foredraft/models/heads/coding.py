@@ -1,0 +1,58 @@
+"""The matrices of a head in 8 or 4 bits on disk: codes under the tensor's own name, two to a byte where they have 4
+bits, and beside them the scales of their groups, with 4 bits also the minimums. What is read is bfloat16 again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from foredraft.backends.base import Weight
+from foredraft.config import QUANT_GROUP
+from foredraft.models.quantise import convert
+
+SCALES, MINIMUMS = ".scales", ".minimums"
+BITS = (16, 8, 4)
+
+
+def encoded(tensors: Mapping[str, Tensor], bits: Mapping[str, int]) -> dict[str, Tensor]:
+    """The tensors as they are written. `bits` names those that have fewer than 16; what has no groups stays."""
+    written: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        wanted = bits.get(name, 16)
+        if wanted == 16 or tensor.dim() != 2 or not tensor.is_floating_point() or tensor.shape[1] % QUANT_GROUP:
+            written[name] = tensor
+            continue
+        weight = convert(Weight("bf16", tensor.bfloat16()), f"int{wanted}", is_head=False, file_precision="bfloat16")
+        written[name] = weight.values if wanted == 8 else weight.values[:, ::2] | weight.values[:, 1::2] << 4
+        assert weight.scales is not None
+        written[name + SCALES] = weight.scales
+        if weight.minimums is not None:
+            written[name + MINIMUMS] = weight.minimums
+    return written
+
+
+def decoded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What `encoded` was given, as far as its bits say it. Codes whose scales do not fit are left as they are, beside
+    these."""
+    read = dict(tensors)
+    for name in tensors:
+        weight = _weight(name, tensors)
+        if weight is not None:
+            read[name] = convert(weight, "bfloat16", is_head=False, file_precision="bfloat16").values
+            read.pop(name + SCALES)
+            read.pop(name + MINIMUMS, None)
+    return read
+
+
+def _weight(name: str, tensors: Mapping[str, Tensor]) -> Weight | None:
+    codes, scales, minimums = tensors[name], tensors.get(name + SCALES), tensors.get(name + MINIMUMS)
+    if scales is None or codes.dim() != 2:
+        return None
+    if minimums is not None:
+        codes = torch.stack([codes & 15, codes >> 4], dim=2).flatten(1)
+    groups = (len(codes), codes.shape[1] // QUANT_GROUP)
+    if any(factors is not None and tuple(factors.shape) != groups for factors in (scales, minimums)):
+        return None
+    return Weight("q8" if minimums is None else "q4", codes, scales, minimums)
