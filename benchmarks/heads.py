@@ -73,7 +73,9 @@ def main() -> None:
             "kinds": {kind: tokens_per_run(some) for kind, some in by_kind.items()},
         }
         print(f"{spec:36} {tokens_per_run(outputs):.3f}  same text {same}/{len(outputs)}", end="  ")
-        print(" ".join(f"{rate:.2f}" for rate in by_depth(outputs)), f" {time.monotonic() - started:.0f} s", flush=True)
+        drafts, runs = (sum(getattr(o.metrics, name) for o in outputs) for name in ("drafts", "target_runs"))
+        print(f"drafts in {drafts / runs:.0%} of runs, {time.monotonic() - started:.0f} s", end="  ")
+        print(" ".join(f"{rate:.2f}" for rate in by_depth(outputs)), flush=True)
         print("   ", ", ".join(f"{kind} {tokens_per_run(some):.2f}" for kind, some in by_kind.items()), flush=True)
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:
@@ -81,9 +83,10 @@ def main() -> None:
 
 
 def tokens_per_run(outputs: list[RequestOutput]) -> float:
-    """Of decoding: the first token of an answer comes with the prompt's own run."""
-    emitted = sum(output.metrics.emitted_tokens - 1 for output in outputs)
-    return emitted / max(1, sum(output.metrics.target_runs - 1 for output in outputs))
+    """Of runs with a draft: accepted tokens and the target's own. Other runs are those of prompts, and in a batch those
+    of sequences whose prompt the head has yet to read."""
+    accepted = sum(output.metrics.accepted_tokens for output in outputs)
+    return 1 + accepted / max(1, sum(output.metrics.drafts for output in outputs))
 
 
 def by_depth(outputs: list[RequestOutput]) -> list[float]:

@@ -1,7 +1,7 @@
 """More prompts to train heads on, made out of those of a file: long summaries and questions over several passages,
 short questions about its titles, sums with other numbers, and German sentences to translate.
 
-A head learns how its model answers; breadth of prompts is what it takes (docs/training.md). Nothing here is taken from
+A head learns how its model answers, and needs prompts of many kinds (docs/training.md). Nothing here is taken from
 an evaluation, and `foredraft train text --exclude` leaves out whatever should still coincide with one.
 
     python benchmarks/training_prompts.py prompts.jsonl --out more.jsonl

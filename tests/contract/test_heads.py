@@ -15,6 +15,7 @@ from foredraft.llm import LLM
 from foredraft.models.heads.config import CORRECTIONS
 from foredraft.models.heads.dflash import Corrected
 from foredraft.params import SamplingParams
+from foredraft.proposers.candidates import NodeLogits
 from foredraft.proposers.registry import ProposerChoice
 from foredraft.train.modules.dflash import DFlashHead
 from foredraft.train.modules.eagle import EagleHead
@@ -76,11 +77,16 @@ class Target:
     def served(self, sequence: Sequence, draft: Draft) -> Tensor:
         """The logits of the last token and of every node, as a drafter asks for them: level by level."""
         model, rows = self.drafter.model, []
+
+        def keep(logits: NodeLogits) -> None:
+            """What a run gives holds until the next one."""
+            rows.extend(logits.of_target(row, VOCAB).cpu() for row in range(len(logits.values)))
+
         known = model.num_computed(sequence)
         copy = Sequence(**{name: getattr(sequence, name) for name in Sequence.__slots__})
         copy.num_computed_tokens = known
         with torch.inference_mode():
-            rows.append(model.logits([Work(copy, sequence.num_tokens - known)]))
+            keep(model.logits([Work(copy, sequence.num_tokens - known)]))
             copy = Sequence(**{name: getattr(sequence, name) for name in Sequence.__slots__})
             copy.num_computed_tokens = sequence.num_tokens
             done = 0
@@ -88,9 +94,9 @@ class Target:
             for depth in range(1, draft.depth + 1):
                 end = sum(d <= depth for d in depths)
                 level = Draft(draft.tokens[:end], draft.parents[:end], draft.scores[:end], draft.origin[:end])
-                rows.append(model.logits([Work(copy, 0, draft=level, num_computed_nodes=done)]))
+                keep(model.logits([Work(copy, 0, draft=level, num_computed_nodes=done)]))
                 done = end
-        return torch.stack([each.of_target(row, VOCAB).cpu() for each in rows for row in range(len(each.values))])
+        return torch.stack(rows)
 
 
 def eagle_reference(head: EagleHead, target: Target, sequence: Sequence, draft: Draft) -> Tensor:

@@ -13,8 +13,12 @@ import torch
 
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
+from foredraft.proposers.head_runner import HeadDrafter
+from foredraft.proposers.tree_drafter import TreeDrafter
 from foredraft.types import Draft
 from tests.contract.test_heads import CASES, CHAIN, REFERENCES, TOKENS, TREE, Target
+from tests.contract.test_run_ahead import CASES as AHEAD_CASES
+from tests.contract.test_run_ahead import drafts_of
 from tests.tiny_heads import KINDS, random_head, save_heads, tiny_config
 from tests.tiny_models import VOCAB, random_model, save_model
 
@@ -38,7 +42,7 @@ def cuda_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     if INTERPRETED:
         for module in ("engine.loading", "proposers.head_runner"):
             monkeypatch.setattr(
-                f"foredraft.{module}.choose_backend", lambda name, dtype, device, threads: CudaBackend(dtype, device)
+                f"foredraft.{module}.choose_backend", lambda name, dtype, device, *more: CudaBackend(dtype, device)
             )
             monkeypatch.setattr(CudaBackend, "warm_plans", lambda *shape: [])
 
@@ -71,3 +75,33 @@ def test_the_text_is_that_of_plain_decoding(folder: Path, tmp_path: Path, kind: 
     off, on = (llm.generate(prompts, params, spec=spec) for spec in ("off", kind))
     assert [one.token_ids for one in on] == [one.token_ids for one in off]
     assert sum(one.metrics.accepted_tokens for one in on) > 20
+
+
+@pytest.mark.skipif(INTERPRETED, reason="takes minutes")
+@pytest.mark.parametrize(("spec", "temperature"), AHEAD_CASES)
+def test_whole_drafts_are_those_of_the_host(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str, temperature: float
+) -> None:
+    """With all levels in one graph, and level by level. Of two almost equal probabilities either may be the larger."""
+    from foredraft.backends.cuda import CudaBackend
+
+    params = SamplingParams(max_tokens=12, temperature=temperature, seed=3, ignore_eos=True)
+    heads = str(save_heads(folder, tmp_path))
+    if spec.startswith("draft_model"):
+        spec += f",model={folder}"
+    for drafter in (TreeDrafter, HeadDrafter):
+        monkeypatch.setattr(drafter, "contenders", VOCAB)
+    found = []
+    for runs_ahead in (False, True):
+        if not runs_ahead:
+            monkeypatch.setattr("foredraft.proposers.run_ahead.RunAhead.__call__", lambda *given: None)
+        else:
+            monkeypatch.undo()
+            for drafter in (TreeDrafter, HeadDrafter):
+                monkeypatch.setattr(drafter, "contenders", VOCAB)
+        llm = LLM(str(folder), head=heads, spec="off", dtype="float32", device=DEVICE, exact=False)
+        assert isinstance(llm.engine.runner.backend, CudaBackend)
+        found.append(drafts_of(llm, spec, params))
+    host, device = found
+    same = sum(one[:2] == other[:2] for one, other in zip(host, device, strict=False))
+    assert len(host) > 8 and same >= 0.9 * max(len(host), len(device))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from torch import Tensor
 
 from foredraft.batch import ForwardBatch
 from foredraft.sampling.node_draws import NodeDraw
+
+if TYPE_CHECKING:
+    from foredraft.backends.tree_ops import TreeOps
 
 T = TypeVar("T")
 
@@ -196,6 +199,7 @@ class Backend(Protocol):
     device: torch.device
     activation_dtype: torch.dtype
     kv_dtype: torch.dtype
+    tree_ops: TreeOps | None  # grow draft trees on the device; None where the host may well do it level by level
     row_counts: tuple[int, ...]  # runs of so many rows must give a row the same bits: the start-up proof compares them
 
     def pack(self, weight: Weight) -> Any:

@@ -25,6 +25,8 @@ from foredraft.backends.cuda_attention import attend_split, attend_whole
 from foredraft.backends.cuda_draws import Draws
 from foredraft.backends.cuda_pack import Packed, pack
 from foredraft.backends.cuda_plan import ROW_BUCKETS, Graphs, Plan, Plans
+from foredraft.backends.cuda_trees import CudaTreeOps
+from foredraft.backends.tree_ops import TreeOps
 from foredraft.batch import ForwardBatch
 from foredraft.sampling.node_draws import NodeDraw
 
@@ -45,6 +47,7 @@ class CudaBackend:
         self._plans = Plans(self.device, self.kv_dtype)
         self._graphs = Graphs()
         self._draws = Draws(self.device)
+        self.tree_ops: TreeOps | None = CudaTreeOps()
         self._replayed_rows = 0  # of the last run; 0: it was not captured
 
     def prepare(self, batch: ForwardBatch, shape: AttentionShape) -> Plan:

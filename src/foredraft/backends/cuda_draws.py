@@ -18,6 +18,7 @@ from torch import Tensor
 from foredraft.backends import cuda_sample
 from foredraft.backends.cuda_plan import capture
 from foredraft.sampling.node_draws import NodeDraw
+from foredraft.sampling.noise import signed
 
 _MOST_GRAPHS = 64
 
@@ -101,7 +102,7 @@ def _fill(host: NDArray[np.int64], nodes: Items[NodeDraw]) -> None:
     for node in nodes:
         of_params = node.sequence.params.draw_settings
         key = node.key if of_params[0] else 0  # without noise there is nothing to key
-        keys.append(key - (1 << 64) if key >= 1 << 63 else key)
+        keys.append(signed(key))
         settings.append(of_params)
     floats = np.array(settings, np.float64)  # temperature, top-p, log of min-p, top-k
     host[0] = keys

@@ -61,6 +61,12 @@ def _log(x):
 
 
 @triton.jit
+def gumbel(key, token_ids):
+    """The noise of sampling.noise.gumbel for a key and tokens, in the same bits: float64."""
+    return -_log(-_log(_uniform(key, token_ids)))
+
+
+@triton.jit
 def _draw_kernel(logits, floors, temperatures, keys, scores, tokens, vocab, chunks, CHUNK: tl.constexpr):
     """The best score of a chunk of a row's logits, and the lowest token that has it."""
     row, chunk = tl.program_id(0), tl.program_id(1)
@@ -72,7 +78,7 @@ def _draw_kernel(logits, floors, temperatures, keys, scores, tokens, vocab, chun
         tl.store(scores + place, _LOWEST)
         tl.store(tokens + place, vocab)
     else:
-        noise = -_log(-_log(_uniform(tl.load(keys + row), token.to(tl.int64))))
+        noise = gumbel(tl.load(keys + row), token.to(tl.int64))
         score = values.to(tl.float64) + tl.load(temperatures + row) * noise
         score = tl.where(candidate, score, _LOWEST)
         best = tl.max(score, 0)

@@ -33,6 +33,7 @@ from foredraft.backends.native_library import (
     load_library,
 )
 from foredraft.backends.native_memory import WeightMemory
+from foredraft.backends.tree_ops import TreeOps
 from foredraft.batch import ForwardBatch
 from foredraft.config import QUANT_GROUP, check_threads
 from foredraft.sampling.node_draws import LazyDraws, NodeDraw
@@ -108,6 +109,7 @@ class NativeBackend:
     """See backends/base.py for what each verb means."""
 
     name = "native"
+    tree_ops: TreeOps | None = None
     row_counts: tuple[int, ...] = ROW_COUNTS
 
     def __init__(self, dtype: str, threads: int, activations: str = "int8", library: ctypes.CDLL | None = None) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from foredraft.backends.base import ROW_COUNTS, AttentionShape, LayerKV, Linear, Stack, T, Taps, Weight, run_layers
+from foredraft.backends.tree_ops import TreeOps
 from foredraft.batch import ForwardBatch
 from foredraft.sampling.draw import draw
 from foredraft.sampling.node_draws import LazyDraws, NodeDraw
@@ -27,6 +28,7 @@ class TorchBackend:
     """See `Backend`. `row_tiles` is None until a self-test has chosen it, and stays so with exact=False."""
 
     name = "torch"
+    tree_ops: TreeOps | None = None
     row_counts: tuple[int, ...] = ROW_COUNTS
     build = str(torch.__version__)
 

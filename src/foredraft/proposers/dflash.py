@@ -10,11 +10,13 @@ from dataclasses import replace
 
 import torch
 
-from foredraft.batch import pack
-from foredraft.models.heads.dflash import Correction, DFlashHead, load_dflash, pack_blocks
+from foredraft.backends.tree_ops import Nodes
+from foredraft.batch import ForwardBatch, pack
+from foredraft.models.heads.dflash import Correction, DFlashHead, blocks_behind, load_dflash, pack_blocks
 from foredraft.proposers.base import TargetModel
 from foredraft.proposers.candidates import NodeLogits
 from foredraft.proposers.computed_tokens import ComputedTokens
+from foredraft.proposers.draft_trees import TreeShape
 from foredraft.proposers.head_runner import (
     MOST_NODES,
     HeadDrafter,
@@ -24,6 +26,7 @@ from foredraft.proposers.head_runner import (
     Scratch,
     new_nodes,
 )
+from foredraft.proposers.run_ahead import Ends, Levels, run_ahead
 from foredraft.runtime.runner import Replayed
 from foredraft.types import Sequence, Work
 
@@ -60,6 +63,8 @@ class DFlashRunner(HeadRunner):
         self._context.warm(self.block_size, target.max_model_len, head.context)
         self._blocks.warm(self.block_size, target.max_model_len, head.blocks)
         self._lanes: dict[int, int] = {}
+        ahead = DFlashAhead(head, correction)
+        self._ahead = run_ahead(ahead, head.backend, head.stack.layers[0].shape, self.block_size)
 
     def record(self, sequence: Sequence, tokens: list[int], num_slots: int) -> None:
         """The last token has no features yet, so it is not part of the context."""
@@ -75,6 +80,12 @@ class DFlashRunner(HeadRunner):
         )
         (depth,) = {node.depth for node in nodes}  # trees grow level by level
         return NodeLogits(*self._correction.after(lanes, depth, previous))
+
+    def ahead(self, works: Items[Work], shape: TreeShape) -> Levels | None:
+        if self._ahead is None:
+            return None
+        self._scratch.lend(works, begins=True)
+        return self._ahead(works, pack([self._known(work) for work in works], self.block_size), shape)
 
     def _begin(self, works: Items[Work]) -> NodeLogits:
         """Run the features of tokens that are new to the head, then a block for every sequence that is up to date."""
@@ -98,3 +109,22 @@ class DFlashRunner(HeadRunner):
         end = min(sequence.num_computed_tokens + work.num_new_tokens, sequence.num_tokens - 1)
         start = min(sequence.num_computed_tokens, end - 1)
         return Work(replace(sequence, num_computed_tokens=start), end - start)
+
+
+class DFlashAhead:
+    """A whole draft on the device: the features of new tokens, the blocks behind them, and their correction."""
+
+    def __init__(self, head: DFlashHead, correction: Correction) -> None:
+        self._head, self._correction = head, correction
+
+    def begin(self, plan: ForwardBatch, ends: Ends) -> NodeLogits:
+        head = self._head
+        assert head.backend.tree_ops is not None
+        head.context(plan)
+        rows = blocks_behind(plan, ends.lengths, ends.tokens, head.block)
+        batch = head.backend.tree_ops.batch(plan, rows, head.block)
+        y = head.blocks(batch)
+        return NodeLogits(self._correction.begin(y.view(len(ends.tokens), head.block, -1), ends.tokens), head.token_ids)
+
+    def extend(self, nodes: Nodes, batch: ForwardBatch, depth: int) -> NodeLogits:
+        return NodeLogits(*self._correction.after(batch.sequences.long(), depth, nodes.token_ids))

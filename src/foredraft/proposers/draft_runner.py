@@ -6,9 +6,14 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from foredraft.batch import pack
+from torch import Tensor
+
+from foredraft.backends.tree_ops import Nodes
+from foredraft.batch import ForwardBatch, pack
 from foredraft.proposers.candidates import NodeLogits
 from foredraft.proposers.computed_tokens import ComputedTokens
+from foredraft.proposers.draft_trees import TreeShape
+from foredraft.proposers.run_ahead import Ends, Levels, run_ahead
 from foredraft.runtime.runner import Runner
 from foredraft.types import Sequence, Work
 
@@ -24,6 +29,11 @@ class DraftRunner:
     computed: ComputedTokens | None  # None: its K and V are the target's own
     close: Callable[[], None]  # ends one use of it
     catch_up_beside: int = 32  # two tiles
+
+    def __post_init__(self) -> None:
+        runner = self.runner
+        ahead = DraftAhead(runner, self.vocab_size)
+        self._ahead = run_ahead(ahead, runner.backend, runner.decoder.layers[0].shape, self.block_size)
 
     def can_draft(self, sequence: Sequence, known: int) -> bool:
         return self.can_read(sequence.token_ids[known:])
@@ -43,6 +53,32 @@ class DraftRunner:
         if self.computed is not None:
             self.computed.release(sequence_ids)
 
+    def ahead(self, works: Items[Work], shape: TreeShape) -> Levels | None:
+        longest = max(work.sequence.num_tokens for work in works) + shape.depth
+        if self._ahead is None or longest > len(self.runner.decoder.rope):
+            return None
+        return self._ahead(works, pack(works, self.block_size), shape)
+
     def logits(self, works: Items[Work]) -> NodeLogits:
         """The logits that the works need: [rows, vocab], where vocab is the narrower of the two."""
         return NodeLogits(self.runner.forward(pack(works, self.block_size)).logits[:, : self.vocab_size])
+
+
+class DraftAhead:
+    """A whole draft on the device."""
+
+    def __init__(self, runner: Runner, vocab_size: int) -> None:
+        self._runner, self._vocab_size = runner, vocab_size
+
+    def begin(self, plan: ForwardBatch, ends: Ends) -> NodeLogits:
+        return self._logits(self._run(plan)[ends.rows])
+
+    def extend(self, nodes: Nodes, batch: ForwardBatch, depth: int) -> NodeLogits:
+        return self._logits(self._run(batch))
+
+    def _run(self, batch: ForwardBatch) -> Tensor:
+        runner = self._runner
+        return runner.decoder.run(batch, runner.kv, runner.backend)
+
+    def _logits(self, normed: Tensor) -> NodeLogits:
+        return NodeLogits(self._runner.decoder.logits(normed, self._runner.backend)[:, : self._vocab_size])

@@ -8,10 +8,16 @@ from heapq import nlargest
 
 from torch import Tensor
 
+from foredraft.backends.tree_ops import LEAST_PROBABILITY
 from foredraft.types import Draft, Sequence
 
 _SURE = 0.6  # static trees: how often the best token of a node is accepted, about
 _DECAY = 1.8  # and how fast this falls with the rank of the token
+
+
+def static_shares(count: int) -> list[float]:
+    """What the tokens of a node weigh by their rank, in static trees."""
+    return [_SURE / (rank + 1) ** _DECAY for rank in range(count)]
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,20 @@ class Tree:
         self.scores.append(self._score(parent, probability))
         self.weights.append(weight)
 
+    def add_level(self, first: int, candidates: list[list[tuple[int, float]]]) -> None:
+        """Add the best candidates (token, probability) of consecutive nodes from `first` on; -1 is the sequence's last
+        token."""
+        size = len(self.tokens)
+        self.add_best(
+            [
+                (first + place, rank, token, probability)
+                for place, of_node in enumerate(candidates)
+                for rank, (token, probability) in enumerate(of_node)
+            ]
+        )
+        self.depth += 1
+        self.ended = len(self.tokens) == size
+
     def add_best(self, branches: list[tuple[int, int, int, float]]) -> None:
         """Add the best of the branches (node, rank of the token, token, probability) as nodes. If the shape prunes,
         the others become leaves. Else the first branch is always added, so that the tree contains the chain."""
@@ -121,13 +141,12 @@ class Tree:
                 self.leaves.append(_Leaf(node, token, self._score(node, probability), weight))
 
     def _score(self, parent: int, probability: float) -> float:
-        return min(max(probability, 1e-6), 1.0) * (self.scores[parent] if parent >= 0 else 1.0)
+        return min(max(probability, LEAST_PROBABILITY), 1.0) * (self.scores[parent] if parent >= 0 else 1.0)
 
     def _weight(self, parent: int, rank: int, token: int, probability: float) -> float:
         if not self.shape.static:
             return self._score(parent, probability)
-        share: float = _SURE / (rank + 1) ** _DECAY
-        return share * (self.weights[parent] if parent >= 0 else 1.0)
+        return static_shares(rank + 1)[rank] * (self.weights[parent] if parent >= 0 else 1.0)
 
     def draft(self, name: str, q: Tensor | None) -> Draft:
         """The nodes that are kept. A node weighs no more than its parent, so the best ones are a tree."""

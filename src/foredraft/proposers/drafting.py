@@ -54,6 +54,9 @@ class ModelDrafter(TreeDrafter):
         if self.helper is not None:
             self.helper.clear()
 
+    def _can_run_ahead(self, tree: Tree) -> bool:
+        return self.helper is None and super()._can_run_ahead(tree)
+
     def _works(self, growing: list[Tree]) -> list[Work]:
         """The works, each with the helper's draft behind its chain; the model adds a token of its own behind that."""
         if self.helper is None:

@@ -7,12 +7,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 
-from foredraft.batch import pack
+from torch import Tensor
+
+from foredraft.backends.tree_ops import Nodes
+from foredraft.batch import ForwardBatch, pack
 from foredraft.models.heads.eagle import EagleHead, load_eagle
 from foredraft.proposers.base import TargetModel
 from foredraft.proposers.candidates import NodeLogits
 from foredraft.proposers.computed_tokens import ComputedTokens
+from foredraft.proposers.draft_trees import TreeShape
 from foredraft.proposers.head_runner import MOST_NODES, HeadDrafter, HeadOptions, HeadRunner, LoadedHead, Scratch
+from foredraft.proposers.run_ahead import Ends, Levels, run_ahead
 from foredraft.runtime.runner import Replayed
 from foredraft.types import Sequence, Work
 
@@ -44,6 +49,7 @@ class EagleRunner(HeadRunner):
         self._advance, self._extend = (Replayed(head.backend, head.stack.layers[0].shape) for _ in range(2))
         self._advance.warm(self.block_size, target.max_model_len, head.advance)
         self._extend.warm(self.block_size, target.max_model_len, head.extend)
+        self._ahead = run_ahead(EagleAhead(head), head.backend, head.stack.layers[0].shape, self.block_size)
 
     def num_computed(self, sequence: Sequence) -> int:
         """The first token is never run: there is no feature before it."""
@@ -51,11 +57,33 @@ class EagleRunner(HeadRunner):
 
     def logits(self, works: Items[Work]) -> NodeLogits:
         begins = works[0].num_new_tokens > 0
-        if begins:
-            self._scratch.assign(works)
-        for work in works:  # their sequences are copies, made for this call
-            assert (work.num_new_tokens > 0) == begins
-            work.sequence.block_table = self._scratch.table(work.sequence)
+        assert all((work.num_new_tokens > 0) == begins for work in works)
+        self._scratch.lend(works, begins)
         batch, head = pack(works, self.block_size), self._head
         logits = self._advance(batch, head.advance) if begins else self._extend(batch, head.extend)
         return NodeLogits(logits, head.token_ids)
+
+    def ahead(self, works: Items[Work], shape: TreeShape) -> Levels | None:
+        if self._ahead is None:
+            return None
+        self._scratch.lend(works, begins=True)
+        return self._ahead(works, pack(works, self.block_size), shape)
+
+
+class EagleAhead:
+    """A whole draft on the device: every row reads the output of the row before it, wherever that lies."""
+
+    def __init__(self, head: EagleHead) -> None:
+        self._head = head
+
+    def begin(self, plan: ForwardBatch, ends: Ends) -> NodeLogits:
+        y, normed = self._head.run(plan, self._head.tapped(plan))
+        self._y = y[ends.rows]
+        return self._logits(normed[ends.rows])
+
+    def extend(self, nodes: Nodes, batch: ForwardBatch, depth: int) -> NodeLogits:
+        self._y, normed = self._head.run(batch, self._y[nodes.parents])
+        return self._logits(normed)
+
+    def _logits(self, normed: Tensor) -> NodeLogits:
+        return NodeLogits(self._head.backend.logits(normed, self._head.output), self._head.token_ids)

@@ -21,6 +21,7 @@ from foredraft.proposers.base import TargetModel
 from foredraft.proposers.candidates import NodeLogits
 from foredraft.proposers.computed_tokens import ComputedTokens
 from foredraft.proposers.draft_trees import TreeShape
+from foredraft.proposers.run_ahead import Levels, RunAhead
 from foredraft.proposers.tree_drafter import TreeDrafter
 from foredraft.types import Sequence, Work
 
@@ -65,7 +66,7 @@ class HeadOptions:
 class HeadRunner(ABC):
     """A head as a model that drafts (see DraftingModel): the parts that are the same for every kind."""
 
-    catch_up_beside = 256  # a head is small: running so many rows takes no longer than a step of the target
+    _ahead: RunAhead | None = None  # for kinds whose whole drafts can run on the device
 
     def __init__(
         self, backend: Backend, target: TargetModel, computed: ComputedTokens | None, close: Callable[[], None]
@@ -74,7 +75,19 @@ class HeadRunner(ABC):
         self.block_size = target.kv.block_size
         self.vocab_size = target.runner.decoder.config.vocab_size
         self.close = close
+        # A head is small: running so many rows takes no longer than a step of the target.
+        self.catch_up_beside = 256 if backend.tree_ops is None else 2048
+        self._max_len = target.max_model_len
         self._computed = computed
+
+    def ahead(self, works: Items[Work], shape: TreeShape) -> Levels | None:
+        """See DraftingModel."""
+        return None
+
+    def warm(self, shape: TreeShape) -> None:
+        """Make what whole drafts of this shape need on the device."""
+        if self._ahead is not None:
+            self._ahead.warm(shape, self._max_len)
 
     @abstractmethod
     def logits(self, works: Items[Work]) -> NodeLogits:
@@ -132,6 +145,13 @@ class Scratch:
         """Give the sequences of a new call their blocks."""
         self._lanes = {work.sequence.id: lane for lane, work in enumerate(works)}
 
+    def lend(self, works: Items[Work], begins: bool) -> None:
+        """Put the blocks into the tables of works, whose sequences are copies made for this call; `begins`: anew."""
+        if begins:
+            self.assign(works)
+        for work in works:
+            work.sequence.block_table = self.table(work.sequence)
+
     def table(self, sequence: Sequence) -> array[int]:
         """The blocks of a sequence's own tokens, then its scratch blocks."""
         first = self._first + self._lanes[sequence.id] * self._per_sequence
@@ -171,6 +191,7 @@ class HeadDrafter(TreeDrafter):
     def __init__(self, model: HeadRunner, options: HeadOptions, config: HeadConfig, most: int) -> None:
         """`most` is the deepest that the head can draft."""
         super().__init__(self.kind, model, options.shape(self.kind, config.block, most))
+        model.warm(self.shape)
         self.taps = frozenset(config.taps)
 
     @classmethod

@@ -3,6 +3,7 @@ the best branches."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import replace
@@ -14,9 +15,11 @@ from torch.nn import functional
 
 from foredraft.proposers.candidates import Candidates, Node, NodeLogits, coupled, sampled
 from foredraft.proposers.draft_trees import Tree, TreeShape
+from foredraft.proposers.run_ahead import Levels
 from foredraft.types import NO_DRAFT, Commit, Draft, Sequence, Work
 
 UP_TO_DATE = 16  # with so few tokens to run, about a tile, a sequence drafts at once
+_NO_FLOORS = [1.0, -math.inf, 0]  # draw settings of a request without top-p, min-p and top-k
 CATCH_UP = 512  # the most catch-up tokens of a sequence in one call; with more to run there is no draft yet
 
 
@@ -34,6 +37,9 @@ class DraftingModel(Protocol):
 
     def logits(self, works: Items[Work]) -> NodeLogits:
         """Run the works: new tokens of sequences and new nodes of their drafts. All rows that have logits, in order."""
+
+    def ahead(self, works: Items[Work], shape: TreeShape) -> Levels | None:
+        """Run the works and all levels of the trees behind them; None: it is asked level by level instead."""
 
     def record(self, sequence: Sequence, tokens: list[int], num_slots: int) -> None:
         """These tokens have been run at the sequence's slots; further slots up to `num_slots` may hold anything."""
@@ -75,6 +81,7 @@ class TreeDrafter:
     def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
         trees = [self._begun(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
         share_catch_up([tree for tree in trees if tree.budget], self.model.catch_up_beside)
+        self._run_ahead([tree for tree in trees if self._can_run_ahead(tree)])
         while growing := [tree for tree in trees if tree.grows]:
             works = self._works(growing)
             logits = self.model.logits(works)
@@ -90,6 +97,31 @@ class TreeDrafter:
                 row += work.num_logits
                 self._record(tree)
         return [self._draft(tree) for tree in trees]
+
+    def _can_run_ahead(self, tree: Tree) -> bool:
+        """Whether nothing but the model's logits and the noise decides what is drafted."""
+        sequence, params = tree.sequence, tree.sequence.params
+        plain = not tree.is_sampled and not sequence.adjusts_logits
+        temperature, *floors = params.draw_settings
+        truncated = temperature > 0 and floors != _NO_FLOORS
+        return tree.grows and plain and not truncated and tree.num_missing <= tree.catch_up
+
+    def _run_ahead(self, trees: list[Tree]) -> None:
+        """Let the device run all levels of these trees, if it can, and build them of what it found."""
+        works = self._works(trees)
+        levels = self.model.ahead(works, self.shape) if trees else None
+        if levels is None:
+            return
+        for lane, (tree, work) in enumerate(zip(trees, works, strict=True)):
+            tree.known += work.num_new_tokens
+            while tree.grows:
+                tree.num_run = len(tree.tokens)
+                candidates = levels.candidates(lane, tree)
+                if candidates is None:
+                    break
+                tree.add_level(tree.num_run - len(candidates), candidates)
+            tree.ended = True
+            self._record(tree)
 
     def _begun(self, sequence: Sequence, budget: int) -> Tree:
         known = self.model.num_computed(sequence)

@@ -43,11 +43,11 @@ def prompt_key(prompt: list[int], acceptance: str) -> int:
     return 0 if acceptance == "match" else int.from_bytes(extended_name(root_name(), prompt)[:8])
 
 
-def uniform(key: int, token_ids: Tensor) -> Tensor:
-    """Float64 uniforms strictly between 0 and 1, one per token id."""
-    z = token_ids * _signed(_GOLDEN) + _signed(key)
-    z = (z ^ _shift_right(z, 30)) * _signed(_MIX_1)
-    z = (z ^ _shift_right(z, 27)) * _signed(_MIX_2)
+def uniform(key: int | Tensor, token_ids: Tensor) -> Tensor:
+    """Float64 uniforms strictly between 0 and 1, one per token id. Several keys are a tensor of their signed values."""
+    z = token_ids * signed(_GOLDEN) + (key if isinstance(key, Tensor) else signed(key))
+    z = (z ^ _shift_right(z, 30)) * signed(_MIX_1)
+    z = (z ^ _shift_right(z, 27)) * signed(_MIX_2)
     z = z ^ _shift_right(z, 31)
     return (_shift_right(z, 12).double() + 0.5) * 2.0**-52
 
@@ -87,5 +87,6 @@ def _mix(z: int) -> int:
     return z ^ (z >> 31)
 
 
-def _signed(z: int) -> int:
+def signed(z: int) -> int:
+    """64 bits as torch and numpy hold them."""
     return z - (1 << 64) if z >= 1 << 63 else z

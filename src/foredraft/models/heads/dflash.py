@@ -100,6 +100,29 @@ def pack_blocks(sequences: list[Sequence], tables: list[array[int]], block: int,
     )
 
 
+def blocks_behind(plan: ForwardBatch, lengths: Tensor, anchors: Tensor, block: int) -> ForwardBatch:
+    """What `pack_blocks` makes, on the device: a block behind each of the first sequences of a plan, which have
+    `lengths` tokens with `anchors` as their last; those of length 0 store nothing."""
+    size, count, device = plan.block_size, len(lengths), lengths.device
+    rows = torch.arange(block, device=device)
+    places = (lengths + size - 1)[:, None] // size * size + rows[None, :]  # [sequences, block]
+    sequences = torch.arange(count, device=device)[:, None].expand(count, block)
+    slots = plan.block_tables[sequences, places // size].long() * size + places % size
+    return ForwardBatch(
+        token_ids=anchors.repeat_interleave(block),
+        positions=((lengths - 1).clamp(min=0)[:, None] + rows).flatten(),
+        slots=torch.where(lengths[:, None] > 0, slots, -1).flatten(),
+        sequences=sequences.flatten().int(),
+        block_tables=plan.block_tables,
+        prefix_lens=(lengths - 1).clamp(min=0).int().repeat_interleave(block),
+        paths=places.int().repeat_interleave(block, 0),
+        path_lens=torch.full((count * block,), block, dtype=torch.int32, device=device),
+        logit_rows=None,
+        block_size=size,
+        max_keys=plan.max_keys,
+    )
+
+
 class Uncorrected:
     """Every row of a block predicts its token without knowing the one before."""
 

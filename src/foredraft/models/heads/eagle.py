@@ -34,22 +34,29 @@ class EagleHead:
     features: Tensor  # [slots, hidden]: the output of every row that was run, before its norm
 
     def advance(self, batch: ForwardBatch) -> Tensor:
-        """Run committed tokens, whose features are in the taps."""
-        return self._run(batch, self.backend.linear(self.taps.rows(previous_slots(batch)), self.fc))
+        """Run committed tokens, whose features are in the taps: the logits of wanted rows over the draft vocabulary."""
+        return self._logits(batch, self.run(batch, self.tapped(batch))[1])
 
     def extend(self, batch: ForwardBatch) -> Tensor:
         """Run draft tokens. The row before each has been run."""
-        return self._run(batch, self.features[previous_slots(batch)])
+        return self._logits(batch, self.run(batch, self.features[previous_slots(batch)])[1])
 
-    def _run(self, batch: ForwardBatch, feature: Tensor) -> Tensor:
-        """Logits over the draft vocabulary: [wanted rows, draft_vocab]."""
+    def tapped(self, batch: ForwardBatch) -> Tensor:
+        """What the rows of committed tokens read: [rows, hidden]."""
+        return self.backend.linear(self.taps.rows(previous_slots(batch)), self.fc)
+
+    def run(self, batch: ForwardBatch, feature: Tensor) -> tuple[Tensor, Tensor]:
+        """The output of rows, which the next ones read, and its norm. May overwrite `feature`."""
         backend, eps = self.backend, self.stack.norm_eps
         embedded = backend.rms_norm(backend.embed(batch.token_ids, self.embedding), self.input_norm, eps)
         entry = torch.cat([embedded, backend.rms_norm(feature, self.hidden_norm, eps)], dim=1)
         y, normed = backend.run_layers(feature, self.stack, self.kv, batch, entry=entry)
         backend.store(y, self.features, 0, batch.slots)
+        return y, normed
+
+    def _logits(self, batch: ForwardBatch, normed: Tensor) -> Tensor:
         wanted = normed if batch.logit_rows is None else normed[batch.logit_rows]
-        return backend.logits(wanted, self.output)
+        return self.backend.logits(wanted, self.output)
 
 
 def load_eagle(

@@ -1,0 +1,153 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, import-not-found, import-untyped"
+"""Draft trees that grow on a GPU (see tree_ops): two small kernels per level, one for its candidates, one for the nodes
+of the next. They are launched without programmatic dependence: the plan of the next level is what they write."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from foredraft.backends.cuda_attention import KeyView
+from foredraft.backends.cuda_plan import Plan
+from foredraft.backends.cuda_sample import gumbel
+from foredraft.backends.tree_ops import LEAST_PROBABILITY, Candidates, Choice, Nodes, Noise
+from foredraft.batch import ForwardBatch
+
+_LOWEST = tl.constexpr(float("-inf"))
+_LEAST = tl.constexpr(LEAST_PROBABILITY)
+
+
+@triton.jit
+def _likely_kernel(
+    logits, stride, token_ids, ids_stride, keys, temperatures, tokens, probabilities, columns,
+    HAS_IDS: tl.constexpr, NOISY: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One row. Of equal values the lowest column comes first."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < columns
+    values = tl.load(logits + row * stride + column, mask=inside, other=_LOWEST)
+    token = column.to(tl.int64)
+    if HAS_IDS:
+        token = tl.load(token_ids + row * ids_stride + column, mask=inside, other=0)
+    if NOISY:
+        noise = gumbel(tl.load(keys + row), token)
+        values = (values.to(tl.float64) + tl.load(temperatures + row) * noise).to(tl.float32)
+    highest = tl.max(values, 0)
+    total = tl.sum(tl.exp(values - highest), 0)
+    for rank in tl.static_range(COUNT):
+        best = tl.max(values, 0)
+        place = tl.min(tl.where(values == best, column, BLOCK), 0)
+        tl.store(tokens + row * COUNT + rank, tl.sum(tl.where(column == place, token, 0), 0))
+        tl.store(probabilities + row * COUNT + rank, tl.exp(best - highest) / total)
+        values = tl.where(column == place, _LOWEST, values)
+
+
+@triton.jit
+def _grow_kernel(
+    found_tokens, found_probabilities, shares, weights_before, paths_before, offsets,
+    token_ids, parents, weights, paths, depth, most_depth,
+    HAS_BEFORE: tl.constexpr, HAS_SHARES: tl.constexpr, KEEPS_FIRST: tl.constexpr, NODES: tl.constexpr,
+    COUNT: tl.constexpr, EACH: tl.constexpr, BLOCK: tl.constexpr, PATH: tl.constexpr,
+):  # fmt: skip
+    """One sequence. Weights are products of two roundings in float64, as the host makes them."""
+    sequence = tl.program_id(0).to(tl.int64)
+    place = tl.arange(0, BLOCK)
+    inside = place < NODES * COUNT
+    node = sequence * NODES + place // COUNT
+    if HAS_SHARES:
+        share = tl.load(shares + place % COUNT, mask=inside, other=0.0)
+    else:
+        found = tl.load(found_probabilities + sequence * NODES * COUNT + place, mask=inside, other=0.0)
+        found = tl.where(found == found, found, 0.0)  # what only fills a program up may be no number
+        share = tl.minimum(tl.maximum(found.to(tl.float64), _LEAST), 1.0)
+    weighed = share
+    if HAS_BEFORE:
+        weighed = tl.load(weights_before + node, mask=inside, other=0.0) * share
+    ranked = tl.where(inside, weighed, _LOWEST)
+    if KEEPS_FIRST:
+        ranked = tl.where(place == 0, float("inf"), ranked)
+    step = tl.arange(0, PATH)
+    for rank in tl.static_range(EACH):
+        best = tl.min(tl.where(ranked == tl.max(ranked, 0), place, BLOCK), 0)
+        row = sequence * EACH + rank
+        parent = sequence * NODES + best // COUNT
+        tl.store(token_ids + row, tl.load(found_tokens + sequence * NODES * COUNT + best))
+        tl.store(parents + row, parent)
+        tl.store(weights + row, tl.sum(tl.where(place == best, weighed, 0.0), 0))
+        path = tl.zeros((PATH,), tl.int32)
+        if HAS_BEFORE:
+            path = tl.load(paths_before + parent * most_depth + step, mask=step < depth - 1, other=0)
+        path = tl.where(step == depth - 1, tl.load(offsets + row), path)
+        tl.store(paths + row * most_depth + step, path, mask=step < most_depth)
+        ranked = tl.where(place == best, _LOWEST, ranked)
+
+
+class CudaTreeOps:
+    """See TreeOps."""
+
+    def batch(self, plan: ForwardBatch, rows: ForwardBatch, each: int) -> Plan:
+        assert isinstance(plan, Plan) and plan.bucket is not None, "only few rows run ahead"
+        *_, together = plan.bucket
+        groups = _groups(rows.num_rows, each, together, plan.positions.device)
+        shared = {name: getattr(rows, name) for name in ("sequences", "prefix_lens", "paths", "path_lens")}
+        shared["block_tables"] = plan.block_tables
+        every = torch.arange(rows.num_rows, dtype=torch.int32, device=plan.positions.device)
+        return Plan(
+            **{name: getattr(rows, name) for name in ("token_ids", "positions", "slots")},
+            **shared,
+            block_size=plan.block_size,
+            max_keys=plan.max_keys,
+            logit_rows=None,
+            split=KeyView(every, groups, **shared, block_size=plan.block_size, max_keys=plan.max_keys),
+            whole=None,
+            bucket=None,
+        )
+
+    def likely(self, logits: Tensor, token_ids: Tensor | None, noise: Noise | None, into: Candidates) -> None:
+        rows, columns = logits.shape
+        block = triton.next_power_of_2(columns)
+        _likely_kernel[(rows,)](
+            *(logits, logits.stride(0), logits if token_ids is None else token_ids),
+            0 if token_ids is None or token_ids.dim() == 1 else token_ids.stride(0),
+            *((logits, logits) if noise is None else (noise.keys, noise.temperatures)),
+            *(into.tokens, into.probabilities, columns),
+            HAS_IDS=token_ids is not None,
+            NOISY=noise is not None,
+            COUNT=into.tokens.shape[1],
+            BLOCK=block,
+            num_warps=min(32, max(1, block // 512)),
+            enable_fp_fusion=False,
+        )
+
+    def grow(
+        self, found: Candidates, before: Nodes | None, depth: int, sequences: int, choice: Choice, into: Nodes
+    ) -> None:
+        rows, count = found.tokens.shape
+        most_depth = into.paths.shape[1]
+        _grow_kernel[(sequences,)](
+            *(found.tokens, found.probabilities, found.probabilities if choice.shares is None else choice.shares),
+            *((into.weights, into.paths) if before is None else (before.weights, before.paths)),
+            *(into.offsets, into.token_ids, into.parents, into.weights, into.paths, depth, most_depth),
+            HAS_BEFORE=before is not None,
+            HAS_SHARES=choice.shares is not None,
+            KEEPS_FIRST=choice.keeps_first,
+            NODES=rows // sequences,
+            COUNT=count,
+            EACH=len(into.token_ids) // sequences,
+            BLOCK=triton.next_power_of_2(rows // sequences * count),
+            PATH=triton.next_power_of_2(most_depth),
+            num_warps=1,
+            enable_fp_fusion=False,
+        )
+
+
+@cache
+def _groups(rows: int, each: int, together: int, device: torch.device) -> Tensor:
+    """Bounds of groups: `together` rows of one sequence at most."""
+    starts = [row for first in range(0, rows, each) for row in range(first, first + each, together)]
+    return torch.tensor([*starts, rows], dtype=torch.int32, device=device)

@@ -1,0 +1,233 @@
+"""Whole drafts on the device: a model runs all levels of its trees one after the other, without the host in between.
+
+Where waiting for the device costs more than running it, as on a GPU, a draft of k levels would lose k such waits, in
+which the host chooses the nodes of the next level. Here the device chooses them (see backends/tree_ops), the whole
+draft is one captured graph, and the host reads the candidates of all levels at once. It then builds the trees as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foredraft.backends import tree_ops
+from foredraft.backends.base import AttentionShape, Backend
+from foredraft.backends.tree_ops import Choice, Nodes, Noise, TreeOps
+from foredraft.batch import ForwardBatch
+from foredraft.proposers.candidates import Candidates, NodeLogits
+from foredraft.proposers.draft_trees import Tree, TreeShape, static_shares
+from foredraft.sampling.noise import signed, stream_key
+from foredraft.types import Work
+
+_MOST_NODES = 64  # that a tree may have, run or drafted
+_MOST_ROWS = 128  # of a first run, and a limit on those of a level: more are prompts, or a batch that needs no graph
+_ROWS_OF_ONE = 16  # that a sequence which drafts at every step has to run first, at most
+_SIZES = (1, 2, 4, 8, 16, 32)  # sequences that a program has room for
+_Key = tuple[int, TreeShape, bool]  # size, shape, whether there is noise
+_ROW, _LENGTH, _TOKEN, _SLOTS, _TEMPERATURE, _KEYS = range(6)  # what is told of a sequence; its keys come last
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Where the sequences of a run end: [sequences] each. Those that only fill a program up have length 0."""
+
+    rows: Tensor  # int64: the last row of each in the plan
+    lengths: Tensor  # int64
+    tokens: Tensor  # int64: the last of each
+
+
+class AheadModel(Protocol):
+    """The part of a model or head that runs on the device alone. The calls of one draft come in order."""
+
+    def begin(self, plan: ForwardBatch, ends: Ends) -> NodeLogits:
+        """Run the tokens of a plan: the logits behind the last one of every sequence."""
+
+    def extend(self, nodes: Nodes, batch: ForwardBatch, depth: int) -> NodeLogits:
+        """The logits behind nodes of a depth, from 1 on; `batch` are their rows."""
+
+
+class Levels:
+    """The candidates of all levels of a draft, on the host."""
+
+    def __init__(self, program: _Program) -> None:
+        self._program = program
+
+    def candidates(self, lane: int, tree: Tree) -> list[Candidates] | None:
+        """Those behind the tree's last level, node by node; None where the device ran other nodes than the tree's."""
+        program, width = self._program, self._program.shape.width
+        if tree.depth == 0:
+            rows = slice(lane, lane + 1)
+        else:
+            first = program.size * (1 + (tree.depth - 1) * width) + lane * width
+            rows = slice(first, first + width)
+            ran = slice(rows.start - program.size, rows.stop - program.size)
+            nodes = zip(program.read["token_ids"][ran].tolist(), program.read["parents"][ran].tolist())
+            above = lane * width if tree.depth > 1 else lane
+            offset = (tree.depth - 2) * width if tree.depth > 1 else -1
+            if [(token, parent - above + offset) for token, parent in nodes] != list(
+                zip(tree.tokens[-width:], tree.parents[-width:])
+            ):
+                return None
+        tokens, shares = program.read["tokens"][rows].tolist(), program.read["probabilities"][rows].tolist()
+        return [list(zip(*row, strict=True)) for row in zip(tokens, shares, strict=True)]
+
+
+class RunAhead:
+    """The programs of one model, by the size and shape of what they draft."""
+
+    def __init__(self, model: AheadModel, backend: Backend, shape: AttentionShape, block_size: int) -> None:
+        assert backend.tree_ops is not None
+        self.model, self.backend, self.attention, self.block_size = model, backend, shape, block_size
+        self.ops: TreeOps = backend.tree_ops
+        self._programs: WeakKeyDictionary[ForwardBatch, dict[_Key, _Program]] = WeakKeyDictionary()  # by their plan
+
+    @torch.inference_mode()
+    def warm(self, shape: TreeShape, max_keys: int) -> None:
+        """Make the programs that drafts of one sequence need."""
+        for plan in self.backend.warm_plans(self.attention, self.block_size, max_keys):
+            if plan.num_rows <= _ROWS_OF_ONE:
+                program = self._program(plan, (1, shape, False))
+                self.backend.replay(program, plan, program.run)
+
+    @torch.inference_mode()
+    def __call__(self, works: Items[Work], first: ForwardBatch, shape: TreeShape) -> Levels | None:
+        """All levels of the trees behind works, which all reach the end of their sequences. `first` has the rows that
+        are run first. None: there are too many for one program."""
+        size = next((size for size in _SIZES if size >= len(works)), 0)
+        if not size or first.num_rows > _MOST_ROWS or size * shape.width > 2 * _MOST_ROWS:
+            return None
+        # The plan's block tables serve all levels, so they reach as far as the last one.
+        reach = max(work.sequence.num_tokens for work in works) + _MOST_NODES + self.block_size
+        plan = self.backend.prepare(replace(first, max_keys=reach), self.attention)
+        noisy = any(work.sequence.params.temperature for work in works)
+        program = self._program(plan, (min(size, len(plan.block_tables)), shape, noisy))
+        program.tell(works, first)
+        self.backend.replay(program, plan, program.run)
+        program.wait()
+        return Levels(program)
+
+    def _program(self, plan: ForwardBatch, key: _Key) -> _Program:
+        programs = self._programs.setdefault(plan, {})
+        if key not in programs:
+            programs[key] = _Program(self, plan, *key)
+        return programs[key]
+
+
+def run_ahead(model: AheadModel, backend: Backend, shape: AttentionShape, block_size: int) -> RunAhead | None:
+    """None where the host may well grow trees level by level."""
+    return None if backend.tree_ops is None else RunAhead(model, backend, shape, block_size)
+
+
+class _Program:
+    """One graph: its inputs, the rows of all levels, and what it leaves on the host."""
+
+    def __init__(self, ahead: RunAhead, plan: ForwardBatch, size: int, shape: TreeShape, noisy: bool) -> None:
+        self._ahead, self.shape, self.size, self._noisy = ahead, shape, size, noisy
+        device, width, levels = ahead.backend.device, shape.width, shape.depth - 1
+        pinned = device.type == "cuda"
+        self._told = torch.zeros((_KEYS + shape.depth, size), dtype=torch.int64, pin_memory=pinned)
+        self._inputs = torch.zeros_like(self._told, device=device, pin_memory=False)
+        rows = size * (1 + levels * width)
+
+        def made(dtype: torch.dtype, *sizes: int) -> Tensor:
+            return torch.zeros(sizes, dtype=dtype, device=device)
+
+        found = {"tokens": made(torch.int64, rows, width), "probabilities": made(torch.float32, rows, width)}
+        nodes = {name: made(torch.int64, rows - size) for name in ("token_ids", "parents")}
+        self._left = {**found, **nodes}
+        self.read = {name: torch.zeros_like(x, device="cpu", pin_memory=pinned) for name, x in self._left.items()}
+        self._found = [tree_ops.Candidates(**{name: x[:size] for name, x in found.items()})]
+        self._positions, self._slots = (made(torch.int64, levels, size * width) for _ in range(2))
+        self._offsets, self._prefix_lens = (made(torch.int32, levels, size * width) for _ in range(2))
+        sequences = torch.arange(size, dtype=torch.int32, device=device).repeat_interleave(width)
+        self._sequences = sequences.long()
+        self._places = torch.arange(levels * width, device=device).view(levels, 1, width)
+        self._nodes: list[Nodes] = []
+        self._batches: list[ForwardBatch] = []
+        for level in range(levels):
+            start, stop = size * (1 + level * width), size * (1 + (level + 1) * width)
+            self._found.append(tree_ops.Candidates(**{name: x[start:stop] for name, x in found.items()}))
+            paths = made(torch.int32, size * width, max(1, levels))
+            own = {name: x[start - size : stop - size] for name, x in nodes.items()}
+            weights = made(torch.float64, size * width)
+            self._nodes.append(Nodes(**own, weights=weights, paths=paths, offsets=self._offsets[level]))
+            rows_of_level = ForwardBatch(
+                token_ids=own["token_ids"],
+                positions=self._positions[level],
+                slots=self._slots[level],
+                sequences=sequences,
+                block_tables=plan.block_tables,
+                prefix_lens=self._prefix_lens[level],
+                paths=paths,
+                path_lens=made(torch.int32, size * width) + level + 1,
+                logit_rows=None,
+                block_size=ahead.block_size,
+                max_keys=plan.max_keys,
+            )
+            self._batches.append(ahead.ops.batch(plan, rows_of_level, width))
+        shares = torch.tensor(static_shares(width), dtype=torch.float64, device=device) if shape.static else None
+        self._choice = Choice(shares, keeps_first=not shape.prunes)
+
+    def tell(self, works: Items[Work], first: ForwardBatch) -> None:
+        """Write what the next run is to know of its sequences."""
+        told, sequences = self._told.numpy(), first.sequences.numpy()
+        told[:] = 0
+        last_rows = np.flatnonzero(np.append(sequences[1:] != sequences[:-1], True))
+        for lane, (work, row) in enumerate(zip(works, last_rows, strict=True)):
+            sequence = work.sequence
+            slots = len(sequence.block_table) * self._ahead.block_size
+            told[:_TEMPERATURE, lane] = row, sequence.num_tokens, sequence.token_ids[-1], slots
+            temperature = sequence.params.temperature or 0.0
+            told[_TEMPERATURE : _TEMPERATURE + 1, lane].view("float64")[:] = temperature
+            if temperature:
+                places = range(sequence.num_tokens, sequence.num_tokens + self.shape.depth)
+                told[_KEYS:, lane] = [signed(stream_key(sequence.noise_seed, place)) for place in places]
+
+    def run(self, plan: ForwardBatch) -> None:
+        ahead, size = self._ahead, self.size
+        ops, model = ahead.ops, ahead.model
+        self._inputs.copy_(self._told, non_blocking=True)
+        ends = Ends(*(self._inputs[place] for place in (_ROW, _LENGTH, _TOKEN)))
+        if self._batches:
+            self._place(plan, ends.lengths)
+        logits = model.begin(plan, ends)
+        ops.likely(logits.values, logits.token_ids, self._noise(0), self._found[0])
+        before: Nodes | None = None
+        for level, (nodes, batch) in enumerate(zip(self._nodes, self._batches, strict=True)):
+            ops.grow(self._found[level], before, level + 1, size, self._choice, nodes)
+            logits = model.extend(nodes, batch, level + 1)
+            ops.likely(logits.values, logits.token_ids, self._noise(level + 1), self._found[level + 1])
+            before = nodes
+        for name, tensor in self._left.items():
+            self.read[name].copy_(tensor, non_blocking=True)
+
+    def wait(self) -> None:
+        if self._inputs.is_cuda:
+            torch.cuda.current_stream(self._inputs.device).synchronize()
+
+    def _place(self, plan: ForwardBatch, lengths: Tensor) -> None:
+        """Where the nodes of all levels stand: node i behind the sequence, at its i-th slot. Where there is no slot, K
+        and V are stored nowhere."""
+        offsets = (lengths[:, None] + self._places).flatten(1)  # [levels, sequences × width]
+        block_size = self._ahead.block_size
+        blocks = plan.block_tables[self._sequences, (offsets // block_size).clamp(max=plan.block_tables.shape[1] - 1)]
+        slots = blocks.long() * block_size + offsets % block_size
+        self._slots.copy_(torch.where(offsets < self._inputs[_SLOTS][self._sequences], slots, -1))
+        self._offsets.copy_(offsets)
+        self._prefix_lens.copy_(lengths[self._sequences].expand_as(offsets))
+        depths = torch.arange(len(offsets), device=offsets.device)[:, None]
+        self._positions.copy_(lengths[self._sequences] + depths)
+
+    def _noise(self, depth: int) -> Noise | None:
+        if not self._noisy:
+            return None
+        keys, temperatures = self._inputs[_KEYS + depth], self._inputs[_TEMPERATURE].view(torch.float64)
+        if not depth:
+            return Noise(keys, temperatures)
+        return Noise(keys[self._sequences], temperatures[self._sequences])

@@ -1,0 +1,121 @@
+"""Trees that grow on the device are those that the host would have grown, level by level."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from foredraft.backends.torch import TorchBackend
+from foredraft.backends.tree_ops import Candidates, Choice, Nodes, TorchTreeOps, TreeOps
+from foredraft.llm import LLM
+from foredraft.params import SamplingParams
+from foredraft.proposers.draft_trees import Tree, TreeShape
+from foredraft.proposers.head_runner import HeadDrafter
+from foredraft.proposers.run_ahead import RunAhead
+from foredraft.proposers.tree_drafter import TreeDrafter
+from foredraft.types import Sequence
+from tests.tiny_heads import save_heads
+from tests.tiny_models import VOCAB, random_model, save_model
+
+CASES = [
+    ("eagle:nodes=12,width=3,k=4", 0.0),
+    ("eagle:nodes=12,width=3,k=4", 0.7),
+    ("eagle:tree=static,nodes=9,width=3,k=3", 0.0),
+    ("dflash:nodes=12,width=3,k=4", 0.7),
+    ("dflash:tree=chain,k=3", 0.0),
+    ("draft_model:k=4", 0.0),
+    ("draft_model:k=3,width=2", 0.7),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(random_model("llama"), tmp_path_factory.mktemp("tiny"))
+
+
+def drafts_of(llm: LLM, spec: str, params: SamplingParams) -> list[Any]:
+    """What a proposer drafts at every step of some texts."""
+    prompts = [[(7 * seed + 3 * place) % VOCAB for place in range(10 + 15 * seed)] for seed in range(3)]
+    drafts: list[Any] = []
+    llm.generate(prompts, params, spec=spec)
+    (proposer,) = llm.engine.speculation.assignments.proposers.values()
+    propose = proposer.propose
+
+    def recorded(sequences: Any, budgets: Any) -> Any:
+        found = propose(sequences, budgets)
+        drafts.extend((draft.tokens, draft.parents, draft.scores) for draft in found)
+        return found
+
+    proposer.propose = recorded  # type: ignore[method-assign]
+    llm.generate(prompts, params, spec=spec)
+    return drafts
+
+
+@pytest.mark.parametrize(("spec", "temperature"), CASES)
+def test_drafts_are_those_of_the_host(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str, temperature: float
+) -> None:
+    params = SamplingParams(max_tokens=12, temperature=temperature, seed=3, ignore_eos=True)
+    heads = str(save_heads(folder, tmp_path))
+    if spec.startswith("draft_model"):
+        spec += f",model={folder}"
+    used = []
+    run = RunAhead.__call__
+
+    def counted(self: RunAhead, *given: Any) -> Any:
+        used.append(given)
+        return run(self, *given)
+
+    monkeypatch.setattr(RunAhead, "__call__", counted)
+    for drafter in (TreeDrafter, HeadDrafter):  # the device always looks at all tokens
+        monkeypatch.setattr(drafter, "contenders", VOCAB)
+    found = []
+    for ops in (None, TorchTreeOps()):
+        monkeypatch.setattr(TorchBackend, "tree_ops", ops)
+        llm = LLM(str(folder), head=heads, spec="off", backend="torch", dtype="float32", device="cpu", exact=False)
+        found.append(drafts_of(llm, spec, params))
+        assert bool(used) == (ops is not None)
+    host, device = found
+    assert len(host) == len(device) > 8
+    for (tokens, parents, scores), (other_tokens, other_parents, other_scores) in zip(host, device, strict=True):
+        assert (tokens, parents) == (other_tokens, other_parents)
+        assert scores == pytest.approx(other_scores, rel=1e-4)
+
+
+def level(ops: TreeOps, found: Candidates, before: Nodes | None, depth: int, shape: TreeShape, sequences: int) -> Nodes:
+    rows = sequences * shape.width
+    offsets = torch.arange(rows, dtype=torch.int32) + 100 * depth
+    made = Nodes(
+        torch.zeros(rows, dtype=torch.int64),
+        torch.zeros(rows, dtype=torch.int64),
+        torch.zeros(rows, dtype=torch.float64),
+        torch.zeros((rows, shape.depth), dtype=torch.int32),
+        offsets,
+    )
+    ops.grow(found, before, depth, sequences, Choice(None, keeps_first=not shape.prunes), made)
+    return made
+
+
+@pytest.mark.parametrize("prunes", [True, False])
+def test_nodes_are_chosen_by_the_rule_of_trees(prunes: bool) -> None:
+    """Also where probabilities are equal."""
+    shape = TreeShape(depth=3, width=3, prunes=prunes, nodes=9 if prunes else 0)
+    generator = torch.Generator().manual_seed(5)
+    sequence = Sequence(1, "", 0, [1, 2], 1, SamplingParams().resolved({}), seed=0, max_tokens=9)
+    tree = Tree(sequence, shape, 64, 2, 16)
+    before, ops = None, TorchTreeOps()
+    for depth in (1, 2, 3):
+        rows = 1 if depth == 1 else shape.width
+        shares = torch.randint(1, 5, (rows, 4), generator=generator).sort(descending=True).values / 10
+        tokens = torch.randint(0, 99, (rows, 4), generator=generator)
+        before = level(ops, Candidates(tokens, shares), before, depth, shape, 1)
+        first = len(tree.tokens) - rows if depth > 1 else -1
+        pairs = [list(zip(*row)) for row in zip(tokens.tolist(), shares.tolist(), strict=True)]
+        tree.add_level(first, pairs)
+        above = (depth - 2) * shape.width if depth > 1 else -1
+        assert tree.tokens[-shape.width :] == before.token_ids.tolist()
+        assert tree.parents[-shape.width :] == [parent + above for parent in before.parents.tolist()]
+        assert tree.weights[-shape.width :] == before.weights.tolist()

@@ -1,0 +1,80 @@
+"""Draft trees that grow on a GPU: the kernels choose what the reference chooses.
+
+Without a device, TRITON_INTERPRET=1 runs this slowly on the CPU, without graphs.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the CUDA kernels need Triton")
+from foredraft.backends.cuda_trees import CudaTreeOps
+from foredraft.backends.tree_ops import Candidates, Choice, Nodes, Noise, TorchTreeOps
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+
+
+def candidates(rows: int, count: int) -> Candidates:
+    return Candidates(
+        torch.zeros((rows, count), dtype=torch.int64, device=DEVICE), torch.zeros((rows, count), device=DEVICE)
+    )
+
+
+@pytest.mark.parametrize("ids", ["none", "shared", "own"])
+@pytest.mark.parametrize("noisy", [False, True])
+@pytest.mark.parametrize("columns", [64, 1000])
+def test_likely_tokens_are_those_of_the_reference(columns: int, noisy: bool, ids: str) -> None:
+    generator = torch.Generator().manual_seed(columns)
+    wide = (3 * torch.randn((5, columns + 24), generator=generator)).to(DEVICE)
+    logits = wide[:, :columns]  # a narrower view of a model's vocabulary
+    names = {"none": None, "shared": torch.randperm(5000, generator=generator)[:columns].to(DEVICE)}
+    names["own"] = torch.stack([torch.randperm(5000, generator=generator)[:columns] for _ in range(5)]).to(DEVICE)
+    noise = None
+    if noisy:
+        keys = torch.randint(-(2**62), 2**62, (5,), generator=generator).to(DEVICE)
+        noise = Noise(keys, torch.tensor([0.0, 0.3, 0.7, 1.0, 1.5], dtype=torch.float64, device=DEVICE))
+    found = candidates(5, 4), candidates(5, 4)
+    for ops, into in zip((CudaTreeOps(), TorchTreeOps()), found, strict=True):
+        ops.likely(logits, names[ids], noise, into)
+    assert torch.equal(found[0].tokens, found[1].tokens)
+    assert torch.allclose(found[0].probabilities, found[1].probabilities, rtol=1e-5)
+
+
+@pytest.mark.parametrize("is_static", [False, True])
+@pytest.mark.parametrize("keeps_first", [False, True])
+@pytest.mark.parametrize("width", [1, 3, 4])
+def test_nodes_grow_as_in_the_reference(width: int, keeps_first: bool, is_static: bool) -> None:
+    """Bit for bit, also where weights are equal."""
+    generator, sequences, depth = torch.Generator().manual_seed(width), 3, 4
+    shares = torch.tensor([0.5 / (rank + 1) for rank in range(width)], dtype=torch.float64, device=DEVICE)
+    choice = Choice(shares if is_static else None, keeps_first)
+    before: list[Nodes | None] = [None, None]
+    for level in range(1, depth + 1):
+        rows = sequences * (1 if level == 1 else width)
+        found = Candidates(
+            torch.randint(0, 999, (rows, width), generator=generator).to(DEVICE),
+            (torch.randint(0, 6, (rows, width), generator=generator) / 7).sort(descending=True).values.to(DEVICE),
+        )
+        found.probabilities[0] = torch.nan  # as a sequence may have that only fills a program up
+        offsets = torch.arange(sequences * width, dtype=torch.int32, device=DEVICE) + 50 * level
+        grown = []
+        for ops, above in zip((CudaTreeOps(), TorchTreeOps()), before, strict=True):
+            into = Nodes(
+                *(torch.zeros(sequences * width, dtype=torch.int64, device=DEVICE) for _ in range(2)),
+                torch.zeros(sequences * width, dtype=torch.float64, device=DEVICE),
+                torch.zeros((sequences * width, depth), dtype=torch.int32, device=DEVICE),
+                offsets,
+            )
+            ops.grow(found, above, level, sequences, choice, into)
+            grown.append(into)
+        for name in ("token_ids", "parents", "weights", "paths"):
+            assert torch.equal(getattr(grown[0], name), getattr(grown[1], name)), name
+        before = list(grown)
