@@ -218,6 +218,7 @@ SOCKETS: dict[str, tuple[Raw, int]] = {
     "no HTTP": (Raw((b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",)), 400),
     "a giant header": (Raw((head(CHAT, "x-large: " + "x" * 100_000),)), 400),
     "a thousand headers": (Raw((head(CHAT, *(f"x-{i}: {'y' * 40}" for i in range(1000))),)), 400),
+    "headers that never end": (Raw((f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nx-".encode() + b"y" * 40_000,)), 400),
     "a content-length that lies upwards": (Raw((head(CHAT, "content-length: 500") + b"{}",)), 408),
     "a content-length over the limit": (Raw((head(CHAT, "content-length: 99999999999"),)), 413),
     "a negative content-length": (Raw((head(CHAT, "content-length: -5"),)), 400),

@@ -1,18 +1,23 @@
-"""HTTP/1.1 for uvicorn, with an end to clients that never finish their headers."""
+"""HTTP/1.1 for uvicorn, with an end to clients whose headers never end."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from foredraft.server.limits import Limits
 
 
-def bounded_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
-    """The protocol class for uvicorn. A connection is closed when a request's headers take longer than this."""
+def bounded_protocol(limits: Limits) -> type[asyncio.Protocol]:
+    """The protocol class for uvicorn. A request whose headers are too large is answered with 400, and a connection is
+    closed when headers take too long."""
 
-    class BoundedProtocol(H11Protocol):
+    class BoundedProtocol(HttpToolsProtocol):
         _header_timer: asyncio.TimerHandle | None = None
+        _num_bytes = 0  # that came since the last request was complete
+        _has_headers = False  # of the request that they belong to
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -21,13 +26,27 @@ def bounded_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
         def data_received(self, data: bytes) -> None:
             if self._is_idle():
                 self._watch_headers()
+            self._num_bytes += len(data)
             super().data_received(data)
             if not self._is_idle():
                 self._unwatch_headers()
+            if not self._has_headers and self._num_bytes > limits.max_header_bytes:
+                self.send_400_response("The headers are too large.")
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._unwatch_headers()
             super().connection_lost(exc)
+
+        def on_headers_complete(self) -> None:
+            self._has_headers = True
+            size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+            if size > limits.max_header_bytes:
+                raise ValueError("The headers are too large.")  # the parser makes a 400 of it
+            super().on_headers_complete()
+
+        def on_message_complete(self) -> None:
+            super().on_message_complete()
+            self._has_headers, self._num_bytes = False, 0
 
         def _is_idle(self) -> bool:
             """Whether no request is under way whose headers are complete."""
@@ -35,7 +54,7 @@ def bounded_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
 
         def _watch_headers(self) -> None:
             if self._header_timer is None:
-                self._header_timer = self.loop.call_later(header_timeout_s, self._give_up)
+                self._header_timer = self.loop.call_later(limits.header_timeout_s, self._give_up)
 
         def _unwatch_headers(self) -> None:
             if self._header_timer is not None:

@@ -38,7 +38,7 @@ def make_server(service: Service, api_keys: Iterable[str] = (), log_prompts: boo
     limits = service.limits
     config = uvicorn.Config(
         make_app(service, api_keys, log_prompts),
-        http=bounded_protocol(limits.header_timeout_s),
+        http=bounded_protocol(limits),
         ws="none",
         lifespan="on",
         log_config=None,
@@ -50,7 +50,6 @@ def make_server(service: Service, api_keys: Iterable[str] = (), log_prompts: boo
         limit_concurrency=limits.max_connections,
         timeout_keep_alive=5,
         timeout_graceful_shutdown=1,  # nothing but idle connections is left when the server has drained
-        h11_max_incomplete_event_size=limits.max_header_bytes,
     )
     return DrainingServer(config, service.lifecycle, limits.drain_timeout_s)
 
