@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from foredraft.batch import ForwardBatch
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
 from foredraft.runtime.runner import ForwardOutput, Runner
 from foredraft.server.limits import Limits
+from foredraft.server.metrics import SECONDS, Gaps
 from foredraft.server.service import make_service
 from tests.server.running_server import NAME, RunningServer, load_tiny_model, running
 
@@ -278,6 +280,19 @@ def test_metrics_under_the_names_of_vllm(llm: LLM) -> None:
         for name in ("time_to_first_token", "e2e_request_latency", "request_queue_time"):
             assert server.metric(f"vllm:{name}_seconds_count") == 2
         assert server.metric("foredraft:drafted_tokens_by_proposer_total") == spec["drafted_tokens"]
+
+
+def test_the_histogram_of_every_token_is_the_librarys() -> None:
+    labels = {"model_name": "tiny", "engine": "0"}
+    library, about = CollectorRegistry(), "Between two deliveries of tokens of one sequence."
+    expected = Histogram("vllm:inter_token_latency_seconds", about, list(labels), registry=library, buckets=SECONDS)
+    ours, gaps = CollectorRegistry(), Gaps(labels)
+    ours.register(gaps)
+    for seconds in (0.0, 0.001, 0.0011, 0.3, 640.0, 1e9):
+        expected.labels(**labels).observe(seconds)
+        gaps.observe(seconds)
+    lines = generate_latest(library).decode().splitlines()
+    assert generate_latest(ours).decode().splitlines() == [line for line in lines if "_created" not in line]
 
 
 def test_the_page_and_the_rest(server: RunningServer) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 from foredraft.engine.stats import EngineStats
 from foredraft.params import SamplingParams
@@ -14,7 +18,7 @@ from foredraft.types import CompletionOutput
 if TYPE_CHECKING:
     from prometheus_client.metrics import MetricWrapperBase
 
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _COUNTS = (1, 2, 5, 10, 20)
 _MAX_POSITIONS = 64  # deeper draft tokens are counted together: labels must not grow without end
@@ -41,7 +45,6 @@ class Metrics:
         self._params_max = self._histogram("vllm:request_params_max_tokens", "max_tokens of requests.", _TOKENS)
         seconds: dict[str, str] = {
             "time_to_first_token": "From arrival to the first token.",
-            "inter_token_latency": "Between two deliveries of tokens of one sequence.",
             "request_time_per_output_token": "Mean time per token after the first, per answer.",
             "e2e_request_latency": "From arrival to the last token.",
             "request_queue_time": "From arrival to the first run.",
@@ -50,10 +53,11 @@ class Metrics:
             "request_inference_time": "From the first run to the last token.",
         }
         self._seconds = {
-            name: self._histogram(f"vllm:{name}_seconds", about, _SECONDS) for name, about in seconds.items()
+            name: self._histogram(f"vllm:{name}_seconds", about, SECONDS) for name, about in seconds.items()
         }
 
-        self._gaps = self._seconds["inter_token_latency"].labels(*self._values)  # observed for every token
+        self._gaps = Gaps(dict(zip(self._labels(), self._values)))
+        self._registry.register(self._gaps)
 
         self._drafts = self._counter("vllm:spec_decode_num_drafts", "Runs that had draft tokens to verify.")
         self._drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Draft tokens that were verified.")
@@ -163,6 +167,27 @@ class Metrics:
         metric = Histogram(name, about, self._labels(), registry=self._registry, buckets=buckets)
         self._started(metric, ())
         return metric
+
+
+class Gaps(Collector):
+    """The histogram that is observed for every token: the library's own takes a lock and looks at every bucket."""
+
+    def __init__(self, labels: dict[str, str]) -> None:
+        self._labels = labels
+        self._counts = [0] * (len(SECONDS) + 1)  # by bucket; the last has no upper bound
+        self._sum_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self._counts[bisect_left(SECONDS, seconds)] += 1
+        self._sum_s += seconds
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        about = "Between two deliveries of tokens of one sequence."
+        family = HistogramMetricFamily("vllm:inter_token_latency_seconds", about, labels=list(self._labels))
+        bounds = [*(str(float(bound)) for bound in SECONDS), "+Inf"]
+        buckets = list(zip(bounds, accumulate(self._counts)))
+        family.add_metric(list(self._labels.values()), buckets, self._sum_s)
+        yield family
 
 
 def _kv_use(stats: EngineStats) -> float:
