@@ -341,14 +341,16 @@ def test_what_has_arrived_is_read_at_once(llm: LLM) -> None:
         assert stream.arrived() == []
         await stream.wait()  # nothing more will come
 
-        quiet = engine.generate(PROMPT, LONG)
-        await quiet.admitted()
-        waiting = asyncio.create_task(quiet.wait())
-        await asyncio.sleep(0)
-        quiet.nudge()
+        arrived = asyncio.Event()
+        streams = [engine.generate(PROMPT, GREEDY, arrived=arrived) for _ in range(3)]
+        read: list[list[int | None]] = [[], [], []]
         async with asyncio.timeout(30):
-            await waiting
-        await quiet.aclose()
+            while not all(stream.has_ended for stream in streams):
+                await arrived.wait()
+                arrived.clear()
+                for tokens, stream in zip(read, streams):
+                    tokens += [event.token_id for event in stream.arrived()]
+        assert read == [expected.token_ids] * 3
         assert engine.is_alive
         await engine.close()
         assert not engine.is_alive and is_clean(engine, llm)

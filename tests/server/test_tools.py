@@ -116,9 +116,9 @@ def answered(text: str, size: int) -> tuple[dict[str, Any], list[dict[str, Any]]
     pieces = [text[start : start + size] for start in range(0, len(text), size)]
     stream = answer.begin()
     for piece in pieces[:-1]:
-        stream += answer.delta([(0, TokenEvent("x", 0, 1, piece, "target"))])
+        stream += answer.delta({0: [TokenEvent("x", 0, 1, piece, "target")]})
     last = TokenEvent("x", 0, 1, pieces[-1], "target", finish_reason="stop", output=output)
-    stream += answer.delta([(0, last)]) + answer.end()
+    stream += answer.delta({0: [last]}) + answer.end()
     return make().body(), [json.loads(part) for part in stream.decode().split("data: ")[1:-1]]
 
 

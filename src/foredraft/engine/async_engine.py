@@ -78,13 +78,14 @@ class AsyncEngine:
         spec: Spec | str | None = None,
         request_id: str | None = None,
         priority: int = 0,
+        arrived: asyncio.Event | None = None,
     ) -> Stream:
         """Begin a request; `async for event in engine.generate(...)` reads it.
 
         Raises Overloaded when too many wait, before the prompt is looked at, and InvalidSpec when `spec` cannot be
         parsed. What is wrong with the prompt, the parameters or the proposers is raised by the first event, and by
         `await stream.admitted()`. Without a spec nothing is drafted. Of those that wait, the ones with the lowest
-        `priority` run first.
+        `priority` run first. Requests may share `arrived`: it is set whenever there may be something to read of one.
         """
         loop = asyncio.get_running_loop()
         params = SamplingParams() if params is None else params
@@ -100,7 +101,7 @@ class AsyncEngine:
                 request_id = next(name for number in self._request_ids if (name := f"{number}") not in self._channels)
             if request_id in self._channels:
                 raise InvalidParameter(f"The request id {request_id!r} is in use; choose another.")
-            channel = self._channels[request_id] = Channel(loop, request_id, params, priority)
+            channel = self._channels[request_id] = Channel(loop, request_id, params, priority, arrived)
             self._num_unfinished += params.n
         task = loop.create_task(self._admit(channel, prompt, spec))
         self._admissions.add(task)

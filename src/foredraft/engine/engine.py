@@ -32,6 +32,7 @@ from foredraft.types import (
     TARGET,
     Commit,
     CompletionOutput,
+    Draft,
     FinishReason,
     Sequence,
     SpecMetrics,
@@ -286,11 +287,11 @@ class Engine:
             return []
         request_id, sample, take = sequence.request_id, sequence.sample, live.detokenizer.take
         events: list[TokenEvent] = []
+        draft = commit.draft if commit.draft.q is None else commit.draft.only(list(range(len(commit.draft))))
+        step: tuple[Draft | None, tuple[int, ...], tuple[str, ...]] = draft, commit.accepted, tuple(reasons)
         for token, origin, logprob, upto in zip(commit.tokens, commit.origins, commit.logprobs, stable, strict=True):
-            events.append(TokenEvent(request_id, sample, token, take(upto), origin, logprob))
-        if events:
-            draft = commit.draft if commit.draft.q is None else commit.draft.only(list(range(len(commit.draft))))
-            events[0] = events[0]._replace(draft=draft, accepted=commit.accepted, reasons=tuple(reasons))
+            events.append(TokenEvent(request_id, sample, token, take(upto), origin, logprob, None, None, *step))
+            step = None, (), ()
         if commit.finish_reason is None:
             return events
         output = self._finish(commit)

@@ -15,7 +15,12 @@ class Channel:
     `deliver` and `decide` through the event loop. Any thread may set the flags; everything else happens in the loop."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, request_id: str, params: SamplingParams, priority: int = 0
+        self,
+        loop: asyncio.AbstractEventLoop,
+        request_id: str,
+        params: SamplingParams,
+        priority: int = 0,
+        arrived: asyncio.Event | None = None,
     ) -> None:
         self.loop = loop
         self.request_id = request_id
@@ -23,7 +28,7 @@ class Channel:
         self.priority = priority
         self.events: deque[TokenEvent] = deque()
         self.unfinished = params.n  # samples whose last event has not been read
-        self.arrived = asyncio.Event()  # something may have changed since the reader last looked
+        self.arrived = arrived or asyncio.Event()  # something may have changed since the reader last looked
         self.decided = asyncio.Event()  # the engine has taken the request or refused it
         self.prompt_token_ids: list[int] = []  # once the prompt is encoded
         self.error: Exception | None = None  # why the request was refused
@@ -97,8 +102,7 @@ class Stream(AsyncIterator[TokenEvent]):
         return self._next()
 
     async def wait(self) -> None:
-        """Wait until there is an event to read, no more will come, or somebody calls `nudge`; raises what is wrong with
-        the request."""
+        """Wait until there is an event to read or no more will come; raises what is wrong with the request."""
         channel = self._channel
         if not channel.events and channel.unfinished and channel.error is None:
             channel.arrived.clear()
@@ -106,21 +110,24 @@ class Stream(AsyncIterator[TokenEvent]):
         if not channel.events and channel.error is not None:
             raise channel.error
 
-    def nudge(self) -> None:
-        """Let whoever waits look at the clock."""
-        self._channel.arrived.set()
-
     def arrived(self) -> list[TokenEvent]:
         """All events that can be read without waiting."""
-        return [self._next() for _ in range(len(self._channel.events))]
+        events = list(self._channel.events)
+        self._channel.events.clear()
+        for event in events:
+            self._count(event)
+        return events
 
     def _next(self) -> TokenEvent:
-        channel = self._channel
-        event = channel.events.popleft()
-        channel.unfinished -= event.finish_reason is not None
-        if not channel.unfinished:
-            channel.arrived.set()  # another reader has nothing to wait for
+        event = self._channel.events.popleft()
+        self._count(event)
         return event
+
+    def _count(self, read: TokenEvent) -> None:
+        if read.finish_reason is not None:
+            self._channel.unfinished -= 1
+            if not self._channel.unfinished:
+                self._channel.arrived.set()  # another reader has nothing to wait for
 
     async def aclose(self) -> None:
         self._leave()

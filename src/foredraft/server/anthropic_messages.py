@@ -113,7 +113,7 @@ class MessagesAnswer:
         return _event(start) + _event(block) + _event({"type": "ping"})
 
     def delta(self, tokens: Tokens) -> bytes:
-        text = "".join(token.text for _, token in tokens)
+        text = "".join([token.text for its in tokens.values() for token in its])
         delta = {"type": "text_delta", "text": text}
         return _event({"type": "content_block_delta", "index": 0, "delta": delta}) if text else b""
 

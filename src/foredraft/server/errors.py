@@ -32,6 +32,7 @@ _ANTHROPIC_TYPES = {
     504: "timeout_error",
 }
 _INVALID = "invalid_request_error"
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # json.dumps would make one for every event
 _FIELD = re.compile(r"^(\w+)[= ]")  # how the messages of SamplingParams begin
 
 
@@ -92,7 +93,7 @@ def error_object(path: str, error: ApiError, request_id: str = "") -> dict[str, 
 
 def json_bytes(value: Any) -> bytes:
     """JSON that is valid UTF-8, whatever surrogates a client sent."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    return _ENCODER.encode(value).encode("utf-8", "replace")
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

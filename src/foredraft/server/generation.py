@@ -21,7 +21,7 @@ from foredraft.types import CompletionOutput, TokenEvent
 
 log = logging.getLogger(__name__)
 
-Tokens = list[tuple[int, TokenEvent]]  # the choice that a token belongs to, and the token
+Tokens = dict[int, list[TokenEvent]]  # by the choice that they belong to; no list is empty
 
 
 class ClientGone(Exception):
@@ -31,13 +31,22 @@ class ClientGone(Exception):
 class Generation:
     """The answers to one request. Choices are numbered through: those of the first prompt come first."""
 
-    def __init__(self, service: Service, request: Request, streams: list[Stream], params: SamplingParams) -> None:
+    def __init__(
+        self,
+        service: Service,
+        request: Request,
+        streams: list[Stream],
+        arrived: asyncio.Event,
+        params: SamplingParams,
+    ) -> None:
         self.outputs: dict[int, CompletionOutput] = {}
         self.created = int(time.time())
         self.client_left = False
+        self.num_choices = len(streams) * params.n
         self._service = service
         self._record = record_of(request)
         self._streams = streams
+        self._news = arrived  # of all streams: something may have changed since they were last read
         self._params = params
         self._loop = asyncio.get_running_loop()
         self._started = self._loop.time()
@@ -51,10 +60,6 @@ class Generation:
     @property
     def id(self) -> str:
         return self._record.id
-
-    @property
-    def num_choices(self) -> int:
-        return len(self._streams) * self._params.n
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -81,19 +86,18 @@ class Generation:
     async def next(self, patience_s: float = inf) -> Tokens | None:
         """All tokens since the last call: none when all answers are complete or the client has left. None: nothing came
         within `patience_s`."""
-        patient_until = self._loop.time() + patience_s
-        while True:
-            tokens = self._arrived()
-            if tokens or all(stream.has_ended for stream in self._streams):
-                return tokens
-            now = self._loop.time()
-            if self._first_s is None and now >= self._started + self._service.limits.waiting_timeout_s:
-                raise self._waited_too_long()
-            if self._first_s is not None and now >= self._first_s + self._service.limits.running_timeout_s:
-                raise self._ran_too_long()
+        now = self._loop.time()
+        patient_until = now + patience_s
+        while len(self.outputs) < self.num_choices and not self.client_left:
+            self._check_clock(now)
             if now >= patient_until:
                 return None
-            await self._wait()
+            await self._news.wait()
+            self._news.clear()
+            now = self._loop.time()
+            if tokens := self._arrived(now):
+                return tokens
+        return {}
 
     async def finish(self) -> None:
         """Wait for all answers; raises ApiError or ClientGone."""
@@ -120,21 +124,22 @@ class Generation:
             self._service.recent_s.append(self._loop.time() - self._started)
         self._describe()
 
-    def _arrived(self) -> Tokens:
-        per_prompt, tokens = self._params.n, []
-        for place, stream in enumerate(self._streams):
+    def _arrived(self, now: float) -> Tokens:
+        tokens: Tokens = {}
+        first_index = 0  # the stream's first choice
+        for stream in self._streams:
             for event in stream.arrived():
-                index = place * per_prompt + event.index
-                tokens.append((index, event))
+                index = first_index + event.index
+                tokens.setdefault(index, []).append(event)
                 if event.output is not None:
                     self._end(index, event.output, len(stream.prompt_token_ids))
+            first_index += self._params.n
         if tokens:
-            now = self._loop.time()
             self._first_s = self._first_s or now
-            for index in {index for index, _ in tokens}:
-                if index in self._last_s:
-                    self._service.metrics.observe_gap(now - self._last_s[index])
-                self._last_s[index] = now
+        for index in tokens:
+            if index in self._last_s:
+                self._service.metrics.observe_gap(now - self._last_s[index])
+            self._last_s[index] = now
         return tokens
 
     def _end(self, index: int, output: CompletionOutput, num_prompt_tokens: int) -> None:
@@ -146,23 +151,16 @@ class Generation:
         if output.finish_reason == "abort":
             raise ApiError(503, "The server stopped before the answer was complete; send it to another one.")
 
-    async def _wait(self) -> None:
-        open_streams = [stream for stream in self._streams if not stream.has_ended]
-        if len(open_streams) == 1:
-            await open_streams[0].wait()
-            return
-        waits = [asyncio.ensure_future(stream.wait()) for stream in open_streams]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+    def _check_clock(self, now: float) -> None:
+        limits = self._service.limits
+        if self._first_s is None and now >= self._started + limits.waiting_timeout_s:
+            raise self._waited_too_long()
+        if self._first_s is not None and now >= self._first_s + limits.running_timeout_s:
+            raise self._ran_too_long()
 
     def _tick(self) -> None:
         """Has the reader look at the clock now and then: a timeout for every token would cost more than the token."""
-        for stream in self._streams:
-            stream.nudge()
+        self._news.set()
         self._ticker = self._loop.call_later(self._service.limits.tick_s, self._tick)
 
     async def _watch_client(self, request: Request) -> None:
@@ -212,11 +210,12 @@ async def begin(
     if record.log_prompts:
         record.fields["prompts"] = [each.messages if isinstance(each, Conversation) else each for each in prompts]
     streams: list[Stream] = []
+    arrived = asyncio.Event()
     generation: Generation | None = None
     try:
         for prompt in prompts:
-            streams.append(service.engine.generate(prompt, params, spec, priority=priority))
-        generation = Generation(service, request, streams, params)
+            streams.append(service.engine.generate(prompt, params, spec, priority=priority, arrived=arrived))
+        generation = Generation(service, request, streams, arrived, params)
         await generation.admitted()
         return generation
     except BaseException as error:

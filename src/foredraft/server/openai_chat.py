@@ -26,6 +26,7 @@ from foredraft.server.service import service_of
 from foredraft.server.sse import event, respond
 from foredraft.server.tools import CallParser, NamedTool, ToolCall, ToolChoice, ToolRequest, choose
 from foredraft.server.trace import Trace
+from foredraft.types import TokenEvent
 
 PATH = "/v1/chat/completions"
 _MARK = "\ue000"  # stands for the text of a content event; no name of a model and no id contains it
@@ -124,21 +125,18 @@ class ChatAnswer:
         return b"".join(self._event(self._choice(index, delta)) for index in range(len(self._parsers)))
 
     def delta(self, tokens: Tokens) -> bytes:
-        by_choice: dict[int, Tokens] = {}
-        for index, token in tokens:
-            by_choice.setdefault(index, []).append((index, token))
-        return b"".join(chunk for index, its in by_choice.items() for chunk in self._chunks(index, its))
+        return b"".join([chunk for index, its in tokens.items() for chunk in self._chunks(index, its)])
 
-    def _chunks(self, index: int, tokens: Tokens) -> list[bytes]:
-        text = "".join(token.text for _, token in tokens)
-        output = tokens[-1][1].output
+    def _chunks(self, index: int, tokens: list[TokenEvent]) -> list[bytes]:
+        text = "".join([token.text for token in tokens])
+        output = tokens[-1].output
         content, calls = self._parsers[index].feed(text)
         if output is not None:
             rest, more = self._parsers[index].end()
             content, calls = content + rest, calls + more
         chunks = []
-        logprobs = self._logprobs.chat(token.logprob for _, token in tokens) if self._logprobs else None
-        steps = self._trace.steps(token for _, token in tokens) if self._trace else []
+        logprobs = self._logprobs.chat(token.logprob for token in tokens) if self._logprobs else None
+        steps = self._trace.steps(tokens) if self._trace else []
         if logprobs or steps:
             first = self._choice(index, {"content": content}, logprobs)
             chunks.append(self._event({**first, "speculation_trace": steps} if steps else first))

@@ -22,6 +22,7 @@ from foredraft.server.generation import Generation, Tokens, begin
 from foredraft.server.reports import Logprobs
 from foredraft.server.service import Prompt, service_of
 from foredraft.server.sse import event, respond
+from foredraft.types import TokenEvent
 
 PATH = "/v1/completions"
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -98,17 +99,14 @@ class CompletionAnswer:
         return b""
 
     def delta(self, tokens: Tokens) -> bytes:
-        by_choice: dict[int, Tokens] = {}
-        for index, token in tokens:
-            by_choice.setdefault(index, []).append((index, token))
-        return b"".join(self._chunk(index, its) for index, its in by_choice.items())
+        return b"".join([self._chunk(index, its) for index, its in tokens.items()])
 
-    def _chunk(self, index: int, tokens: Tokens) -> bytes:
-        text = "".join(token.text for _, token in tokens)
+    def _chunk(self, index: int, tokens: list[TokenEvent]) -> bytes:
+        text = "".join([token.text for token in tokens])
         offset = self._lengths.get(index, 0)
         self._lengths[index] = offset + len(text)
-        last = tokens[-1][1]
-        logprobs = self._logprobs.completion((t.logprob for _, t in tokens), offset) if self._logprobs else None
+        last = tokens[-1]
+        logprobs = self._logprobs.completion((token.logprob for token in tokens), offset) if self._logprobs else None
         choice: dict[str, Any] = {
             "index": index,
             "text": text,

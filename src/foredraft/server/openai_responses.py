@@ -138,7 +138,7 @@ class ResponsesAnswer:
         )
 
     def delta(self, tokens: Tokens) -> bytes:
-        text = "".join(token.text for _, token in tokens)
+        text = "".join([token.text for its in tokens.values() for token in its])
         return self._event("response.output_text.delta", **self._place, delta=text, logprobs=[]) if text else b""
 
     def end(self) -> bytes:

@@ -57,25 +57,30 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with self._watchdog:
-                await self._write_all(send)
+            # A task of its own: a token then does not pass through every layer of the application.
+            await asyncio.create_task(self._write_all(send))
         finally:
             await self._generation.close()
 
     async def _write_all(self, send: Send) -> None:
+        with self._watchdog:
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            try:
+                last = await self._write_tokens(send)
+            except ApiError as error:
+                last = self._answer.failure(error)
+            except Exception:
+                await self._write(send, self._answer.failure(failure()), more=False)
+                raise
+            await self._write(send, last, more=False)
+
+    async def _write_tokens(self, send: Send) -> bytes:
+        """Returns the events that are left to write."""
         generation, answer = self._generation, self._answer
-        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-        try:
-            await self._write(send, answer.begin())
-            while (tokens := await generation.next(self._limits.keep_alive_s)) or tokens is None:
-                await self._write(send, KEEP_ALIVE if tokens is None else answer.delta(tokens))
-            last = b"" if generation.client_left else answer.end()
-        except ApiError as error:
-            last = answer.failure(error)
-        except Exception:
-            await self._write(send, answer.failure(failure()), more=False)
-            raise
-        await self._write(send, last, more=False)
+        await self._write(send, answer.begin())
+        while (tokens := await generation.next(self._limits.keep_alive_s)) or tokens is None:
+            await self._write(send, KEEP_ALIVE if tokens is None else answer.delta(tokens))
+        return b"" if generation.client_left else answer.end()
 
     async def _write(self, send: Send, chunk: bytes, more: bool = True) -> None:
         if chunk or not more:
