@@ -67,6 +67,7 @@ def test_awkward_texts(tokenizer: Tokenizer, reference: Any, text: str) -> None:
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
     assert tokenizer.decode(ids) == reference.decode(ids, skip_special_tokens=True)
+    assert b"".join(map(tokenizer.bytes_of, ids)) == text.encode(), "although some tokens are parts of characters"
 
 
 def test_properties_of_the_default_tokenizer(tokenizer: Tokenizer) -> None:
@@ -193,6 +194,8 @@ def test_sentencepiece(changes: dict[str, Any], text: str, expected: list[str]) 
     assert [SENTENCEPIECE["tokenizer.ggml.tokens"][index] for index in ids] == expected
     if "<" not in text:
         assert built.decode(ids) == text
+    of_bytes = [(built.bytes_of(index), token) for index, token in zip(ids, expected) if token.startswith("<0x")]
+    assert all(own_bytes == bytes([int(token[3:5], 16)]) for own_bytes, token in of_bytes)
     assert (built.bos_token_id, built.eos_token_ids) == (1, (2,)), "the ids of SentencePiece, as the file names none"
 
 

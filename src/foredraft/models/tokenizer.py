@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,18 @@ if TYPE_CHECKING:
     import tokenizers
 
 _NO_CHARACTER = "\ufffd"  # what decoders write for bytes that are no character (yet)
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # how SentencePiece writes a byte that is no character
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+def _byte_level() -> dict[str, int]:
+    """The bytes that characters of byte-level tokens stand for: printable ones for themselves, others for the rest."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), 256)]
+    rest = sorted(set(range(256)) - set(printable))
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(rest)}
+
+
+_BYTE_LEVEL = _byte_level()
 
 
 class Tokenizer:
@@ -108,6 +120,18 @@ class Tokenizer:
             text = self.decode([token_id]) if self._joins_bytes else ""
             self._texts[token_id] = text if text and _NO_CHARACTER not in text else None
             return self._texts[token_id]
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """The token's own bytes, also where they are only a part of a character."""
+        text = self.decode([token_id], skip_special_tokens=False)
+        token = self._backend.id_to_token(token_id)
+        if _NO_CHARACTER not in text or token is None:
+            return text.encode()
+        if found := _BYTE_TOKEN.fullmatch(token):
+            return bytes([int(found[1], 16)])
+        if self._joins_bytes and all(character in _BYTE_LEVEL for character in token):
+            return bytes(_BYTE_LEVEL[character] for character in token)
+        return text.encode()
 
     def render_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
         """The prompt that the model's chat template makes of a conversation."""

@@ -99,8 +99,8 @@ class Logprobs:
         return [(token, max(value, _LEAST_LOGPROB)) for token, value in ranked]
 
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
-        text = self._text(token_id)
-        return {"token": text, "logprob": max(logprob, _LEAST_LOGPROB), "bytes": list(text.encode())}
+        own_bytes = list(self._tokenizer.bytes_of(token_id))
+        return {"token": self._text(token_id), "logprob": max(logprob, _LEAST_LOGPROB), "bytes": own_bytes}
 
     def _text(self, token_id: int) -> str:
         return self._tokenizer.decode([token_id], skip_special_tokens=False)
