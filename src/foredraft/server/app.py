@@ -52,7 +52,8 @@ def make_app(service: Service, api_keys: Iterable[str] = (), log_prompts: bool =
         responses=_RESPONSES,
     )
     app.state.service = service
-    for routes in (page, status, tokenising, openai_completions, openai_chat, openai_responses, anthropic_messages):
+    # Those that generate come first: routes are tried in turn, and these are in a hurry.
+    for routes in (openai_chat, openai_completions, openai_responses, anthropic_messages, tokenising, status, page):
         app.include_router(routes.router)
     app.add_exception_handler(ApiError, _answer_error)
     app.add_exception_handler(RequestValidationError, _answer_error)

@@ -39,6 +39,7 @@ def make_server(service: Service, api_keys: Iterable[str] = (), log_prompts: boo
     config = uvicorn.Config(
         make_app(service, api_keys, log_prompts),
         http=bounded_protocol(limits),
+        loop="asyncio",  # uvloop holds the GIL while it writes, and a step waits for it
         ws="none",
         lifespan="on",
         log_config=None,
