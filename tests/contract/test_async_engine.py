@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -313,6 +314,34 @@ def test_a_reader_does_not_wait_for_an_admission_that_was_cancelled(llm: LLM) ->
         builds.let_through.set()
         await until(engine)
         assert is_clean(engine, llm)
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_requests_that_come_together_begin_together(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foredraft.engine.async_engine._GATHER_S", 20.0)
+    schedule, sizes = llm.engine.scheduler.schedule, list[int]()
+
+    def recorded(rows: int | None) -> list[Work]:
+        works = schedule(rows)
+        sizes.append(len(works))
+        return works
+
+    def slowly(prompt: list[int]) -> list[int]:
+        time.sleep(0.01 * prompt[-1])
+        return prompt
+
+    monkeypatch.setattr(llm.engine.scheduler, "schedule", recorded)
+
+    async def main() -> None:
+        engine = AsyncEngine(llm.engine, slowly)
+        streams = [engine.generate([5, 6, number], GREEDY) for number in range(1, 5)]
+        assert [await last(stream) for stream in streams] == ["length"] * 4
+        assert set(sizes) == {4}, "the first waits for the last"
+        started = time.monotonic()
+        assert await last(engine.generate([5, 6, 7], GREEDY)) == "length"
+        assert time.monotonic() < started + 10, "one that is alone waits for nobody"
         await engine.close()
 
     asyncio.run(main())

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -30,6 +31,7 @@ _Batch = list[tuple[Channel, TokenEvent]]
 _T = TypeVar("_T")
 
 _MOST_COMMANDS = 32  # between two steps: running requests do not wait for a crowd of new ones
+_GATHER_S = 0.02  # requests that come together begin together, if the last of them is admitted within this time
 
 
 def token_ids(prompt: Any) -> list[int]:
@@ -260,9 +262,15 @@ class AsyncEngine:
     def _run_commands(self) -> bool:
         """Run some of the commands that are queued, and wait for one where there is nothing else to do; returns whether
         to go on."""
+        gather_until = time.monotonic() + _GATHER_S
         for _ in range(_MOST_COMMANDS):
+            patience_s: float | None = 0.0
+            if self._is_gathering():
+                patience_s = max(0.0, gather_until - time.monotonic())
+            elif not (self._engine.has_work or self._engine.wants_calibration):
+                patience_s = None
             try:
-                command = self._commands.get(block=not (self._engine.has_work or self._engine.wants_calibration))
+                command = self._commands.get(patience_s != 0, patience_s)
             except queue.Empty:
                 return True
             if command is None:
@@ -270,6 +278,11 @@ class AsyncEngine:
                 return False
             _answer(*command)
         return True
+
+    def _is_gathering(self) -> bool:
+        """Whether nothing runs yet, and others are on their way to those that could: one run serves them all."""
+        scheduler = self._engine.scheduler
+        return bool(scheduler.waiting) and not scheduler.running and self._num_unfinished > len(scheduler.waiting)
 
     def _step(self) -> None:
         try:
