@@ -56,6 +56,7 @@ def model(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> catal
         download_bytes=file.stat().st_size,
         member=MEMBER,
         sha256=hashlib.sha256(DATA).hexdigest(),
+        original="org/small",
     )
     monkeypatch.setattr(catalog, "_MODELS", (entry,))
     return entry

@@ -26,7 +26,7 @@ TIERS = (
     ("runtime",),
     ("proposers", "control"),
     ("engine", "llm"),
-    ("audit", "server", "train", "integrations"),
+    ("audit", "server", "train", "export", "integrations"),
     ("bench",),
     ("cli", "__init__", "__main__"),
 )

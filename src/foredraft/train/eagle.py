@@ -40,14 +40,14 @@ class EagleDrafter(HeadDrafter[EagleHead]):
         unrolled = []
         for step in range(steps):
             embeddings = seen.target.embed(seen.batch.ahead(1 + step))
-            mask = _mask(h.shape[1], step, h.device) if step else None
+            mask = chain_mask(h.shape[1], step, h.device) if step else None
             h, own = self.module.step(embeddings, h, seen.positions + step, past, mask)
             past.append(own)
             unrolled.append((h, seen.rows_ahead(1 + step)))
         return unrolled
 
 
-def _mask(length: int, step: int, device: torch.device) -> Tensor:
+def chain_mask(length: int, step: int, device: torch.device) -> Tensor:
     """[1, 1, length, (step + 1) × length]: causal over the first rows, then one key of each later step."""
     causal = torch.ones(length, length, dtype=torch.bool, device=device).tril()
     own = torch.eye(length, dtype=torch.bool, device=device)

@@ -1,0 +1,16 @@
+"""Whose layouts can be written. No torch: the command line reads this."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Engine(StrEnum):
+    vllm = "vllm"
+    sglang = "sglang"
+    speculators = "speculators"
+
+    @property
+    def title(self) -> str:
+        """For the beginning of a sentence."""
+        return {"vllm": "vLLM", "sglang": "SGLang", "speculators": "The speculators format"}[self.value]
