@@ -13,7 +13,7 @@ SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 BUILD_INPUTS := pyproject.toml $(wildcard setup.py src/foredraft/kernels/*.c src/foredraft/kernels/*.h src/foredraft/kernels/build.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu test-slow test-clients test-page soak sanitize emulate fuzz lint bench bench-control bench-plain \
+.PHONY: help demo test test-gpu test-slow test-clients test-page check-speculators soak sanitize emulate fuzz lint bench bench-control bench-plain \
 	bench-peers bench-kernels bench-gpu bench-busy bench-mixed bench-grammars bench-overhead bench-server figures picture clean
 
 help: ## say what there is
@@ -36,6 +36,9 @@ test-clients: .venv/.installed-dev ## the server with slower clients: the llm co
 
 test-page: .venv/.installed-dev ## the server's page in the system's Chromium; writes the screenshots in docs/images/
 	@$(BIN)/python -m pytest -m page tests/page $(ARGS)
+
+check-speculators: .venv/.installed-dev .peers/speculators/.installed ## exported heads give our logits in the speculators package
+	@$(BIN)/python -m pytest -m peers tests/peers $(ARGS)
 
 soak: .venv/.installed-dev ## the server under 16 clients for ten minutes; ARGS="--minutes 1" for a short one
 	@$(BIN)/python -m tests.soak $(ARGS)
@@ -139,7 +142,7 @@ clean: ## remove the environment and everything built
 	@$(PIP) --quiet --no-deps --requirement requirements-dev.lock
 	@touch $@
 
-# The engines of bench-peers, each in its own environment. One that cannot be installed does not stop the others: the
+# The engines of bench-peers and the package of check-speculators, each in its own environment. One that cannot be installed does not stop the others: the
 # benchmark reports why, and the next make tries again. llama.cpp is told which instructions to use, because with some
 # compilers its own choice crashes.
 LLAMA_CMAKE_aarch64 = -DGGML_CPU_ARM_ARCH=armv8.2-a+dotprod+fp16$(if $(call cpu-has,i8mm),+i8mm)
@@ -151,6 +154,7 @@ cpu-has = $(shell grep -owm1 $(1) /proc/cpuinfo 2>/dev/null)
 .peers/llama/.installed: PEER := llama-cpp-python==0.3.36
 .peers/llama/.installed: export CMAKE_ARGS = $(LLAMA_CMAKE)
 .peers/openvino/.installed: PEER := openvino-genai==2026.4.1.0
+.peers/speculators/.installed: PEER := torch==2.13.0 speculators==0.9.0
 .peers/%/.installed:
 	@echo "[peers] $(PEER) in $(@D)$(if $(filter llama%,$(PEER)), (built here: ten minutes or more))"
 	@$(PYTHON) -m venv $(@D)

@@ -74,7 +74,8 @@ def compare(folder: Path, model: Path, place: Path) -> None:
         pytest.skip(f"needs the speculators package in {PYTHON.parents[1]}; `make check-speculators` makes it")
     target = open_checkpoint(model)
     export(folder, Engine.speculators, place / "out", target, str(verifier(target, place / "verifier")))
-    dtype, head, config = read_tensors(folder, HeadConfig.read(folder))["fc.weight"].dtype, loaded(folder), target.config
+    dtype = read_tensors(folder, HeadConfig.read(folder))["fc.weight"].dtype
+    head, config = loaded(folder), target.config
     generator = torch.Generator().manual_seed(0)
     taps = torch.randn(1, LENGTH, len(head.config.taps) * config.hidden_size, generator=generator)
     tokens = torch.randint(config.vocab_size, (1, LENGTH), generator=generator)

@@ -11,6 +11,6 @@ class Engine(StrEnum):
     speculators = "speculators"
 
     @property
-    def title(self) -> str:
+    def label(self) -> str:
         """For the beginning of a sentence."""
         return {"vllm": "vLLM", "sglang": "SGLang", "speculators": "The speculators format"}[self.value]

@@ -16,7 +16,7 @@ def medusa_layout(head: Head, engine: Engine) -> Layout:
     config = head.config
     if engine is not Engine.vllm:
         raise InvalidModel(
-            f"{engine.title} knows no Medusa heads; export this one to vllm, or train one that it knows with "
+            f"{engine.label} knows no Medusa heads; export this one to vllm, or train one that it knows with "
             "`foredraft train eagle`."
         )
     if config.taps != (config.target_num_layers,) or not torch.equal(head.tensors[_NORM], head.final_norm):
