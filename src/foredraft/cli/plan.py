@@ -15,6 +15,7 @@ from foredraft.cli.output import print_json
 from foredraft.cli.plan_answer import SMALL_GAIN, Answer, Table, bar, percent, requests, tokens
 from foredraft.cli.plan_plot import draw, require_drawing
 from foredraft.cli.plan_results import Comparison, compare
+from foredraft.cli.plan_server import advise_server
 from foredraft.control.economics import BatchLength, Outlook
 from foredraft.errors import InvalidParameter
 from foredraft.models.catalog import DEFAULT_MODEL
@@ -37,6 +38,9 @@ def plan(
         int | None, typer.Option("--batch-max", min=1, max=4096, help=f"Look so far for a flip; else {BATCH_MAX}.")
     ] = None,
     results: Annotated[Path | None, typer.Option("--from", help="Advise from a results.json of bench instead.")] = None,
+    vllm_metrics: Annotated[
+        str | None, typer.Option("--vllm-metrics", help="Advise a running server, by the counters at this address.")
+    ] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw speed-up against k into FILE.png or .svg.")] = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure acceptance and costs of --spec with --model on this machine.")
@@ -48,6 +52,13 @@ def plan(
     as_json: options.Json = False,
 ) -> None:
     """Say whether speculation pays, which draft length is best, and at which batch size to turn it off."""
+    if vllm_metrics is not None:
+        if alpha is not None or batch_max is not None or results is not None or measure or plot is not None:
+            raise InvalidParameter(
+                "--vllm-metrics finds acceptance itself; add only --cost, --verify-cost and --k-max."
+            )
+        _tell(_advise_server(vllm_metrics, cost, verify_cost, k_max), as_json)
+        return
     if plot is not None:
         require_drawing(plot)
     compared: Comparison | None = None
@@ -65,17 +76,29 @@ def plan(
         figures = _outlook(_measured(opening), k_max, batch_max)
         source = f"Measured here for {spec}, in the steps in which it drafts: "
     elif alpha is None or cost is None:
-        raise InvalidParameter("Give --alpha and --cost, or --measure, or --from with the results.json of a bench.")
+        raise InvalidParameter(
+            "Give --alpha and --cost, or --measure, or --from with the results.json of a bench, or --vllm-metrics."
+        )
     else:
         curve = None if verify_cost is None else read_curve(verify_cost)
         figures = _outlook(PlanInputs(alpha, cost, curve), k_max, batch_max)
     if plot is not None:
         draw(figures, plot)
-    answer = _advise(figures, source, compared)
+    _tell(_advise(figures, source, compared), as_json)
+
+
+def _tell(answer: Answer, as_json: bool) -> None:
     if as_json:
         print_json(answer.record)
     else:
         answer.print()
+
+
+def _advise_server(url: str, cost: float | None, verify_cost: Path | None, k_max: int) -> Answer:
+    from foredraft.integrations.vllm_metrics import read_server
+
+    curve = None if verify_cost is None else read_curve(verify_cost)
+    return advise_server(read_server(url), url, cost, curve, k_max)
 
 
 def _measured(opened: options.ModelOptions) -> PlanInputs:
