@@ -139,17 +139,22 @@ REFERENCES: dict[str, Callable[[Any, Target, Sequence, Draft], Tensor]] = {
     "medusa": medusa_reference,
     "dflash": dflash_reference,
 }
-CASES = [("eagle", "none"), ("medusa", "none"), *(("dflash", correction) for correction in CORRECTIONS)]
+CASES = [
+    ("eagle", "none", "injected"),
+    ("medusa", "none", "injected"),
+    *(("dflash", correction, "injected") for correction in CORRECTIONS),
+    ("dflash", "markov", "masked"),
+]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("kind", "correction"), CASES)
+@pytest.mark.parametrize(("kind", "correction", "rows"), CASES)
 def test_served_logits_are_those_of_the_module(
-    folder: Path, tmp_path: Path, kind: str, correction: str, backend: str, dtype: str
+    folder: Path, tmp_path: Path, kind: str, correction: str, rows: str, backend: str, dtype: str
 ) -> None:
     """Of a corrected block, those of the few most probable tokens of each row."""
-    head = random_head(tiny_config(kind, folder, correction))
+    head = random_head(tiny_config(kind, folder, correction, block_input=rows))
     target = Target(folder, head, tmp_path, backend=backend, dtype=dtype)
     sequence = target.sequence(TOKENS)
     for draft in (CHAIN, TREE):

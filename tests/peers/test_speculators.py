@@ -22,6 +22,7 @@ from foredraft.models.heads.config import CONFIG_FILE, HeadConfig
 from foredraft.models.heads.files import read_tensors
 from foredraft.train.eagle import chain_mask
 from foredraft.train.modules.build import build_head
+from foredraft.train.modules.dflash import DFlashHead
 from foredraft.train.modules.eagle import EagleHead
 from foredraft.train.modules.layers import KeysValues
 from tests.tiny_heads import random_head, save_head, tiny_config
@@ -32,14 +33,7 @@ HERE = Path(__file__).parent
 PYTHON = HERE.parents[1] / ".peers" / "speculators" / "bin" / "python"
 STEPS = 3
 LENGTH = 24
-
-
-def loaded(folder: Path) -> EagleHead:
-    config = HeadConfig.read(folder)
-    head = build_head(config)
-    head.load_state_dict(read_tensors(folder, config))
-    assert isinstance(head, EagleHead)
-    return head.eval()
+ANCHOR = 10
 
 
 def verifier(target: Checkpoint, folder: Path) -> Path:
@@ -55,42 +49,57 @@ def verifier(target: Checkpoint, folder: Path) -> Path:
     return folder
 
 
-def our_logits(head: EagleHead, taps: Tensor, embeddings: Tensor) -> list[Tensor]:
-    """Of chains that start at every position, step by step; embeddings [1, length, hidden] of the tokens that follow
-    each position, and zeros behind the last."""
+def eagle_logits(head: EagleHead, taps: Tensor, embeddings: Tensor, tokens: Tensor) -> list[Tensor]:
+    """Of chains that start at every position, step by step; row t of the embeddings [1, length, hidden] is that of the
+    token which follows position t. Behind the end the two sides feed different tokens."""
     h, past, found = head.features(taps), list[KeysValues](), []
-    positions = torch.arange(h.shape[1])[None]
+    positions = torch.arange(LENGTH)[None]
     for step in range(STEPS):
         ahead = torch.nn.functional.pad(embeddings[:, step:], (0, 0, 0, step))
-        h, own = head.step(ahead, h, positions + step, past, chain_mask(h.shape[1], step, h.device) if step else None)
+        h, own = head.step(ahead, h, positions + step, past, chain_mask(LENGTH, step, h.device) if step else None)
         past.append(own)
-        found.append(head.logits(h))
+        found.append(head.logits(h)[:, : LENGTH - step])
     return found
+
+
+def dflash_logits(head: DFlashHead, taps: Tensor, embeddings: Tensor, tokens: Tensor) -> list[Tensor]:
+    """Of the block behind one anchor; the tokens inside the block are the given ones."""
+    features, block = head.features(taps[:, :ANCHOR]), head.config.block
+    places = torch.arange(ANCHOR, ANCHOR + block)[None]
+    x = head.rows(embeddings[:, ANCHOR : ANCHOR + 1], features[:, -1:])
+    y = head.blocks(x, places, head.context(features, torch.arange(ANCHOR)[None]), torch.ones(1, 1, 1, 1).bool())
+    return [head.logits(y, tokens[:, ANCHOR : ANCHOR + block])]
 
 
 def compare(folder: Path, model: Path, place: Path) -> None:
     """Export the head of a model and compare the logits of both sides, in float32 from equal weights."""
     if not PYTHON.exists():
         pytest.skip(f"needs the speculators package in {PYTHON.parents[1]}; `make check-speculators` makes it")
-    target = open_checkpoint(model)
+    target, config = open_checkpoint(model), HeadConfig.read(folder)
     export(folder, Engine.speculators, place / "out", target, str(verifier(target, place / "verifier")))
-    dtype = read_tensors(folder, HeadConfig.read(folder))["fc.weight"].dtype
-    head, config = loaded(folder), target.config
+    stored = read_tensors(folder, config)
+    head = build_head(config).eval()
+    head.load_state_dict(stored)
     generator = torch.Generator().manual_seed(0)
-    taps = torch.randn(1, LENGTH, len(head.config.taps) * config.hidden_size, generator=generator)
-    tokens = torch.randint(config.vocab_size, (1, LENGTH), generator=generator)
-    save_file({"taps": taps, "tokens": tokens}, place / "inputs.safetensors")
+    taps = torch.randn(1, LENGTH, len(config.taps) * config.target_hidden_size, generator=generator)
+    tokens = torch.randint(config.target_vocab_size, (1, LENGTH), generator=generator)
+    inputs = {"taps": taps, "tokens": tokens}
+    if config.kind == "dflash":
+        inputs["anchor"] = torch.tensor([ANCHOR])
+    save_file(inputs, place / "inputs.safetensors")
     files = [place / "out", place / "inputs.safetensors", place / "logits.safetensors"]
     run = subprocess.run([PYTHON, HERE / "speculators_logits.py", *files], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]
     theirs = load_file(place / "logits.safetensors")
+    # The package of block drafters takes the target's own embeddings, that of EAGLE heads those of the export.
+    table = target.weight("model.embed_tokens.weight").dense()
+    table = table.to(stored["fc.weight"].dtype).float() if config.kind == "eagle" else table
     with torch.no_grad():
-        table = target.weight("model.embed_tokens.weight").dense().to(dtype)
-        ours = our_logits(head, taps, table[tokens].float())
+        logits = eagle_logits if isinstance(head, EagleHead) else dflash_logits
+        ours = logits(head, taps, table[tokens], tokens)  # type: ignore[arg-type]
     for step, expected in enumerate(ours):
-        known = slice(0, LENGTH - step)  # behind the end the two sides feed different tokens
-        difference = (theirs[f"logits.{step}"][:, known] - expected[:, known]).abs().max()
-        assert difference < 1e-4 * expected.std(), f"step {step}"
+        found = theirs[f"logits.{step}"][:, : expected.shape[1]]
+        assert (found - expected).abs().max() < 1e-4 * expected.std(), f"step {step}"
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +110,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("taps", [(1, 2, 3), (0, 2)])
 def test_eagle_logits_are_ours(taps: tuple[int, ...], model: Path, tmp_path: Path) -> None:
     head = random_head(replace(tiny_config("eagle", model), taps=taps))
+    compare(save_head(head, tmp_path / "head"), model, tmp_path)
+
+
+@pytest.mark.parametrize("correction", ["none", "markov"])
+def test_dflash_logits_are_ours(correction: str, model: Path, tmp_path: Path) -> None:
+    config = tiny_config("dflash", model, correction, block_input="masked", mask_token_id=9)
+    head = random_head(config)
+    assert isinstance(head, DFlashHead)
+    head.mask_embedding.weight.copy_(open_checkpoint(model).weight("model.embed_tokens.weight").dense()[9])
     compare(save_head(head, tmp_path / "head"), model, tmp_path)
 
 

@@ -39,4 +39,5 @@ EVERY_KIND = (
     head_config("dflash"),
     head_config("dflash", "markov"),
     head_config("dflash", "refiner"),
+    head_config("dflash", "markov", block_input="masked", mask_token_id=7),
 )

@@ -32,8 +32,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(folder: Path, model: Path, kind: str, **changes: Any) -> Path:
-    """A head as training writes it; a Medusa head's norm is the target's."""
+    """A head as training writes it: a Medusa head's norm and the masks of a DFlash head are the target's."""
     head = random_head(tiny_config(kind, model, **changes))
+    if head.config.block_input == "masked":
+        embedding = open_checkpoint(model).weight("model.embed_tokens.weight").dense()
+        head.mask_embedding.weight.copy_(embedding[head.config.mask_token_id])
     if kind == "medusa":
         head.norm.weight.copy_(open_checkpoint(model).vector("model.norm.weight"))
     return save_head(head, folder, torch.bfloat16)
@@ -112,6 +115,26 @@ def test_a_medusa_head_comes_back(model: Path, tmp_path: Path) -> None:
     assert '"num_speculative_tokens": 4' in done.command
 
 
+@pytest.mark.parametrize("engine", ["vllm", "speculators"])
+@pytest.mark.parametrize("correction", ["none", "markov"])
+def test_a_dflash_head_comes_back_from_dspark(engine: str, correction: str, model: Path, tmp_path: Path) -> None:
+    head = trained(tmp_path / "head", model, "dflash", correction=correction, block_input="masked", mask_token_id=9)
+    config, tensors, done = exported(head, engine, tmp_path / "out", model)
+    if correction == "none":
+        assert not any(tensors.pop(f"markov_head.markov_{part}.weight").any() for part in ("w1", "w2"))
+    back = {name.removesuffix(".weight") if "markov" in name else name: tensor for name, tensor in tensors.items()}
+    mask = open_checkpoint(model).weight("model.embed_tokens.weight").dense()[9:10].bfloat16()
+    assert equal({**back, "mask_embedding.weight": mask}, ours(head))
+    assert (config["mask_token_id"], config["block_size"], config["sample_from_anchor"]) == (9, 6, True)
+    assert config["markov_rank"] == (1 if correction == "none" else 32)
+    if engine == "vllm":
+        assert config["eagle_aux_hidden_state_layer_ids"] == [0, 3] and config["target_layer_ids"] == [-1, 2]
+        assert '"method": "dspark"' in done.command and '"num_speculative_tokens": 6' in done.command
+    else:
+        assert config["aux_hidden_state_layer_ids"] == [0, 3]
+        assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 6
+
+
 def test_a_draft_model_is_copied(model: Path, tmp_path: Path) -> None:
     """It is a Llama folder already."""
     for engine, word in (("vllm", "draft_model"), ("sglang", "STANDALONE")):
@@ -138,6 +161,18 @@ def medusa(folder: Path, model: Path) -> Path:
     return trained(folder, model, "medusa")
 
 
+def injected(folder: Path, model: Path) -> Path:
+    return trained(folder, model, "dflash", correction="markov")
+
+
+def refiner(folder: Path, model: Path) -> Path:
+    return trained(folder, model, "dflash", correction="refiner", block_input="masked")
+
+
+def other_masks(folder: Path, model: Path) -> Path:
+    return save_head(random_head(tiny_config("dflash", model, block_input="masked")), folder)
+
+
 def of_another_model(folder: Path, model: Path) -> Path:
     return trained(folder, model, "eagle", target_digest="0")
 
@@ -148,6 +183,14 @@ def of_another_model(folder: Path, model: Path) -> Path:
         (medusa, "sglang", "SGLang knows no Medusa heads; export this one to vllm, or .* `foredraft train eagle`"),
         (medusa, "speculators", "The speculators format knows no Medusa heads"),
         (other_norm, "vllm", "this head reads something else; train one with `foredraft train medusa`"),
+        (
+            injected,
+            "vllm",
+            "vLLM has no place for the norms .* `foredraft train dflash:input=masked,correction=markov`",
+        ),
+        (refiner, "speculators", "The speculators format has no place for a refiner; .*input=masked,correction=markov"),
+        (other_masks, "vllm", "takes the target's embedding of token 0 for masks, but this head has another"),
+        (refiner, "sglang", "SGLang's DFlash and DSpark use the target's output head"),
         (last_layer, "sglang", "SGLang cannot read the residual stream after the target's last layer"),
         (falling_taps, "vllm", r"the taps \[2, 1\] do not rise"),
         (of_another_model, "vllm", "whose weights are not those of"),

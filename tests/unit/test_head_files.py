@@ -20,7 +20,7 @@ from foredraft.train.modules.build import build_head
 from tests.tiny_models import random_model, save_model
 from tests.unit.head_configs import EVERY_KIND, head_config
 
-NAMES = [f"{config.kind}-{config.correction}" for config in EVERY_KIND]
+NAMES = [f"{config.kind}-{config.correction}-{config.block_input}" for config in EVERY_KIND]
 
 
 def written(folder: Path, config: HeadConfig) -> dict[str, torch.Tensor]:

@@ -31,8 +31,11 @@ class DFlashDrafter(HeadDrafter[DFlashHead]):
 
     def __init__(self, name: str, head: DFlashHead, target: FrozenTarget, token_ids: Tensor, depth: int) -> None:
         super().__init__(name, head, target, token_ids, depth)
-        with torch.no_grad():  # embeddings are small; beside the feature they should count from the start
-            head.anchor_proj.weight.div_(target.embedding.float().square().mean().sqrt())
+        with torch.no_grad():
+            if head.config.block_input == "masked":
+                head.mask_embedding.weight.copy_(target.embedding[head.config.mask_token_id])
+            else:  # embeddings are small; beside the feature they should count from the start
+                head.anchor_proj.weight.div_(target.embedding.float().square().mean().sqrt())
 
     def loss(self, seen: TargetBatch, generator: torch.Generator) -> Tensor:
         config = self.module.config

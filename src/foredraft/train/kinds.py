@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from foredraft.errors import InvalidParameter
-from foredraft.models.heads.config import CORRECTIONS, HeadConfig
+from foredraft.models.heads.config import BLOCK_INPUTS, CORRECTIONS, HeadConfig
 from foredraft.models.tokenizer import Tokenizer
 from foredraft.train.dflash import DFlashDrafter
 from foredraft.train.draft import DraftDrafter
@@ -21,6 +21,7 @@ from foredraft.train.modules.dflash import DFlashHead
 from foredraft.train.modules.eagle import EagleHead
 from foredraft.train.modules.medusa import MedusaHead
 
+_CHOICES = {"correction": CORRECTIONS, "input": BLOCK_INPUTS}
 _RANK = {"none": 0, "markov": 256, "refiner": 256}
 
 
@@ -39,6 +40,7 @@ class DFlashOptions:
     layers: int = 2
     block: int = 8
     correction: str = "refiner"
+    input: str = "injected"
 
 
 @dataclass(frozen=True)
@@ -82,9 +84,9 @@ def parse_kind(text: str) -> Kind:
         key, _, value = item.partition("=")
         if key not in known:
             raise InvalidParameter(f"{name} has no option {key!r}; it has {', '.join(known)}.")
-        if key == "correction":
-            if value not in CORRECTIONS:
-                raise InvalidParameter(f"{name}: correction={value!r} is not known; use {', '.join(CORRECTIONS)}.")
+        if key in _CHOICES:
+            if value not in _CHOICES[key]:
+                raise InvalidParameter(f"{name}: {key}={value!r} is not known; use {', '.join(_CHOICES[key])}.")
             values[key] = value
         elif not value.isdecimal() or not 1 <= int(value) <= 1 << 20:
             raise InvalidParameter(f"{name}: {key}={value!r} must be a whole number of at least 1.")
@@ -116,6 +118,8 @@ def build_drafter(
                 block=options.block,
                 correction=options.correction,
                 rank=_RANK[options.correction],
+                block_input=options.input,
+                mask_token_id=_mask_token(token_ids, shape.target_vocab_size) if options.input == "masked" else 0,
             )
             return DFlashDrafter(kind.folder, DFlashHead(config), target, token_ids, min(7, options.block))
         case DraftOptions():
@@ -145,6 +149,13 @@ def _shape(target: FrozenTarget, draft_vocab_size: int, name: str, digest: str) 
         draft_vocab_size=draft_vocab_size,
         block=1,
     )
+
+
+def _mask_token(token_ids: Tensor, vocab_size: int) -> int:
+    """The last token outside the draft vocabulary, which holds the most frequent ones: hardly ever an anchor."""
+    outside = torch.ones(vocab_size, dtype=torch.bool)
+    outside[token_ids.cpu()] = False
+    return int(outside.nonzero()[-1]) if outside.any() else vocab_size - 1
 
 
 def _draft_shape(shape: HeadConfig, hidden: int) -> HeadConfig:

@@ -14,6 +14,7 @@ from foredraft.models.json_file import read_json
 CONFIG_FILE = "config.json"
 KINDS = ("eagle", "medusa", "dflash")
 CORRECTIONS = ("none", "markov", "refiner")
+BLOCK_INPUTS = ("injected", "masked")
 _MOST = 2**31 - 1
 
 
@@ -23,6 +24,8 @@ class HeadConfig:
 
     Tap k is the residual stream after k layers: `target_num_layers` is the one before the final norm.
     `block` is an EAGLE head's default depth, the number of a Medusa head's offsets, or the rows of a DFlash block.
+    Those rows are `injected`, so that each knows the anchor and the last feature, and taps are normed; or `masked`, as
+    in other engines: the anchor's embedding, then that of `mask_token_id`, and taps as they are.
     """
 
     kind: str  # one of KINDS
@@ -44,6 +47,8 @@ class HeadConfig:
     block: int
     correction: str = "none"  # one of CORRECTIONS; only a DFlash head may have one
     rank: int = 0  # of the correction
+    block_input: str = "injected"  # one of BLOCK_INPUTS
+    mask_token_id: int = 0  # of masked rows; a token that is hardly ever the anchor
     acceptance: tuple[float, ...] = ()  # measured by depth on held-out text; empty before it is measured
     provenance: dict[str, str | int | float] = field(default_factory=dict)
 
@@ -81,6 +86,13 @@ class HeadConfig:
             raise _error(file, "rank", f"is {self.rank}, which does not fit correction {self.correction!r}")
         if self.correction != "none" and self.kind != "dflash":
             raise _error(file, "correction", f"is {self.correction!r}, but only a dflash head may have one")
+        if self.block_input not in BLOCK_INPUTS:
+            raise _error(file, "block_input", f"is {shown(self.block_input)}, but {', '.join(BLOCK_INPUTS)} are known")
+        if self.block_input == "masked" and (self.kind != "dflash" or self.hidden_size != self.target_hidden_size):
+            raise _error(file, "block_input", "is 'masked', but only a dflash head as wide as its target may be")
+        if self.mask_token_id >= self.target_vocab_size:
+            problem = f"is {self.mask_token_id}, but the target has {self.target_vocab_size} tokens"
+            raise _error(file, "mask_token_id", problem)
         if not self.taps or any(not 0 <= tap <= self.target_num_layers for tap in self.taps):
             allowed = f"numbers from 0 to {self.target_num_layers}, the target's layers, are needed"
             raise _error(file, "taps", f"is {shown(list(self.taps))}, but {allowed}")
@@ -104,14 +116,15 @@ class HeadConfig:
             raise _error(file, "acceptance", f"is {shown(list(self.acceptance))}, but rates from 0 to 1 are needed")
 
 
-_OPTIONAL = ("correction", "rank", "acceptance", "provenance")
+_OPTIONAL = ("correction", "rank", "block_input", "mask_token_id", "acceptance", "provenance")
+_MAY_BE_0 = ("rank", "mask_token_id")
 
 
 def _typed(file: Path, name: str, kind: str, value: Any) -> Any:
     """The value as its field's type, or InvalidModel."""
     if kind == "str" and isinstance(value, str):
         return value
-    if kind == "int" and is_whole(value) and (name == "rank" or value >= 1) and 0 <= value <= _MOST:
+    if kind == "int" and is_whole(value) and (name in _MAY_BE_0 or value >= 1) and 0 <= value <= _MOST:
         return value
     if kind == "float" and _is_number(value) and value > 0:
         return float(value)

@@ -22,17 +22,42 @@ from foredraft.types import Sequence
 
 
 @dataclass(frozen=True, eq=False)
+class InjectedRows:
+    """Every row knows the anchor and the last feature."""
+
+    anchor: Linear
+    feature: Linear
+    masks: Tensor  # [block, hidden]
+
+    def __call__(self, backend: Backend, anchors: Tensor, features: Tensor, places: Tensor) -> Tensor:
+        """The input of rows [rows, hidden] from their anchors' embeddings, last features and places in the block."""
+        return backend.linear(anchors, self.anchor) + backend.linear(features, self.feature) + self.masks[places]
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedRows:
+    """The first row is the anchor, the others are masks."""
+
+    mask: Tensor  # [1, hidden]
+
+    def __call__(self, backend: Backend, anchors: Tensor, features: Tensor, places: Tensor) -> Tensor:
+        return torch.where(places[:, None] == 0, anchors, self.mask)
+
+
+BlockRows = InjectedRows | MaskedRows
+
+
+@dataclass(frozen=True, eq=False)
 class DFlashHead:
     """A loaded head with its part of the cache."""
 
     backend: Backend
     embedding: Linear  # the target's
-    tap_norms: tuple[Tensor, ...]
+    tap_norms: tuple[Tensor, ...]  # none where taps are read as they are
     fc: Linear
     hidden_norm: Tensor
-    anchor: Linear
-    feature: Linear
-    masks: Tensor  # [block, hidden]
+    block: int
+    rows: BlockRows
     stack: Stack
     keys_values: tuple[Linear, ...]  # k and v of every layer
     context_shape: AttentionShape  # of rows that only give keys and values
@@ -42,16 +67,14 @@ class DFlashHead:
     kv: list[LayerKV]
     features: Tensor  # [slots, hidden] of committed positions
 
-    @property
-    def block(self) -> int:
-        return len(self.masks)
-
     def context(self, batch: ForwardBatch) -> Tensor:
         """Make committed positions part of what blocks see. Returns their features [rows, hidden]."""
         backend, eps = self.backend, self.stack.norm_eps
-        taps = self.taps.rows(batch.slots.clamp(min=0)).chunk(len(self.tap_norms), dim=1)
-        normed = [backend.rms_norm(tap.contiguous(), norm, eps) for tap, norm in zip(taps, self.tap_norms, strict=True)]
-        rows = backend.rms_norm(backend.linear(torch.cat(normed, 1), self.fc), self.hidden_norm, eps)
+        taps = self.taps.rows(batch.slots.clamp(min=0))
+        if self.tap_norms:
+            parts = zip(taps.chunk(len(self.tap_norms), dim=1), self.tap_norms, strict=True)
+            taps = torch.cat([backend.rms_norm(tap.contiguous(), norm, eps) for tap, norm in parts], 1)
+        rows = backend.rms_norm(backend.linear(taps, self.fc), self.hidden_norm, eps)
         for layer, keys_values, kv in zip(self.stack.layers, self.keys_values, self.kv, strict=True):
             projected = backend.linear(rows, keys_values)
             backend.rope_and_store(projected, None, layer.k_norm, self.stack.rope, kv, self.context_shape, batch)
@@ -64,8 +87,8 @@ class DFlashHead:
         last = (batch.prefix_lens - 1).clamp(min=0)  # the last position that has a feature
         table = batch.block_tables[batch.sequences, last // batch.block_size].long()
         features = self.features[table * batch.block_size + last % batch.block_size]
-        x = backend.linear(backend.embed(batch.token_ids, self.embedding), self.anchor)
-        x = x + backend.linear(features, self.feature) + self.masks[batch.positions - batch.prefix_lens]
+        anchors = backend.embed(batch.token_ids, self.embedding)
+        x = self.rows(backend, anchors, features, batch.positions - batch.prefix_lens)
         return backend.run_layers(x, self.stack, self.kv, batch)[1]
 
 
@@ -214,16 +237,19 @@ def load_dflash(
     weights: HeadWeights, embedding: Linear, taps: TapReader, kv: list[LayerKV], max_positions: int, backend: Backend
 ) -> tuple[DFlashHead, Correction]:
     config, shape = weights.config, layer_shape(weights.config)
+    masked = config.block_input == "masked"
+    masks = weights.vector("mask_embedding.weight").to(backend.activation_dtype)
     prefixes = [f"layers.{index}" for index in range(config.num_layers)]
     head = DFlashHead(
         backend=backend,
         embedding=embedding,
-        tap_norms=tuple(weights.vector(f"tap_norms.{index}.weight") for index in range(len(config.taps))),
+        tap_norms=() if masked else tuple(weights.vector(f"tap_norms.{i}.weight") for i in range(len(config.taps))),
         fc=weights.linear("fc.weight"),
         hidden_norm=weights.vector("hidden_norm.weight"),
-        anchor=weights.linear("anchor_proj.weight"),
-        feature=weights.linear("feature_proj.weight"),
-        masks=weights.vector("mask_embedding.weight").to(backend.activation_dtype),
+        block=config.block,
+        rows=MaskedRows(masks)
+        if masked
+        else InjectedRows(weights.linear("anchor_proj.weight"), weights.linear("feature_proj.weight"), masks),
         stack=weights.stack(tuple(weights.layer(prefix, shape) for prefix in prefixes), max_positions),
         keys_values=tuple(weights.linear(*(f"{p}.self_attn.{side}_proj.weight" for side in "kv")) for p in prefixes),
         context_shape=replace(shape, num_heads=0),

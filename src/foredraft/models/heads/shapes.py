@@ -39,15 +39,18 @@ def _medusa(config: HeadConfig) -> Shapes:
 def _dflash(config: HeadConfig) -> Shapes:
     hidden, target, rank = config.hidden_size, config.target_hidden_size, config.rank
     shapes: Shapes = {
-        **{f"tap_norms.{index}.weight": (target,) for index in range(len(config.taps))},
         "fc.weight": (hidden, len(config.taps) * target),
         "hidden_norm.weight": (hidden,),
-        "anchor_proj.weight": (hidden, target),
-        "feature_proj.weight": (hidden, hidden),
-        "mask_embedding.weight": (config.block, hidden),
         "norm.weight": (hidden,),
         "lm_head.weight": (config.draft_vocab_size, hidden),
     }
+    if config.block_input == "masked":
+        shapes["mask_embedding.weight"] = (1, hidden)  # the target's, of mask_token_id
+    else:
+        shapes |= {f"tap_norms.{index}.weight": (target,) for index in range(len(config.taps))}
+        shapes["anchor_proj.weight"] = (hidden, target)
+        shapes["feature_proj.weight"] = (hidden, hidden)
+        shapes["mask_embedding.weight"] = (config.block, hidden)
     for index in range(config.num_layers):
         shapes |= _layer(f"layers.{index}", config, inputs=hidden)
         shapes[f"layers.{index}.self_attn.q_norm.weight"] = (config.head_dim,)

@@ -18,12 +18,16 @@ class DFlashHead(DraftVocabulary):
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)
         hidden, target, eps = config.hidden_size, config.target_hidden_size, config.norm_eps
-        self.tap_norms = nn.ModuleList(RMSNorm(target, eps) for _ in config.taps)
         self.fc = Linear(len(config.taps) * target, hidden)
         self.hidden_norm = RMSNorm(hidden, eps)
-        self.anchor_proj = Linear(target, hidden)
-        self.feature_proj = Linear(hidden, hidden)
-        self.mask_embedding = Table(config.block, hidden, scale=1.0)
+        if config.block_input == "masked":
+            self.mask_embedding = Table(1, hidden, scale=1.0)
+            self.mask_embedding.weight.requires_grad_(False)
+        else:
+            self.tap_norms = nn.ModuleList(RMSNorm(target, eps) for _ in config.taps)
+            self.anchor_proj = Linear(target, hidden)
+            self.feature_proj = Linear(hidden, hidden)
+            self.mask_embedding = Table(config.block, hidden, scale=1.0)
         self.layers = nn.ModuleList(DFlashLayer(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(hidden, eps)
         self.lm_head = Linear(hidden, config.draft_vocab_size)
@@ -33,10 +37,12 @@ class DFlashHead(DraftVocabulary):
             self.refiner = Refiner(config)
 
     def features(self, taps: Tensor) -> Tensor:
-        """[batch, length, taps × target_hidden] → f [batch, length, hidden]: every tap normed, fused and normed."""
-        parts = taps.split(self.config.target_hidden_size, dim=-1)
-        normed = [norm(part) for norm, part in zip(self.tap_norms, parts, strict=True)]
-        f: Tensor = self.hidden_norm(self.fc(torch.cat(normed, dim=-1)))
+        """[batch, length, taps × target_hidden] → f [batch, length, hidden]: fused and normed, injected ones from taps
+        that are normed too."""
+        if self.config.block_input == "injected":
+            parts = taps.split(self.config.target_hidden_size, dim=-1)
+            taps = torch.cat([norm(part) for norm, part in zip(self.tap_norms, parts, strict=True)], dim=-1)
+        f: Tensor = self.hidden_norm(self.fc(taps))
         return f
 
     def context(self, features: Tensor, positions: Tensor) -> list[KeysValues]:
@@ -46,6 +52,9 @@ class DFlashHead(DraftVocabulary):
     def rows(self, anchors: Tensor, features: Tensor) -> Tensor:
         """The input of blocks: embeddings of their anchors [batch, blocks, target_hidden] and last features [batch,
         blocks, hidden] → [batch, blocks × block, hidden]."""
+        if self.config.block_input == "masked":
+            masks = self.mask_embedding.weight.to(anchors.dtype).expand(*anchors.shape[:2], self.config.block - 1, -1)
+            return torch.cat([anchors[:, :, None], masks], dim=2).flatten(1, 2)
         x = self.anchor_proj(anchors) + self.feature_proj(features)
         rows: Tensor = (x[:, :, None] + self.mask_embedding.weight.to(x.dtype)).flatten(1, 2)
         return rows
