@@ -12,7 +12,10 @@ from typer.testing import CliRunner
 
 from foredraft.cli.main import app
 from foredraft.errors import InvalidModel
+from foredraft.export.engine import Engine
+from foredraft.export.export import export
 from foredraft.llm import LLM
+from foredraft.models.catalog import open_checkpoint
 from foredraft.models.heads.config import HeadConfig
 from foredraft.models.heads.files import read_tensors
 from foredraft.params import SamplingParams
@@ -41,12 +44,23 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> TrainOptions:
     return options
 
 
+MASKED = "dflash:input=masked,correction=markov"
+
+
 def quiet(_: Report) -> None:
     """Nobody watches."""
 
 
 @pytest.mark.parametrize(
-    ("kind", "steps"), [("eagle", 40), ("medusa", 100), ("dflash", 30), ("dflash:correction=markov", 30), ("draft", 60)]
+    ("kind", "steps"),
+    [
+        ("eagle", 40),
+        ("medusa", 100),
+        ("dflash", 30),
+        ("dflash:correction=markov", 30),
+        (MASKED, 40),
+        ("draft", 60),
+    ],
 )
 def test_every_kind_learns(kind: str, steps: int, toy: TrainOptions, tmp_path: Path) -> None:
     options = replace(toy, out=tmp_path, kinds=(parse_kind(kind),), steps=steps)
@@ -58,6 +72,8 @@ def test_every_kind_learns(kind: str, steps: int, toy: TrainOptions, tmp_path: P
         read_tensors(tmp_path, config)
         assert config.acceptance == tuple(round(rate, 4) for rate in found.acceptance)
         assert config.provenance["steps"] == steps and config.provenance["text_answer_tokens"]
+    if kind in ("eagle", "medusa", MASKED):
+        export(tmp_path, Engine.vllm, tmp_path / "vllm", open_checkpoint(Path(toy.model)), "org/toy")
 
 
 def test_the_distilled_draft_drafts_for_its_target(toy: TrainOptions, tmp_path: Path) -> None:
@@ -116,7 +132,7 @@ def test_the_command_trains_and_reports(toy: TrainOptions, tmp_path: Path) -> No
         "train hydra": "'hydra' cannot be trained; use eagle, medusa, dflash, draft",
         "train eagle eagle": "named twice",
         "train dflash:layers=0": "must be a whole number",
-        "train dflash:rows=3": "has no option 'rows'; it has layers, block, correction",
+        "train dflash:rows=3": "has no option 'rows'; it has layers, block, correction, input",
         "train eagle --minutes -1": "must be a number above 0",
     }.items():
         result = CliRunner().invoke(app, [*bad.split(), "--out", str(tmp_path), "--model", toy.model])

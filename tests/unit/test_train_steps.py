@@ -96,7 +96,9 @@ def scene(folder: Path) -> tuple[FrozenTarget, TargetBatch, Tensor]:
     return target, Teacher(target, token_ids, frozenset({1, 2, 3})).show(batch), token_ids
 
 
-@pytest.mark.parametrize("kind", ["eagle", "medusa", "dflash", "dflash:correction=markov", "draft"])
+@pytest.mark.parametrize(
+    "kind", ["eagle", "medusa", "dflash", "dflash:correction=markov", "dflash:input=masked,correction=none", "draft"]
+)
 def test_a_step_in_bfloat16_is_about_that_in_float32(kind: str, tmp_path: Path) -> None:
     """Half-precision rows over float32 masters, as on a GPU."""
     checkpoint = open_checkpoint(save_model(random_model("llama"), tmp_path))

@@ -25,7 +25,7 @@ def export(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Write a trained head in the layout that vLLM, SGLang or speculators load."""
+    """Write a trained head or draft model in the layout that vLLM, SGLang or speculators load."""
     from foredraft.export.export import export as export_head
 
     with loading_progress() as progress:
