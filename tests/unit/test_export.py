@@ -73,6 +73,17 @@ def test_an_eagle_head_comes_back(engine: str, model: Path, tmp_path: Path) -> N
     assert config["torch_dtype"] == "bfloat16" and not config["tie_word_embeddings"]
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_transformers_reads_the_config_as_both_engines_do(engine: str, model: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    head = trained(tmp_path / "head", model, "eagle", taps=(1, 2), rope_theta=5000.0, norm_eps=1e-4)
+    exported(head, engine, tmp_path / "out", model)
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "out")
+    assert config.architectures == ["LlamaForCausalLMEagle3"] and config.rope_parameters["rope_theta"] == 5000.0
+    assert (config.head_dim, config.num_key_value_heads, config.rms_norm_eps) == (16, 2, 1e-4)
+    assert (config.draft_vocab_size, config.num_aux_hidden_states, config.norm_before_residual) == (256, 2, False)
+
+
 def test_every_engine_numbers_the_taps_its_own_way(model: Path, tmp_path: Path) -> None:
     """Tap k is the stream after k layers; SGLang counts layers from 0 and means their outputs."""
     head = trained(tmp_path / "head", model, "eagle", taps=(0, 2))
