@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -38,6 +39,9 @@ def serve(
     waiting_timeout: Annotated[float, typer.Option("--waiting-timeout", help="Seconds until the first token.")] = 120,
     running_timeout: Annotated[float, typer.Option("--running-timeout", help="Seconds from there to the end.")] = 600,
     drain_timeout: Annotated[float, typer.Option("--drain-timeout", help="Seconds to finish after SIGTERM.")] = 60,
+    replicas: Annotated[
+        int, typer.Option("--replicas", min=1, help="Processes that share the load, on a local cluster of Ray.")
+    ] = 1,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write prompts and answers to the log.")] = False,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
@@ -60,6 +64,8 @@ def serve(
     from foredraft.server.run import serve as run_server
     from foredraft.server.service import DEFAULT_SPECS, make_service
 
+    names = served_model_name or [model]
+
     limits = Limits(
         max_tokens=max_tokens,
         max_n=max_n,
@@ -68,6 +74,28 @@ def serve(
         running_timeout_s=running_timeout,
         drain_timeout_s=drain_timeout,
     )
+    if replicas > 1:
+        fleet = {
+            "model": model,
+            "spec": spec,
+            "dtype": dtype,
+            "device": device,
+            "threads": threads or max(1, len(os.sched_getaffinity(0)) // replicas),
+            "exact": exact,
+            "max_num_seqs": max_num_seqs,
+            "max_model_len": max_model_len,
+            "kv_cache_tokens": kv_cache_tokens,
+            "served_model_names": names,
+            "allowed_specs": allow_spec or DEFAULT_SPECS,
+            "api_keys": api_key or (),
+            "honours_priority": priority,
+            "log_prompts": log_prompts,
+            "limits": limits,
+            "num_replicas": replicas,
+            "max_queued_requests": max_waiting,
+        }
+        _serve_fleet(fleet, host, port)
+        return
     wanted = options.ModelOptions(
         model,
         spec,
@@ -80,7 +108,6 @@ def serve(
         kv_cache_tokens=kv_cache_tokens,
     )
     with listen(host, port) as listener, wanted.open() as llm:
-        names = served_model_name or [model]
         service = make_service(llm, names, limits, allow_spec or DEFAULT_SPECS, priority)
         address = f"http://{host}:{listener.getsockname()[1]}"
         run_server(
@@ -88,3 +115,20 @@ def serve(
             listener,
             on_ready=lambda: say(f"Serving {names[0]} ({llm.dtype}, {llm.backend_name}) at {address}. Ctrl-C stops."),
         )
+
+
+def _serve_fleet(fleet: dict[str, Any], host: str, port: int) -> None:
+    """Replicas behind one address; `fleet` are the fields of FleetOptions."""
+    try:
+        import_module("ray.serve")
+    except ImportError as error:
+        raise InvalidParameter("--replicas needs Ray Serve; to get it: pip install 'foredraft[ray]'.") from error
+    from foredraft.integrations.ray_serve.local import serve_fleet
+    from foredraft.integrations.ray_serve.options import read_options
+    from foredraft.server.run import listen
+
+    wanted = read_options(fleet)
+    with listen(host, port) as listener:  # a port in use is told at once, and 0 becomes a number
+        port = listener.getsockname()[1]
+    what = f"{wanted.num_replicas} replicas of {wanted.names[0]}, {wanted.threads} threads each,"
+    serve_fleet(wanted, host, port, lambda: say(f"Serving {what} at http://{host}:{port}. Ctrl-C stops."))

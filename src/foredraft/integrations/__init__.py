@@ -1,0 +1,1 @@
+"""Foredraft inside other engines, and on clusters of them."""

@@ -25,11 +25,12 @@ _MAX_POSITIONS = 64  # deeper draft tokens are counted together: labels must not
 
 
 class Metrics:
-    """All metrics of one server, in a registry of its own. Everything has the labels `model_name` and `engine`."""
+    """All metrics of one server, in a registry of its own. Everything has the labels `model_name` and `engine`, which
+    is the server's own `label`."""
 
-    def __init__(self, model_name: str, stats: Callable[[], EngineStats]) -> None:
+    def __init__(self, model_name: str, stats: Callable[[], EngineStats], label: str = "0") -> None:
         self._registry = CollectorRegistry()
-        self._values = (model_name, "0")
+        self._values = (model_name, label)
         self._stats = stats
 
         self._load()

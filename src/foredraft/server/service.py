@@ -84,8 +84,10 @@ def make_service(
     limits: Limits,
     allowed_specs: Iterable[str] = DEFAULT_SPECS,
     honours_priority: bool = False,
+    label: str = "0",
 ) -> Service:
-    """Starts the engine's thread. The default spec is the LLM's own and is always allowed."""
+    """Starts the engine's thread. The default spec is the LLM's own and is always allowed. `label` tells this server's
+    metrics from those of its replicas."""
 
     def encode(prompt: Prompt) -> list[int]:
         if isinstance(prompt, Conversation):
@@ -101,7 +103,7 @@ def make_service(
         specs=AllowedSpecs((llm.spec, *allowed_specs)),
         default_spec=parse_spec(llm.spec),
         limits=limits,
-        metrics=Metrics(served[0], engine.stats),
+        metrics=Metrics(served[0], engine.stats, label),
         honours_priority=honours_priority,
     )
 

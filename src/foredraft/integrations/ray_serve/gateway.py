@@ -1,0 +1,164 @@
+"""The gateway of a fleet: reads requests, hands each to a replica, and sends it to another one if that replica dies."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+from starlette.types import Message, Receive, Scope, Send
+
+from foredraft.errors import Overloaded
+from foredraft.integrations.ray_serve.fleet_metrics import merged
+from foredraft.integrations.ray_serve.forwarding import ForwardedRequest
+from foredraft.integrations.ray_serve.options import FleetOptions
+from foredraft.integrations.ray_serve.prefix_table import prefix_names
+from foredraft.server.auth import Auth
+from foredraft.server.body_limit import BodyLimit
+from foredraft.server.errors import ANTHROPIC_PATHS, ApiError, error_object, error_response, failure, json_response
+from foredraft.server.sse import event
+
+log = logging.getLogger(__name__)
+
+_ATTEMPTS = 3  # replicas that a request is handed to before its client is told
+_LONGEST_RETRY_S = 60
+_LOST = "The replica that wrote this answer is gone; send the request again."
+
+
+class ReplicaLost(Exception):
+    """The replica died before its answer was complete."""
+
+
+class Replicas(Protocol):
+    """All replicas of a fleet, as a gateway sees them."""
+
+    def forward(self, request: ForwardedRequest) -> AsyncIterator[list[Message]]:
+        """The answer of the replica that suits best; raises ReplicaLost, and Overloaded when too many wait."""
+
+    async def metrics(self) -> list[str]:
+        """The page for Prometheus of every living replica."""
+
+    async def num_ready(self) -> int:
+        """Replicas that take requests."""
+
+
+class Gateway:
+    """The application between clients and replicas. It holds no model and no state that matters to an answer."""
+
+    def __init__(self, replicas: Replicas, label: str) -> None:
+        self._replicas = replicas
+        self._recent_s: deque[float] = deque(maxlen=64)  # how long the last answers took
+        registry = self._registry = CollectorRegistry()
+        labels = ("gateway",)
+        self._num_replicas = Gauge("foredraft:replicas", "Replicas that answered.", labels, registry=registry)
+        self._retried = Counter(
+            "foredraft:requests_retried", "Requests handed to another replica.", labels, registry=registry
+        )
+        self._lost = Counter("foredraft:requests_lost", "Answers that a replica broke off.", labels, registry=registry)
+        self._refused = Counter(
+            "foredraft:gateway_refused", "Requests that no replica had room for.", labels, registry=registry
+        )
+        self._labels = (label,)
+        for metric in (self._num_replicas, self._retried, self._lost, self._refused):
+            metric.labels(label)  # shown from the first moment on, as 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The body is complete in the first message: BodyLimit sees to that."""
+        body = (await receive()).get("body", b"")
+        request = ForwardedRequest(
+            method=scope["method"],
+            path=scope["path"],
+            query=scope.get("query_string", b""),
+            headers=tuple((bytes(name), bytes(value)) for name, value in scope["headers"]),
+            client=tuple(scope["client"]) if scope.get("client") else None,
+            body=body,
+            prefixes=prefix_names(body) if scope["method"] == "POST" else (),
+        )
+        started = time.monotonic()
+        try:
+            await self._relay(request, send)
+        except ApiError as error:
+            await error_response(request.path, error)(scope, receive, send)
+        else:
+            self._recent_s.append(time.monotonic() - started)
+
+    async def metrics(self, request: Request) -> Response:
+        pages = await self._replicas.metrics()
+        self._num_replicas.labels(*self._labels).set(len(pages))
+        page = merged([*pages, generate_latest(self._registry).decode()])
+        return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def health(self, request: Request) -> Response:
+        return json_response({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        """200 while a replica takes requests."""
+        count = await self._replicas.num_ready()
+        return json_response({"status": "ready" if count else "no replica", "replicas": count}, 200 if count else 503)
+
+    async def _relay(self, request: ForwardedRequest, send: Send) -> None:
+        """Raises ApiError as long as nothing was sent. A client gets bytes of one replica only: what has begun is never
+        begun again elsewhere."""
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                self._retried.labels(*self._labels).inc()
+            start: Message | None = None
+            try:
+                async for messages in self._replicas.forward(request):
+                    for message in messages:
+                        start = start or message
+                        await send(message)
+                return
+            except Overloaded as error:
+                self._refused.labels(*self._labels).inc()
+                raise ApiError(
+                    429, str(error), code="rate_limit_exceeded", retry_after_s=self._retry_after_s()
+                ) from error
+            except ReplicaLost:
+                if start is not None:
+                    self._lost.labels(*self._labels).inc()
+                    await _break_off(request.path, start, send)
+                    return
+        log.error("%d replicas died over a request to %s.", _ATTEMPTS, request.path)
+        raise failure()
+
+    def _retry_after_s(self) -> int:
+        """When a place may be free: as long as answers take now."""
+        mean = sum(self._recent_s) / len(self._recent_s) if self._recent_s else 1.0
+        return max(1, min(_LONGEST_RETRY_S, round(mean)))
+
+
+async def _break_off(path: str, start: Message, send: Send) -> None:
+    """End a stream with an error event. Any other answer is cut: its length tells the client that it is incomplete."""
+    if not dict(start["headers"]).get(b"content-type", b"").startswith(b"text/event-stream"):
+        raise ReplicaLost(_LOST)
+    error = error_object(path, ApiError(503, _LOST))
+    if path.startswith(ANTHROPIC_PATHS):
+        last = event(error, "error")
+    elif path.startswith("/v1/responses"):
+        last = event({"type": "error", **error["error"]}, "error")
+    else:
+        last = event(error) + b"data: [DONE]\n\n"
+    await send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+def make_gateway(replicas: Replicas, options: FleetOptions, label: str) -> Starlette:
+    """Keys and bodies are checked here, so replicas get only what may pass."""
+    gateway = Gateway(replicas, label)
+    return Starlette(
+        routes=[
+            Route("/metrics", gateway.metrics),
+            Route("/health", gateway.health),
+            Route("/ready", gateway.ready),
+            Mount("/", gateway),
+        ],
+        middleware=[Middleware(Auth, keys=options.api_keys), Middleware(BodyLimit, limits=options.limits)],
+    )
