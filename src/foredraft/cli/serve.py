@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -65,7 +64,6 @@ def serve(
     from foredraft.server.service import DEFAULT_SPECS, make_service
 
     names = served_model_name or [model]
-
     limits = Limits(
         max_tokens=max_tokens,
         max_n=max_n,
@@ -80,7 +78,7 @@ def serve(
             "spec": spec,
             "dtype": dtype,
             "device": device,
-            "threads": threads or max(1, len(os.sched_getaffinity(0)) // replicas),
+            "threads": threads,
             "exact": exact,
             "max_num_seqs": max_num_seqs,
             "max_model_len": max_model_len,
@@ -123,11 +121,13 @@ def _serve_fleet(fleet: dict[str, Any], host: str, port: int) -> None:
         import_module("ray.serve")
     except ImportError as error:
         raise InvalidParameter("--replicas needs Ray Serve; to get it: pip install 'foredraft[ray]'.") from error
+    from foredraft.backends.choose import usable_cores
     from foredraft.integrations.ray_serve.local import serve_fleet
     from foredraft.integrations.ray_serve.options import read_options
     from foredraft.server.run import listen
 
-    wanted = read_options(fleet)
+    threads = fleet["threads"] or max(1, usable_cores() // fleet["num_replicas"])
+    wanted = read_options({**fleet, "threads": threads})
     with listen(host, port) as listener:  # a port in use is told at once, and 0 becomes a number
         port = listener.getsockname()[1]
     what = f"{wanted.num_replicas} replicas of {wanted.names[0]}, {wanted.threads} threads each,"

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
 _BROADCAST_S = 5.0  # that a replica has to tell about itself
+_MAX_BACKOFF_S = 0.1  # between two looks of a waiting request for a replica that has room
+_LOGGING = {"enable_access_log": False, "log_level": "WARNING"}  # replicas write a line per request themselves
 _HEALTH_PERIOD_S = 2.0  # so long a dead replica may stay unnoticed and not replaced
 
 
@@ -110,7 +112,7 @@ class RayReplicas:
     def __init__(self, handle: DeploymentHandle, options: FleetOptions) -> None:
         self._handle = handle
         self._stream = handle.options(method_name="answer", stream=True)
-        self._most = f"{options.max_ongoing_requests} per replica run and {options.max_queued_requests} more wait"
+        self._most = f"{options.most_ongoing} per replica are held and {options.max_queued_requests} more wait"
 
     async def forward(self, request: ForwardedRequest) -> AsyncIterator[list[Message]]:
         try:
@@ -152,11 +154,14 @@ def build(options: FleetOptions) -> Application:
     replicas = serve.deployment(Replica).options(
         name="replica",
         **_scale(options),
-        max_ongoing_requests=options.max_ongoing_requests,
+        max_ongoing_requests=options.most_ongoing,
         max_queued_requests=options.max_queued_requests,
         request_router_config=RequestRouterConfig(
-            request_router_class=PrefixRouter, request_router_kwargs={"slack": options.prefix_slack}
+            request_router_class=PrefixRouter,
+            request_router_kwargs={"slack": options.prefix_slack},
+            max_backoff_s=_MAX_BACKOFF_S,
         ),
+        logging_config=_LOGGING,
         ray_actor_options={"num_cpus": options.threads, "num_gpus": options.gpus},
         graceful_shutdown_timeout_s=limits.drain_timeout_s,
         graceful_shutdown_wait_loop_s=0.5,
@@ -166,6 +171,7 @@ def build(options: FleetOptions) -> Application:
         name="gateway",
         num_replicas=options.num_gateways,
         max_ongoing_requests=limits.max_connections,
+        logging_config=_LOGGING,
         ray_actor_options={"num_cpus": 0},
         graceful_shutdown_timeout_s=limits.drain_timeout_s,
         graceful_shutdown_wait_loop_s=0.5,
@@ -176,7 +182,7 @@ def build(options: FleetOptions) -> Application:
 def _scale(options: FleetOptions) -> dict[str, Any]:
     if options.max_replicas is None or options.max_replicas == options.num_replicas:
         return {"num_replicas": options.num_replicas}
-    target = options.target_ongoing_requests or max(1, options.max_ongoing_requests // 2)
+    target = options.target_ongoing_requests or max(1, options.most_ongoing // 2)
     scaling = AutoscalingConfig(
         min_replicas=options.num_replicas, max_replicas=options.max_replicas, target_ongoing_requests=target
     )

@@ -144,7 +144,7 @@ async def _break_off(path: str, start: Message, send: Send) -> None:
     if path.startswith(ANTHROPIC_PATHS):
         last = event(error, "error")
     elif path.startswith("/v1/responses"):
-        last = event({"type": "error", **error["error"]}, "error")
+        last = event({**error["error"], "type": "error"}, "error")
     else:
         last = event(error) + b"data: [DONE]\n\n"
     await send({"type": "http.response.body", "body": last, "more_body": False})

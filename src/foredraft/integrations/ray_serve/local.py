@@ -3,39 +3,58 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 
-import ray
-from ray import serve
-
-from foredraft.integrations.ray_serve.deployment import build
 from foredraft.integrations.ray_serve.options import FleetOptions
 
+APP_NAME = "foredraft"
 _OBJECT_STORE_BYTES = 256 << 20  # requests and answers are small and do not pass through it
+_STOPPING_S = 30.0  # that Ray has beyond the time for running requests
+_LOOK_AGAIN_S = 0.2
 
 
 def serve_fleet(options: FleetOptions, host: str, port: int, on_ready: Callable[[], None]) -> None:
-    """Until a signal comes; then running requests are finished, and nothing of Ray is left behind."""
+    """Until a signal comes; then running requests are finished, and nothing of Ray is left behind. A second signal ends
+    it at once."""
+    # Ray reads these when it is imported: no reports to its makers, and every line of the log.
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+    import ray
+    from ray import serve
+
+    from foredraft.integrations.ray_serve.deployment import build
+
+    quiet = {"log_level": "WARNING"}
     stop = threading.Event()
+
+    def on_signal(number: int, frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
     ray.init(
         address="local",
         # As many as the replicas reserve: Ray counts, it does not measure.
         num_cpus=options.threads * (options.max_replicas or options.num_replicas),
         include_dashboard=False,
         object_store_memory=_OBJECT_STORE_BYTES,
-        log_to_driver=True,
         logging_level=logging.WARNING,
-        configure_logging=True,
     )
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: stop.set())
-        serve.start(http_options={"host": host, "port": port})
-        serve.run(build(options), name="foredraft", route_prefix="/")
+            signal.signal(number, on_signal)
+        serve.start(http_options={"host": host, "port": port}, logging_config=quiet)
+        serve.run(build(options), name=APP_NAME, logging_config=quiet)
         on_ready()
         stop.wait()
+        # The gateways first finish what they have. Without this Ray would end its HTTP proxy at once.
+        serve.delete(APP_NAME, _blocking=False)
+        end = time.monotonic() + options.limits.drain_timeout_s + _STOPPING_S
+        while APP_NAME in serve.status().applications and time.monotonic() < end:
+            time.sleep(_LOOK_AGAIN_S)
         serve.shutdown()
     finally:
         ray.shutdown()

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, ValidationError
 
+from foredraft.config import EngineConfig
 from foredraft.errors import InvalidParameter
 from foredraft.models.catalog import DEFAULT_MODEL
 from foredraft.server.limits import Limits
@@ -37,11 +38,15 @@ class FleetOptions(BaseModel):
 
     num_replicas: PositiveInt = 2
     max_replicas: PositiveInt | None = None  # more than num_replicas: the fleet grows and shrinks with the load
-    target_ongoing_requests: PositiveInt | None = None  # of one replica, where the fleet grows; half of the most
-    max_ongoing_requests: PositiveInt = 64  # that one replica holds, running or waiting
+    target_ongoing_requests: PositiveInt | None = None  # of one replica, by which the fleet grows; None: half of all
+    max_ongoing_requests: PositiveInt | None = None  # that one replica holds; None: as many wait there as run
     max_queued_requests: NonNegativeInt = 128  # that wait in one gateway for a replica; one more is answered with 429
     prefix_slack: NonNegativeInt = 4  # requests that a replica with a cached prefix may have more than the idlest one
     num_gateways: PositiveInt = 1
+
+    @property
+    def most_ongoing(self) -> int:
+        return self.max_ongoing_requests or 2 * (self.max_num_seqs or EngineConfig().max_num_seqs)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -27,8 +27,9 @@ def prefix_names(body: bytes) -> tuple[bytes, ...]:
         return ()
     if not isinstance(fields, dict):
         return ()
-    salt = fields.get("cache_salt")
-    name = root_name(salt if isinstance(salt, str) else "")
+    given = fields.get("cache_salt")
+    salt = given if isinstance(given, str) else ""
+    name = root_name(salt)
     names = [name] if salt else []
     text = _prompt_text(fields)
     for start in range(0, min(len(text), _MAX_BLOCKS * _BLOCK) - _BLOCK + 1, _BLOCK):
