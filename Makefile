@@ -13,8 +13,9 @@ SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 BUILD_INPUTS := pyproject.toml $(wildcard setup.py src/foredraft/kernels/*.c src/foredraft/kernels/*.h src/foredraft/kernels/build.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu test-slow test-clients test-page check-speculators soak sanitize emulate fuzz lint bench bench-control bench-plain \
-	bench-peers bench-kernels bench-gpu bench-busy bench-mixed bench-grammars bench-overhead bench-server figures picture clean
+.PHONY: help demo test test-gpu test-slow test-clients test-page check-speculators check-ray soak sanitize emulate fuzz lint bench \
+	bench-control bench-plain bench-peers bench-kernels bench-gpu bench-busy bench-mixed bench-grammars bench-overhead bench-server \
+	figures picture clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -45,6 +46,9 @@ soak: .venv/.installed-dev ## the server under 16 clients for ten minutes; ARGS=
 
 bench-server: .venv/.installed-dev ## the server beside the offline engine, and a short prompt beside a long one
 	@$(BIN)/python benchmarks/server.py $(ARGS)
+
+check-ray: .venv-ray/.installed ## replicas on Ray: one is killed under load, all are renewed, and two beside one (some minutes)
+	@.venv-ray/bin/python -m tests.check_ray $(ARGS)
 
 # A copy of the package, so that its libraries are not those in use. Python leaks on purpose, and must load ASan first
 # (with what torch throws exceptions by). GCC's stand-in for the stack is not aligned as vectors of 64 bytes need it.
@@ -113,7 +117,7 @@ picture: .venv/.installed ## decode the prompt of README's picture again, and dr
 	@$(BIN)/python benchmarks/picture.py --record
 
 clean: ## remove the environment and everything built
-	@rm -rf .venv .peers build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	@rm -rf .venv .venv-ray .peers build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	@find src tests benchmarks docs tools -name __pycache__ -type d -prune -exec rm -rf {} +
 	@find src -name '*.so' -delete
 	@find src -name '*.egg-info' -type d -prune -exec rm -rf {} +
@@ -140,6 +144,16 @@ clean: ## remove the environment and everything built
 .venv/.installed-dev: .venv/.installed requirements-dev.lock
 	@echo "[dev] $$(grep -c == requirements-dev.lock) packages for tests, style and types"
 	@$(PIP) --quiet --no-deps --requirement requirements-dev.lock
+	@touch $@
+
+# Ray in an environment of its own: the packages of requirements.lock, and those that Ray Serve adds.
+.venv-ray/.installed: PIP := .venv-ray/bin/python -m pip --disable-pip-version-check --no-input install $(PIP_ARGS)
+.venv-ray/.installed: requirements.lock requirements-ray.lock $(BUILD_INPUTS)
+	@echo "[ray] environment .venv-ray (torch and Ray are large downloads: be patient)"
+	@test -x .venv-ray/bin/python || $(PYTHON) -m venv .venv-ray
+	@$(PIP) --quiet --constraint requirements.lock $$(grep '^torch==' requirements.lock)
+	@$(PIP) --quiet --no-deps --requirement requirements.lock --requirement requirements-ray.lock
+	@$(PIP) --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 # The engines of bench-peers and the package of check-speculators, each in its own environment. One that cannot be installed does not stop the others: the

@@ -221,7 +221,7 @@ async def check(arguments: argparse.Namespace, fleet: Fleet) -> tuple[dict[str, 
     note("kill", await kill_one(fleet, arguments.clients, arguments.seconds, checks))
     import ray
 
-    ray.init(address="auto", logging_level="WARNING")
+    ray.init(address="auto", logging_level="WARNING", log_to_driver=False)
     note("renew", await renew(fleet, arguments.clients, checks))
     note("burst", await burst(fleet, checks))
     await fleet.redeploy(num_replicas=1)

@@ -153,7 +153,7 @@ class Load:
         while not self._is_over:
             count += 1
             if steady:  # every prompt is new, lengths differ, and nothing is learnt from one answer for the next
-                job = Job(f"Client {number} writes about subject {count}.", count, chance.randrange(32, 97), 1.0)
+                job = Job(f"Client {number} writes about subject {count}.", count, chance.randrange(64, 193), 1.0)
                 body = {**job.body(False, "off"), "ignore_eos": True}
             else:
                 job = Job.draw(chance)

@@ -16,12 +16,20 @@ _OBJECT_STORE_BYTES = 256 << 20  # requests and answers are small and do not pas
 _STOPPING_S = 30.0  # that Ray has beyond the time for running requests
 _LOOK_AGAIN_S = 0.2
 
+_SETTINGS = {  # Ray reads them when it is imported
+    "RAY_USAGE_STATS_ENABLED": "0",  # nobody agreed to reports by typing our command
+    "RAY_DEDUP_LOGS": "0",  # every request has its line
+    # Ray's own housekeeping takes a tenth of a core; on one machine it may be slower.
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",
+}
+
 
 def serve_fleet(options: FleetOptions, host: str, port: int, on_ready: Callable[[], None]) -> None:
     """Until a signal comes; then running requests are finished, and nothing of Ray is left behind. A second signal ends
     it at once."""
-    # Ray reads these when it is imported: no reports to its makers, and every line of the log.
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
     import ray
     from ray import serve
 
