@@ -56,37 +56,40 @@ class TestNames:
         assert len(names(prompt="x" * 1_000_000)) == 64
 
 
-class TestRank:
-    def test_without_memory_all_replicas_are_equal(self) -> None:
-        assert PrefixTable(slack=4).rank([b"p"], {"a": 0, "b": 3}) == [["a", "b"]]
+class TestOrder:
+    def test_without_memory_the_idlest_comes_first(self) -> None:
+        assert PrefixTable(slack=4).order([b"p"], {"a": 3, "b": 0, "c": 1}) == ["b", "c", "a"]
+
+    def test_among_equals_the_given_order_stays(self) -> None:
+        assert PrefixTable(slack=4).order([], {"b": 0, "a": 0}) == ["b", "a"]
 
     def test_the_replica_with_the_prefix_comes_first(self) -> None:
         table = PrefixTable(slack=4)
         table.note([b"p"], "b")
-        assert table.rank([b"p", b"pq"], {"a": 0, "b": 4}) == [["b"], ["a"]]
+        assert table.order([b"p", b"pq"], {"a": 0, "b": 4}) == ["b", "a"]
 
     def test_the_longest_prefix_wins(self) -> None:
         table = PrefixTable(slack=4)
         table.note([b"p", b"pq"], "a")
         table.note([b"p", b"pr"], "b")
-        assert table.rank([b"p", b"pq"], {"a": 1, "b": 0}) == [["a"], ["b"]]
-        assert table.rank([b"p", b"ps"], {"a": 1, "b": 0, "c": 0}) == [["a", "b"], ["c"]]
+        assert table.order([b"p", b"pq"], {"a": 1, "b": 0}) == ["a", "b"]
+        assert table.order([b"p", b"ps"], {"c": 0, "a": 2, "b": 1}) == ["b", "a", "c"]
 
     def test_a_prefix_is_worth_less_than_a_queue(self) -> None:
         table = PrefixTable(slack=4)
         table.note([b"p"], "b")
-        assert table.rank([b"p"], {"a": 0, "b": 5}) == [["a", "b"]]
+        assert table.order([b"p"], {"a": 0, "b": 5}) == ["a", "b"]
 
     def test_a_replica_that_is_gone_is_not_offered(self) -> None:
         table = PrefixTable(slack=4)
         table.note([b"p", b"pq"], "dead")
         table.note([b"p"], "b")
-        assert table.rank([b"p", b"pq"], {"a": 0, "b": 0}) == [["b"], ["a"]]
-        assert table.rank([b"p"], {}) == []
+        assert table.order([b"p", b"pq"], {"a": 0, "b": 0}) == ["b", "a"]
+        assert table.order([b"p"], {}) == []
 
     def test_the_oldest_prefix_is_forgotten(self) -> None:
         table = PrefixTable(slack=4, capacity=2)
         for name in (b"p", b"q", b"r"):
             table.note([name], "b")
-        assert table.rank([b"p"], {"a": 0, "b": 0}) == [["a", "b"]]
-        assert table.rank([b"q"], {"a": 0, "b": 0}) == [["b"], ["a"]]
+        assert table.order([b"p"], {"a": 0, "b": 0}) == ["a", "b"]
+        assert table.order([b"q"], {"a": 0, "b": 0}) == ["b", "a"]

@@ -50,8 +50,8 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         candidates = random.sample(candidate_replicas, len(candidate_replicas))  # none is the first of all equals
         by_name = {replica.replica_id.unique_id: replica for replica in candidates}
         loads = {name: self.replica_queue_len_cache.get(each.replica_id) or 0 for name, each in by_name.items()}
-        ranks = self._table.rank(_prefixes(pending_request), loads)
-        return [[by_name[name] for name in rank] for rank in ranks]
+        # One replica per group: within a group Ray prefers those whose load it knows, and idle ones it forgets.
+        return [[by_name[name]] for name in self._table.order(_prefixes(pending_request), loads)]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         self._table.note(_prefixes(pending_request), replica_id.unique_id)

@@ -54,19 +54,20 @@ class PrefixTable:
         self._capacity = capacity
         self._holders: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()  # replicas by prefix, the latest last
 
-    def rank(self, names: Sequence[bytes], loads: dict[str, int]) -> list[list[str]]:
-        """The replicas of `loads` (requests that each has) in groups, the best group first, none of them empty.
+    def order(self, names: Sequence[bytes], loads: dict[str, int]) -> list[str]:
+        """The replicas of `loads` (requests that each has), the best first.
 
-        The first group has the longest known prefix of the request, and at most `slack` requests more than the
-        idlest replica. A prefix is worth less than a queue.
+        First come those that have the longest known prefix of the request, and at most `slack` requests more than the
+        idlest replica: a prefix is worth less than a queue. Among equals the order of `loads` stays.
         """
-        if not loads:
-            return []
-        most = min(loads.values()) + self._slack
+        most = min(loads.values(), default=0) + self._slack
         holders = self._longest(names, loads)
-        warm = [replica for replica in loads if replica in holders and loads[replica] <= most]
-        others = [replica for replica in loads if replica not in warm]
-        return [group for group in (warm, others) if group]
+
+        def cost(replica: str) -> tuple[bool, int]:
+            is_warm = replica in holders and loads[replica] <= most
+            return not is_warm, loads[replica]
+
+        return sorted(loads, key=cost)
 
     def note(self, names: Sequence[bytes], replica: str) -> None:
         """The replica got a request with these prefixes."""
