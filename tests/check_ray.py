@@ -180,6 +180,20 @@ async def renew(fleet: Fleet, clients: int, checks: dict[str, bool]) -> tuple[Ta
     return tally, {"outcomes": dict(tally.outcomes)}
 
 
+async def affinity(fleet: Fleet, checks: dict[str, bool]) -> tuple[Tally, dict[str, Any]]:
+    """Tenants send prompts that begin alike, one after the other."""
+    tally, places = Tally(), []
+    for tenant in range(4):
+        before = fleet.metric("vllm:prefix_cache_queries_total")
+        for question in range(4):
+            job = Job(f"These are the rules of tenant {tenant}. " * 20 + f"Question {question}?", 0, 8, 0.0)
+            await request(fleet.port, {**job.body(False, "auto"), "cache_salt": f"tenant {tenant}"}, job, tally)
+        after = fleet.metric("vllm:prefix_cache_queries_total")
+        places.append(sum(after[engine] > before.get(engine, 0) for engine in after))
+    checks["requests of one prefix meet one replica"] = places == [1] * len(places)
+    return tally, {"replicas_by_tenant": places, "prefix_cache_hits": fleet.metric("vllm:prefix_cache_hits_total")}
+
+
 async def burst(fleet: Fleet, checks: dict[str, bool]) -> tuple[Tally, dict[str, Any]]:
     tally, job = Tally(), Job("Tell me about rivers.", 0, 32, 0.9)
     await asyncio.gather(*(request(fleet.port, job.body(False, "auto"), job, tally) for _ in range(BURST)))
@@ -223,6 +237,7 @@ async def check(arguments: argparse.Namespace, fleet: Fleet) -> tuple[dict[str, 
 
     ray.init(address="auto", logging_level="WARNING", log_to_driver=False)
     note("renew", await renew(fleet, arguments.clients, checks))
+    note("affinity", await affinity(fleet, checks))
     note("burst", await burst(fleet, checks))
     await fleet.redeploy(num_replicas=1)
     await fleet.until(1)

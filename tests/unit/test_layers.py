@@ -26,7 +26,8 @@ TIERS = (
     ("runtime",),
     ("proposers", "control"),
     ("engine", "llm"),
-    ("audit", "server", "train", "export", "integrations"),
+    ("audit", "server", "train", "export"),
+    ("integrations",),
     ("bench",),
     ("cli", "__init__", "__main__"),
 )

@@ -121,13 +121,17 @@ def _serve_fleet(fleet: dict[str, Any], host: str, port: int) -> None:
         import_module("ray.serve")
     except ImportError as error:
         raise InvalidParameter("--replicas needs Ray Serve; to get it: pip install 'foredraft[ray]'.") from error
+    import torch
+
     from foredraft.backends.choose import usable_cores
     from foredraft.integrations.ray_serve.local import serve_fleet
     from foredraft.integrations.ray_serve.options import read_options
     from foredraft.server.run import listen
 
-    threads = fleet["threads"] or max(1, usable_cores() // fleet["num_replicas"])
-    wanted = read_options({**fleet, "threads": threads})
+    count = fleet["num_replicas"]
+    threads = fleet["threads"] or max(1, usable_cores() // count)
+    gpus = 0 if fleet["device"] == "cpu" else min(1, torch.cuda.device_count() / count)  # Ray hides those not reserved
+    wanted = read_options({**fleet, "threads": threads, "gpus": gpus})
     with listen(host, port) as listener:  # a port in use is told at once, and 0 becomes a number
         port = listener.getsockname()[1]
     what = f"{wanted.num_replicas} replicas of {wanted.names[0]}, {wanted.threads} threads each,"
