@@ -59,6 +59,10 @@ class Broken(Exception):
     """An answer that is no answer and no error either."""
 
 
+class _FailedCleanly(Exception):
+    """A stream that ended with an error event."""
+
+
 async def request(port: int, body: dict[str, Any], job: Job, tally: Tally) -> None:
     """Send one request and read whatever comes until the connection ends."""
     started = time.monotonic()
@@ -79,7 +83,7 @@ async def request(port: int, body: dict[str, Any], job: Job, tally: Tally) -> No
 
 
 async def exchange(port: int, body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and the complete body, by HTTP/1.0, in which the end of the connection ends the body."""
+    """Status, headers and the complete body; raises EOFError where the connection ends before the body does."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         data = json.dumps(body).encode()
@@ -102,16 +106,14 @@ async def exchange(port: int, body: dict[str, Any]) -> tuple[int, dict[str, str]
         writer.close()
 
 
-class _FailedCleanly(Exception):
-    pass
-
-
 def _failure(status: int, headers: dict[str, str], data: bytes) -> str:
     """An error must have the shape of the API, and a refusal must say when to come back."""
     json.loads(data)["error"]["message"]
-    if status == 429:
-        return f"refused with 429 and Retry-After {'present' if int(headers['retry-after']) else 0}"
-    return f"failed cleanly with {status}"
+    if status != 429:
+        return f"failed cleanly with {status}"
+    if int(headers["retry-after"]) < 1:
+        raise Broken("a Retry-After without a time")
+    return "refused with 429 and Retry-After"
 
 
 def _read_whole(data: bytes) -> tuple[str, int, str]:
