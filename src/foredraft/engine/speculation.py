@@ -9,12 +9,11 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from foredraft.control.controller import MEASURING, Controller, Load, StepTimes
 from foredraft.control.costs import Calibration, Costs
 from foredraft.engine.assignments import Assignments
-from foredraft.engine.calibration import Calibrator
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.merge import merge, pruned
 from foredraft.proposers.registry import ProposerChoice, Spec
@@ -29,6 +28,16 @@ NOT_QUERIED = "not queried"  # because no draft of it could pay, or because none
 _PROPOSE_FOR_SEVERAL = "propose for several"  # a call that fails apart from `propose` for one sequence
 
 _T = TypeVar("_T")
+
+
+class Calibrates(Protocol):
+    """What finds out the cost of runs: the engine's `Calibrator`, or a simulation that knows it."""
+
+    def cached(self) -> Calibration | None:
+        """An earlier calibration of this model on this machine."""
+
+    def step(self, max_run_s: float = inf) -> Calibration | None:
+        """Make one run; returns the calibration with the last."""
 
 
 @dataclass(slots=True)
@@ -51,12 +60,14 @@ class Speculation:
     def __init__(
         self,
         make_proposer: Callable[[ProposerChoice], Proposer],
-        calibrator: Calibrator,
+        calibrator: Calibrates,
         vocab_size: int,
+        clock: Callable[[], float] = time.perf_counter,  # in seconds; a simulation has its own
     ) -> None:
         self.assignments = Assignments(make_proposer, self._forget_costs)
         self._calibrator = calibrator
         self._vocab_size = vocab_size  # of the target's logits
+        self._clock = clock
         self.controller: Controller | None = None  # none before the machine was measured
         self._controller_wanted = False
         self._controller_failed = False
@@ -189,9 +200,9 @@ class Speculation:
 
     def _query(self, name: str, proposer: Proposer, works: list[Work], budgets: list[int], step: _Step) -> list[Draft]:
         """One proposer's drafts; empty ones for sequences that it fails for."""
-        started = time.perf_counter()
+        started = self._clock()
         drafts = self._drafts(name, proposer, works, budgets)
-        seconds = time.perf_counter() - started
+        seconds = self._clock() - started
         # what a request chose itself is not the controller's
         share = sum(self.assignments[work.sequence].adaptive for work in works) / len(works)
         if proposer.free:

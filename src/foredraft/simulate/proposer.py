@@ -1,0 +1,81 @@
+"""A proposer without a model: its drafts are as long, as often right and as slow as those that were measured.
+
+The target of a simulation emits the token RIGHT everywhere, so a draft tells by itself how far it will be accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
+from random import Random
+
+from foredraft.simulate.machine import DraftFigures, DraftProfile, Machine
+from foredraft.types import NO_DRAFT, Commit, Draft, Sequence
+
+RIGHT, WRONG = 1, 2
+VOCAB_SIZE = 3
+_LEAST_SCORE = 1e-6  # scores are above 0
+
+
+class Clock:
+    """The time of one simulated machine."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class SimulatedProposer:
+    """Draws drafts from the profile of a sequence's kind, which is its request id. Its confidence is the mean over the
+    kinds: how far one kind differs is for the controller to learn."""
+
+    taps: frozenset[int] = frozenset()
+    wants_target_argmax = False
+
+    def __init__(self, figures: DraftFigures, machine: Machine, clock: Clock, random: Random) -> None:
+        self.name = figures.name
+        self.free = figures.free
+        self.num_lookahead_tokens = figures.k
+        self._figures = figures
+        self._machine = machine
+        self._clock = clock
+        self._random = random
+        self._scores = tuple(max(_LEAST_SCORE, min(1.0, score)) for score in figures.common.survivals)
+
+    def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
+        drafts = [
+            self._draft(self._figures.profile(sequence.request_id), budget)
+            for sequence, budget in zip(sequences, budgets, strict=True)
+        ]
+        depth = max(map(len, drafts), default=0)
+        self._clock.now += self._machine.draft_s(self._figures, len(sequences), depth)
+        return drafts
+
+    def _draft(self, profile: DraftProfile, budget: int) -> Draft:
+        random = self._random.random
+        if random() >= profile.coverage:
+            return NO_DRAFT
+        chance = random()
+        length = sum(chance < share for share in profile.lengths[:budget])
+        chance = random()
+        right = sum(chance < share for share in profile.survivals[:length])
+        return Draft(
+            (RIGHT,) * right + (WRONG,) * (length - right),
+            tuple(range(-1, length - 1)),
+            self._scores[:length],
+            (self.name,) * length,
+        )
+
+    def observe(self, commits: Items[Commit]) -> None:
+        """It learns nothing: what was measured is what it does."""
+
+    def release(self, sequence_ids: Iterable[int]) -> None:
+        """It remembers no sequence."""
+
+    def close(self) -> None:
+        """It holds nothing."""
+
+    def clear(self) -> None:
+        """It remembers nothing."""

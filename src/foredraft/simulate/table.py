@@ -1,0 +1,124 @@
+"""What steps of the exact mode bring and cost, by the number of sequences that decode: what the fast mode runs on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from foredraft.config import EngineConfig
+from foredraft.control.controller import Load
+from foredraft.engine.chunks import ChunkLimit
+from foredraft.proposers.registry import Spec
+from foredraft.simulate.machine import Machine
+from foredraft.simulate.record import Record
+from foredraft.simulate.replica import Replica
+from foredraft.simulate.traffic import Request
+
+_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)  # that are measured
+_WARM_UP_STEPS = 48  # in which the controller learns what runs cost
+_RUNS = 4000  # of sequences that are measured for a batch, and at least
+_STEPS = 96  # so many steps
+_CHUNK_STEPS = 8  # after which the chunk limit has settled
+
+
+@dataclass(frozen=True)
+class StepTable:
+    """Lists by the number of decoding sequences, from 0 to the most that may run."""
+
+    kinds: tuple[str, ...]
+    step_s: list[float]  # a step in which nothing but these sequences runs
+    rows: list[float]  # and its rows, drafts included
+    tokens_per_run: list[list[float]]  # by kind, then by sequences
+    chunk_rows: list[int]  # of prompts, in a step beside these sequences
+    chunk_s: list[list[float]]  # what so many rows add to the step: by sequences, then by rows up to chunk_rows
+
+    @classmethod
+    def measured(
+        cls, machine: Machine, options: EngineConfig, spec: Spec, requests: list[Request], seed: int = 0
+    ) -> StepTable:
+        """Run the exact mode at constant numbers of sequences. `requests` are a sample of the traffic, from which kinds
+        and lengths of outputs are taken; prompts are left out here, but the keys of their tokens are paid for."""
+        most = options.max_num_seqs
+        batches = [batch for batch in _BATCHES if batch < most] + [most]
+        kinds = tuple(dict.fromkeys(request.kind for request in requests))
+        context = _mean_context(requests)
+        found = [_measure(machine, options, spec, requests, batch, seed) for batch in batches]
+        every = np.arange(most + 1)
+        rows = np.interp(every, batches, [each.rows for each in found])
+        seconds = np.interp(every, batches, [each.seconds for each in found])
+        seconds += machine.calibration.seconds_per_key * rows * (context - np.interp(every, batches, [e.context for e in found]))
+        rows[0] = seconds[0] = 0.0
+        tokens = [np.interp(every, batches, [each.tokens_per_run[kind] for each in found]).tolist() for kind in kinds]
+        chunks = [options.rows_per_step] + [_chunk(machine, options, rows[n], n) for n in range(1, most + 1)]
+        chunk_s = [_chunk_times(machine, rows[n], n, chunks[n], context) for n in range(most + 1)]
+        return cls(kinds, seconds.tolist(), rows.tolist(), tokens, chunks, chunk_s)
+
+
+@dataclass(frozen=True)
+class _Found:
+    seconds: float
+    rows: float
+    context: float
+    tokens_per_run: dict[str, float]
+
+
+def _measure(
+    machine: Machine, options: EngineConfig, spec: Spec, requests: list[Request], batch: int, seed: int
+) -> _Found:
+    """Keep `batch` sequences decoding: when one ends, the next of the sample takes its place."""
+    roomy = replace(options, max_num_seqs=batch, max_num_batched_tokens=options.rows_per_step, prefix_caching=False)
+    roomy = replace(roomy, kv_cache_tokens=batch * (2 + max(request.output_tokens for request in requests) + 64))
+    steps = max(_STEPS, _RUNS // batch)
+    most_requests = batch * (_WARM_UP_STEPS + steps)  # each needs a step at least
+    replica = Replica(machine, roomy, spec, Record(most_requests), seed)
+    added = 0
+    seconds = rows = keys = 0.0
+    runs: Counter[str] = Counter()
+    tokens: Counter[str] = Counter()
+    for step in range(_WARM_UP_STEPS + steps):
+        while replica.num_unfinished < batch:
+            request = requests[added % len(requests)]
+            replica.add(added, request._replace(arrival_s=0.0, prompt_tokens=1))
+            added += 1
+        started = replica.clock.now
+        works, commits = replica.step()
+        if step < _WARM_UP_STEPS:
+            continue
+        seconds += replica.clock.now - started
+        load = Load.of(works)
+        rows, keys = rows + load.rows, keys + load.keys
+        for commit in commits:
+            runs[commit.sequence.request_id] += 1
+            tokens[commit.sequence.request_id] += len(commit.tokens)
+    common = tokens.total() / runs.total()
+    kinds = dict.fromkeys(request.kind for request in requests)
+    per_run = {kind: tokens[kind] / runs[kind] if runs[kind] else common for kind in kinds}
+    return _Found(seconds / steps, rows / steps, keys / rows, per_run)
+
+
+def _mean_context(requests: list[Request]) -> float:
+    """Tokens before a row, over the time in which requests decode."""
+    weighted = sum(each.output_tokens * (each.prompt_tokens + each.output_tokens / 2) for each in requests)
+    return weighted / sum(each.output_tokens for each in requests)
+
+
+def _chunk(machine: Machine, options: EngineConfig, rows: float, sequences: int) -> int:
+    """The rows of prompts that the engine's chunk limit settles at beside so many sequences."""
+    limit = ChunkLimit(options.max_chunk_s)
+    for _ in range(_CHUNK_STEPS):
+        total = round(rows) + limit.rows_beside(sequences)
+        limit.observe(total, sequences, machine.run_s(total, 0) + machine.overhead_s(sequences + 1))
+    return max(1, min(limit.rows_beside(sequences), options.rows_per_step - sequences))
+
+
+def _chunk_times(machine: Machine, rows: float, sequences: int, most: int, context: float) -> list[float]:
+    before = machine.run_s(max(1, round(rows)), round(max(1, rows) * context)) if sequences else 0.0
+    overhead = machine.overhead_s(sequences + 1) - (machine.overhead_s(sequences) if sequences else 0.0)
+    keys = context / 2  # of a row of a prompt, on average
+    times = [
+        overhead + machine.run_s(round(rows) + more, round(rows * context + more * keys)) - before
+        for more in range(1, most + 1)
+    ]
+    return [0.0, *(max(0.0, seconds) for seconds in times)]
