@@ -264,7 +264,8 @@ class TestReport:
 
     def test_without_matplotlib_there_are_no_plots(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "matplotlib", None)
-        monkeypatch.delitem(sys.modules, "foredraft.bench.plots", raising=False)
+        for module in ("drawing", "plots"):
+            monkeypatch.delitem(sys.modules, f"foredraft.bench.{module}", raising=False)
         assert not write_report(make_results(), tmp_path)
         assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
 

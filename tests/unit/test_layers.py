@@ -29,6 +29,7 @@ TIERS = (
     ("audit", "server", "train", "export"),
     ("integrations",),
     ("bench",),
+    ("simulate",),
     ("cli", "__init__", "__main__"),
 )
 TORCH_FREE = (
@@ -39,8 +40,12 @@ TORCH_FREE = (
     "types",
     "prefix",
     "engine.blocks",
+    "engine.chunks",
     "engine.scheduler",
+    "engine.speculation",
     "control",
+    "simulate.replica",
+    "simulate.fast",
 )
 BRINGS_TORCH = ("torch", "transformers", "accelerate", "safetensors.torch")
 

@@ -96,7 +96,7 @@ def ratio(plain: Times, drafted: Times) -> tuple[float, list[float]]:
     return quotient(above, below), spread
 
 
-def flip(batches: Sequence[int], ratios: Sequence[float]) -> float | None:
+def flip(batches: Sequence[float], ratios: Sequence[float]) -> float | None:
     """The batch size from which speculation no longer pays, on straight lines between those that were measured; None
     if it always pays, or never did."""
     points = list(zip(batches, ratios, strict=True))

@@ -2,62 +2,23 @@
 
 from __future__ import annotations
 
-import re
-import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from html import escape
-from io import StringIO
 from typing import Any
 
-import matplotlib
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from foredraft.bench.cells import ALL, Cell, flip, k_sweeps, plateau
+from foredraft.bench.drawing import GREY, INK, MARKERS, Plot, colour, drawn, legend, line_at_one, look, stacked
 from foredraft.bench.measure import OFF
 from foredraft.control.economics import VerifyCurve
-
-INK = "#1b2733"  # of text and axes; in the report it becomes the colour of the page's own text
-GREY = "#8a94a0"
-COLOURS = ("#2f7ed8", "#e07b39", "#3a9d6e", "#b0509f", "#c9a227", "#5b6bc0", "#c44e52", "#4fb0c6")
-MARKERS = "osD^vPX*"
-WIDTH = 8.0  # inches
-STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "foredraft",  # the same figures give the same file
-    "text.parse_math": False,  # a category may hold a dollar sign
-    "font.size": 10,
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "axes.titlesize": 11,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-}
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A drawn figure: the text of a file that stands for itself, and of an element to put into a page."""
-
-    name: str
-    title: str
-    note: str
-    file: str
-    inline: str
 
 
 def draw_all(cells: Sequence[Cell], cost: VerifyCurve) -> list[Plot]:
     """Every plot that these cells have enough figures for."""
     drafted = [cell for cell in cells if cell.spec != OFF]
     plots = [
-        _drawn(
+        drawn(
             "verify_cost",
             "What a run of the model costs",
             "Drafts are cheap while the curve is flat: their rows cost no more than the one row of plain decoding.",
@@ -67,21 +28,21 @@ def draw_all(cells: Sequence[Cell], cost: VerifyCurve) -> list[Plot]:
     if not drafted:
         return plots
     plots = [
-        _drawn(
+        drawn(
             "speedup",
             "Speed-up by category",
             "Plain decoding is 1. Bars are ratios of summed times; whiskers span the quartiles of the groups' own "
             "ratios.",
             lambda: _by_category(drafted, lambda cell: cell.ratio_to_off, "speed-up over off", whiskers=True),
         ),
-        _drawn(
+        drawn(
             "tokens_per_run",
             "Tokens per run of the model",
             "What a speed-up is made of. Plain decoding has 1.",
             lambda: _by_category(drafted, lambda cell: cell.tokens_per_run, "tokens per run", whiskers=False),
         ),
         *plots,
-        _drawn(
+        drawn(
             "predicted",
             "Predicted and measured speed-up",
             "Each point is one category. Points below the line gained less than runs and rows promise. A long prompt "
@@ -92,7 +53,7 @@ def draw_all(cells: Sequence[Cell], cost: VerifyCurve) -> list[Plot]:
     if any(cell.acceptance_per_depth for cell in drafted):
         plots.insert(
             2,
-            _drawn(
+            drawn(
                 "acceptance",
                 "Acceptance by depth",
                 "The share of drafts of at least this depth that were accepted down to it.",
@@ -101,7 +62,7 @@ def draw_all(cells: Sequence[Cell], cost: VerifyCurve) -> list[Plot]:
         )
     if len({cell.batch for cell in drafted}) > 1:
         plots.append(
-            _drawn(
+            drawn(
                 "batch",
                 "Speed-up against batch size",
                 "Where a line falls below 1, speculation no longer pays: the rows of other sequences fill the run.",
@@ -111,7 +72,7 @@ def draw_all(cells: Sequence[Cell], cost: VerifyCurve) -> list[Plot]:
     sweeps = k_sweeps(_unique(cell.spec for cell in drafted))
     if sweeps:
         plots.append(
-            _drawn(
+            drawn(
                 "k_sweep",
                 "Speed-up against draft length",
                 "The dotted line marks the smallest k that is within two percent of the best.",
@@ -121,52 +82,24 @@ def draw_all(cells: Sequence[Cell], cost: VerifyCurve) -> list[Plot]:
     return plots
 
 
-def _drawn(name: str, title: str, note: str, draw: Callable[[], Figure]) -> Plot:
-    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)
-        figure = draw()
-        file, bare = _svg(figure, "white"), _svg(figure, "none")
-    return Plot(name, title, note, file, _as_element(bare, title))
-
-
-def _svg(figure: Figure, background: str) -> str:
-    text = StringIO()
-    figure.savefig(text, format="svg", facecolor=background, metadata={"Date": None})
-    return text.getvalue()
-
-
-def _as_element(svg: str, title: str) -> str:
-    """The svg element alone: no prolog, no metadata, nothing that names an address, and the page's text colour."""
-    element = svg[svg.index("<svg") :]
-    element = re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
-    element = re.sub(r'\s+xmlns(:\w+)?="[^"]*"', "", element)
-    return element.replace(INK, "currentColor").replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1)
-
-
-def _panels(count: int, height: float) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(WIDTH, height * count), layout="constrained")
-    grid = figure.subplots(count, 1, squeeze=False)
-    return figure, [row[0] for row in grid]
-
-
 def _by_category(cells: Sequence[Cell], value: Callable[[Cell], float], label: str, whiskers: bool) -> Figure:
     specs, categories = _unique(cell.spec for cell in cells), _categories(cells)
     settings = _unique((cell.temperature, cell.batch) for cell in cells)
-    figure, panels = _panels(len(settings), 3.4)
+    figure, panels = stacked(len(settings), 3.4)
     width = 0.8 / len(specs)
     for axes, (temperature, batch) in zip(panels, settings, strict=True):
         found = {(c.spec, c.category): c for c in cells if (c.temperature, c.batch) == (temperature, batch)}
         for place, spec in enumerate(specs):
             shown = [(x, found[spec, name]) for x, name in enumerate(categories) if (spec, name) in found]
             left = [x + (place - (len(specs) - 1) / 2) * width for x, _ in shown]
-            axes.bar(left, [value(cell) for _, cell in shown], width * 0.92, label=spec, color=_colour(place))
+            axes.bar(left, [value(cell) for _, cell in shown], width * 0.92, label=spec, color=colour(place))
             if whiskers:
                 ends = [(cell.ratio_quartiles[0], cell.ratio_quartiles[2]) for _, cell in shown]
                 axes.vlines(left, [low for low, _ in ends], [high for _, high in ends], colors=INK, linewidth=1)
-        _line_at_one(axes)
+        line_at_one(axes)
         axes.set_xticks(range(len(categories)), [_short(name) for name in categories], rotation=20, ha="right")
         axes.set(ylabel=label, title=_title(temperature, batch))
-    _legend(panels[0])
+    legend(panels[0])
     return figure
 
 
@@ -174,22 +107,22 @@ def _acceptance(cells: Sequence[Cell]) -> Figure:
     smallest = min(cell.batch for cell in cells)
     temperatures = _unique(cell.temperature for cell in cells)
     specs = _unique(cell.spec for cell in cells)
-    figure, panels = _panels(len(temperatures), 3.2)
+    figure, panels = stacked(len(temperatures), 3.2)
     for axes, temperature in zip(panels, temperatures, strict=True):
         for cell in cells:
             if (cell.category, cell.batch, cell.temperature) == (ALL, smallest, temperature):
                 place, depths = specs.index(cell.spec), range(1, len(cell.acceptance_per_depth) + 1)
-                axes.plot(depths, cell.acceptance_per_depth, label=cell.spec, **_look(place))
+                axes.plot(depths, cell.acceptance_per_depth, label=cell.spec, **look(place))
         axes.set(xlabel="depth", ylabel="accepted", ylim=(0, 1.03), title=_title(temperature, smallest))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _legend(panels[0])
+    legend(panels[0])
     return figure
 
 
 def _verify_cost(cost: VerifyCurve) -> Figure:
-    figure, (axes,) = _panels(1, 3.2)
+    figure, (axes,) = stacked(1, 3.2)
     milliseconds = [1000 * seconds for seconds in cost.seconds]
-    axes.plot(cost.rows, milliseconds, **_look(0))
+    axes.plot(cost.rows, milliseconds, **look(0))
     for rows, value in zip(cost.rows, milliseconds, strict=True):
         times = value / milliseconds[0]
         axes.annotate(f"{times:.2f}x", (rows, value), (0, 7), textcoords="offset points", ha="center", fontsize=9)
@@ -201,7 +134,7 @@ def _verify_cost(cost: VerifyCurve) -> Figure:
 
 def _predicted(cells: Sequence[Cell]) -> Figure:
     specs, batches = _unique(cell.spec for cell in cells), _unique(cell.batch for cell in cells)
-    figure, (axes,) = _panels(1, 5.0)
+    figure, (axes,) = stacked(1, 5.0)
     for place, spec in enumerate(specs):
         for number, batch in enumerate(batches):
             shown = [c for c in cells if (c.spec, c.batch) == (spec, batch) and c.category != ALL]
@@ -210,7 +143,7 @@ def _predicted(cells: Sequence[Cell]) -> Figure:
                 [cell.predicted_ratio for cell in shown],
                 [cell.ratio_to_off for cell in shown],
                 label=label,
-                color=_colour(place),
+                color=colour(place),
                 marker=MARKERS[number % len(MARKERS)],
                 alpha=0.85,
             )
@@ -218,34 +151,34 @@ def _predicted(cells: Sequence[Cell]) -> Figure:
     low, high = min(0.9, *ends), max(1.1, *ends)
     axes.plot([low, high], [low, high], color=GREY, linestyle="--", linewidth=1)
     axes.set(xlabel="predicted speed-up", ylabel="measured speed-up")
-    _legend(axes)
+    legend(axes)
     return figure
 
 
 def _batches(cells: Sequence[Cell]) -> Figure:
     specs, temperatures = _unique(cell.spec for cell in cells), _unique(cell.temperature for cell in cells)
-    figure, panels = _panels(len(temperatures), 3.4)
+    figure, panels = stacked(len(temperatures), 3.4)
     for axes, temperature in zip(panels, temperatures, strict=True):
         for place, spec in enumerate(specs):
             shown = [c for c in cells if (c.spec, c.temperature, c.category) == (spec, temperature, ALL)]
             batches, ratios = [cell.batch for cell in shown], [cell.ratio_to_off for cell in shown]
-            axes.plot(batches, ratios, label=spec, **_look(place))
+            axes.plot(batches, ratios, label=spec, **look(place))
             crossing = flip(batches, ratios)
             if crossing is not None:
-                axes.plot([crossing], [1.0], marker="x", markersize=9, color=_colour(place))
+                axes.plot([crossing], [1.0], marker="x", markersize=9, color=colour(place))
                 axes.annotate(
                     f"flips at {crossing:.1f}", (crossing, 1.0), (4, 6), textcoords="offset points", fontsize=9
                 )
-        _line_at_one(axes)
+        line_at_one(axes)
         axes.set_xticks(_unique(cell.batch for cell in cells))
         axes.set(xlabel="batch", ylabel="speed-up over off", title=f"temperature {temperature:g}")
-    _legend(panels[0])
+    legend(panels[0])
     return figure
 
 
 def _k_sweep(cells: Sequence[Cell], sweeps: dict[str, dict[int, str]]) -> Figure:
     settings = _unique((cell.temperature, cell.batch) for cell in cells)
-    figure, panels = _panels(len(settings), 3.4)
+    figure, panels = stacked(len(settings), 3.4)
     for axes, (temperature, batch) in zip(panels, settings, strict=True):
         found = {
             cell.spec: cell
@@ -254,33 +187,17 @@ def _k_sweep(cells: Sequence[Cell], sweeps: dict[str, dict[int, str]]) -> Figure
         }
         for place, (shared, by_k) in enumerate(sweeps.items()):
             ratios = {k: found[spec].ratio_to_off for k, spec in by_k.items() if spec in found}
-            axes.plot(list(ratios), list(ratios.values()), label=shared, **_look(place))
+            axes.plot(list(ratios), list(ratios.values()), label=shared, **look(place))
             start = plateau(ratios)
-            axes.axvline(start, color=_colour(place), linestyle=":", linewidth=1.2)
+            axes.axvline(start, color=colour(place), linestyle=":", linewidth=1.2)
             axes.annotate(
                 f"plateau from {start}", (start, ratios[start]), (4, -12), textcoords="offset points", fontsize=9
             )
-        _line_at_one(axes)
+        line_at_one(axes)
         axes.set_xticks(sorted({k for by_k in sweeps.values() for k in by_k}))
         axes.set(xlabel="k", ylabel="speed-up over off", title=_title(temperature, batch))
-    _legend(panels[0])
+    legend(panels[0])
     return figure
-
-
-def _line_at_one(axes: Axes) -> None:
-    axes.axhline(1.0, color=GREY, linestyle="--", linewidth=1)
-
-
-def _legend(axes: Axes) -> None:
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-
-
-def _look(place: int) -> dict[str, Any]:
-    return {"color": _colour(place), "marker": MARKERS[place % len(MARKERS)], "markersize": 5}
-
-
-def _colour(place: int) -> str:
-    return COLOURS[place % len(COLOURS)]
 
 
 def _title(temperature: float, batch: int) -> str:

@@ -19,7 +19,7 @@ from foredraft.bench.measure import OFF, Plan, Run
 from foredraft.control.economics import VerifyCurve
 
 if TYPE_CHECKING:
-    from foredraft.bench.plots import Plot
+    from foredraft.bench.drawing import Plot
     from foredraft.llm import LLM
 
 PACKAGES = ("foredraft", "torch", "numpy", "tokenizers")
@@ -152,9 +152,20 @@ def write_report(results: Results, folder: Path) -> bool:
 def page(results: Results, plots: Sequence[Plot]) -> str:
     """A page that stands for itself: no script, nothing to fetch, and all text escaped."""
     title = f"Foredraft on {results.model['name']}"
-    sections = "\n".join(
-        f'<h2>{escape(plot.title)}</h2>\n<p class="note">{escape(plot.note)}</p>\n{plot.inline}' for plot in plots
-    )
+    sections = plot_sections(plots)
+    body = f"""{_summary(results)}
+{sections}
+<h2>All figures</h2>
+<p class="note">Speed-up is plain decoding's time divided by the setting's, prompts included; quartiles are those of the
+groups' own ratios. The prediction is made from tokens per run, drafting time and the cost of rows.</p>
+<div class="wide">{_table(results.cells)}</div>
+<h2>Where and how</h2>
+{facts_list({**results.model, **results.settings, **results.machine, **results.versions})}"""
+    return html_page(title, body)
+
+
+def html_page(title: str, body: str) -> str:
+    """A page that stands for itself; the title is text, the body is HTML."""
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -165,17 +176,16 @@ def page(results: Results, plots: Sequence[Plot]) -> str:
 </head>
 <body>
 <h1>{escape(title)}</h1>
-{_summary(results)}
-{sections}
-<h2>All figures</h2>
-<p class="note">Speed-up is plain decoding's time divided by the setting's, prompts included; quartiles are those of the
-groups' own ratios. The prediction is made from tokens per run, drafting time and the cost of rows.</p>
-<div class="wide">{_table(results.cells)}</div>
-<h2>Where and how</h2>
-{_facts({**results.model, **results.settings, **results.machine, **results.versions})}
+{body}
 </body>
 </html>
 """
+
+
+def plot_sections(plots: Sequence[Plot]) -> str:
+    return "\n".join(
+        f'<h2>{escape(plot.title)}</h2>\n<p class="note">{escape(plot.note)}</p>\n{plot.inline}' for plot in plots
+    )
 
 
 def _summary(results: Results) -> str:
@@ -228,7 +238,7 @@ def _figures(cell: Cell) -> tuple[str, ...]:
     )
 
 
-def _facts(facts: dict[str, Any]) -> str:
+def facts_list(facts: dict[str, Any]) -> str:
     def text(value: Any) -> str:
         return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 

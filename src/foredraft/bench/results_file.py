@@ -15,7 +15,7 @@ from foredraft.errors import InvalidParameter
 def read_results(file: Path) -> tuple[list[Cell], VerifyCurve | None]:
     """The cells of a `results.json`, at least one, and its verify cost where it has one. What is not promised of a cell
     may be missing."""
-    content = _read_object(file)
+    content = read_object(file)
     cells = content.get("cells")
     if not isinstance(cells, list) or not cells:
         raise InvalidParameter(f"{file} holds no cells; give the results.json that foredraft bench writes.")
@@ -25,7 +25,7 @@ def read_results(file: Path) -> tuple[list[Cell], VerifyCurve | None]:
 
 def read_curve(file: Path) -> VerifyCurve:
     """The verify cost in a file of its own, or in the results of a benchmark."""
-    content = _read_object(file)
+    content = read_object(file)
     return _curve(content.get("verify_cost", content), file)
 
 
@@ -64,7 +64,7 @@ def _curve(record: Any, file: Path) -> VerifyCurve:
     raise InvalidParameter(f'{file} must hold {{"rows": [1, …], "seconds": […]}}: row counts, and times above 0.')
 
 
-def _read_object(file: Path) -> dict[str, Any]:
+def read_object(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:

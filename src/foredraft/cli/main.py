@@ -22,6 +22,7 @@ from foredraft.cli.models import models
 from foredraft.cli.output import library_remarks, say, show_cursor
 from foredraft.cli.plan import plan
 from foredraft.cli.serve import serve
+from foredraft.cli.simulate import simulate
 from foredraft.cli.train import train
 from foredraft.errors import ForedraftError
 
@@ -42,6 +43,7 @@ app.command()(serve)
 app.command()(audit)
 app.command()(bench)
 app.command()(plan)
+app.command()(simulate)
 app.command()(train)
 app.command()(export)
 app.command()(models)

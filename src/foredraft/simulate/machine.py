@@ -7,17 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
-from pathlib import Path
 
-from foredraft.bench.cells import ALL, Cell
-from foredraft.bench.measure import OFF
-from foredraft.bench.results_file import read_results
 from foredraft.control.costs import Calibration, Costs
 from foredraft.control.economics import quotient
 from foredraft.errors import InvalidParameter, InvalidSpec
-from foredraft.proposers.registry import ProposerChoice, Spec, parse_spec, proposer_class
-
-_CONTEXT = 256  # tokens before the rows of a benchmark's verify cost, see engine/calibration.py
+from foredraft.proposers.registry import ProposerChoice, Spec, parse_spec
+from foredraft.simulate.traffic import ANY
 
 
 @dataclass(frozen=True)
@@ -44,18 +39,6 @@ class DraftProfile:
         return cls(min(1.0, drafts / runs), lengths, tuple(accumulate(shares, min)))
 
     @classmethod
-    def of_cell(cls, cell: Cell) -> DraftProfile:
-        """From a cell of a benchmark, which knows how much was drafted but not how long each draft was: they all get
-        the one length at which the acceptance by depth gives the cell's acceptance rate."""
-        survivals = list(accumulate(cell.acceptance_per_depth or [cell.acceptance_rate], min))
-        if not cell.drafted_per_run or not survivals[0]:
-            return NEVER
-        length = _length_of_rate(survivals, cell.acceptance_rate)
-        whole = int(length)
-        lengths = (1.0,) * whole + ((length - whole,) if length > whole else ())
-        return cls(min(1.0, cell.drafted_per_run / length), lengths, tuple(survivals[: len(lengths)]))
-
-    @classmethod
     def constant(cls, alpha: float, k: int) -> DraftProfile:
         """Drafts of k tokens in every run, each accepted with probability alpha once it is reached."""
         return cls(1.0, (1.0,) * k, tuple(alpha**depth for depth in range(1, k + 1)))
@@ -75,18 +58,20 @@ class DraftFigures:
 
     def profile(self, kind: str) -> DraftProfile:
         """That of a kind, or of all kinds together where the kind was not measured."""
-        return self.by_kind.get(kind) or self.by_kind.get(ALL) or self.common
+        return self.by_kind.get(kind) or self.by_kind.get(ANY) or self.common
 
     @cached_property
     def common(self) -> DraftProfile:
         """The mean over the kinds: what a proposer itself knows of its acceptance before it is verified."""
-        if ALL in self.by_kind:
-            return self.by_kind[ALL]
+        if ANY in self.by_kind:
+            return self.by_kind[ANY]
         profiles = [profile for profile in self.by_kind.values() if profile.coverage] or [NEVER]
         depth = max(len(profile.lengths) for profile in profiles)
 
         def mean(values: Iterable[tuple[float, ...]]) -> tuple[float, ...]:
-            return tuple(sum(column) / len(profiles) for column in zip(*((*v, *(0.0,) * (depth - len(v))) for v in values)))
+            return tuple(
+                sum(column) / len(profiles) for column in zip(*((*v, *(0.0,) * (depth - len(v))) for v in values))
+            )
 
         coverage = sum(profile.coverage for profile in profiles) / len(profiles)
         return DraftProfile(coverage, mean(p.lengths for p in profiles), mean(p.survivals for p in profiles))
@@ -143,31 +128,6 @@ class Machine:
         return replace(self, proposers={**self.proposers, name: figures})
 
 
-def read_machine(file: Path) -> Machine:
-    """The machine of a `results.json` that `foredraft bench` wrote, with every fixed proposer that was measured. Cells of
-    the smallest batch count: there the proposer had the machine to itself."""
-    cells, curve = read_results(file)
-    if curve is None:
-        raise InvalidParameter(f"{file} holds no verify_cost; write it again with foredraft bench.")
-    proposers: dict[str, DraftFigures] = {}
-    for text in dict.fromkeys(cell.spec for cell in cells if cell.spec != OFF):
-        spec = parse_spec(text)
-        mine = [cell for cell in cells if cell.spec == text]
-        smallest = min((cell.batch, cell.temperature) for cell in mine)
-        mine = [cell for cell in mine if (cell.batch, cell.temperature) == smallest]
-        if not spec.adaptive and len(spec.choices) == 1:
-            proposers[str(spec.choices[0])] = _figures(spec.choices[0], mine)
-    return Machine(file.name, Calibration(curve, _CONTEXT, 0.0), proposers)
-
-
-def _figures(choice: ProposerChoice, cells: Sequence[Cell]) -> DraftFigures:
-    by_kind = {cell.category: DraftProfile.of_cell(cell) for cell in cells}
-    free: bool = proposer_class(choice.name).free
-    drafted, seconds = (sum(getattr(c, name) for c in cells) for name in ("drafted_per_run", "draft_time_per_run_s"))
-    per_call = seconds / len(cells) / cells[0].batch  # every sequence of a batch waits for the drafts of all
-    return DraftFigures(choice.name, free, by_kind, per_call if free else quotient(per_call * len(cells), drafted))
-
-
 def assumed(text: str, plain_s: float) -> tuple[str, DraftFigures]:
     """A proposer that there is not yet, from `NAME:alpha=A,cost=C,k=K`: the acceptance of a draft token, its cost in
     plain steps, and the length of drafts."""
@@ -183,21 +143,9 @@ def assumed(text: str, plain_s: float) -> tuple[str, DraftFigures]:
             f"assume={text!r} must be NAME:alpha=A,cost=C,k=K: a proposer's name, an acceptance from 0 to 1, the cost of "
             "a draft token in plain steps, and a length from 1 to 64."
         ) from error
-    return name, DraftFigures(name, False, {ALL: DraftProfile.constant(alpha, int(k))}, cost * plain_s)
+    return name, DraftFigures(name, False, {ANY: DraftProfile.constant(alpha, int(k))}, cost * plain_s)
 
 
 def _choice(text: str) -> tuple[str, dict[str, str]]:
     choice = parse_spec(text).choices[0]
     return choice.name, choice.options
-
-
-def _length_of_rate(survivals: Sequence[float], rate: float) -> float:
-    """The length of drafts whose share of accepted tokens is `rate`; a fraction is the share of drafts with one token
-    more."""
-    total = 0.0
-    for depth, survival in enumerate(survivals, 1):
-        if total + survival < rate * depth:
-            # depth - 1 + x tokens of which total + x * survival are accepted
-            return max(1.0, depth - 1 + (total - rate * (depth - 1)) / (rate - survival))
-        total += survival
-    return float(len(survivals))

@@ -1,5 +1,5 @@
-"""One machine, step by step: the exact mode. Scheduler, block pool, chunk limit, speculation and controller are those of
-the engine. Only the model is not there: runs and drafts take the time that was measured, and drafts are right as often
+"""One machine, step by step: the exact mode. Scheduler, block pool, chunk limit, speculation and controller are the
+engine's own. Only the model is missing: runs and drafts take the time that was measured, and drafts are right as often
 as was measured."""
 
 from __future__ import annotations

@@ -48,7 +48,11 @@ class StepTable:
         every = np.arange(most + 1)
         rows = np.interp(every, batches, [each.rows for each in found])
         seconds = np.interp(every, batches, [each.seconds for each in found])
-        seconds += machine.calibration.seconds_per_key * rows * (context - np.interp(every, batches, [e.context for e in found]))
+        seconds += (
+            machine.calibration.seconds_per_key
+            * rows
+            * (context - np.interp(every, batches, [e.context for e in found]))
+        )
         rows[0] = seconds[0] = 0.0
         tokens = [np.interp(every, batches, [each.tokens_per_run[kind] for each in found]).tolist() for kind in kinds]
         chunks = [options.rows_per_step] + [_chunk(machine, options, rows[n], n) for n in range(1, most + 1)]

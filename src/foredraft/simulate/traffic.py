@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -59,7 +59,7 @@ class Mix:
         names = [kind.name for kind in self.kinds]
         return [names[place] for place in which.tolist()], lengths[0], lengths[1]
 
-    def poisson(self, qps: float, count: int, seed: int = 0) -> list[Request]:
+    def requests(self, qps: float, count: int, seed: int = 0) -> list[Request]:
         """So many requests that arrive independently of each other, `qps` per second on average."""
         if not (0 < qps < 1e6):
             raise InvalidParameter(f"qps={qps} must be a number of requests per second above 0, and below a million.")
@@ -89,13 +89,33 @@ def qps_of(requests: Sequence[Request]) -> float:
     return (len(requests) - 1) / span if span > 0 else float(len(requests))
 
 
-def at_qps(requests: Sequence[Request], qps: float) -> list[Request]:
-    """The same requests in the same order, faster or slower, so that so many arrive per second."""
-    factor = qps_of(requests) / qps
-    return [request._replace(arrival_s=request.arrival_s * factor) for request in requests]
+class Traffic(Protocol):
+    """Requests at any rate."""
+
+    @property
+    def name(self) -> str: ...
+    def requests(self, qps: float, count: int, seed: int = 0) -> list[Request]: ...
 
 
-def read_trace(file: Path) -> list[Request]:
+@dataclass(frozen=True)
+class Trace:
+    """The requests of a trace, always the same ones in the same order."""
+
+    name: str
+    recorded: tuple[Request, ...]
+
+    @property
+    def qps(self) -> float:
+        """Requests per second as they were recorded."""
+        return qps_of(self.recorded)
+
+    def requests(self, qps: float, count: int, seed: int = 0) -> list[Request]:
+        """The first `count` of them, faster or slower, so that the whole trace would have so many per second."""
+        factor = self.qps / qps
+        return [each._replace(arrival_s=each.arrival_s * factor) for each in self.recorded[:count]]
+
+
+def read_trace(file: Path) -> Trace:
     """The requests of a trace in order of arrival: JSON lines with `arrival_s`, `prompt_tokens`, `output_tokens` and
     optionally `kind`, or a CSV file with the columns of the public Azure LLM traces (TIMESTAMP, ContextTokens,
     GeneratedTokens)."""
@@ -113,7 +133,7 @@ def read_trace(file: Path) -> list[Request]:
     if len(requests) < 2:
         raise InvalidParameter(f"{file} holds {len(requests)} requests; a trace needs at least two.")
     first = requests[0].arrival_s
-    return [request._replace(arrival_s=request.arrival_s - first) for request in requests]
+    return Trace(file.name, tuple(request._replace(arrival_s=request.arrival_s - first) for request in requests))
 
 
 def _csv_rows(lines: Iterable[str]) -> list[dict[str, Any]]:

@@ -1,0 +1,88 @@
+"""Measures a machine for simulations: runs, the rest of a step, and each proposer on prompts of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import zip_longest
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from foredraft.bench.report import cpu_name
+from foredraft.bench.suite import load_suite
+from foredraft.control.economics import quotient
+from foredraft.errors import InvalidSpec
+from foredraft.params import SamplingParams
+from foredraft.proposers.registry import parse_spec, proposer_class
+from foredraft.simulate.machine import DraftFigures, DraftProfile, Machine
+from foredraft.simulate.traffic import ANY
+
+if TYPE_CHECKING:
+    from foredraft.control.costs import Calibration
+    from foredraft.llm import LLM
+    from foredraft.types import SpecMetrics
+
+_PROMPTS = 18  # three of each built-in kind
+_MAX_TOKENS = 64
+_BATCHES = (1, 8)  # at which plain steps are timed
+_OVERHEAD_PROMPT = 32  # tokens
+
+
+def measured_machine(llm: LLM, model: str, specs: Iterable[str]) -> Machine:
+    """Nothing else may run. Prompts are decoded one at a time and greedily; stores are cleared before each. Every spec
+    names one proposer. The LLM must have been opened with `prefix_caching=False`."""
+    from foredraft.engine.calibration import calibrate
+
+    names = [_single(spec) for spec in specs]
+    calibration = calibrate(llm.engine.runner, llm.engine.scheduler.pool, llm.max_model_len)
+    step_s, sequence_s = _overheads(llm, calibration)
+    proposers = {name: _figures(llm, name) for name in names}
+    return Machine(f"{model} {llm.dtype} on {cpu_name()}", calibration, proposers, step_s, sequence_s)
+
+
+def _single(text: str) -> str:
+    spec = parse_spec(text)
+    if spec.adaptive or len(spec.choices) != 1:
+        raise InvalidSpec(f"spec={text!r} must name one proposer, for instance suffix or ngram:k=4: auto is over all.")
+    return str(spec.choices[0])
+
+
+def _figures(llm: LLM, name: str) -> DraftFigures:
+    params = SamplingParams(max_tokens=_MAX_TOKENS, temperature=0)
+    by_kind: dict[str, list[SpecMetrics]] = {}
+    for question in load_suite("builtin", _PROMPTS):
+        prompt = question.encoded(llm)[: llm.max_model_len - _MAX_TOKENS]
+        llm.engine.speculation.clear()
+        by_kind.setdefault(question.category, []).append(llm.generate([prompt], params, spec=name)[0].metrics)
+    every = [metrics for found in by_kind.values() for metrics in found]
+    choice = parse_spec(name).choices[0]
+    free: bool = proposer_class(choice.name).free
+    # a free one is queried in every run; another is charged by the depths that it drafted
+    calls = sum(each.target_runs if free else sum(each.drafted_per_depth) for each in every)
+    seconds = quotient(sum(each.draft_time_s for each in every), calls)
+    profiles = {kind: _profile(found) for kind, found in by_kind.items()}
+    return DraftFigures(choice.name, free, {**profiles, ANY: _profile(every)}, seconds)
+
+
+def _profile(found: list[SpecMetrics]) -> DraftProfile:
+    runs = sum(metrics.target_runs for metrics in found)
+    drafted, accepted = (
+        [sum(counts) for counts in zip_longest(*each, fillvalue=0)]
+        for each in ([m.drafted_per_depth for m in found], [m.accepted_per_depth for m in found])
+    )
+    return DraftProfile.of_counts(runs, drafted, accepted)
+
+
+def _overheads(llm: LLM, calibration: Calibration) -> tuple[float, float]:
+    """Seconds of a plain step beside its run: for any step, and for every sequence. A line through two batch sizes."""
+    bare = Machine("", calibration)
+    params = SamplingParams(max_tokens=_MAX_TOKENS, temperature=0, ignore_eos=True)
+    context = _OVERHEAD_PROMPT + _MAX_TOKENS // 2
+    over: list[float] = []
+    for batch in _BATCHES:
+        prompts = [[1 + (place + offset) % 99 for offset in range(_OVERHEAD_PROMPT)] for place in range(batch)]
+        outputs = llm.generate(prompts, params, spec="off")
+        step_s = fmean(output.metrics.inter_token_latency_s for output in outputs)
+        over.append(step_s - bare.run_s(batch, batch * context))
+    (few, many), (low, high) = _BATCHES, over
+    sequence_s = max(0.0, (high - low) / (many - few))
+    return max(0.0, low - few * sequence_s), sequence_s

@@ -1,0 +1,79 @@
+"""The plots of a simulation. Needs matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import isfinite
+
+from matplotlib.figure import Figure
+
+from foredraft.bench.drawing import GREY, Plot, drawn, legend, look, stacked
+from foredraft.simulate.fleet import Outcome, Slo
+from foredraft.simulate.study import TrafficAnswer
+
+
+def draw_all(answers: Sequence[TrafficAnswer], slo: Slo) -> list[Plot]:
+    """Goodput, waiting times and machines, one panel for each traffic."""
+    return [
+        drawn(
+            "goodput",
+            "Goodput against the rate of requests",
+            "Requests per second that keep the objective. On the dashed line all of them do; the dotted line is the "
+            "rate that was asked about.",
+            lambda: _curves(answers, lambda outcome: outcome.goodput, "good requests per s", diagonal=True),
+        ),
+        drawn(
+            "token_time",
+            "What a user waits for a token",
+            "Mean time from arrival to the last token, divided by the tokens. Where fixed speculation rises above off, "
+            "it has flipped (×): its rows cost other users more than they bring.",
+            lambda: _curves(answers, lambda outcome: 1000 * outcome.token_s, "ms per token", log=True, flips=True),
+        ),
+        drawn(
+            "ttft",
+            "Time to the first token, 99th percentile",
+            "The grey line is the objective, where there is one.",
+            lambda: _curves(answers, lambda outcome: outcome.ttft_p99, "seconds", log=True, limit=slo.ttft),
+        ),
+        drawn(
+            "itl",
+            "Time between tokens, 99th percentile",
+            "The grey line is the objective, where there is one.",
+            lambda: _curves(answers, lambda outcome: 1000 * outcome.itl_p99, "ms", log=True, limit=1000 * slo.itl),
+        ),
+    ]
+
+
+def _curves(
+    answers: Sequence[TrafficAnswer],
+    value: Callable[[Outcome], float],
+    label: str,
+    diagonal: bool = False,
+    log: bool = False,
+    flips: bool = False,
+    limit: float = float("inf"),
+) -> Figure:
+    figure, panels = stacked(len(answers), 3.0)
+    for axes, answer in zip(panels, answers, strict=True):
+        for place, setting in enumerate(answer.settings):
+            axes.plot(answer.rates, [value(each) for each in setting.sweep], label=setting.spec, **look(place))
+        if log:
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(bottom=0)
+        if diagonal:
+            axes.plot(answer.rates, answer.rates, color=GREY, linestyle="--", linewidth=1)
+        if isfinite(limit):
+            axes.axhline(limit, color=GREY, linewidth=1)
+        for place, setting in enumerate(answer.settings if flips else ()):
+            if setting.flip_qps is not None:
+                axes.axvline(setting.flip_qps, color=look(place)["color"], linestyle=":", linewidth=1)
+                note = f"flips at {setting.flip_qps:.2g}/s"
+                axes.annotate(
+                    note, (setting.flip_qps, 0.9), (4, 0), ("data", "axes fraction"), "offset points", fontsize=9
+                )
+        if answer.rates[0] <= answer.qps <= answer.rates[-1]:
+            axes.axvline(answer.qps, color=GREY, linestyle=":", linewidth=1)
+        axes.set(xlabel="requests per second", ylabel=label, title=answer.traffic)
+    legend(panels[0])
+    return figure

@@ -1,0 +1,124 @@
+"""A simulation for people: rows of a table, sentences, and a page with plots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from foredraft.bench.report import facts_list, html_page, plot_sections
+from foredraft.simulate.fleet import Outcome, Slo
+from foredraft.simulate.study import SettingAnswer, TrafficAnswer
+
+COLUMNS = ("traffic", "setting", "goodput/s", "good", "tokens/s", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99")
+FLEET_COLUMNS = (*COLUMNS, "carries/s", "machines", "flips at")
+
+
+@dataclass(frozen=True)
+class Premise:
+    """What was simulated."""
+
+    machine: str
+    replicas: int
+    slo: Slo
+    attain: float
+
+    def __str__(self) -> str:
+        fleet = "1 machine" if self.replicas == 1 else f"{self.replicas} machines"
+        limits = [f"{name} ≤ {seconds:g} s" for name, seconds in vars(self.slo).items() if isfinite(seconds)]
+        objective = " and ".join(limits) if limits else "no objective: every finished request is good"
+        return f"{fleet} as in {self.machine}; {objective}, for {self.attain:.0%} of the requests."
+
+
+def outcome_row(traffic: str, spec: str, outcome: Outcome) -> tuple[str, ...]:
+    """In the order of COLUMNS."""
+    return (
+        traffic,
+        spec,
+        f"{outcome.goodput:.3g}",
+        f"{outcome.good_share:.1%}",
+        f"{outcome.tokens_per_s:.0f}",
+        *(f"{seconds:.3g} s" for seconds in (outcome.ttft_p50, outcome.ttft_p99)),
+        *(f"{1000 * seconds:.3g} ms" for seconds in (outcome.itl_p50, outcome.itl_p99)),
+    )
+
+
+def fleet_row(traffic: str, setting: SettingAnswer) -> tuple[str, ...]:
+    """In the order of FLEET_COLUMNS."""
+    return (
+        *outcome_row(traffic, setting.spec, setting.outcome),
+        f"{setting.capacity_qps:.3g}",
+        "–" if setting.replicas_needed is None else str(setting.replicas_needed),
+        "–" if setting.flip_qps is None else f"{setting.flip_qps:.3g}/s",
+    )
+
+
+def sentences(answer: TrafficAnswer) -> list[str]:
+    """What follows for a person who buys machines."""
+    plain, rate = answer.plain, f"{answer.qps:.3g} requests per second"
+    if plain.replicas_needed is None:
+        told = [f"{answer.traffic}: plain decoding misses the objective with any number of machines."]
+    else:
+        told = [f"{answer.traffic}: {rate} need {_machines(plain.replicas_needed)} with plain decoding."]
+    for setting in answer.settings[1:]:
+        told.append(_comparison(setting, plain))
+        if setting.flip_qps is not None:
+            told.append(f"{setting.spec} flips at {setting.flip_qps:.3g}/s: above it, off serves users faster.")
+    return told
+
+
+def _comparison(setting: SettingAnswer, plain: SettingAnswer) -> str:
+    needed, before = setting.replicas_needed, plain.replicas_needed
+    if needed is None:
+        return f"{setting.spec} misses the objective with any number of machines."
+    if before is None:
+        return f"{setting.spec} keeps it with {_machines(needed)}."
+    carries = (
+        f"one fleet carries {setting.capacity_qps / plain.capacity_qps:.2f} times as much" if plain.capacity_qps else ""
+    )
+    carries = f" ({carries})" if carries else ""
+    if needed == before:
+        return f"{setting.spec} needs as many{carries}."
+    verb, difference = ("saves", before - needed) if needed < before else ("costs", needed - before)
+    return f"{setting.spec} {verb} {_machines(difference)}{'' if verb == 'saves' else ' more'}{carries}."
+
+
+def _machines(count: int) -> str:
+    return f"{count} machine" + ("s" if count != 1 else "")
+
+
+def write_report(answers: Sequence[TrafficAnswer], premise: Premise, facts: dict[str, Any], folder: Path) -> bool:
+    """`report.html`, and the plots as svg files where matplotlib is installed; says whether it is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        from foredraft.simulate.plots import draw_all
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").partition(".")[0] != "matplotlib":
+            raise
+        plots = []
+    else:
+        plots = draw_all(answers, premise.slo)
+    for plot in plots:
+        (folder / f"{plot.name}.svg").write_text(plot.file, encoding="utf-8")
+    told = "".join(f"<p>{escape(' '.join(sentences(answer)))}</p>" for answer in answers)
+    head = "".join(f"<th>{escape(column)}</th>" for column in FLEET_COLUMNS)
+    rows = "\n".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in fleet_row(answer.traffic, setting)) + "</tr>"
+        for answer in answers
+        for setting in answer.settings
+    )
+    body = f"""<p>{escape(str(premise))}</p>
+{told}
+<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>
+{rows}
+</tbody></table></div>
+<p class="note">Goodput, tokens and times are those at the rate that was asked about. “carries” is the highest rate that
+these machines serve within the objective, “machines” the fewest that serve the rate that was asked about.</p>
+{plot_sections(plots)}
+<h2>Where and how</h2>
+{facts_list(facts)}"""
+    (folder / "report.html").write_text(html_page("A fleet, simulated", body), encoding="utf-8")
+    return bool(plots)
