@@ -44,8 +44,8 @@ TORCH_FREE = (
     "engine.scheduler",
     "engine.speculation",
     "control",
-    "simulate.replica",
-    "simulate.fast",
+    "simulate.step_mode",
+    "simulate.event_mode",
 )
 BRINGS_TORCH = ("torch", "transformers", "accelerate", "safetensors.torch")
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from foredraft.simulate.traffic import Traffic
 
 DEFAULT_SPECS = ("suffix",)
-EXACT_REQUESTS = 300  # where --requests is not given: the exact mode takes milliseconds for each
-FAST_REQUESTS = 5000
+STEP_REQUESTS = 300  # where --requests is not given: the step mode takes milliseconds for each
+EVENT_REQUESTS = 5000
 
 
 def simulate(
@@ -63,12 +63,14 @@ def simulate(
     requests: Annotated[
         int | None,
         typer.Option(
-            "--requests", min=10, help=f"Of every simulated point; else {FAST_REQUESTS}, or {EXACT_REQUESTS} if exact."
+            "--requests",
+            min=10,
+            help=f"Of every simulated point; else {EVENT_REQUESTS}, or {STEP_REQUESTS} if step_mode.",
         ),
     ] = None,
-    exact: Annotated[
+    step_mode: Annotated[
         bool,
-        typer.Option("--exact", help="Step by step with the engine's own scheduler and controller; one rate only."),
+        typer.Option("--step-mode", help="Step by step with the engine's own scheduler and controller; one rate only."),
     ] = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of arrivals, lengths and acceptance.")] = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Write report.html and plots into this folder.")] = None,
@@ -94,14 +96,14 @@ def simulate(
     opening = options.ModelOptions(model, "off", dtype, threads=threads, head=head, prefix_caching=False)
     machine = _machine(source, save, opening, specs or DEFAULT_SPECS, assume or [])
     engine = EngineConfig(max_num_seqs=max_num_seqs, kv_cache_tokens=kv_cache_tokens, prefix_caching=False)
-    count = requests or (EXACT_REQUESTS if exact else FAST_REQUESTS)
+    count = requests or (STEP_REQUESTS if step_mode else EVENT_REQUESTS)
     study = Study(machine, engine, objective, attain, count, seed)
     premise = Premise(machine.name, replicas, objective, attain)
     settings = [*machine.proposers, *(["auto"] if machine.proposers else [])]
     started = time.perf_counter()
-    answer = (_one_rate if exact else _all_rates)(study, traffics, settings, qps, premise, out)
+    answer = (_one_rate if step_mode else _all_rates)(study, traffics, settings, qps, premise, out)
     took = f"Simulated {study.num_simulated:,} requests in {time.perf_counter() - started:.1f} s"
-    say(f"{took}, {'step by step' if exact else 'from event to event'}.")
+    say(f"{took}, {'step by step' if step_mode else 'from event to event'}.")
     if as_json:
         print_json(answer.record)
     else:
@@ -150,20 +152,20 @@ def _machine(
 def _one_rate(
     study: Study, traffics: list[Traffic], settings: list[str], qps: float, premise: Premise, out: Path | None
 ) -> Answer:
-    """The exact mode: what users see at the rate that was asked about."""
+    """The step mode: what users see at the rate that was asked about."""
     from foredraft.bench.measure import OFF
     from foredraft.simulate.report import COLUMNS, outcome_row
 
     if out is not None:
         raise InvalidParameter(
-            "--out needs many rates, for which the exact mode takes too long; give it without --exact."
+            "--out needs many rates, for which the step mode takes too long; give it without --step-mode."
         )
     rows: list[tuple[str, ...]] = []
     records: list[dict[str, Any]] = []
     with CountingProgress("Simulating", len(traffics) * (1 + len(settings))) as progress:
         for traffic in traffics:
             for spec in (OFF, *settings):
-                outcome = study.outcome(traffic, spec, premise.replicas, qps, exact=True)
+                outcome = study.outcome(traffic, spec, premise.replicas, qps, step_mode=True)
                 rows.append(outcome_row(traffic.name, spec, outcome))
                 records.append({"traffic": traffic.name, "spec": spec, **asdict(outcome)})
                 progress.show(len(rows))
@@ -173,7 +175,7 @@ def _one_rate(
 def _all_rates(
     study: Study, traffics: list[Traffic], settings: list[str], qps: float, premise: Premise, out: Path | None
 ) -> Answer:
-    """The fast mode: the rate that was asked about, the sweep, and the machines needed."""
+    """The event mode: the rate that was asked about, the sweep, and the machines needed."""
     from foredraft.simulate.report import FLEET_COLUMNS, fleet_row, sentences
     from foredraft.simulate.study import answer
 
@@ -190,7 +192,11 @@ def _all_rates(
         _write(answers, premise, study, out)
     rows = [fleet_row(each.traffic, setting) for each in answers for setting in each.settings]
     told = [" ".join(sentences(each)) for each in answers]
-    record = {**_premise_record(premise, qps), "answers": [asdict(each) for each in answers], "recommendation": told}
+    record = {
+        **_premise_record(premise, qps),
+        "answers": [_answer_record(each) for each in answers],
+        "recommendation": told,
+    }
     return Answer(record, str(premise), [Table(FLEET_COLUMNS, rows)], told)
 
 
@@ -210,6 +216,11 @@ def _write(answers: list[TrafficAnswer], premise: Premise, study: Study, out: Pa
     say(f"Wrote report.html to {out}.")
     if not drawn:
         say("The report has no plots, because matplotlib is not installed; to get it: pip install matplotlib.")
+
+
+def _answer_record(answer: TrafficAnswer) -> dict[str, Any]:
+    settings = [{**asdict(setting), "flip_qps": setting.flip_qps} for setting in answer.settings]
+    return {"traffic": answer.traffic, "rates": answer.rates, "settings": settings}
 
 
 def _premise_record(premise: Premise, qps: float) -> dict[str, Any]:

@@ -140,8 +140,8 @@ def assumed(text: str, plain_s: float) -> tuple[str, DraftFigures]:
             raise ValueError
     except (ValueError, KeyError) as error:
         raise InvalidParameter(
-            f"assume={text!r} must be NAME:alpha=A,cost=C,k=K: a proposer's name, an acceptance from 0 to 1, the cost of "
-            "a draft token in plain steps, and a length from 1 to 64."
+            f"assume={text!r} must be NAME:alpha=A,cost=C,k=K: a proposer's name, an acceptance from 0 to 1, the cost "
+            "of a draft token in plain steps, and a length from 1 to 64."
         ) from error
     return name, DraftFigures(name, False, {ANY: DraftProfile.constant(alpha, int(k))}, cost * plain_s)
 

@@ -9,6 +9,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from foredraft.bench.measure import OFF
 from foredraft.bench.report import facts_list, html_page, plot_sections
 from foredraft.simulate.fleet import Outcome, Slo
 from foredraft.simulate.study import SettingAnswer, TrafficAnswer
@@ -52,8 +53,14 @@ def fleet_row(traffic: str, setting: SettingAnswer) -> tuple[str, ...]:
         *outcome_row(traffic, setting.spec, setting.outcome),
         f"{setting.capacity_qps:.3g}",
         "–" if setting.replicas_needed is None else str(setting.replicas_needed),
-        "–" if setting.flip_qps is None else f"{setting.flip_qps:.3g}/s",
+        _flip(setting),
     )
+
+
+def _flip(setting: SettingAnswer) -> str:
+    if setting.flip_qps is not None:
+        return f"{setting.flip_qps:.3g}/s"
+    return "–" if setting.is_adaptive or setting.spec == OFF else "pays at all" if setting.pays else "never pays"
 
 
 def sentences(answer: TrafficAnswer) -> list[str]:
@@ -66,7 +73,7 @@ def sentences(answer: TrafficAnswer) -> list[str]:
     for setting in answer.settings[1:]:
         told.append(_comparison(setting, plain))
         if setting.flip_qps is not None:
-            told.append(f"{setting.spec} flips at {setting.flip_qps:.3g}/s: above it, off serves users faster.")
+            told.append(f"{setting.spec} flips at {setting.flip_qps:.3g}/s: above that, off serves users faster.")
     return told
 
 

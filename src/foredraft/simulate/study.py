@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from foredraft.bench.cells import flip
 from foredraft.bench.measure import OFF
 from foredraft.config import EngineConfig
-from foredraft.simulate.fast import FastReplica
+from foredraft.simulate.event_mode import EventReplica
 from foredraft.simulate.fleet import Outcome, Server, Slo, outcome_of, run_fleet
 from foredraft.simulate.machine import Machine
 from foredraft.simulate.record import Record
-from foredraft.simulate.replica import Replica
+from foredraft.simulate.step_mode import StepReplica
 from foredraft.simulate.table import StepTable
 from foredraft.simulate.traffic import Request, Traffic
 
@@ -25,7 +25,7 @@ _BISECTIONS = 9
 
 @dataclass
 class Study:
-    """One machine under one objective, in the fast mode unless told otherwise. Every simulated point has `count`
+    """One machine under one objective, in the event mode unless told otherwise. Every simulated point has `count`
     requests."""
 
     machine: Machine
@@ -37,17 +37,17 @@ class Study:
     num_simulated: int = 0  # requests so far
     _tables: dict[tuple[str, str], StepTable] = field(default_factory=dict)
 
-    def outcome(self, traffic: Traffic, spec: str, replicas: int, qps: float, exact: bool = False) -> Outcome:
+    def outcome(self, traffic: Traffic, spec: str, replicas: int, qps: float, step_mode: bool = False) -> Outcome:
         """What users see of so many machines at so many requests per second."""
         requests = traffic.requests(qps, max(self.count, 50 * replicas), self.seed)
         record = Record(len(requests))
-        servers = [self._server(traffic, spec, record, place, exact) for place in range(replicas)]
+        servers = [self._server(traffic, spec, record, place, step_mode) for place in range(replicas)]
         refused = run_fleet(servers, requests, self.seed)
         self.num_simulated += len(requests)
         return outcome_of(requests, record, self.slo, refused)
 
     def table(self, traffic: Traffic, spec: str) -> StepTable:
-        """The steps of a setting under this traffic, measured once in the exact mode."""
+        """The steps of a setting under this traffic, measured once in the step mode."""
         key = (traffic.name, spec)
         if key not in self._tables:
             sample = self._sample(traffic)
@@ -105,10 +105,10 @@ class Study:
     def _sample(self, traffic: Traffic) -> list[Request]:
         return traffic.requests(1.0, _SAMPLE, self.seed + 1)
 
-    def _server(self, traffic: Traffic, spec: str, record: Record, place: int, exact: bool) -> Server:
-        if exact:
-            return Replica(self.machine, self.options, self.machine.spec(spec), record, self.seed + place)
-        return FastReplica(self.table(traffic, spec), self.options, record)
+    def _server(self, traffic: Traffic, spec: str, record: Record, place: int, step_mode: bool) -> Server:
+        if step_mode:
+            return StepReplica(self.machine, self.options, self.machine.spec(spec), record, self.seed + place)
+        return EventReplica(self.table(traffic, spec), self.options, record)
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,23 @@ class SettingAnswer:
     capacity_qps: float  # the most requests per second that those machines serve within the objective
     replicas_needed: int | None  # at the rate that was asked about
     sweep: list[Outcome]
-    flip_qps: float | None  # from which rate on plain decoding serves users faster; None if it never does, or always
+    ratios: list[float]  # at those rates: what a user of plain decoding waits for a token, in units of this setting's
+
+    @property
+    def flip_qps(self) -> float | None:
+        """From which rate on plain decoding serves users faster; None if it never does, or always."""
+        rates = [outcome.qps for outcome in self.sweep]
+        return None if self.is_adaptive else flip(rates, self.ratios)
+
+    @property
+    def is_adaptive(self) -> bool:
+        """A controller turns drafts off by itself: it has no rate at which it flips."""
+        return self.spec.startswith("auto")
+
+    @property
+    def pays(self) -> bool:
+        """Whether it serves users faster than plain decoding while machines are nearly idle."""
+        return self.ratios[0] >= 1
 
 
 @dataclass(frozen=True)
@@ -155,7 +171,7 @@ def answer(
                 capacity_qps=study.capacity(traffic, spec, replicas),
                 replicas_needed=study.replicas_needed(traffic, spec, qps),
                 sweep=sweep,
-                flip_qps=flip(rates, [off.token_s / mine.token_s for off, mine in zip(plain, sweep, strict=True)]),
+                ratios=[off.token_s / mine.token_s for off, mine in zip(plain, sweep, strict=True)],
             )
         )
         tick()

@@ -1,4 +1,4 @@
-"""What steps of the exact mode bring and cost, by the number of sequences that decode: what the fast mode runs on."""
+"""What steps of the step mode bring and cost, by the number of sequences that decode: what the event mode runs on."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from foredraft.engine.chunks import ChunkLimit
 from foredraft.proposers.registry import Spec
 from foredraft.simulate.machine import Machine
 from foredraft.simulate.record import Record
-from foredraft.simulate.replica import Replica
+from foredraft.simulate.step_mode import StepReplica
 from foredraft.simulate.traffic import Request
 
 _BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)  # that are measured
 _WARM_UP_STEPS = 48  # in which the controller learns what runs cost
-_RUNS = 4000  # of sequences that are measured for a batch, and at least
+_RUNS = 3000  # of sequences that are measured for a batch, and at least
 _STEPS = 96  # so many steps
 _CHUNK_STEPS = 8  # after which the chunk limit has settled
 
@@ -38,7 +38,7 @@ class StepTable:
     def measured(
         cls, machine: Machine, options: EngineConfig, spec: Spec, requests: list[Request], seed: int = 0
     ) -> StepTable:
-        """Run the exact mode at constant numbers of sequences. `requests` are a sample of the traffic, from which kinds
+        """Run the step mode at constant numbers of sequences. `requests` are a sample of the traffic, from which kinds
         and lengths of outputs are taken; prompts are left out here, but the keys of their tokens are paid for."""
         most = options.max_num_seqs
         batches = [batch for batch in _BATCHES if batch < most] + [most]
@@ -76,7 +76,7 @@ def _measure(
     roomy = replace(roomy, kv_cache_tokens=batch * (2 + max(request.output_tokens for request in requests) + 64))
     steps = max(_STEPS, _RUNS // batch)
     most_requests = batch * (_WARM_UP_STEPS + steps)  # each needs a step at least
-    replica = Replica(machine, roomy, spec, Record(most_requests), seed)
+    replica = StepReplica(machine, roomy, spec, Record(most_requests), seed)
     added = 0
     seconds = rows = keys = 0.0
     runs: Counter[str] = Counter()

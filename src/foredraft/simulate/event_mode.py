@@ -1,7 +1,7 @@
-"""One machine, from event to event: the fast mode. Between two events (a request arrives, a prompt is computed, an
+"""One machine, from event to event: the event mode. Between two events (a request arrives, a prompt is computed, an
 output ends) all steps are alike, so they are taken together, with times and tokens from a `StepTable`.
 
-It differs from the exact mode in three ways: acceptance has its mean in every run, the controller decides by the number
+It differs from the step mode in three ways: acceptance has its mean in every run, the controller decides by the number
 of sequences alone, and prompts are computed strictly in order of arrival.
 """
 
@@ -13,16 +13,16 @@ from math import inf
 
 from foredraft.config import EngineConfig
 from foredraft.simulate.record import Record
-from foredraft.simulate.replica import KV_CACHE_TOKENS
+from foredraft.simulate.step_mode import KV_CACHE_TOKENS
 from foredraft.simulate.table import StepTable
 from foredraft.simulate.traffic import Request
 
 _ROUNDING = 1e-9
 
 
-class FastReplica:
-    """The interface of `Replica`. Every kind has a clock in tokens, which all its decoding sequences share, and a heap of
-    the clock times at which they end."""
+class EventReplica:
+    """The interface of `StepReplica`. Every kind has a clock in tokens, which all its decoding sequences share, and a
+    heap of the clock times at which they end."""
 
     def __init__(self, table: StepTable, options: EngineConfig, record: Record) -> None:
         self._table = table
@@ -94,7 +94,7 @@ class FastReplica:
         return whole + (nearest - whole > _ROUNDING) or 1
 
     def _admit(self) -> None:
-        """First come, first served. A request waits until the KV cache can hold all of it: the fast mode preempts
+        """First come, first served. A request waits until the KV cache can hold all of it: the event mode preempts
         nobody."""
         waiting, prompts = self._waiting, self._prompts
         while waiting and self._decoding + len(prompts) < self._most:

@@ -1,4 +1,4 @@
-"""One machine, step by step: the exact mode. Scheduler, block pool, chunk limit, speculation and controller are the
+"""One machine, step by step: the step mode. Scheduler, block pool, chunk limit, speculation and controller are the
 engine's own. Only the model is missing: runs and drafts take the time that was measured, and drafts are right as often
 as was measured."""
 
@@ -40,7 +40,7 @@ class _Known:
         return self._calibration
 
 
-class Replica:
+class StepReplica:
     """An engine without a model. Requests are added in order of arrival, after `advance` to that moment: a request
     that arrives while a step runs is scheduled for the next."""
 
