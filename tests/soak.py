@@ -63,13 +63,22 @@ class Job:
         }
 
 
+@dataclass(frozen=True)
+class Report:
+    """What the server told about one answer, in its field `metrics`."""
+
+    job: Job
+    spec: str
+    metrics: dict[str, Any]
+
+
 @dataclass
 class Tally:
     """What the clients saw."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     texts: dict[Job, set[str]] = field(default_factory=dict)
-    queue_s: list[float] = field(default_factory=list)
+    reports: list[Report] = field(default_factory=list)
     gaps_s: list[float] = field(default_factory=list)
 
     def answered(self, job: Job, text: str) -> None:
@@ -92,13 +101,13 @@ class Client:
 
     async def request(self) -> None:
         chance, stream = self._chance, self._chance.random() < 0.7
-        job, leaves = Job.draw(chance), chance.random() < LEAVE_SHARE
+        job, leaves, spec = Job.draw(chance), chance.random() < LEAVE_SHARE, chance.choice(SPECS)
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         try:
-            data = json.dumps(job.body(stream, chance.choice(SPECS))).encode()
+            data = json.dumps(job.body(stream, spec)).encode()
             head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
             writer.write(f"{head}content-length: {len(data)}\r\nconnection: close\r\n\r\n".encode() + data)
-            reading = self._read(reader, job, stream)
+            reading = self._read(reader, job, stream, spec)
             if leaves:
                 try:
                     await asyncio.wait_for(reading, chance.uniform(0, 1))
@@ -111,20 +120,20 @@ class Client:
         finally:
             writer.close()
 
-    async def _read(self, reader: asyncio.StreamReader, job: Job, stream: bool) -> None:
+    async def _read(self, reader: asyncio.StreamReader, job: Job, stream: bool, spec: str) -> None:
         status = int((await reader.readline()).split()[1])
         while (await reader.readline()).strip():
             pass
         if status != 200:
             self._tally.outcomes[f"refused with {status}"] += 1
         elif stream:
-            await self._read_stream(reader, job)
+            await self._read_stream(reader, job, spec)
         else:
             answer = json.loads(await reader.read())
-            self._tally.queue_s.append(answer["metrics"]["queue_time_s"])
+            self._tally.reports.append(Report(job, spec, answer["metrics"]))
             self._tally.answered(job, answer["choices"][0]["message"]["content"])
 
-    async def _read_stream(self, reader: asyncio.StreamReader, job: Job) -> None:
+    async def _read_stream(self, reader: asyncio.StreamReader, job: Job, spec: str) -> None:
         text, last = "", None
         while line := await reader.readline():
             if not line.startswith(b"data: {"):
@@ -141,7 +150,7 @@ class Client:
                     self._tally.gaps_s.append(now - last)
                 text, last = text + content, now
             if "metrics" in chunk:
-                self._tally.queue_s.append(chunk["metrics"]["queue_time_s"])
+                self._tally.reports.append(Report(job, spec, chunk["metrics"]))
 
 
 async def load(port: int, pid: int, clients: int, seconds: float, tally: Tally) -> tuple[int, int]:
@@ -199,6 +208,23 @@ def wrong_texts(arguments: argparse.Namespace, texts: dict[Job, set[str]]) -> li
     return [str(job) for job, output in zip(jobs, outputs, strict=True) if texts[job] != {output.text}]
 
 
+def server_command(arguments: argparse.Namespace) -> list[str]:
+    program = "from foredraft.cli.main import run; run()"
+    command = [sys.executable, "-c", program, "serve", "--port", "0", "--model", arguments.model]
+    command += ["--dtype", arguments.dtype, "--threads", str(arguments.threads)]
+    command += ["--max-num-seqs", str(MAX_NUM_SEQS), "--max-waiting", str(MAX_WAITING)]
+    command += ["--kv-cache-tokens", str(KV_CACHE_TOKENS)]
+    return command
+
+
+def wait_for_port(server: subprocess.Popen[bytes], log: Path) -> int:
+    """The port that the server says it listens on."""
+    while not (found := re.search(r"http://127\.0\.0\.1:(\d+)", log.read_text())):
+        assert server.poll() is None, log.read_text()
+        time.sleep(0.1)
+    return int(found[1])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10)
@@ -208,18 +234,11 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()
-    program = "from foredraft.cli.main import run; run()"
-    command = [sys.executable, "-c", program, "serve", "--port", "0", "--model", arguments.model]
-    command += ["--dtype", arguments.dtype, "--threads", str(arguments.threads)]
-    command += ["--max-num-seqs", str(MAX_NUM_SEQS), "--max-waiting", str(MAX_WAITING)]
-    command += ["--kv-cache-tokens", str(KV_CACHE_TOKENS)]
     log = Path("soak.log")
+    command = server_command(arguments)
     with log.open("w") as log_file, subprocess.Popen(command, stderr=log_file) as server:
         try:
-            while not (found := re.search(r"http://127\.0\.0\.1:(\d+)", log.read_text())):
-                assert server.poll() is None, log.read_text()
-                time.sleep(0.1)
-            port, tally = int(found[1]), Tally()
+            port, tally = wait_for_port(server, log), Tally()
             warm, grown = asyncio.run(load(port, server.pid, arguments.clients, 60 * arguments.minutes, tally))
             end = time.monotonic() + 30
             while not (idle := is_idle(port)) and time.monotonic() < end:
@@ -228,6 +247,7 @@ def main() -> int:
             server.terminate()
         stopped = server.wait(90)
     wrong = wrong_texts(arguments, tally.texts)
+    queue_s = [report.metrics["queue_time_s"] for report in tally.reports]
     unexpected = {what: count for what, count in tally.outcomes.items() if what not in EXPECTED}
     checks = {
         "KV use is 0 and nothing runs at the end": idle,
@@ -242,7 +262,7 @@ def main() -> int:
         "outcomes": dict(tally.outcomes),
         "distinct_jobs": len(tally.texts),
         "memory_mib": {"warm": warm >> 20, "end": grown >> 20},
-        "queue_s": {"p50": percentile(tally.queue_s, 0.5), "p99": percentile(tally.queue_s, 0.99)},
+        "queue_s": {"p50": percentile(queue_s, 0.5), "p99": percentile(queue_s, 0.99)},
         "inter_token_s": {"p50": percentile(tally.gaps_s, 0.5), "p99": percentile(tally.gaps_s, 0.99)},
         "checks": checks,
         "wrong": wrong[:5],

@@ -95,17 +95,15 @@ class TestAgainstQueueingTheory:
 class TestEventsAgainstSteps:
     """The tolerance that docs/scaling.md states: means within 5 %, on loads that the machine can carry."""
 
-    @pytest.mark.parametrize(
-        ("spec", "qps"), [("off", 1.0), ("off", 3.0), ("suffix", 1.0), ("suffix", 3.0), ("auto", 2.0)]
-    )
+    @pytest.mark.parametrize(("spec", "qps"), [("off", 1.0), ("off", 2.0), ("suffix", 2.0), ("auto", 1.0)])
     def test_means_agree(self, spec: str, qps: float) -> None:
-        requests = MIXED.requests(qps, 200, seed=5)
+        requests = MIXED.requests(qps, 240, seed=1)
         steps, events = (
             outcome_of(requests, run(LINEAR, SOME, spec, requests), Slo()) for run in (by_steps, by_events)
         )
-        for name in ("tokens_per_s", "latency_mean", "itl_mean", "token_s"):
+        for name in ("tokens_per_s", "latency_mean", "ttft_mean", "itl_mean", "token_s"):
             assert getattr(events, name) == pytest.approx(getattr(steps, name), rel=0.05), name
-        assert events.ttft_mean == pytest.approx(steps.ttft_mean, rel=0.08)
+        assert events.ttft_p99 == pytest.approx(steps.ttft_p99, rel=0.15)
 
     def test_tokens_per_run_of_the_table_are_those_of_the_profiles(self) -> None:
         table = TestAnswers.STUDY.table(MIXED, "suffix")

@@ -64,7 +64,8 @@ class EventReplica:
                 chunk = table.chunk_rows[sequences]
                 whole = (self._prompt_left - 1) // chunk  # steps that compute nothing but a part of the first prompt
                 rows = chunk if whole else min(chunk, self._rows_left(chunk))
-                step_s += table.chunk_s[sequences][rows]
+                draft_rows = 0 if whole else table.draft_rows[sequences]  # the end of a prompt gets a draft
+                step_s += table.chunk_s[sequences][rows + draft_rows]
                 steps = whole or 1
             else:
                 steps = 1 << 60
@@ -133,7 +134,8 @@ class EventReplica:
         kind = self._place[request.kind]
         kv_tokens = request.prompt_tokens + request.output_tokens
         self._decoding += 1
-        left = request.output_tokens - 1.5 * self._table.tokens_per_run[kind][self._decoding]
+        table, sequences = self._table, self._decoding
+        left = request.output_tokens + table.excess[kind][sequences] - 1.5 * table.tokens_per_run[kind][sequences]
         if left <= 0:
             self._finish(index, kv_tokens, self.now)
         else:

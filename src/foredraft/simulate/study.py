@@ -64,7 +64,11 @@ class Study:
         def seconds(batch: int) -> float:
             tokens = zip(per_kind, table.tokens_per_run, strict=True)
             runs = sum(sum(each.output_tokens for each in mine) / per_run[batch] for mine, per_run in tokens)
-            prompt = table.chunk_s[batch][-1] / table.chunk_rows[batch] * sum(each.prompt_tokens for each in sample)
+            prompt = (
+                table.chunk_s[batch][table.chunk_rows[batch]]
+                / table.chunk_rows[batch]
+                * sum(each.prompt_tokens for each in sample)
+            )
             return (runs * table.step_s[batch] / batch + prompt) / len(sample)
 
         return 1 / min(seconds(batch) for batch in range(1, len(table.step_s)))

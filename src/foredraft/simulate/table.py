@@ -20,6 +20,7 @@ _BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 10
 _WARM_UP_STEPS = 48  # in which the controller learns what runs cost
 _RUNS = 3000  # of sequences that are measured for a batch, and at least
 _STEPS = 96  # so many steps
+_LONGER = 8  # times as long as they are: outputs while steps are measured
 _CHUNK_STEPS = 8  # after which the chunk limit has settled
 
 
@@ -31,8 +32,10 @@ class StepTable:
     step_s: list[float]  # a step in which nothing but these sequences runs
     rows: list[float]  # and its rows, drafts included
     tokens_per_run: list[list[float]]  # by kind, then by sequences
+    excess: list[list[float]]  # of the same shape: tokens that the last run of an output has beyond its end, on average
     chunk_rows: list[int]  # of prompts, in a step beside these sequences
-    chunk_s: list[list[float]]  # what so many rows add to the step: by sequences, then by rows up to chunk_rows
+    draft_rows: list[int]  # of one sequence in a run
+    chunk_s: list[list[float]]  # what so many rows add: by sequences, then by rows up to chunk_rows and a draft's
 
     @classmethod
     def measured(
@@ -55,9 +58,11 @@ class StepTable:
         )
         rows[0] = seconds[0] = 0.0
         tokens = [np.interp(every, batches, [each.tokens_per_run[kind] for each in found]).tolist() for kind in kinds]
+        excess = [np.interp(every, batches, [each.excess[kind] for each in found]).tolist() for kind in kinds]
         chunks = [options.rows_per_step] + [_chunk(machine, options, rows[n], n) for n in range(1, most + 1)]
-        chunk_s = [_chunk_times(machine, rows[n], n, chunks[n], context) for n in range(most + 1)]
-        return cls(kinds, seconds.tolist(), rows.tolist(), tokens, chunks, chunk_s)
+        drafts = [round(rows[max(1, n)] / max(1, n) - 1) for n in range(most + 1)]
+        chunk_s = [_chunk_times(machine, rows[n], n, chunks[n] + drafts[n], context) for n in range(most + 1)]
+        return cls(kinds, seconds.tolist(), rows.tolist(), tokens, excess, chunks, drafts, chunk_s)
 
 
 @dataclass(frozen=True)
@@ -66,12 +71,15 @@ class _Found:
     rows: float
     context: float
     tokens_per_run: dict[str, float]
+    excess: dict[str, float]
 
 
 def _measure(
     machine: Machine, options: EngineConfig, spec: Spec, requests: list[Request], batch: int, seed: int
 ) -> _Found:
-    """Keep `batch` sequences decoding: when one ends, the next of the sample takes its place."""
+    """Keep `batch` sequences decoding: when one ends, the next of the sample takes its place. Outputs are longer than
+    in the sample, so that few runs are cut by their ends."""
+    requests = [each._replace(output_tokens=_LONGER * each.output_tokens) for each in requests]
     roomy = replace(options, max_num_seqs=batch, max_num_batched_tokens=options.rows_per_step, prefix_caching=False)
     roomy = replace(roomy, kv_cache_tokens=batch * (2 + max(request.output_tokens for request in requests) + 64))
     steps = max(_STEPS, _RUNS // batch)
@@ -81,6 +89,7 @@ def _measure(
     seconds = rows = keys = 0.0
     runs: Counter[str] = Counter()
     tokens: Counter[str] = Counter()
+    pairs: Counter[str] = Counter()  # ordered pairs of tokens in one run
     for step in range(_WARM_UP_STEPS + steps):
         while replica.num_unfinished < batch:
             request = requests[added % len(requests)]
@@ -96,10 +105,13 @@ def _measure(
         for commit in commits:
             runs[commit.sequence.request_id] += 1
             tokens[commit.sequence.request_id] += len(commit.tokens)
+            pairs[commit.sequence.request_id] += len(commit.tokens) * (len(commit.tokens) - 1)
     common = tokens.total() / runs.total()
     kinds = dict.fromkeys(request.kind for request in requests)
     per_run = {kind: tokens[kind] / runs[kind] if runs[kind] else common for kind in kinds}
-    return _Found(seconds / steps, rows / steps, keys / rows, per_run)
+    # In a renewal process with steps X, the last one goes E[X (X - 1)] / (2 E[X]) beyond a given point on average.
+    excess = {kind: pairs[kind] / (2 * tokens[kind]) if tokens[kind] else 0.0 for kind in kinds}
+    return _Found(seconds / steps, rows / steps, keys / rows, per_run, excess)
 
 
 def _mean_context(requests: list[Request]) -> float:
