@@ -13,9 +13,9 @@ SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 BUILD_INPUTS := pyproject.toml $(wildcard setup.py src/foredraft/kernels/*.c src/foredraft/kernels/*.h src/foredraft/kernels/build.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu test-slow test-clients test-page check-speculators check-ray soak sanitize emulate fuzz lint bench \
-	bench-control bench-plain bench-peers bench-kernels bench-gpu bench-busy bench-mixed bench-grammars bench-overhead bench-server \
-	figures picture clean
+.PHONY: help demo test test-gpu test-slow test-clients test-page check-speculators check-ray soak soak-simulated sanitize emulate fuzz \
+	lint bench bench-control bench-plain bench-peers bench-kernels bench-gpu bench-busy bench-mixed bench-grammars bench-overhead \
+	bench-server figures picture clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -43,6 +43,9 @@ check-speculators: .venv/.installed-dev .peers/speculators/.installed ## exporte
 
 soak: .venv/.installed-dev ## the server under 16 clients for ten minutes; ARGS="--minutes 1" for a short one
 	@$(BIN)/python -m tests.soak $(ARGS)
+
+soak-simulated: .venv/.installed-dev ## the soak's load on a real server and on a simulated one, and how far they differ
+	@$(BIN)/python -m benchmarks.simulate_soak $(ARGS)
 
 bench-server: .venv/.installed-dev ## the server beside the offline engine, and a short prompt beside a long one
 	@$(BIN)/python benchmarks/server.py $(ARGS)

@@ -59,6 +59,9 @@ class EventReplica:
                 self._admit()
             sequences = self._decoding
             step_s = table.step_s[sequences]
+            if sequences and len(kinds) > 1:
+                mine = sum(len(ends[kind]) * table.kind_rows[kind][sequences] for kind in kinds)
+                step_s += table.row_s[sequences] * (mine - table.rows[sequences])
             rows = 0
             if self._prompts:
                 chunk = table.chunk_rows[sequences]

@@ -18,10 +18,10 @@ from foredraft.simulate.traffic import Request
 
 _BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)  # that are measured
 _WARM_UP_STEPS = 48  # in which the controller learns what runs cost
-_RUNS = 3000  # of sequences that are measured for a batch, and at least
-_STEPS = 96  # so many steps
+_RUNS = 2000  # of sequences that are measured for a batch, and at least
+_STEPS = 64  # so many steps
 _LONGER = 8  # times as long as they are: outputs while steps are measured
-_CHUNK_STEPS = 8  # after which the chunk limit has settled
+_CHUNK_STEPS = 8  # after which the chunk limit changes no more
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class StepTable:
     step_s: list[float]  # a step in which nothing but these sequences runs
     rows: list[float]  # and its rows, drafts included
     tokens_per_run: list[list[float]]  # by kind, then by sequences
+    kind_rows: list[list[float]]  # of the same shape: rows of a sequence, its draft included
+    row_s: list[float]  # seconds of one row more than `rows`: kinds are not always mixed as they are on average
     excess: list[list[float]]  # of the same shape: tokens that the last run of an output has beyond its end, on average
     chunk_rows: list[int]  # of prompts, in a step beside these sequences
     draft_rows: list[int]  # of one sequence in a run
@@ -58,11 +60,13 @@ class StepTable:
         )
         rows[0] = seconds[0] = 0.0
         tokens = [np.interp(every, batches, [each.tokens_per_run[kind] for each in found]).tolist() for kind in kinds]
+        kind_rows = [np.interp(every, batches, [each.kind_rows[kind] for each in found]).tolist() for kind in kinds]
+        row_s = [machine.run_s(round(each) + 2, 0) - machine.run_s(round(each) + 1, 0) for each in rows]
         excess = [np.interp(every, batches, [each.excess[kind] for each in found]).tolist() for kind in kinds]
         chunks = [options.rows_per_step] + [_chunk(machine, options, rows[n], n) for n in range(1, most + 1)]
         drafts = [round(rows[max(1, n)] / max(1, n) - 1) for n in range(most + 1)]
         chunk_s = [_chunk_times(machine, rows[n], n, chunks[n] + drafts[n], context) for n in range(most + 1)]
-        return cls(kinds, seconds.tolist(), rows.tolist(), tokens, excess, chunks, drafts, chunk_s)
+        return cls(kinds, seconds.tolist(), rows.tolist(), tokens, kind_rows, row_s, excess, chunks, drafts, chunk_s)
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,7 @@ class _Found:
     rows: float
     context: float
     tokens_per_run: dict[str, float]
+    kind_rows: dict[str, float]
     excess: dict[str, float]
 
 
@@ -88,6 +93,7 @@ def _measure(
     added = 0
     seconds = rows = keys = 0.0
     runs: Counter[str] = Counter()
+    kind_rows: Counter[str] = Counter()
     tokens: Counter[str] = Counter()
     pairs: Counter[str] = Counter()  # ordered pairs of tokens in one run
     for step in range(_WARM_UP_STEPS + steps):
@@ -102,6 +108,8 @@ def _measure(
         seconds += replica.clock.now - started
         load = Load.of(works)
         rows, keys = rows + load.rows, keys + load.keys
+        for work in works:
+            kind_rows[work.sequence.request_id] += work.num_rows
         for commit in commits:
             runs[commit.sequence.request_id] += 1
             tokens[commit.sequence.request_id] += len(commit.tokens)
@@ -111,7 +119,8 @@ def _measure(
     per_run = {kind: tokens[kind] / runs[kind] if runs[kind] else common for kind in kinds}
     # In a renewal process with steps X, the last one goes E[X (X - 1)] / (2 E[X]) beyond a given point on average.
     excess = {kind: pairs[kind] / (2 * tokens[kind]) if tokens[kind] else 0.0 for kind in kinds}
-    return _Found(seconds / steps, rows / steps, keys / rows, per_run, excess)
+    per_sequence = {kind: kind_rows[kind] / runs[kind] if runs[kind] else rows / steps / batch for kind in kinds}
+    return _Found(seconds / steps, rows / steps, keys / rows, per_run, per_sequence, excess)
 
 
 def _mean_context(requests: list[Request]) -> float:
