@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 DEFAULT_SPECS = ("suffix",)
 STEP_REQUESTS = 300  # where --requests is not given: the step mode takes milliseconds for each
-EVENT_REQUESTS = 5000
+EVENT_REQUESTS = 3000
 
 
 def simulate(

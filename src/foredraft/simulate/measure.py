@@ -17,6 +17,7 @@ from foredraft.simulate.machine import DraftFigures, DraftProfile, Machine
 from foredraft.simulate.traffic import ANY
 
 if TYPE_CHECKING:
+    from foredraft.audit.prompts import Question
     from foredraft.control.costs import Calibration
     from foredraft.llm import LLM
     from foredraft.types import SpecMetrics
@@ -47,20 +48,32 @@ def _single(text: str) -> str:
 
 
 def _figures(llm: LLM, name: str) -> DraftFigures:
-    params = SamplingParams(max_tokens=_MAX_TOKENS, temperature=0)
     by_kind: dict[str, list[SpecMetrics]] = {}
     for question in load_suite("builtin", _PROMPTS):
-        prompt = question.encoded(llm)[: llm.max_model_len - _MAX_TOKENS]
-        llm.engine.speculation.clear()
-        by_kind.setdefault(question.category, []).append(llm.generate([prompt], params, spec=name)[0].metrics)
+        by_kind.setdefault(question.category, []).append(_decoded(llm, question, name))
     every = [metrics for found in by_kind.values() for metrics in found]
     choice = parse_spec(name).choices[0]
     free: bool = proposer_class(choice.name).free
     # a free one is queried in every run; another is charged by the depths that it drafted
     calls = sum(each.target_runs if free else sum(each.drafted_per_depth) for each in every)
-    seconds = quotient(sum(each.draft_time_s for each in every), calls)
+    scheduling_s = _scheduling_s(llm) * sum(each.target_runs for each in every)
+    seconds = quotient(max(0.0, sum(each.draft_time_s for each in every) - scheduling_s), calls)
     profiles = {kind: _profile(found) for kind, found in by_kind.items()}
     return DraftFigures(choice.name, free, {**profiles, ANY: _profile(every)}, seconds)
+
+
+def _decoded(llm: LLM, question: Question, spec: str) -> SpecMetrics:
+    params = SamplingParams(max_tokens=_MAX_TOKENS, temperature=0)
+    prompt = question.encoded(llm)[: llm.max_model_len - _MAX_TOKENS]
+    llm.engine.speculation.clear()
+    return llm.generate([prompt], params, spec=spec)[0].metrics
+
+
+def _scheduling_s(llm: LLM) -> float:
+    """Seconds of a step that are counted as drafting but are not: those of a proposer that is never queried, because
+    these requests have no grammar."""
+    metrics = _decoded(llm, load_suite("builtin", 1)[0], "grammar")
+    return quotient(metrics.draft_time_s, metrics.target_runs)
 
 
 def _profile(found: list[SpecMetrics]) -> DraftProfile:
