@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from math import isfinite
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from foredraft.bench.drawing import GREY, Plot, drawn, legend, look, stacked
 from foredraft.simulate.fleet import Outcome, Slo
@@ -56,9 +57,13 @@ def _curves(
     figure, panels = stacked(len(answers), 3.0)
     for axes, answer in zip(panels, answers, strict=True):
         for place, setting in enumerate(answer.settings):
-            axes.plot(answer.rates, [value(each) for each in setting.sweep], label=setting.spec, **look(place))
+            arrived = [each.qps for each in setting.sweep]
+            axes.plot(arrived, [value(each) for each in setting.sweep], label=setting.spec, **look(place))
         if log:
             axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axes.yaxis.set_major_formatter("{x:g}")  # powers of ten would need mathematical text
+            axes.yaxis.set_minor_formatter("")
         else:
             axes.set_ylim(bottom=0)
         if diagonal:
