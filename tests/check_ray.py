@@ -136,13 +136,15 @@ def _read(path: str) -> str:
 
 
 async def throughput(fleet: Fleet, clients: int, seconds: float) -> dict[str, float]:
-    """Tokens per second of the fleet as it is, and how many cores its processes used."""
+    """Tokens per second of the fleet as it is, and how many cores its processes used. The load begins before the
+    measurement and ends after it."""
     fleet.pin()
     load = Load(fleet.port, clients, steady=True)
-    await asyncio.sleep(seconds / 4)
+    await asyncio.sleep(seconds / 2)
     start, before = time.monotonic(), fleet.cpu_s()
     await asyncio.sleep(seconds)
     end, after = time.monotonic(), fleet.cpu_s()
+    await asyncio.sleep(seconds / 2)
     tally = await load.stop()
     assert not tally.unclean(), tally.unclean()
     cores = [(b - a) / (end - start) for a, b in zip(before, after)]

@@ -22,7 +22,7 @@ class Done:
     job: Job
     text: str
     num_tokens: int
-    started_s: float
+    run_s: float  # from its first run in the engine to its last
     ended_s: float
 
 
@@ -47,11 +47,12 @@ class Tally:
         return sum(start_s <= each.ended_s < end_s for each in self.done)
 
     def tokens_per_s(self, start_s: float, end_s: float) -> float:
-        """A request that lies partly in the window counts by that part."""
+        """A request that ran partly in the window counts by that part. The load must be the same for as long after the
+        window as a request runs, because tokens are taken to come evenly."""
         tokens = 0.0
         for each in self.done:
-            inside = min(end_s, each.ended_s) - max(start_s, each.started_s)
-            tokens += each.num_tokens * max(0.0, inside) / (each.ended_s - each.started_s)
+            inside = min(end_s, each.ended_s) - max(start_s, each.ended_s - each.run_s)
+            tokens += each.num_tokens * max(0.0, inside) / each.run_s
         return tokens / (end_s - start_s)
 
 
@@ -65,13 +66,12 @@ class _FailedCleanly(Exception):
 
 async def request(port: int, body: dict[str, Any], job: Job, tally: Tally) -> None:
     """Send one request and read whatever comes until the connection ends."""
-    started = time.monotonic()
     try:
         status, headers, data = await exchange(port, body)
         if status != 200:
             tally.outcomes[_failure(status, headers, data)] += 1
             return
-        text, num_tokens, request_id = _read_stream(data) if body["stream"] else _read_whole(data)
+        request_id, text, num_tokens, run_s = _read_stream(data) if body["stream"] else _read_whole(data)
     except _FailedCleanly:
         tally.outcomes["failed cleanly: an error event ended the stream"] += 1
     except (OSError, EOFError, ValueError, LookupError, Broken) as error:
@@ -79,7 +79,7 @@ async def request(port: int, body: dict[str, Any], job: Job, tally: Tally) -> No
     else:
         tally.outcomes["answered"] += 1
         tally.ids[request_id] += 1
-        tally.done.append(Done(job, text, num_tokens, started, time.monotonic()))
+        tally.done.append(Done(job, text, num_tokens, run_s, time.monotonic()))
 
 
 async def exchange(port: int, body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
@@ -116,12 +116,18 @@ def _failure(status: int, headers: dict[str, str], data: bytes) -> str:
     return "refused with 429 and Retry-After"
 
 
-def _read_whole(data: bytes) -> tuple[str, int, str]:
+def _read_whole(data: bytes) -> tuple[str, str, int, float]:
+    """Id, text, tokens, and for how long it ran."""
     answer = json.loads(data)
-    return answer["choices"][0]["message"]["content"], answer["usage"]["completion_tokens"], answer["id"]
+    text, num_tokens = answer["choices"][0]["message"]["content"], answer["usage"]["completion_tokens"]
+    return answer["id"], text, num_tokens, _run_s(answer["metrics"])
 
 
-def _read_stream(data: bytes) -> tuple[str, int, str]:
+def _run_s(metrics: dict[str, float]) -> float:
+    return max(1e-3, metrics["total_time_s"] - metrics["queue_time_s"])
+
+
+def _read_stream(data: bytes) -> tuple[str, str, int, float]:
     events = [line.removeprefix("data: ") for line in data.decode().splitlines() if line.startswith("data: ")]
     if not events or events[-1] != "[DONE]" or events.count("[DONE]") != 1:
         raise Broken("a stream without its end")
@@ -132,7 +138,8 @@ def _read_stream(data: bytes) -> tuple[str, int, str]:
         raise Broken("a stream of two answers")
     text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks if chunk["choices"])
     tokens = next(chunk["usage"]["completion_tokens"] for chunk in chunks if chunk.get("usage"))
-    return text, tokens, chunks[0]["id"]
+    metrics = next(chunk["metrics"] for chunk in chunks if chunk.get("metrics"))
+    return chunks[0]["id"], text, tokens, _run_s(metrics)
 
 
 class Load:
