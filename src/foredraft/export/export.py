@@ -55,13 +55,13 @@ def start_command(engine: Engine, layout: Layout, folder: Path, verifier: str) -
     if engine is Engine.speculators:
         return shlex.join(["vllm", "serve", str(folder)])  # which finds the target by the head's config
     if engine is Engine.vllm:
-        return _vllm_command(verifier, layout.method, folder, layout.tokens)
+        return _vllm_command(verifier, layout.method, folder, layout.tokens, layout.options)
     return _sglang_command(verifier, layout.method.upper(), folder, layout.tokens)
 
 
-def _vllm_command(verifier: str, method: str, folder: Path, tokens: int) -> str:
+def _vllm_command(verifier: str, method: str, folder: Path, tokens: int, options: tuple[str, ...] = ()) -> str:
     chosen = {"method": method, "model": str(folder), "num_speculative_tokens": tokens}
-    return shlex.join(["vllm", "serve", verifier, "--speculative-config", json.dumps(chosen)])
+    return shlex.join(["vllm", "serve", verifier, "--speculative-config", json.dumps(chosen), *options])
 
 
 def _sglang_command(verifier: str, algorithm: str, folder: Path, tokens: int) -> str:

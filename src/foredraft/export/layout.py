@@ -57,6 +57,7 @@ class Layout:
     tensors: Tensors
     method: str
     tokens: int  # draft tokens per run of the target
+    options: tuple[str, ...] = ()  # further words of the command that starts it
 
     def write(self, folder: Path) -> None:
         from safetensors.torch import save_file

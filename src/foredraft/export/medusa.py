@@ -10,6 +10,8 @@ from foredraft.export.layout import Head, Json, Layout, renamed
 from foredraft.models.heads.shapes import D2T
 
 _NORM = "norm.weight"
+# vLLM 0.32 loads a token map, then takes it for one that was not loaded, unless it is told not to look.
+_UNTRACKED = ("--model-loader-extra-config", '{"enable_weights_track": false}')
 
 
 def medusa_layout(head: Head, engine: Engine) -> Layout:
@@ -39,6 +41,8 @@ def medusa_layout(head: Head, engine: Engine) -> Layout:
     }
     tensors = renamed(head.tensors, {})
     del tensors[_NORM]
+    options: tuple[str, ...] = ()
     if config.draft_vocab_size < config.target_vocab_size:
         tensors["token_map"] = head.tensors[D2T] + torch.arange(config.draft_vocab_size)
-    return Layout(fields, tensors, "medusa", config.block)
+        options = _UNTRACKED
+    return Layout(fields, tensors, "medusa", config.block, options)
