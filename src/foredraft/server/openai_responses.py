@@ -153,7 +153,8 @@ class ResponsesAnswer:
         )
 
     def failure(self, error: ApiError) -> bytes:
-        return self._event("error", **error_object(PATH, error)["error"])
+        told = error_object(PATH, error)["error"]
+        return self._event("error", **{name: told.get(name) for name in ("code", "message", "param")})
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         self._number += 1
