@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 
-from foredraft.control.controller import Controller, Load, StepTimes
+from foredraft.control.controller import Controller, StepTimes
 from foredraft.control.costs import Calibration, Costs
 from foredraft.control.economics import VerifyCurve
+from foredraft.control.worth import Candidate, Load
 from foredraft.types import Commit, Draft, Work
 
 
@@ -19,8 +21,8 @@ class SteadyCosts(Costs):
     def is_known(self, rows: int) -> bool:
         return True
 
-    def draft(self, proposer: str) -> float:
-        return 0.01
+    def draft(self, proposer: str, nodes: int, sequences: int) -> float:
+        return 0.01 * nodes
 
     def catch_up(self, proposer: str, tokens: int) -> float:
         return 0.0
@@ -33,18 +35,25 @@ class SteadyCosts(Costs):
 
 
 class SteadyController(Controller):
-    """Queries free proposers in every step, and books every step with the time that it is expected to take: on a busy
-    machine drafts may seem to take too long."""
+    """Books every step and every query with the time that it is expected to take: on a busy machine drafts may seem to
+    take too long."""
 
     def __init__(self) -> None:
         super().__init__(SteadyCosts())
 
-    def may_query(self, load: Load) -> bool:
-        return True
+    def observe_query(
+        self, candidate: Candidate, works: Items[Work], budgets: Items[int], drafts: Items[Draft], seconds: float
+    ) -> list[Draft]:
+        return super().observe_query(candidate, works, budgets, drafts, seconds=0.0)
 
     def observe(
-        self, works: Items[Work], drafts: Items[Draft | None], commits: Items[Commit], load: Load, times: StepTimes
+        self,
+        works: Items[Work],
+        drafts: Items[Mapping[str, Draft] | None],
+        commits: Items[Commit],
+        load: Load,
+        times: StepTimes,
     ) -> None:
         run = Load.of(works)
-        steady = StepTimes(draft_s=0.0, run_s=self.costs.run(run.rows, run.keys), overhead_s=0.0)
+        steady = StepTimes(run_s=self.costs.run(run.rows, run.keys), overhead_s=0.0)
         super().observe(works, drafts, commits, load, steady)

@@ -1,85 +1,188 @@
-"""A simulated world for the controller: a clock that costs what it says, drafters that are right or wrong at will."""
+"""A simulated world for the controller: a clock that costs what it says, and proposers that are right or wrong at will.
+
+The text of a request is its positions, one after the other, so a draft token is right if it is its own position. A
+proposer is right at a position if that position's chance is below the proposer's probability there.
+"""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
-from foredraft.control.controller import Controller, Load, StepTimes
+from foredraft.control.controller import Controller, StepTimes
 from foredraft.control.costs import Calibration, Costs
 from foredraft.control.economics import VerifyCurve
+from foredraft.control.worth import Candidate, Load
 from foredraft.params import SamplingParams
-from foredraft.types import Commit, Draft, Sequence, Work
+from foredraft.proposers.merge import merge
+from foredraft.types import NO_DRAFT, TARGET, Commit, Draft, Sequence, Work
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 CHEAP = Calibration(VerifyCurve(ROWS, tuple(0.010 + 0.0005 * rows for rows in ROWS)), 0, 0.0)
 DEAR = Calibration(VerifyCurve(ROWS, tuple(0.010 + 0.004 * rows for rows in ROWS)), 0, 0.0)
+NARROW = Calibration(VerifyCurve(ROWS, tuple(0.003 + 0.0016 * rows for rows in ROWS)), 0, 0.0)  # 16 rows: 6 steps
+FLAT = Calibration(VerifyCurve(ROWS, tuple(0.0015 + 0.000005 * rows for rows in ROWS)), 0, 0.0)
+
+Place = tuple[int, int]  # a request and a position of its text
+WRONG = -1
 
 
-def chain(size: int, score: float = 0.8, origin: str = "test") -> Draft:
-    scores = tuple(score**depth for depth in range(1, size + 1))
-    return Draft((7,) * size, tuple(range(-1, size - 1)), scores, (origin,) * size)
+def chance(seed: int, *place: int) -> float:
+    """A number from 0 to 1 for every place, the same in every world."""
+    mixed = seed
+    for number in place:
+        mixed = ((mixed ^ number) * 0x9E3779B97F4A7C15 + 0x7F4A7C15) % 2**64
+        mixed ^= mixed >> 29
+    return mixed % 2**64 * 0xBF58476D1CE4E5B9 % 2**64 / 2**64
+
+
+@dataclass
+class Player:
+    """A proposer that drafts chains."""
+
+    name: str
+    probability: Callable[[Place], float]  # that its token is right, once everything before it is
+    query_s: float = 0.0  # of a query, beside its nodes
+    node_s: float = 0.0
+    missing_s: float = 0.0  # per token that it had not run
+    is_free: bool = True
+    confidence: Callable[[Place], float] | None = None  # what it says; else the truth
+    drafts: Callable[[Place], bool] = lambda _: True
+    most: int = 16
+    acceptance: tuple[float, ...] = ()
+    seed: int = 0
+    computed: dict[int, int] = field(default_factory=dict)  # tokens by request
+    queries: int = 0
+
+    @property
+    def candidate(self) -> Candidate:
+        return Candidate(self.name, self.is_free, self.most, self.acceptance)
+
+    def query(self, sequence: Sequence, budget: int) -> tuple[Draft, float]:
+        """A draft, and what it took."""
+        self.queries += 1
+        request, start = sequence.id, sequence.num_tokens
+        seconds = self.query_s + self.missing_s * (start - self.computed.get(request, 0))
+        self.computed[request] = start
+        tokens, scores, score = list[int](), list[float](), 1.0
+        for position in range(start, start + min(budget, self.most)) if self.drafts((request, start)) else ():
+            place = request, position
+            score *= max(1e-6, (self.confidence or self.probability)(place))
+            tokens.append(position if chance(self.seed, *place) < self.probability(place) else WRONG)
+            scores.append(score)
+        size = len(tokens)
+        draft = Draft(tuple(tokens), tuple(range(-1, size - 1)), tuple(scores), (self.name,) * size)
+        return draft, seconds + self.node_s * size
 
 
 class World:
-    """Sequences whose draft tokens are right with a probability that may change over time."""
+    """Requests that the controller, or a fixed setting, drafts for with some proposers."""
 
     def __init__(
         self,
         truth: Calibration,
+        players: Iterable[Player] = (),
         calibrated: Calibration | None = None,
         noise: float = 0.0,
         hiccup_every: int = 10**9,  # steps, one of which takes three times as long
+        fixed: dict[str, int] | None = None,  # nodes by proposer: these are drafted and verified in every step
     ) -> None:
         self.truth = truth.curve
         self.controller = Controller(Costs(calibrated or truth))
+        self.players = sorted(players, key=lambda player: not player.is_free)
         self.random = random.Random(1)
-        self.noise, self.hiccup_every = noise, hiccup_every
+        self.noise, self.hiccup_every, self.fixed = noise, hiccup_every, fixed
         self.elapsed = self.plain = 0.0
-        self.tokens = 0
+        self.num_tokens = 0
         self.reasons: Counter[str] = Counter()
         self.verified: list[int] = []
+        self.queried: list[Counter[str]] = []  # nodes by proposer, of every step
+        self._next_request = 0
 
-    def write(
-        self,
-        count: int,
-        right: Callable[[int], float],
-        drafter: Callable[[int], Draft] = lambda _: chain(8),
-        batch: int = 1,
-    ) -> None:
-        """Let `batch` texts write `count` tokens each, for which plain decoding would take `plain` seconds."""
-        texts = [
-            Sequence(index, "", 0, [1], 1, SamplingParams().resolved({}), 0, 10**9, num_lookahead_tokens=64)
-            for index in range(batch)
-        ]
-        done = 0.0
-        while done < count:
-            works = [Work(text, 1, 64) for text in texts]
-            for text in texts:
-                text.num_computed_tokens = 0
-                del text.token_ids[1:]
-            drafts: list[Draft | None] = [drafter(self.tokens) for _ in texts]
-            load = Load.of(works)
-            chosen, reasons = self.controller.choose(works, drafts, load)
-            works = [Work(text, 1, 64, draft) for text, draft in zip(texts, chosen, strict=True)]
+    @property
+    def speedup(self) -> float:
+        return self.plain / self.elapsed
+
+    def write(self, count: int, requests: int = 1, batch: int = 1, prompt: int = 1) -> World:
+        """Write requests of `count` tokens, `batch` at a time. Plain decoding would take `plain` seconds."""
+        for _ in range(requests):
+            params, first = SamplingParams().resolved({}), self._next_request
+            texts = [Sequence(first + n, "", 0, [0] * prompt, prompt, params, 0, count) for n in range(batch)]
+            self._next_request += batch
+            while texts:
+                self._step(texts)
+                ended = [text for text in texts if text.num_output_tokens >= count]
+                self.controller.release([text.id for text in ended])
+                texts = [text for text in texts if text not in ended]
+        return self
+
+    def _step(self, texts: list[Sequence]) -> None:
+        for text in texts:
+            text.num_computed_tokens = text.num_tokens - 1
+        works = [Work(text, 1, 64) for text in texts]
+        load = Load.of(works)
+        made: list[dict[str, Draft]] = [{} for _ in works]
+        merged: list[list[Draft]] = [[] for _ in works]
+        seconds = 0.0
+        self.queried.append(Counter())
+        for player in self.players:
+            seconds += self._query(player, works, load, made, merged)
+        trees = [merge(drafts, 64) if drafts else NO_DRAFT for drafts in merged]
+        if self.fixed is None:
+            trees, reasons = self.controller.choose(works, trees, load)
             self.reasons.update(reasons)
-            self.verified.append(sum(map(len, chosen)))
-            seconds = self.truth.seconds_at(Load.of(works).rows) * (1 + self.noise * self.random.random())
-            seconds *= 3 if len(self.verified) % self.hiccup_every == 0 else 1
-            commits = [self._commit(text, full, work.draft, right) for text, full, work in zip(texts, drafts, works)]
-            self.controller.observe(works, drafts, commits, load, StepTimes(0.0, seconds, 0.0))
-            emitted = sum(len(commit.tokens) for commit in commits) / batch
-            self.elapsed += seconds
-            self.plain += emitted * self.truth.seconds_at(batch) * (1 + self.noise / 2)
-            self.tokens += int(emitted)
-            done += emitted
+        works = [work.with_draft(tree) for work, tree in zip(works, trees, strict=True)]
+        self.verified.append(sum(map(len, trees)))
+        run_s = self.truth.seconds_at(Load.of(works).rows) * (1 + self.noise * self.random.random())
+        run_s *= 3 if len(self.verified) % self.hiccup_every == 0 else 1
+        commits = [_commit(work) for work in works]
+        if self.fixed is None:
+            self.controller.observe(works, made, commits, load, StepTimes(run_s, 0.0))
+        self.elapsed += seconds + run_s
+        for commit in commits:
+            self.plain += len(commit.tokens) * self.truth.seconds_at(len(texts)) / len(texts) * (1 + self.noise / 2)
+            self.num_tokens += len(commit.tokens)
+            commit.sequence.token_ids += commit.tokens
 
-    def _commit(self, text: Sequence, full: Draft | None, draft: Draft, right: Callable[[int], float]) -> Commit:
-        """How far the draft would be right, whether it is verified or not."""
-        assert full is not None
-        length = 0
-        while length < len(full) and self.random.random() < right(self.tokens):
-            length += 1
-        tokens = (7,) * min(length, len(draft))
-        return Commit(text, (*tokens, 7 if length > len(draft) else 8), (), ())
+    def _query(
+        self, player: Player, works: list[Work], load: Load, made: list[dict[str, Draft]], merged: list[list[Draft]]
+    ) -> float:
+        if self.fixed is None:
+            chances = [max((sum(_roots(draft)) for draft in drafts), default=0.0) for drafts in merged]
+            decided = self.controller.budgets(player.candidate, works, chances, load)
+            budgets = [nodes for nodes, _ in decided]
+            self.reasons.update(f"{player.name}: {reason}" for _, reason in decided)
+        else:
+            budgets = [self.fixed.get(player.name, 0)] * len(works)
+        chosen = [index for index, budget in enumerate(budgets) if budget]
+        if not chosen:
+            return 0.0
+        self.queried[-1][player.name] += sum(budgets)
+        answers = [player.query(works[index].sequence, budgets[index]) for index in chosen]
+        seconds, drafts = sum(took for _, took in answers), [draft for draft, _ in answers]
+        calibrated = drafts
+        if self.fixed is None:
+            asked = [works[index] for index in chosen]
+            wanted = [budgets[index] for index in chosen]
+            calibrated = self.controller.observe_query(player.candidate, asked, wanted, drafts, seconds)
+        for index, draft, known in zip(chosen, drafts, calibrated, strict=True):
+            made[index][player.name] = draft
+            if known:
+                merged[index].append(known)
+        return seconds
+
+
+def _roots(draft: Draft) -> list[float]:
+    return [score for score, parent in zip(draft.scores, draft.parents, strict=True) if parent < 0]
+
+
+def _commit(work: Work) -> Commit:
+    """The path whose tokens are their own positions, and the target's own token behind it."""
+    node, position, origins = -1, work.sequence.num_tokens, list[str]()
+    while (child := work.draft.child(node, position)) >= 0:
+        origins.append(work.draft.origin[child])
+        node, position = child, position + 1
+    tokens = tuple(range(work.sequence.num_tokens, position + 1))
+    return Commit(work.sequence, tokens, (*origins, TARGET), (), draft=work.draft)

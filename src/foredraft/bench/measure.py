@@ -196,13 +196,13 @@ def timed(
 @contextmanager
 def _proposers_of(engine: Engine, spec: str) -> Iterator[None]:
     """Hide the proposers of other settings, which would learn from this run and charge it for that."""
-    everyone = engine.speculation.assignments.proposers
-    wanted = {str(choice) for choice in parse_spec(spec).choices}
-    engine.speculation.assignments.proposers = {name: proposer for name, proposer in everyone.items() if name in wanted}
+    assignments = engine.speculation.assignments
+    everyone, wanted = assignments.proposers, {str(choice) for choice in assignments.choices(parse_spec(spec))}
+    assignments.proposers = {name: proposer for name, proposer in everyone.items() if name in wanted}
     try:
         yield
     finally:
-        engine.speculation.assignments.proposers = {**everyone, **engine.speculation.assignments.proposers}
+        assignments.proposers = {**everyone, **assignments.proposers}
 
 
 def _run(

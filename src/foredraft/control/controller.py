@@ -1,77 +1,79 @@
-"""When to draft, and how much: per step and sequence, so that the whole batch emits the most tokens per second.
+"""When to draft, and how much. One rule decides about every query of a proposer and every row of a draft: the seconds
+that accepted tokens are expected to save must exceed the seconds that it takes, with a margin.
 
-A ledger bounds what drafting may lose. It starts with a small allowance, which grows a little with time. Gains against
-plain decoding are added and costs are subtracted. A step may only risk what is in the ledger. The ledger is capped, so
-that old gains do not pay for a sequence on which drafting fails. Catch-up runs of a draft model are paid from all
-savings, which have no cap. A proposer with unknown cost is measured once, on one sequence.
+Accepted tokens save plain steps. What a query takes is measured, next to nothing or not; what rows take is the cost
+curve's. A query is decided on by the proposer's last drafts (worth.py), rows by the draft at hand. Of all budgets and
+of all cuts the one with the most tokens per second wins.
+
+A ledger per proposer bounds the loss if expectations are wrong. It starts with a small allowance, grows by a small
+share of the time, and books what the proposer's tokens gain and what its queries and rows cost. A step may only risk
+what is in the ledger. Where queries do not pay, that share of the time pays for one now and then.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
 from copy import deepcopy
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from foredraft.control.acceptance import SUREST, Acceptance
+from foredraft.control.acceptance import Acceptance
 from foredraft.control.costs import Costs
-from foredraft.control.economics import best_length
-from foredraft.types import NO_DRAFT, Commit, Draft, Work
+from foredraft.control.worth import Candidate, Load, Offer, Worth
+from foredraft.types import NO_DRAFT, Commit, Draft, Sequence, Work
 
 DRAFTED, NOTHING_PROPOSED, TOO_UNSURE, LEDGER = "drafted", "nothing proposed", "would not pay", "ledger"
 MEASURING, RESTING, PROBE = "measuring", "resting", "probe"
 
-_ALLOWANCE_S = 0.02  # the loss that is allowed before any gain, or one plain step where that takes longer
-_ALLOWANCE_SHARE = 0.005  # of all time spent, added to the allowance
-_MOST_SAVED = 2.0  # allowances: the cap of the ledger
-_QUERY_S = 0.02  # time for queries whose drafts are not worth verifying
-_QUERY_SHARE = 0.005  # of all time spent, added to it
-_MOST_QUERY_S = 0.005  # the most that one step is charged: a new sequence takes more, but only once
-_LEAST_SURVIVAL = 0.02  # a node with a lower probability is not considered
-_MARGIN = 1.1  # drafting must promise this multiple of the plain rate: what looks best is partly luck
+# docs/control.md has the sweeps that set these.
+_MARGIN = 1.2  # costs count so many times: what looks best is partly luck
+_SHARE = 0.005  # of all time, for each proposer: what it may lose
+_ALLOWANCE_S = 0.02  # and at the start, or one plain step where that takes longer
+_MOST_SAVED = 16.0  # allowances: the cap of a ledger, so that old gains do not pay for ever
+
 _BLAME_STEPS = 5  # drafts are charged the median lateness of so many runs: one late run may have another cause
-_PLAIN_STEPS = 8  # steps without drafts that are learnt from at once
-_NODE_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # node counts that are tried on a step to see if any would pay
-_DEPTHS = (1, 2, 4)  # and so many nodes for every sequence, which are more in a large batch
-_NO_CATCH_UP = 16  # tokens that a draft model runs together with its next draft, at no cost of their own
-_CATCH_UP_TOKENS = 256  # catch-up tokens that a draft model runs in one call, at least
-_CATCH_UP_BESIDE = 16  # and in a call that also drafts for other sequences, which wait for it
-_PATIENCE = 8 * _CATCH_UP_TOKENS  # fewer tokens than these get as many calls as these would
-_PROBE_EVERY = 64  # steps at least between two queries of a resting draft model
-_PROBE_SHARE = 0.005  # of all time spent: what these queries may cost
+_REFRESH_STEPS = 16  # steps without drafts that are learnt from at once, and after which queries are weighed anew
+_UP_TO_DATE = 16  # tokens that a proposer runs together with its next draft, at no cost of their own
 
 _Node = tuple[float, int, int]  # survival, index of the work, node of its draft
-_Pair = tuple[int, str]  # a sequence's id and a proposer
 
 
-class Load(NamedTuple):
-    """What a step runs in any case, with or without drafts."""
+@dataclass
+class _Behind:
+    """A sequence's tokens that a proposer has run, and what it has spent on the others since its last draft for it."""
 
-    rows: int
-    keys: int  # that those rows read
-    sequences: int  # that get a token
+    preemptions: int = 0  # those of the sequence by then; one more means that all must be run again
+    computed: int = 0
+    spent_s: float = 0.0
 
-    @classmethod
-    def of(cls, works: Items[Work]) -> Load:
-        rows = keys = sequences = 0
-        for work in works:  # as `_keys` and `Work.reaches_end` compute it, in half the time: this runs in every step
-            own = work.num_rows
-            reach = work.sequence.num_computed_tokens + work.num_new_tokens
-            rows += own
-            keys += own * reach
-            sequences += reach == work.sequence.num_tokens
-        return cls(rows, keys, sequences)
+    def num_missing(self, sequence: Sequence) -> int:
+        is_lost = self.preemptions != sequence.counters.preemptions
+        missing = sequence.num_tokens - (0 if is_lost else self.computed)
+        return missing if missing > _UP_TO_DATE else 0
+
+
+class _Account:
+    """What is known of one proposer: what a query is worth, its ledger, and how far behind it is."""
+
+    def __init__(self, candidate: Candidate, allowance_s: float) -> None:
+        self.worth = Worth(candidate)
+        self.ledger_s = self.saved_s = allowance_s  # catching up is paid from all savings, which have no cap
+        self.most_s = _MOST_SAVED * allowance_s
+        self.queried_s = 0.0  # when it was last queried
+        self.behind: dict[int, _Behind] = {}  # by sequence
+
+    def book(self, seconds: float) -> None:
+        self.saved_s += seconds
+        self.ledger_s = min(self.most_s, self.ledger_s + seconds)
 
 
 class StepTimes(NamedTuple):
-    """The times of a step: drafting with proposers that take time, the target's run, and all the rest."""
+    """The times of a step, but for queries: the target's run, and all the rest."""
 
-    draft_s: float
     run_s: float
     overhead_s: float
-    catch_up_s: float = 0.0  # of draft models, over tokens that they had not computed
-    query_s: float = 0.0  # of proposers that take next to no time
 
 
 class Controller:
@@ -81,117 +83,112 @@ class Controller:
         self.costs = costs
         self.acceptance = Acceptance()
         self._allowance_s = max(_ALLOWANCE_S, costs.run(1, 0))
-        self.ledger_s = self.saved_s = self._allowance_s
-        self._rested: Counter[_Pair] = Counter()  # steps since the last query
-        self._computed: dict[_Pair, tuple[int, int]] = {}  # preemptions and tokens of the sequence at the last query
-        self._catching_up: dict[_Pair, int] = {}  # catch-up tokens before the next draft
-        self._catch_up_s: defaultdict[str, float] = defaultdict(float)  # by proposer, spent on catching up so far
-        self._caught_up: Counter[str] = Counter()  # by proposer, tokens that it must have caught up with by now
-        self._probing_s = 0.0  # what queries of resting draft models may cost
-        self._query_s = _QUERY_S  # what queries may still cost until a draft is worth verifying
-        self._may_pay: dict[tuple[int, int], bool] = {}  # (rows, sequences) -> whether any draft could pay
-        self._steps = 0
+        self._accounts: dict[str, _Account] = {}
+        self._now_s = 0.0  # the time that all steps took so far
         # The times of the last runs with drafts, in units of the expected time.
         self._lateness = deque([1.0] * (_BLAME_STEPS // 2), maxlen=_BLAME_STEPS)
         self._plain: list[tuple[Load, StepTimes]] = []  # steps without drafts that were not learnt from yet
+        self._steps = 0
 
     def copy(self) -> Controller:
         """A controller with the same state. Both share what is known of the machine."""
         self._learn_from_plain_steps()
         return deepcopy(self, {id(self.costs): self.costs})
 
-    def draft_budget(self, work: Work, proposer: str, origin: str, most: int, load: Load) -> tuple[int, str]:
-        """How many nodes a proposer that takes time may draft, and why. `origin` is the name in its drafts, which does
-        not depend on its options."""
+    def budgets(
+        self, candidate: Candidate, works: Items[Work], chances: Items[float], load: Load
+    ) -> list[tuple[int, str]]:
+        """How many nodes a proposer may draft for each work, and why. `chances` are the probabilities that a draft at
+        hand has the next token: then there is nothing to gain."""
+        account = self._account(candidate)
+        if not self.costs.is_known(load.rows):
+            self._learn_from_plain_steps()
+            return [(0, MEASURING)] * len(works)
+        offers = account.worth.offers(candidate, load, self.costs, _MARGIN)
+        is_timed = self.costs.draft(candidate.name, 1, 1) is not None
+        budgets: list[tuple[int, str]] = []
+        ledger_s = account.ledger_s
+        for work, chance in zip(works, chances, strict=True):
+            offer = next((offer for offer in offers if offer.risk_s <= ledger_s), None)
+            reason = LEDGER if offer is None else self._decide(candidate, account, work, 1 - chance, offer)
+            if offer is None or reason not in (DRAFTED, PROBE) or not (is_timed or ledger_s == account.ledger_s):
+                budgets.append((0, reason if reason != DRAFTED else RESTING))  # one sequence is enough to time it
+                continue
+            ledger_s -= offer.risk_s
+            account.queried_s = self._now_s
+            budgets.append((min(offer.nodes, work.num_lookahead_tokens), reason))
+        return budgets
+
+    def _decide(self, candidate: Candidate, account: _Account, work: Work, chance: float, offer: Offer) -> str:
         sequence = work.sequence
-        pair = (sequence.id, proposer)
-        preemptions, computed = self._computed.get(pair, (0, 0))
-        catch_up_tokens = sequence.num_tokens - (computed if preemptions == sequence.counters.preemptions else 0)
-        catch_up_tokens = catch_up_tokens if catch_up_tokens > _NO_CATCH_UP else 0
-        wanted, reason = self._wanted(work, pair, origin, most, load, catch_up_tokens)
-        if wanted:
-            self._computed[pair] = (sequence.counters.preemptions, sequence.num_tokens)
-            if catch_up_tokens:
-                self._catching_up[pair] = catch_up_tokens
-        return wanted, reason
+        behind = account.behind.get(sequence.id, _Behind())
+        missing = 0 if candidate.is_free else behind.num_missing(sequence)
+        catch_up_s = self.costs.catch_up(candidate.name, missing)
+        gain_s = chance * account.worth.relative(sequence.id) * offer.gain_s - offer.cost_s
+        if gain_s <= 0:
+            is_due = offer.cost_s + catch_up_s <= _SHARE * (self._now_s - account.queried_s)
+            return PROBE if is_due and catch_up_s <= account.saved_s else RESTING
+        if catch_up_s > gain_s * (sequence.max_tokens - sequence.num_output_tokens):
+            return TOO_UNSURE
+        return DRAFTED if catch_up_s <= account.saved_s else LEDGER
 
-    def _wanted(
-        self, work: Work, pair: _Pair, origin: str, most: int, load: Load, catch_up_tokens: int
-    ) -> tuple[int, str]:
-        sequence_id, proposer = pair
-        per_node, rate = self.costs.draft(proposer), self.acceptance.rate(sequence_id, origin)
-        if per_node is None:
-            is_queried_by_another = pair not in self._catching_up and self._is_catching_up(proposer)
-            return (0, RESTING) if is_queried_by_another else (1, PROBE)
-        plain, catch_up = self.costs.run(load.rows, load.keys), self.costs.catch_up(proposer, catch_up_tokens)
-        if rate is None:
-            return self._probe(pair, per_node, catch_up)
-        sequences = max(1, load.sequences)
-        reach = _keys(work, 1)
-
-        def verify(rows: int) -> float:
-            further = sequences * (rows - 1)
-            return self.costs.run(load.rows + further, load.keys + further * reach) / plain
-
-        best = best_length([rate] * most, sequences * per_node / plain, verify)
-        if best.speedup <= _MARGIN:
-            return self._probe(pair, per_node + (verify(2) - 1) * plain, catch_up)
-        left = work.sequence.max_tokens - work.sequence.num_output_tokens
-        if catch_up > left * plain / sequences * (1 - 1 / best.speedup):
-            return 0, TOO_UNSURE
-        if best.k * per_node + (verify(best.k + 1) - 1) * plain > self.ledger_s or catch_up > max(0.0, self.saved_s):
-            return 0, LEDGER
-        self._rested[pair] = 0
-        return best.k, DRAFTED
-
-    def may_query(self, load: Load) -> bool:
-        """Whether to query the proposers that take next to no time. Not where no number of nodes would pay, even at the
-        highest acceptance. Not where queries have brought nothing for long: a query takes little time, but many
-        sequences make it count."""
-        shape = (load.rows, load.sequences)
-        if shape not in self._may_pay:
-            sequences, reach = max(1, load.sequences), load.keys // load.rows
-            least = _MARGIN * sequences / self.costs.run(load.rows, load.keys)
-            self._may_pay[shape] = any(
-                _most_tokens(sequences, more) / self.costs.run(load.rows + more, load.keys + more * reach) > least
-                for more in (*_NODE_COUNTS, *(depth * sequences for depth in _DEPTHS))
-            )
-        return self._query_s > 0 and self._may_pay[shape]
+    def observe_query(
+        self, candidate: Candidate, works: Items[Work], budgets: Items[int], drafts: Items[Draft], seconds: float
+    ) -> list[Draft]:
+        """Learn from a query and what it took; returns the drafts with probabilities that follow the record."""
+        account, name = self._account(candidate), candidate.name
+        sequences = [work.sequence for work in works]
+        known_s = (self.costs.draft(name, max(budgets), len(works)) or 0.0) if any(drafts) else 0.0
+        behind = [account.behind.setdefault(sequence.id, _Behind()) for sequence in sequences]
+        missing = [one.num_missing(sequence) for one, sequence in zip(behind, sequences, strict=True)]
+        catch_up_s = max(0.0, seconds - known_s) / max(1, sum(map(bool, missing)))
+        calibrated: list[Draft] = []
+        is_catching_up = False
+        for sequence, draft, one, tokens in zip(sequences, drafts, behind, missing, strict=True):
+            survivals = self.acceptance.survivals(sequence.id, draft)
+            calibrated.append(replace(draft, scores=tuple(survivals)) if draft else draft)
+            one.spent_s += catch_up_s if tokens else 0.0
+            # The target's own time for these tokens is the limit: beyond it, the proposer is merely slow.
+            is_late = bool(tokens) and one.spent_s > self.costs.run(tokens, tokens * sequence.num_tokens)
+            is_catching_up |= bool(tokens) and not is_late
+            if tokens and not is_late and not draft and not candidate.is_free:
+                continue  # it goes on in the next steps
+            if tokens and not is_late:
+                self.costs.observe_catch_up(name, tokens, one.spent_s)
+            account.behind[sequence.id] = _Behind(sequence.counters.preemptions, sequence.num_tokens)
+            account.worth.observe(sequence.id, survivals)
+        draft_s = min(seconds, known_s) if is_catching_up else seconds
+        if not is_catching_up:
+            self.costs.observe_draft(name, max(budgets), len(works), seconds)
+        self._now_s += seconds
+        account.saved_s -= seconds - draft_s
+        account.book(-draft_s)
+        return calibrated
 
     def choose(self, works: Items[Work], drafts: Items[Draft | None], load: Load) -> tuple[list[Draft], list[str]]:
         """What to verify of each draft, and why; None stands for a sequence that is not the controller's.
 
-        All nodes of all sequences compete. The most probable ones are kept, as many as give the most tokens per second.
+        All nodes of all sequences compete. The most probable ones are kept, as many as give the most tokens per second
+        and as the ledgers of their proposers can afford to lose.
         """
         if not any(drafts):
             return [NO_DRAFT] * len(drafts), [NOTHING_PROPOSED] * len(drafts)
         self._learn_from_plain_steps()
         nodes: list[_Node] = []
-        least = self._least_survival(load)
         for index, draft in enumerate(drafts):
             if draft is not None and draft.q is None:
-                survivals = self.acceptance.survivals(works[index].sequence.id, draft, least)
-                nodes += [(s, index, node) for node, s in enumerate(survivals) if s >= least]
+                nodes += [(survival, index, node) for node, survival in enumerate(draft.scores)]
         nodes.sort(key=lambda node: (-node[0], node[1], node[2]))
-        if not nodes:
-            wanted, affordable, why_not = 0, 0, TOO_UNSURE
-        elif self.costs.is_known(load.rows):
-            wanted = self._best_count(works, nodes, load)
-            affordable, why_not = self._affordable(works, nodes[:wanted], load), TOO_UNSURE
-            self._query_s = _QUERY_S if wanted else self._query_s
-        else:  # the gain of drafting is unknown until the cost of plain decoding is known
-            wanted, affordable, why_not = 0, 0, MEASURING
-        kept: list[list[int]] = [[] for _ in works]
-        for _, index, node in nodes[:affordable]:
-            kept[index].append(node)
-        too_risky = {index for _, index, _ in nodes[affordable:wanted]}
+        # The gain of drafting is unknown until the cost of plain decoding is known.
+        is_known = self.costs.is_known(load.rows)
+        nodes = nodes[: self._best_count(works, nodes, load)] if is_known else []
+        wanted = {index for _, index, _ in nodes}
+        kept = self._affordable(works, drafts, nodes, load)
         chosen: list[Draft] = []
         reasons: list[str] = []
         for index, draft in enumerate(drafts):
-            if (
-                draft is None or draft.q is not None
-            ):  # a sampled draft is verified whole: cutting it would bias the output
-                chosen.append(draft or NO_DRAFT)
+            if draft is None or draft.q is not None:
+                chosen.append(draft or NO_DRAFT)  # a sampled draft is verified whole: cutting it would bias the output
             else:
                 chosen.append(draft.only(sorted(kept[index])))
             if chosen[index]:
@@ -199,144 +196,117 @@ class Controller:
             elif not draft:
                 reasons.append(NOTHING_PROPOSED)
             else:
-                reasons.append(LEDGER if index in too_risky else why_not)
+                reasons.append(LEDGER if index in wanted else TOO_UNSURE if is_known else MEASURING)
         return chosen, reasons
 
-    def observe_draft(self, proposer: str, nodes: int, seconds: float, without: Items[int] = ()) -> float:
-        """Learn from a call of a proposer that takes time; returns how much of that time was spent catching up.
-        `without` are the sequences of the call that got no draft: those that catch up go on with it."""
-        pending = [pair for pair in self._catching_up if pair[1] == proposer]
-        catch_up_tokens = sum(self._catching_up[pair] for pair in pending)
-        is_done = nodes > 0 and not any(sequence_id in without for sequence_id, _ in pending)
-        if pending and not is_done:
-            self._caught_up[proposer] += _CATCH_UP_BESIDE if nodes else _CATCH_UP_TOKENS
-        is_catching_up = catch_up_tokens > 0 and self._caught_up[proposer] <= max(_PATIENCE, catch_up_tokens)
-        catch_up_s = max(0.0, seconds - nodes * (self.costs.draft(proposer) or 0.0)) if is_catching_up else 0.0
-        self._catch_up_s[proposer] += catch_up_s
-        if is_catching_up and is_done:
-            self.costs.observe_catch_up(proposer, catch_up_tokens, self._catch_up_s[proposer])
-        elif not is_catching_up:
-            self.costs.observe_draft(proposer, nodes, seconds)
-        if is_done or not is_catching_up:
-            self._catch_up_s[proposer] = self._caught_up[proposer] = 0
-            for pair in pending:
-                del self._catching_up[pair]
-        return catch_up_s
-
     def observe(
-        self, works: Items[Work], drafts: Items[Draft | None], commits: Items[Commit], load: Load, times: StepTimes
+        self,
+        works: Items[Work],
+        drafts: Items[Mapping[str, Draft] | None],
+        commits: Items[Commit],
+        load: Load,
+        times: StepTimes,
     ) -> None:
-        """Learn from a step. `drafts` are the drafts before they were cut, `load` is the load without them.
+        """Learn from a step. `drafts` are those of each proposer as it made them, None for a sequence that is not the
+        controller's; `load` is the load without them.
 
         Steps without drafts teach only the cost of runs. Several of them are learnt from at once: code that runs once a
         step has left the processor's caches, and is slow.
         """
         self._steps += 1
-        if self._steps % _PLAIN_STEPS == 0:
-            self._may_pay.clear()  # the costs may have changed
-        if not times.draft_s and not times.catch_up_s and not any(drafts) and not any(work.draft for work in works):
+        if self._steps % _REFRESH_STEPS == 0:
+            for account in self._accounts.values():
+                account.worth.refresh()
+        if not any(drafts) and not any(work.draft for work in works):
             self._plain.append((load, times))
-            if len(self._plain) >= _PLAIN_STEPS:
+            if len(self._plain) >= _REFRESH_STEPS:
                 self._learn_from_plain_steps()
             return
         self._learn_from_plain_steps()
         run = Load.of(works) if any(work.draft for work in works) else load
         plain = self.costs.run(load.rows, load.keys)
         expected = plain if run == load else self.costs.run(run.rows, run.keys)
-        self.costs.observe_overhead(times.overhead_s)
-        self.costs.observe_run(run.rows, run.keys, times.run_s)
-        cost = 0.0
+        self._learn_from_run(run, times, plain)
+        row_s = token_s = 0.0
         if run.rows > load.rows:
             self._lateness.append((times.run_s + times.overhead_s) / expected)
-            cost = sorted(self._lateness)[len(self._lateness) // 2] * expected - plain
-        mine = [commit for draft, commit in zip(drafts, commits, strict=True) if draft is not None and commit.tokens]
-        further = sum(len(commit.tokens) - 1 for commit in mine)
-        gain = further * self._plain_token(load) if further else 0.0
-        self.saved_s -= times.catch_up_s
-        if mine:
-            self._book(gain - cost - times.draft_s, plain, times.query_s)
-        for draft, commit in zip(drafts, commits, strict=True):
-            if draft is not None:
-                self.acceptance.observe(commit.sequence.id, draft, commit.tokens)
+            late = sorted(self._lateness)[len(self._lateness) // 2]
+            row_s = (late * expected - plain) / (run.rows - load.rows)
+            token_s = self._plain_token(load)
+        rows, accepted = Counter[str](), Counter[str]()
+        for work, made, commit in zip(works, drafts, commits, strict=True):
+            if made is not None:
+                rows.update(work.draft.origin)
+                accepted.update(commit.origins)
+                for draft in made.values():
+                    self.acceptance.observe(commit.sequence.id, draft, commit.tokens)
+        for name in rows:
+            self._accounts[name].book(accepted[name] * token_s - rows[name] * row_s)
 
     def release(self, sequence_ids: Iterable[int]) -> None:
-        gone = set(sequence_ids)
+        gone = list(sequence_ids)
         self.acceptance.release(gone)
-        for by_pair in (self._rested, self._computed, self._catching_up):
-            for pair in [pair for pair in by_pair if pair[0] in gone]:
-                del by_pair[pair]
+        for account in self._accounts.values():
+            for sequence_id in gone:
+                account.worth.release(sequence_id)
+                account.behind.pop(sequence_id, None)
 
-    def forget(self, proposer: str) -> None:
-        """Forget a proposer that is closed and that no sequence uses."""
-        self.costs.forget(proposer)
-        self._catch_up_s.pop(proposer, None)
-        self._caught_up.pop(proposer, None)
+    def _account(self, candidate: Candidate) -> _Account:
+        if candidate.name not in self._accounts:
+            self._accounts[candidate.name] = _Account(candidate, self._allowance_s)
+        return self._accounts[candidate.name]
 
     def _learn_from_plain_steps(self) -> None:
         for load, times in self._plain:
-            self.costs.observe_overhead(times.overhead_s)
-            self.costs.observe_run(load.rows, load.keys, times.run_s)
-            self._book(0.0, times.run_s + times.overhead_s, times.query_s)
+            self._learn_from_run(load, times, times.run_s + times.overhead_s)
         self._plain.clear()
 
-    def _book(self, earned_s: float, plain_s: float, query_s: float) -> None:
-        """Book what a step earned. Without drafts it would have taken `plain_s`; queries took `query_s`."""
-        earned_s += _ALLOWANCE_SHARE * plain_s
-        self._probing_s += _PROBE_SHARE * plain_s
-        self._query_s = min(_QUERY_S, self._query_s + _QUERY_SHARE * plain_s - min(query_s, _MOST_QUERY_S))
-        self.saved_s += earned_s
-        self.ledger_s = min(_MOST_SAVED * self._allowance_s, self.ledger_s + earned_s)
+    def _learn_from_run(self, run: Load, times: StepTimes, plain_s: float) -> None:
+        """A run of so many rows. Without drafts it would have taken `plain_s`."""
+        self.costs.observe_overhead(times.overhead_s)
+        self.costs.observe_run(run.rows, run.keys, times.run_s)
+        self._now_s += times.run_s + times.overhead_s
+        for account in self._accounts.values():
+            account.book(_SHARE * plain_s)
 
     def _plain_token(self, load: Load) -> float:
         """Seconds per token of a step in which every sequence gets one token and nothing else runs."""
-        return self.costs.run(load.sequences, load.keys * load.sequences // load.rows) / load.sequences
-
-    def _is_catching_up(self, proposer: str) -> bool:
-        return any(pair[1] == proposer for pair in self._catching_up)
-
-    def _probe(self, pair: _Pair, risk: float, catch_up: float) -> tuple[int, str]:
-        """Query a resting draft model for one token, so rarely that its cost is a small share of the time between."""
-        self._rested[pair] += 1
-        if self._rested[pair] < _PROBE_EVERY or risk > self.ledger_s or risk + catch_up > self._probing_s:
-            return 0, RESTING
-        self._probing_s -= risk + catch_up
-        self._rested[pair] = 0
-        return 1, PROBE
-
-    def _least_survival(self, load: Load) -> float:
-        """A node with a lower probability cannot pay: its row costs more than it is expected to gain."""
-        worth = self.costs.run(load.rows, load.keys) / max(1, load.sequences)  # of a token
-        return max(_LEAST_SURVIVAL, self.costs.least_row() / worth)
+        sequences = max(1, load.sequences)
+        return self.costs.run(sequences, load.keys * sequences // load.rows) / sequences
 
     def _best_count(self, works: Items[Work], nodes: list[_Node], load: Load) -> int:
-        """How many of the most probable nodes give the most tokens per second."""
+        """How many of the most probable nodes give the most tokens per second, if what they cost counts with the
+        margin."""
         tokens, keys = float(load.sequences), load.keys
-        best, best_rate = 0, _MARGIN * tokens / self.costs.run(load.rows, load.keys)
+        plain = self.costs.run(load.rows, load.keys)
+        best, best_rate = 0, tokens / plain
         for count, (survival, index, _) in enumerate(nodes, 1):
             tokens += survival
-            keys += _keys(works[index], 1)
-            rate = tokens / self.costs.run(load.rows + count, keys)
+            keys += _reach(works[index])
+            rate = tokens / (plain + _MARGIN * (self.costs.run(load.rows + count, keys) - plain))
             if rate > best_rate:
                 best, best_rate = count, rate
         return best
 
-    def _affordable(self, works: Items[Work], nodes: list[_Node], load: Load) -> int:
-        """How many of these nodes the ledger can afford to lose."""
-        limit = self.ledger_s + self.costs.run(load.rows, load.keys)
-        keys = load.keys + sum(_keys(works[index], 1) for _, index, _ in nodes)
-        count = len(nodes)
-        while count and self.costs.run(load.rows + count, keys) > limit:
-            count -= 1
-            keys -= _keys(works[nodes[count][1]], 1)
-        return count
+    def _affordable(
+        self, works: Items[Work], drafts: Items[Draft | None], nodes: list[_Node], load: Load
+    ) -> list[list[int]]:
+        """By work, the nodes that the ledgers of their proposers can afford to lose; none without its parent."""
+        kept: list[list[int]] = [[] for _ in works]
+        keys = load.keys + sum(_reach(works[index]) for _, index, _ in nodes)
+        extra_s = self.costs.run(load.rows + len(nodes), keys) - self.costs.run(load.rows, load.keys)
+        risked: Counter[str] = Counter()
+        for _, index, node in nodes:
+            draft = drafts[index]
+            assert draft is not None
+            name, parent = draft.origin[node], draft.parents[node]
+            is_covered = (risked[name] + 1) * extra_s / len(nodes) <= self._accounts[name].ledger_s
+            if is_covered and (parent < 0 or parent in kept[index]):
+                risked[name] += 1
+                kept[index].append(node)
+        return kept
 
 
-def _most_tokens(sequences: int, nodes: int) -> float:
-    """Tokens of a step with the highest acceptance: chains of equal length, one for every sequence."""
-    depth, deeper = divmod(nodes, sequences)
-    return sequences * sum(SUREST**i for i in range(depth + 1)) + deeper * SUREST ** (depth + 1)
-
-
-def _keys(work: Work, rows: int) -> int:
-    """Keys that so many rows of a work read, not counting the rows themselves."""
-    return rows * (work.sequence.num_computed_tokens + work.num_new_tokens)
+def _reach(work: Work) -> int:
+    """Keys that one more row of a work reads."""
+    return work.sequence.num_computed_tokens + work.num_new_tokens

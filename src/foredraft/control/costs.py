@@ -15,6 +15,7 @@ from foredraft.control.economics import VerifyCurve
 _SPEED_STEPS = 16  # the machine's speed is that of so many last steps
 _SHAPE_STEPS = 16  # a row count's own correction is over so many of its runs, and renewed as often
 _KNOWN = 4  # runs of a row count that make it known
+_DRAFTS = 8  # what drafts take is over so many last calls
 _STALE = 256  # steps after which it must be seen again
 _POSSIBLE = (0.4, 3.0)  # a run outside these multiples of the expected time is no measurement
 
@@ -42,26 +43,35 @@ class Costs:
         self._since_renewal = 0
         self._overhead = 0.0
         self._overheads: deque[float] = deque(maxlen=_SPEED_STEPS)
-        self._per_node: dict[str, deque[float]] = {}  # by proposer
+        self._drafts: dict[str, dict[int, deque[float]]] = {}  # by proposer and nodes, for one sequence
         self._per_token: dict[str, deque[float]] = {}  # by proposer, of catch-up tokens
 
     def run(self, rows: int, keys: int) -> float:
         """Seconds of a step with so many rows that read so many keys in all."""
         return self._speed * self._unscaled(self._curve, rows, keys) + self._overhead
 
-    def least_row(self) -> float:
-        """Seconds of one more row where more are cheapest."""
-        return self._speed * self._curve.least_slope
-
     def is_known(self, rows: int) -> bool:
         """Whether real runs of about so many rows were seen lately, so that their estimate can be relied upon."""
         place = self._nearest(rows)
         return len(self._by_shape[place]) >= _KNOWN and self._num_runs - self._last_run[place] < _STALE
 
-    def draft(self, proposer: str) -> float | None:
-        """Seconds per draft token; None for a proposer that was never queried."""
-        times = self._per_node.get(proposer)
-        return None if times is None else _median(times)
+    def draft(self, proposer: str, nodes: int, sequences: int) -> float | None:
+        """Seconds of a call for so many sequences with so many nodes each; None for a proposer that was never timed.
+
+        Linear between node counts that were timed, in proportion to the nodes beyond them. A proposer is taken to slow
+        down with the number of sequences as the target does.
+        """
+        timed = self._drafts.get(proposer)
+        if timed is None:
+            return None
+        fewer = max((count for count in timed if count <= nodes), default=0)
+        more = min((count for count in timed if count >= nodes), default=0)
+        lower, upper = (_median(timed[count]) if count else 0.0 for count in (fewer, more))
+        if not more:
+            seconds = lower * nodes / fewer
+        else:
+            seconds = lower + (upper - lower) * (nodes - fewer) / (more - fewer) if more > fewer else upper
+        return seconds * self._curve.relative(sequences)
 
     def catch_up(self, proposer: str, tokens: int) -> float:
         """Seconds that a proposer needs for so many catch-up tokens; 0 while that is unknown."""
@@ -88,18 +98,14 @@ class Costs:
         self._overheads.append(seconds)
         self._overhead = _median(self._overheads)
 
-    def observe_draft(self, proposer: str, nodes: int, seconds: float) -> None:
-        """A real call of a proposer, which drafted so many tokens."""
-        self._per_node.setdefault(proposer, deque(maxlen=_SPEED_STEPS)).append(seconds / max(1, nodes))
+    def observe_draft(self, proposer: str, nodes: int, sequences: int, seconds: float) -> None:
+        """A real call of a proposer for so many sequences with so many nodes each."""
+        timed = self._drafts.setdefault(proposer, {}).setdefault(nodes, deque(maxlen=_DRAFTS))
+        timed.append(seconds / self._curve.relative(sequences))
 
     def observe_catch_up(self, proposer: str, tokens: int, seconds: float) -> None:
         """A proposer has run so many catch-up tokens before it drafted."""
-        self._per_token.setdefault(proposer, deque(maxlen=_SPEED_STEPS)).append(seconds / tokens)
-
-    def forget(self, proposer: str) -> None:
-        """Forget what a proposer costs."""
-        self._per_node.pop(proposer, None)
-        self._per_token.pop(proposer, None)
+        self._per_token.setdefault(proposer, deque(maxlen=_DRAFTS)).append(seconds / tokens)
 
     def _unscaled(self, curve: VerifyCurve, rows: int, keys: int) -> float:
         further = keys - rows * self._measured.context
@@ -121,5 +127,6 @@ class Costs:
 
 
 def _median(values: Collection[float]) -> float:
-    """The median, or the upper one of two. Some are computed in every step, and `statistics` is slow."""
-    return sorted(values)[len(values) // 2]
+    """The median, or the lower one of two: delays only make runs longer. Some are computed in every step, and
+    `statistics` is slow."""
+    return sorted(values)[(len(values) - 1) // 2]

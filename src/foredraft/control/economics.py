@@ -10,7 +10,6 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate, pairwise
 
 from foredraft.errors import InvalidParameter
@@ -59,14 +58,6 @@ class VerifyCurve:
         left, right = self.rows[place - 1], self.rows[place]
         slope = (self.seconds[place] - self.seconds[place - 1]) / (right - left)
         return self.seconds[place - 1] + slope * (rows - left)
-
-    @cached_property
-    def least_slope(self) -> float:
-        """Seconds of one more row where more are cheapest."""
-        return min(
-            (more - fewer) / (right - left)
-            for (left, right), (fewer, more) in zip(pairwise(self.rows), pairwise(self.seconds), strict=True)
-        )
 
     def relative(self, rows: int) -> float:
         """The cost of a run in units of a run of one row."""

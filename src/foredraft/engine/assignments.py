@@ -38,10 +38,10 @@ class Assignments:
     def __init__(
         self,
         make_proposer: Callable[[ProposerChoice], Proposer],
-        on_close: Callable[[str], None] = lambda name: None,  # told the name of every proposer that is closed
+        head: ProposerChoice | None = None,  # the model's best one
     ) -> None:
         self.make_proposer = make_proposer
-        self._on_close = on_close
+        self._head = head
         self.proposers: dict[str, Proposer] = {}  # the one that was named last comes last
         self._sequences: dict[int, Assignment] = {}
         self._failures: Counter[tuple[str, str]] = Counter()  # by proposer and call, since that call's last success
@@ -51,9 +51,13 @@ class Assignments:
     def __getitem__(self, sequence: Sequence) -> Assignment:
         return self._sequences[sequence.id]
 
+    def choices(self, spec: Spec) -> tuple[ProposerChoice, ...]:
+        """The proposers that a request chooses, the model's head among them where it leaves that open."""
+        return (*spec.choices, self._head) if spec.with_head and self._head else spec.choices
+
     def missing(self, spec: Spec) -> list[ProposerChoice]:
         """The proposers that a request would need and that are not there yet."""
-        return [choice for choice in spec.choices if str(choice) not in self.proposers]
+        return [choice for choice in self.choices(spec) if str(choice) not in self.proposers]
 
     def install(self, choice: ProposerChoice, proposer: Proposer) -> None:
         """Take in a proposer that `make_proposer` has made, on whatever thread. Of two for one choice, the first
@@ -67,15 +71,18 @@ class Assignments:
         """Make what a request needs and is missing; returns how many slots its drafts may take."""
         for choice in self.missing(spec):
             self.install(choice, self.make_proposer(choice))
-        for choice in spec.choices:
-            self.proposers[str(choice)] = self.proposers.pop(str(choice))
-        self.close_idle(keep=spec)
-        return max((self.proposers[str(choice)].num_lookahead_tokens for choice in spec.choices), default=0)
+        names = [str(choice) for choice in self.choices(spec)]
+        for name in names:
+            self.proposers[name] = self.proposers.pop(name)
+        self.close_idle(keep=names)
+        return max((self.proposers[name].num_lookahead_tokens for name in names), default=0)
 
     def register(self, sequence: Sequence, spec: Spec) -> None:
-        names = dict.fromkeys(map(str, spec.choices))
+        names = dict.fromkeys(map(str, self.choices(spec)))
         if sequence.constraint is None:
             names = {name: None for name in names if not getattr(self.proposers[name], "needs_grammar", False)}
+        if spec.adaptive:  # a token that several draft counts for one that takes no time
+            names = dict.fromkeys(sorted(names, key=lambda name: not self.proposers[name].free))
         self._sequences[sequence.id] = Assignment(tuple(names), spec.adaptive)
 
     def release(self, sequence_ids: Iterable[int]) -> None:
@@ -120,14 +127,13 @@ class Assignments:
             self._given_up.add(name)
             log.error("The proposer %s failed %d times in a row and is given up.", name, _MOST_FAILURES)
 
-    def close_idle(self, keep: Spec | None = None) -> None:
+    def close_idle(self, keep: Iterable[str] = ()) -> None:
         """Keep only a few of the proposers that no sequence uses: those that were named last, and those of `keep`."""
         if len(self.proposers) <= _MOST_IDLE:
             return
         used = {name for assignment in self._sequences.values() for name in assignment.names}
-        used.update(map(str, keep.choices) if keep else ())
+        used.update(keep)
         for name in [name for name in self.proposers if name not in used][:-_MOST_IDLE]:
             self.guarded(name, self.proposers.pop(name).close)
             self._failures = Counter({key: count for key, count in self._failures.items() if key[0] != name})
             self._given_up.discard(name)
-            self._on_close(name)

@@ -6,13 +6,14 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import Protocol, TypeVar
 
-from foredraft.control.controller import MEASURING, Controller, Load, StepTimes
+from foredraft.control.controller import MEASURING, Controller, StepTimes
 from foredraft.control.costs import Calibration, Costs
+from foredraft.control.worth import Candidate, Load
 from foredraft.engine.assignments import Assignments
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.merge import merge, pruned
@@ -23,7 +24,6 @@ log = logging.getLogger(__name__)
 
 FAILED = "proposer failed"
 CONTROLLER_FAILED = "controller failed"
-NOT_QUERIED = "not queried"  # because no draft of it could pay, or because none did for a while
 
 _PROPOSE_FOR_SEVERAL = "propose for several"  # a call that fails apart from `propose` for one sequence
 
@@ -45,12 +45,10 @@ class _Step:
     """What one step remembers until its commits are known."""
 
     load: Load  # what runs without the controller's drafts
-    drafts: list[Draft | None]  # of the controller's sequences, before anything was cut from them
-    may_query: bool | None = None  # proposers that take next to no time, for those sequences
-    draft_s: float = 0.0  # spent on proposers that take time
-    query_s: float = 0.0  # and on those that take next to none
-    catch_up_s: float = 0.0  # and on tokens that a model had not computed yet
-    reasons: list[list[str]] = field(default_factory=list)
+    made: list[dict[str, Draft]]  # by sequence and proposer, as they were made
+    proposed: list[dict[str, Draft]]  # and as they are merged: the controller corrects the scores of its own
+    reasons: list[list[str]]
+    query_s: float = 0.0
 
 
 class Speculation:
@@ -62,9 +60,10 @@ class Speculation:
         make_proposer: Callable[[ProposerChoice], Proposer],
         calibrator: Calibrates,
         vocab_size: int,
+        head: ProposerChoice | None = None,
         clock: Callable[[], float] = time.perf_counter,  # in seconds; a simulation has its own
     ) -> None:
-        self.assignments = Assignments(make_proposer, self._forget_costs)
+        self.assignments = Assignments(make_proposer, head)
         self._calibrator = calibrator
         self._vocab_size = vocab_size  # of the target's logits
         self._clock = clock
@@ -99,22 +98,17 @@ class Speculation:
         self.assignments.register(sequence, spec)
 
     def propose(self, works: list[Work]) -> list[Work]:
-        """Give every work that has slots for one a draft, merged from those of its proposers."""
-        step = self._step = _Step(Load.of(works), [None] * len(works), reasons=[[] for _ in works])
-        proposed: list[dict[str, Draft]] = [{} for _ in works]
-        for name, proposer in self.assignments.proposers.items():
-            queried, budgets = self._budgets(name, proposer, works, step)
-            if not queried:
-                continue
-            drafts = self._query(name, proposer, [works[index] for index in queried], budgets, step)
-            for index, draft in zip(queried, drafts, strict=True):
-                if draft := pruned(draft, works[index].sequence):
-                    proposed[index][name] = draft
-                elif self.assignments.has_failed(name, works[index].sequence):
-                    step.reasons[index].append(FAILED)
-        if any(proposed):
+        """Give every work that has slots for one a draft, merged from those of its proposers. Those that take time are
+        queried last: what the others have found decides whether it is worth it."""
+        step = self._step = _Step(Load.of(works), [{} for _ in works], [{} for _ in works], [[] for _ in works])
+        for name, proposer in sorted(self.assignments.proposers.items(), key=lambda item: not item[1].free):
+            budgets = self._budgets(name, proposer, works, step)
+            if budgets:
+                self._query(name, proposer, works, budgets, step)
+        if any(step.proposed):
             works = [
-                self._merged(work, drafts) if drafts else work for work, drafts in zip(works, proposed, strict=True)
+                self._merged(work, drafts) if drafts else work
+                for work, drafts in zip(works, step.proposed, strict=True)
             ]
         return self._chosen(works, step)
 
@@ -138,16 +132,15 @@ class Speculation:
             self._observe(name, proposer, commits)
         step = self._step
         assert step is not None
-        self._count_savings(works, commits, step.draft_s + step.query_s + run_s + overhead_s)
-        adaptive = False
+        self._count_savings(works, commits, step.query_s + run_s + overhead_s)
         for work, reasons in zip(works, step.reasons, strict=True):
-            adaptive |= self.assignments[work.sequence].adaptive
             for reason in reasons:
                 work.sequence.counters.decisions[reason] += 1
-        if not adaptive:
+        mine = [made if self._is_adaptive(work) else None for work, made in zip(works, step.made, strict=True)]
+        if all(made is None for made in mine):
             return  # no request here left the choice to the controller, so none waits for it to learn
-        times = StepTimes(step.draft_s, run_s, overhead_s, step.catch_up_s, step.query_s)
-        self._controlled(lambda controller: controller.observe(works, step.drafts, commits, step.load, times))
+        times = StepTimes(run_s, overhead_s)
+        self._controlled(lambda controller: controller.observe(works, mine, commits, step.load, times))
 
     def _count_savings(self, works: Items[Work], commits: Items[Commit], step_s: float) -> None:
         """What each sequence with a draft gained on as many plain steps of this batch as it got tokens."""
@@ -169,52 +162,52 @@ class Speculation:
         for name, proposer in self.assignments.proposers.items():
             self.assignments.guarded(name, proposer.clear)
 
-    def _budgets(self, name: str, proposer: Proposer, works: list[Work], step: _Step) -> tuple[list[int], list[int]]:
-        """Which works a proposer drafts for, and with how many nodes each."""
-        queried: list[int] = []
-        budgets: list[int] = []
+    def _is_adaptive(self, work: Work) -> bool:
+        return self.assignments[work.sequence].adaptive
+
+    def _budgets(self, name: str, proposer: Proposer, works: list[Work], step: _Step) -> dict[int, int]:
+        """How many nodes a proposer drafts, by index of the works that it drafts for."""
+        budgets: dict[int, int] = {}
+        mine: list[int] = []
         for index, work in enumerate(works):
-            assignment = self.assignments[work.sequence]
-            if not work.num_lookahead_tokens or name not in assignment.names:
-                continue
-            if assignment.adaptive and self.controller is None:
+            if not work.num_lookahead_tokens or name not in self.assignments[work.sequence].names:
                 continue
             if self.assignments.has_failed(name, work.sequence):
                 step.reasons[index].append(FAILED)
-                continue
-            budget = work.num_lookahead_tokens
-            if assignment.adaptive and proposer.free:
-                if step.may_query is None:
-                    step.may_query = self._controlled(lambda controller: controller.may_query(step.load))
-                if not step.may_query:
-                    step.reasons[index].append(f"{proposer.name}: {NOT_QUERIED}")
-                    continue
-            if assignment.adaptive and not proposer.free:
-                decide = partial(_controlled_budget, work, name, proposer, step.load)
-                budget, reason = self._controlled(decide) or (0, CONTROLLER_FAILED)
+            elif not self._is_adaptive(work):
+                budgets[index] = work.num_lookahead_tokens
+            elif self.controller is not None:
+                mine.append(index)
+        if mine:
+            chances = [_chance_of_next(step.proposed[index].values()) for index in mine]
+            some, load = [works[index] for index in mine], step.load
+            decided = self._controlled(lambda c: c.budgets(_candidate(proposer), some, chances, load))
+            for index, (budget, reason) in zip(mine, decided or [(0, CONTROLLER_FAILED)] * len(mine), strict=True):
                 step.reasons[index].append(f"{proposer.name}: {reason}")
-            if budget:
-                queried.append(index)
-                budgets.append(budget)
-        return queried, budgets
+                if budget:
+                    budgets[index] = budget
+        return budgets
 
-    def _query(self, name: str, proposer: Proposer, works: list[Work], budgets: list[int], step: _Step) -> list[Draft]:
-        """One proposer's drafts; empty ones for sequences that it fails for."""
+    def _query(self, name: str, proposer: Proposer, works: list[Work], budgets: dict[int, int], step: _Step) -> None:
+        """Add one proposer's drafts to the step; the controller learns from those that were its decision."""
         started = self._clock()
-        drafts = self._drafts(name, proposer, works, budgets)
+        drafts = self._drafts(name, proposer, [works[index] for index in budgets], list(budgets.values()))
         seconds = self._clock() - started
-        # what a request chose itself is not the controller's
-        share = sum(self.assignments[work.sequence].adaptive for work in works) / len(works)
-        if proposer.free:
-            step.query_s += seconds * share
-        elif share:
-            nodes = sum(map(len, drafts))
-            without = [work.sequence.id for work, draft in zip(works, drafts, strict=True) if not draft]
-            observed = self._controlled(lambda controller: controller.observe_draft(name, nodes, seconds, without))
-            catch_up_s = observed or 0.0
-            step.catch_up_s += catch_up_s * share
-            step.draft_s += (seconds - catch_up_s) * share
-        return drafts
+        step.query_s += seconds
+        for index, draft in zip(budgets, drafts, strict=True):
+            step.made[index][name] = pruned(draft, works[index].sequence)
+            if not draft and self.assignments.has_failed(name, works[index].sequence):
+                step.reasons[index].append(FAILED)
+        mine = [index for index in budgets if self._is_adaptive(works[index])]
+        known: list[Draft] | None = None
+        if mine:
+            some, nodes = [works[index] for index in mine], [budgets[index] for index in mine]
+            raw, own_s = [step.made[index][name] for index in mine], seconds * len(mine) / len(budgets)
+            known = self._controlled(lambda c: c.observe_query(_candidate(proposer), some, nodes, raw, own_s))
+        step_drafts = {index: step.made[index][name] for index in budgets} | dict(zip(mine, known or (), strict=False))
+        for index, draft in step_drafts.items():
+            if draft:
+                step.proposed[index][name] = draft
 
     def _drafts(self, name: str, proposer: Proposer, works: list[Work], budgets: list[int]) -> list[Draft]:
         """Drafts for all works at once. If that fails, each work is tried alone, so that only those to blame lose. If
@@ -270,27 +263,23 @@ class Speculation:
 
     def _chosen(self, works: list[Work], step: _Step) -> list[Work]:
         """The works with what the controller lets pass of the drafts that are its to decide about."""
-        mine = [self.assignments[work.sequence].adaptive and work.num_lookahead_tokens > 0 for work in works]
+        mine = [self._is_adaptive(work) and work.num_lookahead_tokens > 0 for work in works]
         if not all(mine) and any(work.draft for work in works):  # fixed drafts run in any case
             step.load = Load.of(
                 [work.with_draft(NO_DRAFT) if is_mine else work for work, is_mine in zip(works, mine, strict=True)]
             )
         if not any(mine):
             return works
-        step.drafts = [work.draft if is_mine else None for work, is_mine in zip(works, mine, strict=True)]
+        drafts = [work.draft if is_mine else None for work, is_mine in zip(works, mine, strict=True)]
         chosen, reasons = self._controlled(
-            lambda controller: controller.choose(works, step.drafts, step.load)
-        ) or _without_controller(step.drafts, CONTROLLER_FAILED if self._controller_failed else MEASURING)
+            lambda controller: controller.choose(works, drafts, step.load)
+        ) or _without_controller(drafts, CONTROLLER_FAILED if self._controller_failed else MEASURING)
         decided: list[Work] = []
         for work, is_mine, draft, reason, told in zip(works, mine, chosen, reasons, step.reasons, strict=True):
             if is_mine:
                 told.append(reason)
             decided.append(work.with_draft(draft) if is_mine and draft is not work.draft else work)
         return decided
-
-    def _forget_costs(self, name: str) -> None:
-        """Requests may name a proposer with ever new options, so what is known of one goes with it."""
-        self._controlled(lambda controller: controller.forget(name))
 
     def _controlled(self, action: Callable[[Controller], _T]) -> _T | None:
         """Let the controller do something; None where there is none, or where it fails."""
@@ -315,11 +304,15 @@ class Speculation:
         log.exception("The controller failed; sequences that leave the choice to it get no drafts any more.")
 
 
-def _controlled_budget(
-    work: Work, name: str, proposer: Proposer, load: Load, controller: Controller
-) -> tuple[int, str]:
-    most = min(work.num_lookahead_tokens, proposer.num_lookahead_tokens)
-    return controller.draft_budget(work, name, proposer.name, most, load)
+def _candidate(proposer: Proposer) -> Candidate:
+    acceptance = tuple(getattr(proposer, "acceptance", ()))
+    return Candidate(proposer.name, proposer.free, proposer.num_lookahead_tokens, acceptance)
+
+
+def _chance_of_next(drafts: Iterable[Draft]) -> float:
+    """How probable it is that drafts at hand have the next token."""
+    roots = [[score for score, parent in zip(draft.scores, draft.parents) if parent < 0] for draft in drafts]
+    return min(1.0, max(map(sum, roots), default=0.0))
 
 
 def _without_controller(drafts: list[Draft | None], reason: str) -> tuple[list[Draft], list[str]]:

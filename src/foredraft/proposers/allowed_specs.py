@@ -26,7 +26,8 @@ class AllowedSpecs:
     def check(self, text: object) -> Spec:
         """The spec that a request asks for; raises InvalidSpec if it is none, or none that is allowed."""
         spec = parse_spec(text)
-        if _canonical(spec) in self._specs or (spec.choices and all(map(self._allows, spec.choices))):
+        is_joined = spec.choices and not spec.with_head and all(map(self._allows, spec.choices))
+        if is_joined or _canonical(spec) in self._specs:
             return spec
         raise InvalidSpec(f"spec={text!r} is not allowed here; allowed are {', '.join(self.entries)}.")
 
@@ -38,6 +39,6 @@ class AllowedSpecs:
         return choice.name in self._choices and are_numbers
 
 
-def _canonical(spec: Spec) -> tuple[tuple[str, ...], bool]:
+def _canonical(spec: Spec) -> tuple[tuple[str, ...], bool, bool]:
     """The same for specs that differ only in the order of options."""
-    return tuple(map(str, spec.choices)), spec.adaptive
+    return tuple(map(str, spec.choices)), spec.adaptive, spec.with_head

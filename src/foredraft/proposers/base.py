@@ -37,7 +37,8 @@ class TargetModel:
 class Proposer(Protocol):
     """Its state is a function of committed tokens. It knows nothing of the scheduler, the verifier or the batch.
 
-    A class may also declare `needs_grammar = True`: it is then queried only for sequences that have a grammar.
+    A class may also declare `needs_grammar = True`: it is then queried only for sequences that have a grammar. And an
+    `acceptance` by depth, measured before any request: the controller starts with it.
     """
 
     name: str

@@ -193,6 +193,7 @@ class HeadDrafter(TreeDrafter):
         super().__init__(self.kind, model, options.shape(self.kind, config.block, most))
         model.warm(self.shape)
         self.taps = frozenset(config.taps)
+        self.acceptance = config.acceptance
 
     @classmethod
     def files(cls, target: TargetModel) -> HeadFiles:

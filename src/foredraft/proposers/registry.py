@@ -26,7 +26,7 @@ _BUILT_IN = {
     "dflash": "foredraft.proposers.dflash:DFlash",
 }
 
-# What `auto` chooses among: every model has them, and a query costs next to nothing. `suffix` copies too.
+# What `auto` chooses among, beside the model's head: every model has them, and a query costs next to nothing.
 AUTO = ("suffix", "grammar")
 
 _GRAMMAR = "off, auto, NAME, NAME:option=value,…, NAME+NAME, or auto(NAME+NAME)"
@@ -53,6 +53,7 @@ class Spec:
 
     choices: tuple[ProposerChoice, ...] = ()
     adaptive: bool = False
+    with_head: bool = False  # the model's best head is chosen too, if it has one
 
 
 def proposer_names() -> tuple[str, ...]:
@@ -118,7 +119,7 @@ def parse_spec(text: object) -> Spec:
     if text == "off":
         return Spec()
     if text == "auto":
-        return Spec(tuple(map(ProposerChoice, AUTO)), adaptive=True)
+        return Spec(tuple(map(ProposerChoice, AUTO)), adaptive=True, with_head=True)
     inner = re.fullmatch(r"auto\((.*)\)", text)
     names = (inner.group(1) if inner else text).split("+")
     if len(names) > MAX_PROPOSERS:

@@ -57,6 +57,7 @@ class TreeDrafter:
     taps: frozenset[int] = frozenset()
     free = False
     wants_target_argmax = False
+    acceptance: tuple[float, ...] = ()
     contenders = 256  # the most probable tokens, among which the noise decides
 
     def __init__(self, name: str, model: DraftingModel, shape: TreeShape) -> None:

@@ -1,0 +1,129 @@
+"""What a query of a proposer is worth: its last drafts, weighed by what they would gain under the present load."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as Items
+from typing import NamedTuple
+
+from foredraft.control.costs import Costs
+from foredraft.types import Work
+
+_RECENT = 32  # drafts by which a proposer is judged, empty ones too
+_OWN_MEMORY = 0.95  # the share of a request's mean that is kept after one more draft: about twenty drafts count
+_UNKNOWN = 0.75  # the acceptance of a proposer that brings no measured one
+_NODE_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # budgets of proposers that take time
+
+
+class Load(NamedTuple):
+    """What a step runs in any case, with or without drafts."""
+
+    rows: int
+    keys: int  # that those rows read
+    sequences: int  # that get a token
+
+    @classmethod
+    def of(cls, works: Items[Work]) -> Load:
+        rows = keys = sequences = 0
+        for work in works:  # as `Work.reaches_end` computes it, in half the time: this runs in every step
+            own = work.num_rows
+            reach = work.sequence.num_computed_tokens + work.num_new_tokens
+            rows += own
+            keys += own * reach
+            sequences += reach == work.sequence.num_tokens
+        return cls(rows, keys, sequences)
+
+
+class Candidate(NamedTuple):
+    """A proposer, as far as the controller knows it."""
+
+    name: str  # as in the origin of its draft tokens
+    is_free: bool  # whether it takes next to no time
+    most: int  # the most nodes that it drafts
+    acceptance: tuple[float, ...] = ()  # measured by depth, before any request
+
+
+class Offer(NamedTuple):
+    """A budget for a proposer and what it is expected to bring, per sequence."""
+
+    nodes: int
+    gain_s: float  # saved by accepted tokens, less what their rows and wrong ones cost
+    cost_s: float  # of the query
+    risk_s: float  # what the query and the rows of all nodes cost, if nothing is accepted
+
+
+class Worth:
+    """The last drafts of one proposer: of each, the probabilities of its nodes to be accepted, best first.
+
+    One draft as good as the proposer promises stays among them. So those that take next to no time are always tried
+    where they could pay at all.
+    """
+
+    def __init__(self, candidate: Candidate) -> None:
+        survival, promised = 1.0, list[float]()
+        for depth in range(candidate.most):
+            rates = candidate.acceptance
+            survival *= rates[min(depth, len(rates) - 1)] if rates else _UNKNOWN
+            promised.append(survival)
+        self._promised = promised
+        self._recent: deque[list[float]] = deque(maxlen=_RECENT)
+        self._own: dict[int, float] = {}  # by sequence, the mean of expected tokens of its drafts
+        self._offers: dict[tuple[int, int], list[Offer]] = {}  # by sequences and rows, about
+
+    def observe(self, sequence_id: int, survivals: Items[float]) -> None:
+        """The proposer was queried, and drafted these nodes or none."""
+        self._recent.append(sorted(survivals, reverse=True))
+        mean = self._own.get(sequence_id, self._mean)
+        self._own[sequence_id] = _OWN_MEMORY * mean + (1 - _OWN_MEMORY) * sum(survivals)
+
+    def release(self, sequence_id: int) -> None:
+        self._own.pop(sequence_id, None)
+
+    def refresh(self) -> None:
+        """Weigh anew with the next query: costs and drafts have changed."""
+        self._offers.clear()
+
+    def relative(self, sequence_id: int) -> float:
+        """The expected tokens of this request's drafts in units of those of all."""
+        return self._own[sequence_id] / self._mean if sequence_id in self._own else 1.0
+
+    def offers(self, candidate: Candidate, load: Load, costs: Costs, margin: float) -> list[Offer]:
+        """Budgets in the order of the tokens per second that they promise if all sequences get the same. Costs count
+        `margin` times."""
+        key = load.sequences, load.rows.bit_length()
+        if key not in self._offers:
+            self._offers[key] = self._weighed(candidate, load, costs, margin)
+        return self._offers[key]
+
+    @property
+    def _mean(self) -> float:
+        return (sum(self._promised) + sum(map(sum, self._recent))) / (1 + len(self._recent))
+
+    def _weighed(self, candidate: Candidate, load: Load, costs: Costs, margin: float) -> list[Offer]:
+        sequences, reach = max(1, load.sequences), load.keys // max(1, load.rows)
+        plain = costs.run(load.rows, load.keys)
+        token_s = plain / sequences
+        rows_s = [0.0]  # extra seconds per sequence of so many nodes for each
+        for nodes in range(1, candidate.most + 1):
+            more = sequences * nodes
+            rows_s.append(margin * (costs.run(load.rows + more, load.keys + more * reach) - plain) / sequences)
+        drafts = [self._promised, *self._recent]
+        tokens, seconds = [0.0] * len(rows_s), [0.0] * len(rows_s)  # of the best cuts to so many nodes, summed
+        for survivals in drafts:
+            expected = best_tokens = best_s = best_net = 0.0
+            for nodes in range(1, len(rows_s)):
+                if nodes <= len(survivals):
+                    expected += survivals[nodes - 1]
+                    net = expected * token_s - rows_s[nodes]
+                    if net > best_net:
+                        best_net, best_tokens, best_s = net, expected, rows_s[nodes]
+                tokens[nodes] += best_tokens
+                seconds[nodes] += best_s
+        rated: list[tuple[float, Offer]] = []
+        for nodes in [candidate.most] if candidate.is_free else _NODE_COUNTS:
+            if nodes <= candidate.most:
+                gained, spent = tokens[nodes] / len(drafts), seconds[nodes] / len(drafts)
+                cost_s = margin * (costs.draft(candidate.name, nodes, sequences) or 0.0) / sequences
+                offer = Offer(nodes, gained * token_s - spent, cost_s, (cost_s + rows_s[nodes]) / margin)
+                rated.append(((1 + gained) / (token_s + spent + cost_s), offer))
+        return [offer for _, offer in sorted(rated, key=lambda pair: -pair[0])]
