@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from foredraft.control.controller import Controller, StepTimes
-from foredraft.control.costs import Costs
+from foredraft.control.controller import RESTING
+from foredraft.control.worth import Candidate
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import ProposerChoice, Spec, parse_spec
 from foredraft.types import Commit, CompletionOutput, Draft, Sequence
-from tests.steady_controller import SteadyCosts
 from tests.tiny_models import VOCAB, random_model, save_model
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5], [8, 9, 7]]
@@ -234,22 +233,6 @@ def test_proposers_that_nobody_uses_are_let_go(folder: Path) -> None:
     assert set(llm.engine.kv.groups) == {"target"}
 
 
-def test_costs_of_proposers_that_nobody_uses_are_forgotten(folder: Path) -> None:
-    """Requests can name one proposer with ever new options."""
-
-    class Unmeasured(SteadyCosts):
-        draft = Costs.draft  # type: ignore[assignment]
-
-    llm = LLM(str(folder))
-    controller = llm.engine.speculation.controller = Controller(Unmeasured())
-    for k in range(1, 21):
-        llm.generate(PROMPTS[0], replace(PARAMS, max_tokens=4), spec=f"auto(early_exit:k={k})")
-    known = set(llm.engine.speculation.assignments.proposers)
-    assert known == {f"early_exit:k={k}" for k in range(13, 21)}
-    assert set(controller._caught_up) == set(controller._catch_up_s) == known
-    assert set(controller.costs._per_node) | set(controller.costs._per_token) == known
-
-
 def test_a_proposer_that_has_failed_is_still_told_which_texts_are_gone(folder: Path) -> None:
     class Holding(Broken):
         released: set[int] = set()
@@ -276,7 +259,7 @@ def test_drafts_are_merged_in_the_order_of_the_request(folder: Path, first: str)
     assert set(sequence.counters.drafted_by_origin) == {first}
 
 
-@pytest.mark.parametrize("method", ["draft_budget", "choose", "observe", "release", "make"])
+@pytest.mark.parametrize("method", ["budgets", "observe_query", "choose", "observe", "release", "make"])
 @pytest.mark.parametrize("acceptance", ["match", "rejection"])
 def test_a_controller_that_fails_leaves_plain_decoding(
     folder: Path, method: str, acceptance: str, caplog: pytest.LogCaptureFixture
@@ -317,24 +300,25 @@ def test_what_a_request_queried_for_itself_is_not_charged_to_the_controller(fold
     slow = Slow(a_draft(1))
     slow.free = free
     speculation.assignments.proposers["broken"] = slow
-    seen: list[StepTimes] = []
-    observe = speculation.controller.observe
+    seen: list[tuple[str, float]] = []
+    observe = speculation.controller.observe_query
 
-    def watched(*arguments: Any) -> None:
-        seen.append(arguments[-1])
-        observe(*arguments)
+    def watched(candidate: Candidate, *arguments: Any) -> list[Draft]:
+        seen.append((candidate.name, arguments[-1]))
+        return observe(candidate, *arguments)
 
-    speculation.controller.observe = watched  # type: ignore[method-assign]
+    speculation.controller.observe_query = watched  # type: ignore[method-assign]
     run(llm, [Spec((ProposerChoice("broken"),)), parse_spec("auto"), Spec()], replace(PARAMS, max_tokens=8))
-    assert len(seen) >= 8 and any(times.query_s for times in seen)
-    assert all(times.draft_s == times.catch_up_s == 0 and times.query_s < 0.05 for times in seen)
-    assert speculation.controller.costs.draft("broken") is None
+    assert {name for name, _ in seen} == {"suffix"}
+    assert all(seconds < 0.05 for _, seconds in seen)
+    assert speculation.controller.costs.draft("broken", 1, 1) is None
 
 
-def test_proposers_that_are_not_queried_are_counted_so(folder: Path) -> None:
+def test_decisions_about_queries_are_counted(folder: Path) -> None:
     llm = LLM(str(folder))
-    assert llm.engine.speculation.controller is not None
-    llm.engine.speculation.controller.may_query = lambda load: False  # type: ignore[method-assign]
+    controller = llm.engine.speculation.controller
+    assert controller is not None
+    controller.budgets = lambda candidate, works, *_: [(0, RESTING)] * len(works)  # type: ignore[method-assign]
     output = run(llm, [parse_spec("auto")] * 3)[0]
     steps = output.metrics.target_runs - 1
-    assert output.metrics.decisions == {"suffix: not queried": steps, "nothing proposed": steps}
+    assert output.metrics.decisions == {"suffix: resting": steps, "nothing proposed": steps}

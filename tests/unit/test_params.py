@@ -122,7 +122,7 @@ class TestSpec:
         ("text", "spec"),
         [
             ("off", Spec()),
-            ("auto", Spec((ProposerChoice("suffix"), ProposerChoice("grammar")), adaptive=True)),
+            ("auto", Spec((ProposerChoice("suffix"), ProposerChoice("grammar")), adaptive=True, with_head=True)),
             ("ngram", Spec((ProposerChoice("ngram"),))),
             ("early_exit", Spec((ProposerChoice("early_exit"),))),
             ("ngram:k=4", Spec((ProposerChoice("ngram", {"k": "4"}),))),

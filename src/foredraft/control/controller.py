@@ -28,11 +28,13 @@ DRAFTED, NOTHING_PROPOSED, TOO_UNSURE, LEDGER = "drafted", "nothing proposed", "
 MEASURING, RESTING, PROBE = "measuring", "resting", "probe"
 
 # docs/control.md has the sweeps that set these.
-_MARGIN = 1.2  # costs count so many times: what looks best is partly luck
+_MARGIN = 1.0
 _SHARE = 0.005  # of all time, for each proposer: what it may lose
-_ALLOWANCE_S = 0.02  # and at the start, or one plain step where that takes longer
+_ALLOWANCE_S = 0.02  # and at the start,
+_ALLOWANCE_STEPS = 2  # or so many plain steps where those take longer
 _MOST_SAVED = 16.0  # allowances: the cap of a ledger, so that old gains do not pay for ever
 
+_PACE_MEMORY = 0.98  # the share that is kept after one more step: what a token takes is over about fifty
 _BLAME_STEPS = 5  # drafts are charged the median lateness of so many runs: one late run may have another cause
 _REFRESH_STEPS = 16  # steps without drafts that are learnt from at once, and after which queries are weighed anew
 _UP_TO_DATE = 16  # tokens that a proposer runs together with its next draft, at no cost of their own
@@ -82,9 +84,12 @@ class Controller:
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
         self.acceptance = Acceptance()
-        self._allowance_s = max(_ALLOWANCE_S, costs.run(1, 0))
+        self._allowance_s = max(_ALLOWANCE_S, _ALLOWANCE_STEPS * costs.run(1, 0))
         self._accounts: dict[str, _Account] = {}
         self._now_s = 0.0  # the time that all steps took so far
+        # Of the last steps: the time that they took, and that plain decoding would have taken for their tokens.
+        self._spent_s = self._plain_s = self._allowance_s
+        self._query_s = 0.0  # of the queries of this step
         # The times of the last runs with drafts, in units of the expected time.
         self._lateness = deque([1.0] * (_BLAME_STEPS // 2), maxlen=_BLAME_STEPS)
         self._plain: list[tuple[Load, StepTimes]] = []  # steps without drafts that were not learnt from yet
@@ -101,20 +106,20 @@ class Controller:
         """How many nodes a proposer may draft for each work, and why. `chances` are the probabilities that a draft at
         hand has the next token: then there is nothing to gain."""
         account = self._account(candidate)
-        if not self.costs.is_known(load.rows):
+        if not candidate.is_free and not self.costs.is_known(load.rows):
             self._learn_from_plain_steps()
             return [(0, MEASURING)] * len(works)
-        offers = account.worth.offers(candidate, load, self.costs, _MARGIN)
+        offers = account.worth.offers(candidate, load, self.costs, self._token_s(load))
         is_timed = self.costs.draft(candidate.name, 1, 1) is not None
         budgets: list[tuple[int, str]] = []
         ledger_s = account.ledger_s
         for work, chance in zip(works, chances, strict=True):
-            offer = next((offer for offer in offers if offer.risk_s <= ledger_s), None)
+            offer = next((offer for offer in offers if offer.cost_s <= ledger_s), None)
             reason = LEDGER if offer is None else self._decide(candidate, account, work, 1 - chance, offer)
             if offer is None or reason not in (DRAFTED, PROBE) or not (is_timed or ledger_s == account.ledger_s):
                 budgets.append((0, reason if reason != DRAFTED else RESTING))  # one sequence is enough to time it
                 continue
-            ledger_s -= offer.risk_s
+            ledger_s -= offer.cost_s
             account.queried_s = self._now_s
             budgets.append((min(offer.nodes, work.num_lookahead_tokens), reason))
         return budgets
@@ -124,7 +129,7 @@ class Controller:
         behind = account.behind.get(sequence.id, _Behind())
         missing = 0 if candidate.is_free else behind.num_missing(sequence)
         catch_up_s = self.costs.catch_up(candidate.name, missing)
-        gain_s = chance * account.worth.relative(sequence.id) * offer.gain_s - offer.cost_s
+        gain_s = chance * account.worth.relative(sequence.id) * offer.gain_s - _MARGIN * offer.cost_s
         if gain_s <= 0:
             is_due = offer.cost_s + catch_up_s <= _SHARE * (self._now_s - account.queried_s)
             return PROBE if is_due and catch_up_s <= account.saved_s else RESTING
@@ -160,7 +165,7 @@ class Controller:
         draft_s = min(seconds, known_s) if is_catching_up else seconds
         if not is_catching_up:
             self.costs.observe_draft(name, max(budgets), len(works), seconds)
-        self._now_s += seconds
+        self._query_s += seconds
         account.saved_s -= seconds - draft_s
         account.book(-draft_s)
         return calibrated
@@ -223,16 +228,15 @@ class Controller:
                 self._learn_from_plain_steps()
             return
         self._learn_from_plain_steps()
-        run = Load.of(works) if any(work.draft for work in works) else load
-        plain = self.costs.run(load.rows, load.keys)
-        expected = plain if run == load else self.costs.run(run.rows, run.keys)
-        self._learn_from_run(run, times, plain)
-        row_s = token_s = 0.0
+        run = Load.of(works)
+        plain, expected = self.costs.run(load.rows, load.keys), self.costs.run(run.rows, run.keys)
+        token_s = plain / max(1, load.sequences)
+        self._learn_from_run(run, times, plain, token_s * sum(len(commit.tokens) for commit in commits))
+        row_s = 0.0
         if run.rows > load.rows:
             self._lateness.append((times.run_s + times.overhead_s) / expected)
             late = sorted(self._lateness)[len(self._lateness) // 2]
             row_s = (late * expected - plain) / (run.rows - load.rows)
-            token_s = self._plain_token(load)
         rows, accepted = Counter[str](), Counter[str]()
         for work, made, commit in zip(works, drafts, commits, strict=True):
             if made is not None:
@@ -258,34 +262,36 @@ class Controller:
 
     def _learn_from_plain_steps(self) -> None:
         for load, times in self._plain:
-            self._learn_from_run(load, times, times.run_s + times.overhead_s)
+            seconds = times.run_s + times.overhead_s
+            self._learn_from_run(load, times, seconds, seconds)
         self._plain.clear()
 
-    def _learn_from_run(self, run: Load, times: StepTimes, plain_s: float) -> None:
-        """A run of so many rows. Without drafts it would have taken `plain_s`."""
+    def _learn_from_run(self, run: Load, times: StepTimes, without_s: float, plain_s: float) -> None:
+        """A run of so many rows, which would have taken `without_s` without drafts. Plain decoding would have taken
+        `plain_s` for its tokens."""
         self.costs.observe_overhead(times.overhead_s)
         self.costs.observe_run(run.rows, run.keys, times.run_s)
-        self._now_s += times.run_s + times.overhead_s
+        seconds = self._query_s + times.run_s + times.overhead_s
+        self._now_s, self._query_s = self._now_s + seconds, 0.0
+        self._spent_s = _PACE_MEMORY * self._spent_s + seconds
+        self._plain_s = _PACE_MEMORY * self._plain_s + plain_s
         for account in self._accounts.values():
-            account.book(_SHARE * plain_s)
+            account.book(_SHARE * without_s)
 
-    def _plain_token(self, load: Load) -> float:
-        """Seconds per token of a step in which every sequence gets one token and nothing else runs."""
-        sequences = max(1, load.sequences)
-        return self.costs.run(sequences, load.keys * sequences // load.rows) / sequences
+    def _token_s(self, load: Load) -> float:
+        """What a token takes at present, with what drafts save."""
+        return self.costs.run(load.rows, load.keys) / max(1, load.sequences) / max(1.0, self._plain_s / self._spent_s)
 
     def _best_count(self, works: Items[Work], nodes: list[_Node], load: Load) -> int:
-        """How many of the most probable nodes give the most tokens per second, if what they cost counts with the
-        margin."""
-        tokens, keys = float(load.sequences), load.keys
-        plain = self.costs.run(load.rows, load.keys)
-        best, best_rate = 0, tokens / plain
+        """How many of the most probable nodes save the most time."""
+        keys, plain, token_s = load.keys, self.costs.run(load.rows, load.keys), self._token_s(load)
+        best, best_s, saved_s = 0, 0.0, 0.0
         for count, (survival, index, _) in enumerate(nodes, 1):
-            tokens += survival
             keys += _reach(works[index])
-            rate = tokens / (plain + _MARGIN * (self.costs.run(load.rows + count, keys) - plain))
-            if rate > best_rate:
-                best, best_rate = count, rate
+            saved_s += survival * token_s
+            net_s = saved_s - _MARGIN * (self.costs.run(load.rows + count, keys) - plain)
+            if net_s > best_s:
+                best, best_s = count, net_s
         return best
 
     def _affordable(

@@ -47,9 +47,8 @@ class Offer(NamedTuple):
     """A budget for a proposer and what it is expected to bring, per sequence."""
 
     nodes: int
-    gain_s: float  # saved by accepted tokens, less what their rows and wrong ones cost
+    gain_s: float  # that its tokens save, less what the rows cost that are worth verifying
     cost_s: float  # of the query
-    risk_s: float  # what the query and the rows of all nodes cost, if nothing is accepted
 
 
 class Worth:
@@ -87,43 +86,36 @@ class Worth:
         """The expected tokens of this request's drafts in units of those of all."""
         return self._own[sequence_id] / self._mean if sequence_id in self._own else 1.0
 
-    def offers(self, candidate: Candidate, load: Load, costs: Costs, margin: float) -> list[Offer]:
-        """Budgets in the order of the tokens per second that they promise if all sequences get the same. Costs count
-        `margin` times."""
+    def offers(self, candidate: Candidate, load: Load, costs: Costs, token_s: float) -> list[Offer]:
+        """Budgets, the one with the highest gain less cost first, if all sequences get the same. `token_s` is what a
+        token takes at present."""
         key = load.sequences, load.rows.bit_length()
         if key not in self._offers:
-            self._offers[key] = self._weighed(candidate, load, costs, margin)
+            self._offers[key] = self._weighed(candidate, load, costs, token_s)
         return self._offers[key]
 
     @property
     def _mean(self) -> float:
         return (sum(self._promised) + sum(map(sum, self._recent))) / (1 + len(self._recent))
 
-    def _weighed(self, candidate: Candidate, load: Load, costs: Costs, margin: float) -> list[Offer]:
+    def _weighed(self, candidate: Candidate, load: Load, costs: Costs, token_s: float) -> list[Offer]:
         sequences, reach = max(1, load.sequences), load.keys // max(1, load.rows)
         plain = costs.run(load.rows, load.keys)
-        token_s = plain / sequences
         rows_s = [0.0]  # extra seconds per sequence of so many nodes for each
-        for nodes in range(1, candidate.most + 1):
-            more = sequences * nodes
-            rows_s.append(margin * (costs.run(load.rows + more, load.keys + more * reach) - plain) / sequences)
+        for nodes in range(sequences, sequences * candidate.most + 1, sequences):
+            rows_s.append((costs.run(load.rows + nodes, load.keys + nodes * reach) - plain) / sequences)
         drafts = [self._promised, *self._recent]
-        tokens, seconds = [0.0] * len(rows_s), [0.0] * len(rows_s)  # of the best cuts to so many nodes, summed
+        gains = [0.0] * len(rows_s)  # by budget, of the best cuts of all drafts
         for survivals in drafts:
-            expected = best_tokens = best_s = best_net = 0.0
+            expected = best_s = 0.0
             for nodes in range(1, len(rows_s)):
                 if nodes <= len(survivals):
                     expected += survivals[nodes - 1]
-                    net = expected * token_s - rows_s[nodes]
-                    if net > best_net:
-                        best_net, best_tokens, best_s = net, expected, rows_s[nodes]
-                tokens[nodes] += best_tokens
-                seconds[nodes] += best_s
-        rated: list[tuple[float, Offer]] = []
+                    best_s = max(best_s, expected * token_s - rows_s[nodes])
+                gains[nodes] += best_s
+        offers: list[Offer] = []
         for nodes in [candidate.most] if candidate.is_free else _NODE_COUNTS:
             if nodes <= candidate.most:
-                gained, spent = tokens[nodes] / len(drafts), seconds[nodes] / len(drafts)
-                cost_s = margin * (costs.draft(candidate.name, nodes, sequences) or 0.0) / sequences
-                offer = Offer(nodes, gained * token_s - spent, cost_s, (cost_s + rows_s[nodes]) / margin)
-                rated.append(((1 + gained) / (token_s + spent + cost_s), offer))
-        return [offer for _, offer in sorted(rated, key=lambda pair: -pair[0])]
+                cost_s = (costs.draft(candidate.name, nodes, sequences) or 0.0) / sequences
+                offers.append(Offer(nodes, gains[nodes] / len(drafts), cost_s))
+        return sorted(offers, key=lambda offer: offer.cost_s - offer.gain_s)
