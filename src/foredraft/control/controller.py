@@ -1,9 +1,8 @@
-"""When to draft, and how much. One rule decides about every query of a proposer and every row of a draft: the seconds
-that accepted tokens are expected to save must exceed the seconds that it takes, with a margin.
+"""When to draft, and how much. One rule decides about every query of a proposer and every row of a draft: the time that
+its accepted tokens are expected to save must exceed the time that it takes.
 
-Accepted tokens save plain steps. What a query takes is measured, next to nothing or not; what rows take is the cost
-curve's. A query is decided on by the proposer's last drafts (worth.py), rows by the draft at hand. Of all budgets and
-of all cuts the one with the most tokens per second wins.
+A token is worth the time that tokens take at present. What a query takes is measured, next to nothing or not, and what
+rows take is the cost curve's. A query is decided on by the proposer's last drafts (worth.py), rows by the draft at hand.
 
 A ledger per proposer bounds the loss if expectations are wrong. It starts with a small allowance, grows by a small
 share of the time, and books what the proposer's tokens gain and what its queries and rows cost. A step may only risk
@@ -28,13 +27,12 @@ DRAFTED, NOTHING_PROPOSED, TOO_UNSURE, LEDGER = "drafted", "nothing proposed", "
 MEASURING, RESTING, PROBE = "measuring", "resting", "probe"
 
 # docs/control.md has the sweeps that set these.
-_MARGIN = 1.0
 _SHARE = 0.005  # of all time, for each proposer: what it may lose
 _ALLOWANCE_S = 0.02  # and at the start,
-_ALLOWANCE_STEPS = 2  # or so many plain steps where those take longer
+_ALLOWANCE_STEPS = 3  # or so many plain steps where those take longer
 _MOST_SAVED = 16.0  # allowances: the cap of a ledger, so that old gains do not pay for ever
-
 _PACE_MEMORY = 0.98  # the share that is kept after one more step: what a token takes is over about fifty
+
 _BLAME_STEPS = 5  # drafts are charged the median lateness of so many runs: one late run may have another cause
 _REFRESH_STEPS = 16  # steps without drafts that are learnt from at once, and after which queries are weighed anew
 _UP_TO_DATE = 16  # tokens that a proposer runs together with its next draft, at no cost of their own
@@ -44,16 +42,15 @@ _Node = tuple[float, int, int]  # survival, index of the work, node of its draft
 
 @dataclass
 class _Behind:
-    """A sequence's tokens that a proposer has run, and what it has spent on the others since its last draft for it."""
+    """How much of a sequence a proposer has run, and what it has spent on the rest since its last draft for it."""
 
-    preemptions: int = 0  # those of the sequence by then; one more means that all must be run again
+    preemptions: int = 0  # of the sequence by then; after one more, all must be run again
     computed: int = 0
     spent_s: float = 0.0
 
     def num_missing(self, sequence: Sequence) -> int:
-        is_lost = self.preemptions != sequence.counters.preemptions
-        missing = sequence.num_tokens - (0 if is_lost else self.computed)
-        return missing if missing > _UP_TO_DATE else 0
+        computed = self.computed if self.preemptions == sequence.counters.preemptions else 0
+        return missing if (missing := sequence.num_tokens - computed) > _UP_TO_DATE else 0
 
 
 class _Account:
@@ -105,76 +102,81 @@ class Controller:
     ) -> list[tuple[int, str]]:
         """How many nodes a proposer may draft for each work, and why. `chances` are the probabilities that a draft at
         hand has the next token: then there is nothing to gain."""
-        account = self._account(candidate)
         if not candidate.is_free and not self.costs.is_known(load.rows):
             self._learn_from_plain_steps()
             return [(0, MEASURING)] * len(works)
+        account = self._account(candidate)
         offers = account.worth.offers(candidate, load, self.costs, self._token_s(load))
         is_timed = self.costs.draft(candidate.name, 1, 1) is not None
+        left_s, is_queried = account.ledger_s, False
         budgets: list[tuple[int, str]] = []
-        ledger_s = account.ledger_s
         for work, chance in zip(works, chances, strict=True):
-            offer = next((offer for offer in offers if offer.cost_s <= ledger_s), None)
-            reason = LEDGER if offer is None else self._decide(candidate, account, work, 1 - chance, offer)
-            if offer is None or reason not in (DRAFTED, PROBE) or not (is_timed or ledger_s == account.ledger_s):
-                budgets.append((0, reason if reason != DRAFTED else RESTING))  # one sequence is enough to time it
-                continue
-            ledger_s -= offer.cost_s
-            account.queried_s = self._now_s
-            budgets.append((min(offer.nodes, work.num_lookahead_tokens), reason))
+            nodes, reason = 0, LEDGER
+            if is_queried and not is_timed:
+                reason = RESTING  # one sequence is enough to time it
+            elif offer := next((offer for offer in offers if offer.cost_s <= left_s), None):
+                reason = self._decide(candidate, account, work.sequence, 1 - chance, offer)
+                if reason in (DRAFTED, PROBE):
+                    nodes, is_queried = min(offer.nodes, work.num_lookahead_tokens), True
+                    left_s -= offer.cost_s
+                    account.queried_s = self._now_s
+            budgets.append((nodes, reason))
         return budgets
 
-    def _decide(self, candidate: Candidate, account: _Account, work: Work, chance: float, offer: Offer) -> str:
-        sequence = work.sequence
+    def _decide(self, candidate: Candidate, account: _Account, sequence: Sequence, chance: float, offer: Offer) -> str:
         behind = account.behind.get(sequence.id, _Behind())
         missing = 0 if candidate.is_free else behind.num_missing(sequence)
         catch_up_s = self.costs.catch_up(candidate.name, missing)
-        gain_s = chance * account.worth.relative(sequence.id) * offer.gain_s - _MARGIN * offer.cost_s
+        is_covered = not missing or behind.spent_s > 0 or catch_up_s < account.saved_s
+        gain_s = chance * account.worth.relative(sequence.id) * offer.gain_s - offer.cost_s
         if gain_s <= 0:
             is_due = offer.cost_s + catch_up_s <= _SHARE * (self._now_s - account.queried_s)
-            return PROBE if is_due and catch_up_s <= account.saved_s else RESTING
+            return PROBE if is_due and is_covered else RESTING
         if catch_up_s > gain_s * (sequence.max_tokens - sequence.num_output_tokens):
             return TOO_UNSURE
-        return DRAFTED if catch_up_s <= account.saved_s else LEDGER
+        return DRAFTED if is_covered else LEDGER
 
     def observe_query(
         self, candidate: Candidate, works: Items[Work], budgets: Items[int], drafts: Items[Draft], seconds: float
     ) -> list[Draft]:
-        """Learn from a query and what it took; returns the drafts with probabilities that follow the record."""
-        account, name = self._account(candidate), candidate.name
-        sequences = [work.sequence for work in works]
-        known_s = (self.costs.draft(name, max(budgets), len(works)) or 0.0) if any(drafts) else 0.0
-        behind = [account.behind.setdefault(sequence.id, _Behind()) for sequence in sequences]
-        missing = [one.num_missing(sequence) for one, sequence in zip(behind, sequences, strict=True)]
-        catch_up_s = max(0.0, seconds - known_s) / max(1, sum(map(bool, missing)))
-        calibrated: list[Draft] = []
+        """Learn from a query and what it took; returns the drafts with scores that follow the record."""
+        account, name, nodes = self._account(candidate), candidate.name, max(budgets)
+        known_s = self.costs.draft(name, nodes, len(works))
+        behind = [account.behind.setdefault(work.sequence.id, _Behind()) for work in works]
+        missing = [one.num_missing(work.sequence) for one, work in zip(behind, works, strict=True)]
+        drafting_s = min(seconds, known_s or 0.0) if any(drafts) else 0.0
+        catch_up_s = (seconds - drafting_s) / max(1, sum(map(bool, missing)))
         is_catching_up = False
-        for sequence, draft, one, tokens in zip(sequences, drafts, behind, missing, strict=True):
+        calibrated: list[Draft] = []
+        for work, budget, draft, one, tokens in zip(works, budgets, drafts, behind, missing, strict=True):
+            sequence = work.sequence
             survivals = self.acceptance.survivals(sequence.id, draft)
             calibrated.append(replace(draft, scores=tuple(survivals)) if draft else draft)
-            one.spent_s += catch_up_s if tokens else 0.0
-            # The target's own time for these tokens is the limit: beyond it, the proposer is merely slow.
-            is_late = bool(tokens) and one.spent_s > self.costs.run(tokens, tokens * sequence.num_tokens)
-            is_catching_up |= bool(tokens) and not is_late
-            if tokens and not is_late and not draft and not candidate.is_free:
-                continue  # it goes on in the next steps
-            if tokens and not is_late:
-                self.costs.observe_catch_up(name, tokens, one.spent_s)
+            if tokens:
+                one.spent_s += catch_up_s
+                # A proposer that takes longer than the target itself would does not catch up: it is slow.
+                if one.spent_s <= self.costs.run(tokens, tokens * sequence.num_tokens):
+                    is_catching_up = True
+                    if not draft and not candidate.is_free:
+                        continue  # it goes on in the next steps
+                    self.costs.observe_catch_up(name, tokens, one.spent_s)
             account.behind[sequence.id] = _Behind(sequence.counters.preemptions, sequence.num_tokens)
-            account.worth.observe(sequence.id, survivals)
-        draft_s = min(seconds, known_s) if is_catching_up else seconds
+            account.worth.observe(sequence.id, survivals, budget)
         if not is_catching_up:
-            self.costs.observe_draft(name, max(budgets), len(works), seconds)
+            drafting_s = seconds
+            self.costs.observe_draft(name, nodes, len(works), seconds)
+            if known_s is None:
+                account.worth.refresh()
         self._query_s += seconds
-        account.saved_s -= seconds - draft_s
-        account.book(-draft_s)
+        account.saved_s -= seconds - drafting_s
+        account.book(-drafting_s)
         return calibrated
 
     def choose(self, works: Items[Work], drafts: Items[Draft | None], load: Load) -> tuple[list[Draft], list[str]]:
         """What to verify of each draft, and why; None stands for a sequence that is not the controller's.
 
-        All nodes of all sequences compete. The most probable ones are kept, as many as give the most tokens per second
-        and as the ledgers of their proposers can afford to lose.
+        All nodes of all sequences compete. The most probable ones are kept, as many as save the most time and as the
+        ledgers of their proposers can afford to lose.
         """
         if not any(drafts):
             return [NO_DRAFT] * len(drafts), [NOTHING_PROPOSED] * len(drafts)
@@ -192,16 +194,11 @@ class Controller:
         chosen: list[Draft] = []
         reasons: list[str] = []
         for index, draft in enumerate(drafts):
-            if draft is None or draft.q is not None:
-                chosen.append(draft or NO_DRAFT)  # a sampled draft is verified whole: cutting it would bias the output
-            else:
-                chosen.append(draft.only(sorted(kept[index])))
-            if chosen[index]:
-                reasons.append(DRAFTED)
-            elif not draft:
-                reasons.append(NOTHING_PROPOSED)
-            else:
-                reasons.append(LEDGER if index in wanted else TOO_UNSURE if is_known else MEASURING)
+            # A sampled draft is verified whole: cutting it would bias the output.
+            is_whole = draft is None or draft.q is not None
+            chosen.append((draft or NO_DRAFT) if is_whole else draft.only(sorted(kept[index])))  # type: ignore[union-attr]
+            why_not = LEDGER if index in wanted else TOO_UNSURE if is_known else MEASURING
+            reasons.append(DRAFTED if chosen[index] else why_not if draft else NOTHING_PROPOSED)
         return chosen, reasons
 
     def observe(
@@ -289,7 +286,7 @@ class Controller:
         for count, (survival, index, _) in enumerate(nodes, 1):
             keys += _reach(works[index])
             saved_s += survival * token_s
-            net_s = saved_s - _MARGIN * (self.costs.run(load.rows + count, keys) - plain)
+            net_s = saved_s - (self.costs.run(load.rows + count, keys) - plain)
             if net_s > best_s:
                 best, best_s = count, net_s
         return best

@@ -69,11 +69,16 @@ class Worth:
         self._own: dict[int, float] = {}  # by sequence, the mean of expected tokens of its drafts
         self._offers: dict[tuple[int, int], list[Offer]] = {}  # by sequences and rows, about
 
-    def observe(self, sequence_id: int, survivals: Items[float]) -> None:
-        """The proposer was queried, and drafted these nodes or none."""
-        self._recent.append(sorted(survivals, reverse=True))
+    def observe(self, sequence_id: int, survivals: Items[float], budget: int) -> None:
+        """The proposer was queried, and drafted these nodes or none. Where it used its whole budget, more nodes are
+        taken to follow as promised: otherwise a small budget would never be raised again."""
+        nodes = sorted(survivals, reverse=True)
+        if nodes and len(nodes) >= budget:
+            scale = nodes[-1] / self._promised[len(nodes) - 1]
+            nodes += [scale * promised for promised in self._promised[len(nodes) :]]
+        self._recent.append(nodes)
         mean = self._own.get(sequence_id, self._mean)
-        self._own[sequence_id] = _OWN_MEMORY * mean + (1 - _OWN_MEMORY) * sum(survivals)
+        self._own[sequence_id] = _OWN_MEMORY * mean + (1 - _OWN_MEMORY) * sum(nodes)
 
     def release(self, sequence_id: int) -> None:
         self._own.pop(sequence_id, None)

@@ -13,7 +13,8 @@ def merge(drafts: Items[Draft], budget: int) -> Draft:
     """The best `budget` nodes of all drafts together.
 
     A node's score is the highest that anybody gives it and no more than its parent's, so the best nodes are closed
-    under ancestors: a child is never kept without its parent.
+    under ancestors: a child is never kept without its parent. Where drafts disagree about the next token, at most one
+    is right: the less probable token counts only as far as the other is wrong.
 
     A sampled draft stands alone and whole: dropping some of its tokens after looking at them would bias the output.
     """
@@ -41,11 +42,22 @@ def merge(drafts: Items[Draft], budget: int) -> Draft:
             else:
                 scores[node] = max(scores[node], score)
             place.append(node)
-    for node, parent in enumerate(parents):
-        if parent >= 0:
-            scores[node] = min(scores[node], scores[parent])
+    _settle(parents, scores, origins)
     kept = sorted(heapq.nsmallest(budget, range(len(tokens)), key=lambda node: (-scores[node], node)))
     return Draft(tuple(tokens), tuple(parents), tuple(scores), tuple(origins)).only(kept)
+
+
+def _settle(parents: list[int], scores: list[float], origins: list[str]) -> None:
+    """Lower the scores of nodes to what their parents and rivals leave."""
+    shares = [min(1.0, score / (scores[parent] if parent >= 0 else 1.0)) for score, parent in zip(scores, parents)]
+    best: dict[int, int] = {}  # parent -> its most probable child
+    for node, parent in enumerate(parents):
+        if parent not in best or shares[node] > shares[best[parent]]:
+            best[parent] = node
+    for node, parent in enumerate(parents):
+        rival = best[parent]
+        doubt = 1 - shares[rival] if origins[rival] != origins[node] else 1.0
+        scores[node] = shares[node] * doubt * (scores[parent] if parent >= 0 else 1.0)
 
 
 def pruned(draft: Draft, sequence: Sequence) -> Draft:
