@@ -131,7 +131,8 @@ class Controller:
         gain_s = chance * account.worth.relative(sequence.id) * offer.gain_s - offer.cost_s
         if gain_s <= 0:
             is_due = offer.cost_s + catch_up_s <= _SHARE * (self._now_s - account.queried_s)
-            return PROBE if is_due and is_covered else RESTING
+            is_new = sequence.id not in account.behind
+            return PROBE if (is_new or is_due) and is_covered else RESTING
         if catch_up_s > gain_s * (sequence.max_tokens - sequence.num_output_tokens):
             return TOO_UNSURE
         return DRAFTED if is_covered else LEDGER

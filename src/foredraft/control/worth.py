@@ -10,7 +10,8 @@ from foredraft.control.costs import Costs
 from foredraft.types import Work
 
 _RECENT = 32  # drafts by which a proposer is judged, empty ones too
-_OWN_MEMORY = 0.95  # the share of a request's mean that is kept after one more draft: about twenty drafts count
+_OWN_PRIOR = 8.0  # drafts that those of all requests count for in a request's own mean
+_OWN_MEMORY = 0.95  # the share of a request's own drafts that is kept after one more: about twenty count
 _UNKNOWN = 0.75  # the acceptance of a proposer that brings no measured one
 _NODE_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # budgets of proposers that take time
 
@@ -66,7 +67,7 @@ class Worth:
             promised.append(survival)
         self._promised = promised
         self._recent: deque[list[float]] = deque(maxlen=_RECENT)
-        self._own: dict[int, float] = {}  # by sequence, the mean of expected tokens of its drafts
+        self._own: dict[int, tuple[float, float]] = {}  # by sequence: drafts, and expected tokens in them
         self._offers: dict[tuple[int, int], list[Offer]] = {}  # by sequences and rows, about
 
     def observe(self, sequence_id: int, survivals: Items[float], budget: int) -> None:
@@ -77,8 +78,8 @@ class Worth:
             scale = nodes[-1] / self._promised[len(nodes) - 1]
             nodes += [scale * promised for promised in self._promised[len(nodes) :]]
         self._recent.append(nodes)
-        mean = self._own.get(sequence_id, self._mean)
-        self._own[sequence_id] = _OWN_MEMORY * mean + (1 - _OWN_MEMORY) * sum(nodes)
+        drafts, tokens = self._own.get(sequence_id, (0.0, 0.0))
+        self._own[sequence_id] = _OWN_MEMORY * drafts + 1, _OWN_MEMORY * tokens + sum(nodes)
 
     def release(self, sequence_id: int) -> None:
         self._own.pop(sequence_id, None)
@@ -89,7 +90,8 @@ class Worth:
 
     def relative(self, sequence_id: int) -> float:
         """The expected tokens of this request's drafts in units of those of all."""
-        return self._own[sequence_id] / self._mean if sequence_id in self._own else 1.0
+        drafts, tokens = self._own.get(sequence_id, (0.0, 0.0))
+        return (_OWN_PRIOR + tokens / self._mean) / (_OWN_PRIOR + drafts)
 
     def offers(self, candidate: Candidate, load: Load, costs: Costs, token_s: float) -> list[Offer]:
         """Budgets, the one with the highest gain less cost first, if all sequences get the same. `token_s` is what a
