@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
 
-from foredraft.control.controller import Controller, StepTimes
+from foredraft.control.controller import Controller
 from foredraft.control.costs import Calibration, Costs
 from foredraft.control.economics import VerifyCurve
 from foredraft.control.worth import Candidate, Load
@@ -52,8 +52,8 @@ class SteadyController(Controller):
         drafts: Items[Mapping[str, Draft] | None],
         commits: Items[Commit],
         load: Load,
-        times: StepTimes,
+        run_s: float,
+        overhead_s: float,
     ) -> None:
         run = Load.of(works)
-        steady = StepTimes(run_s=self.costs.run(run.rows, run.keys), overhead_s=0.0)
-        super().observe(works, drafts, commits, load, steady)
+        super().observe(works, drafts, commits, load, self.costs.run(run.rows, run.keys), 0.0)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from foredraft.control.controller import Controller, StepTimes
+from foredraft.control.controller import Controller
 from foredraft.control.costs import Calibration, Costs
 from foredraft.control.economics import VerifyCurve
 from foredraft.control.worth import Candidate, Load
@@ -139,7 +139,7 @@ class World:
         run_s *= 3 if len(self.verified) % self.hiccup_every == 0 else 1
         commits = [_commit(work) for work in works]
         if self.fixed is None:
-            self.controller.observe(works, made, commits, load, StepTimes(run_s, 0.0))
+            self.controller.observe(works, made, commits, load, run_s, 0.0)
         self.elapsed += seconds + run_s
         for commit in commits:
             self.plain += len(commit.tokens) * self.truth.seconds_at(len(texts)) / len(texts) * (1 + self.noise / 2)

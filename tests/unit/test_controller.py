@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from foredraft.control.acceptance import Acceptance
-from foredraft.control.controller import DRAFTED, MEASURING, NOTHING_PROPOSED, RESTING, Controller, StepTimes
+from foredraft.control.controller import DRAFTED, MEASURING, NOTHING_PROPOSED, RESTING, Controller
 from foredraft.control.costs import Calibration, Costs
 from foredraft.control.economics import VerifyCurve
 from foredraft.control.worth import Candidate, Load
@@ -183,7 +183,7 @@ def ready(candidate: Candidate) -> Controller:
     """A controller that knows what plain decoding takes."""
     controller, work = Controller(Costs(CHEAP)), Work(sequence_of(1, 99), 1, 4)
     for _ in range(16):
-        controller.observe([work], [None], [], Load(1, 1, 1), StepTimes(0.0105, 0.0))
+        controller.observe([work], [None], [], Load(1, 1, 1), 0.0105, 0.0)
     assert controller.budgets(candidate, [], [], Load(1, 1, 1)) == []
     return controller
 

@@ -70,7 +70,7 @@ MIXES: dict[str, Callable[[float], list[Player]]] = {
 
 
 def write(machine: Calibration, players: list[Player], setting: dict[str, int] | None = None) -> World:
-    return World(machine, players, fixed=setting).write(150, requests=5, prompt=100)
+    return World(machine, players, fixed=setting).write(150, requests=6, prompt=100)
 
 
 @cache

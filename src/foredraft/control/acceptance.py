@@ -15,7 +15,7 @@ from foredraft.types import Draft
 
 _PRIOR = 30.0  # trials that the proposer's own confidence counts for
 _MOST = 400.0  # trials that are remembered of a class
-_OWN_PRIOR = 16.0  # trials that the common record counts for in a request's own correction
+_OWN_TRIALS = 16.0  # trials that the common record counts for in a request's own correction
 _OWN_MEMORY = 0.95  # the share of a request's record that is kept after one more trial: about twenty trials count
 _CLASSES = 2.0  # per doubling of the odds, and the classes at both ends:
 _LEAST, _SUREST = -8, 14
@@ -41,9 +41,9 @@ class _Own:
     def corrected(self, probability: float) -> float:
         """Better results than expected shrink the probability of a failure, worse ones that of a success."""
         if self.right < self.expected:
-            return probability * (self.right + _OWN_PRIOR) / (self.expected + _OWN_PRIOR)
+            return probability * (self.right + _OWN_TRIALS) / (self.expected + _OWN_TRIALS)
         wrong, expected_wrong = self.trials - self.right, self.trials - self.expected
-        return 1 - (1 - probability) * (wrong + _OWN_PRIOR) / (expected_wrong + _OWN_PRIOR)
+        return 1 - (1 - probability) * (wrong + _OWN_TRIALS) / (expected_wrong + _OWN_TRIALS)
 
 
 class Acceptance:

@@ -1,8 +1,8 @@
 """When to draft, and how much. One rule decides about every query of a proposer and every row of a draft: the time that
 its accepted tokens are expected to save must exceed the time that it takes.
 
-A token is worth the time that tokens take at present. What a query takes is measured, next to nothing or not, and what
-rows take is the cost curve's. A query is decided on by the proposer's last drafts (worth.py), rows by the draft at hand.
+A token is worth the time that tokens take at present. Queries take what was measured, next to nothing or not, and rows
+what the cost curve says. A query is decided on by the proposer's last drafts (worth.py), rows by the draft at hand.
 
 A ledger per proposer bounds the loss if expectations are wrong. It starts with a small allowance, grows by a small
 share of the time, and books what the proposer's tokens gain and what its queries and rows cost. A step may only risk
@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from foredraft.control.acceptance import Acceptance
 from foredraft.control.costs import Costs
@@ -28,8 +27,7 @@ MEASURING, RESTING, PROBE = "measuring", "resting", "probe"
 
 # docs/control.md has the sweeps that set these.
 _SHARE = 0.005  # of all time, for each proposer: what it may lose
-_ALLOWANCE_S = 0.02  # and at the start,
-_ALLOWANCE_STEPS = 3  # or so many plain steps where those take longer
+_ALLOWANCE = 4.0  # plain steps: and at the start
 _MOST_SAVED = 16.0  # allowances: the cap of a ledger, so that old gains do not pay for ever
 _PACE_MEMORY = 0.98  # the share that is kept after one more step: what a token takes is over about fifty
 
@@ -68,20 +66,13 @@ class _Account:
         self.ledger_s = min(self.most_s, self.ledger_s + seconds)
 
 
-class StepTimes(NamedTuple):
-    """The times of a step, but for queries: the target's run, and all the rest."""
-
-    run_s: float
-    overhead_s: float
-
-
 class Controller:
     """Decides for the sequences with `auto`. Plain Python: the engine measures all times and passes them in."""
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
         self.acceptance = Acceptance()
-        self._allowance_s = max(_ALLOWANCE_S, _ALLOWANCE_STEPS * costs.run(1, 0))
+        self._allowance_s = _ALLOWANCE * costs.run(1, 0)
         self._accounts: dict[str, _Account] = {}
         self._now_s = 0.0  # the time that all steps took so far
         # Of the last steps: the time that they took, and that plain decoding would have taken for their tokens.
@@ -89,7 +80,7 @@ class Controller:
         self._query_s = 0.0  # of the queries of this step
         # The times of the last runs with drafts, in units of the expected time.
         self._lateness = deque([1.0] * (_BLAME_STEPS // 2), maxlen=_BLAME_STEPS)
-        self._plain: list[tuple[Load, StepTimes]] = []  # steps without drafts that were not learnt from yet
+        self._plain: list[tuple[Load, float, float]] = []  # steps without drafts that were not learnt from yet
         self._steps = 0
 
     def copy(self) -> Controller:
@@ -208,10 +199,11 @@ class Controller:
         drafts: Items[Mapping[str, Draft] | None],
         commits: Items[Commit],
         load: Load,
-        times: StepTimes,
+        run_s: float,
+        overhead_s: float,
     ) -> None:
-        """Learn from a step. `drafts` are those of each proposer as it made them, None for a sequence that is not the
-        controller's; `load` is the load without them.
+        """Learn from a step, in which the target's run and all the rest but queries took so long. `drafts` are those of
+        each proposer as it made them, None for a sequence that is not the controller's; `load` is without them.
 
         Steps without drafts teach only the cost of runs. Several of them are learnt from at once: code that runs once a
         step has left the processor's caches, and is slow.
@@ -221,7 +213,7 @@ class Controller:
             for account in self._accounts.values():
                 account.worth.refresh()
         if not any(drafts) and not any(work.draft for work in works):
-            self._plain.append((load, times))
+            self._plain.append((load, run_s, overhead_s))
             if len(self._plain) >= _REFRESH_STEPS:
                 self._learn_from_plain_steps()
             return
@@ -229,10 +221,10 @@ class Controller:
         run = Load.of(works)
         plain, expected = self.costs.run(load.rows, load.keys), self.costs.run(run.rows, run.keys)
         token_s = plain / max(1, load.sequences)
-        self._learn_from_run(run, times, plain, token_s * sum(len(commit.tokens) for commit in commits))
+        self._learn_from_run(run, run_s, overhead_s, plain, token_s * sum(len(commit.tokens) for commit in commits))
         row_s = 0.0
         if run.rows > load.rows:
-            self._lateness.append((times.run_s + times.overhead_s) / expected)
+            self._lateness.append((run_s + overhead_s) / expected)
             late = sorted(self._lateness)[len(self._lateness) // 2]
             row_s = (late * expected - plain) / (run.rows - load.rows)
         rows, accepted = Counter[str](), Counter[str]()
@@ -259,17 +251,16 @@ class Controller:
         return self._accounts[candidate.name]
 
     def _learn_from_plain_steps(self) -> None:
-        for load, times in self._plain:
-            seconds = times.run_s + times.overhead_s
-            self._learn_from_run(load, times, seconds, seconds)
+        for load, run_s, overhead_s in self._plain:
+            self._learn_from_run(load, run_s, overhead_s, run_s + overhead_s, run_s + overhead_s)
         self._plain.clear()
 
-    def _learn_from_run(self, run: Load, times: StepTimes, without_s: float, plain_s: float) -> None:
+    def _learn_from_run(self, run: Load, run_s: float, overhead_s: float, without_s: float, plain_s: float) -> None:
         """A run of so many rows, which would have taken `without_s` without drafts. Plain decoding would have taken
         `plain_s` for its tokens."""
-        self.costs.observe_overhead(times.overhead_s)
-        self.costs.observe_run(run.rows, run.keys, times.run_s)
-        seconds = self._query_s + times.run_s + times.overhead_s
+        self.costs.observe_overhead(overhead_s)
+        self.costs.observe_run(run.rows, run.keys, run_s)
+        seconds = self._query_s + run_s + overhead_s
         self._now_s, self._query_s = self._now_s + seconds, 0.0
         self._spent_s = _PACE_MEMORY * self._spent_s + seconds
         self._plain_s = _PACE_MEMORY * self._plain_s + plain_s

@@ -11,7 +11,7 @@ from functools import partial
 from math import inf
 from typing import Protocol, TypeVar
 
-from foredraft.control.controller import MEASURING, Controller, StepTimes
+from foredraft.control.controller import MEASURING, Controller
 from foredraft.control.costs import Calibration, Costs
 from foredraft.control.worth import Candidate, Load
 from foredraft.engine.assignments import Assignments
@@ -139,8 +139,7 @@ class Speculation:
         mine = [made if self._is_adaptive(work) else None for work, made in zip(works, step.made, strict=True)]
         if all(made is None for made in mine):
             return  # no request here left the choice to the controller, so none waits for it to learn
-        times = StepTimes(run_s, overhead_s)
-        self._controlled(lambda controller: controller.observe(works, mine, commits, step.load, times))
+        self._controlled(lambda controller: controller.observe(works, mine, commits, step.load, run_s, overhead_s))
 
     def _count_savings(self, works: Items[Work], commits: Items[Commit], step_s: float) -> None:
         """What each sequence with a draft gained on as many plain steps of this batch as it got tokens."""
