@@ -66,6 +66,10 @@ def adversaries(text: list[int]) -> list[Adversary]:
         time.sleep(0.04)
         return right(sequence, budget)
 
+    def costly(sequence: Sequence, budget: int) -> list[int]:
+        time.sleep(0.002 * budget)
+        return wrong(sequence, budget)
+
     def failing(sequence: Sequence, budget: int) -> list[int]:
         if sequence.num_output_tokens > 10:
             raise RuntimeError("this proposer fails on purpose")
@@ -76,6 +80,7 @@ def adversaries(text: list[int]) -> list[Adversary]:
         Adversary("right for 50 tokens, then wrong", turncoat),
         Adversary("slow, and right", slow, free=False),
         Adversary("always wrong, and not free", wrong, free=False),
+        Adversary("always wrong, and costly", costly, free=False),
         Adversary("raises", failing),
     ]
 

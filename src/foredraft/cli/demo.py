@@ -21,7 +21,7 @@ from foredraft.control.economics import quotient
 from foredraft.models.catalog import DEFAULT_MODEL
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import parse_spec
-from foredraft.types import CompletionOutput
+from foredraft.types import TARGET, CompletionOutput
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -260,7 +260,7 @@ class _Picture:
         )
         yield Text(self.comparison.title, style="bold")
         yield grid
-        yield _legend(self.comparison.speculative.spec)
+        yield _legend(self.comparison.speculative)
 
 
 def _panel(console: Console, title: str, decoding: Decoding, width: int, height: int) -> Panel:
@@ -276,11 +276,12 @@ def _panel(console: Console, title: str, decoding: Decoding, width: int, height:
     return Panel(tail, title=title, subtitle=rate, title_align="left", subtitle_align="left", border_style=border)
 
 
-def _legend(spec: str) -> Text:
-    """The proposers of a speculation string in their colours."""
+def _legend(decoding: Decoding) -> Text:
+    """The proposers that a speculation string names, and those that have drafted, in their colours."""
     from rich.text import Text
 
-    names = [choice.name for choice in parse_spec(spec).choices]
+    named = [choice.name for choice in parse_spec(decoding.spec).choices]
+    names = dict.fromkeys([*named, *(origin for _, origin in decoding.pieces if origin != TARGET)])
     proposers = Text(", ").join(Text(name, style=_style(name)) for name in names)
     return Text.assemble("drafted by ", proposers) if names else Text("plain decoding: no drafts")
 

@@ -1,0 +1,67 @@
+"""`auto` uses the model's best head beside `suffix`, and the text stays that of plain decoding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from foredraft.config import ModelConfig
+from foredraft.llm import LLM
+from foredraft.models.heads.catalog import HeadFiles
+from foredraft.params import SamplingParams
+from foredraft.proposers.best_head import best_head
+from foredraft.proposers.registry import ProposerChoice, parse_spec
+from tests.steady_controller import SteadyController
+from tests.tiny_heads import random_head, save_head, tiny_config
+from tests.tiny_models import random_model, save_model
+from tests.unit.head_configs import head_config
+
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5], [8, 9, 7]]
+PARAMS = SamplingParams(max_tokens=40, temperature=0.8, seed=4, ignore_eos=True)
+TARGET = ModelConfig("llama", 50, 32, 48, 4, 4, 2, 8, 512)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(random_model("llama"), tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def head(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    config = tiny_config("eagle", folder, acceptance=(0.7, 0.7))
+    return str(save_head(random_head(config), tmp_path_factory.mktemp("head")))
+
+
+@pytest.mark.parametrize("acceptance", ["match", "rejection"])
+def test_auto_drafts_with_the_head_and_changes_no_text(folder: Path, head: str, acceptance: str) -> None:
+    llm = LLM(str(folder), head=head)
+    llm.engine.speculation.controller = SteadyController()
+    params = replace(PARAMS, acceptance=acceptance, temperature=0.8 if acceptance == "match" else 0.0)
+    plain = llm.generate(PROMPTS, params, spec="off")
+    outputs = llm.generate(PROMPTS, params, spec="auto")
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in plain]
+    assert sum(output.metrics.drafted_by_origin.get("eagle", 0) for output in outputs) > 0
+    assert all(any(reason.startswith("eagle: ") for reason in output.metrics.decisions) for output in outputs)
+
+
+def test_auto_without_a_head_is_suffix_and_grammar(folder: Path) -> None:
+    assignments = LLM(str(folder)).engine.speculation.assignments
+    assert [str(choice) for choice in assignments.choices(parse_spec("auto"))] == ["suffix", "grammar"]
+
+
+def test_only_auto_itself_leaves_the_head_open(folder: Path, head: str) -> None:
+    assignments = LLM(str(folder), head=head).engine.speculation.assignments
+    assert [str(choice) for choice in assignments.choices(parse_spec("auto"))] == ["suffix", "grammar", "eagle"]
+    assert [str(choice) for choice in assignments.choices(parse_spec("auto(suffix)"))] == ["suffix"]
+
+
+def test_the_head_with_the_most_tokens_for_what_it_reads_is_the_best(tmp_path: Path) -> None:
+    kinds = ("eagle", "medusa", "dflash")
+    rates = {"eagle": 0.7, "medusa": 0.4, "dflash": 0.7}
+    heads = {kind: HeadFiles(tmp_path, head_config(kind, acceptance=(rates[kind],) * 3)) for kind in kinds}
+    assert best_head(heads, TARGET) == ProposerChoice("dflash"), "an EAGLE head runs once per depth"
+    heads["eagle"] = HeadFiles(tmp_path, head_config("eagle", acceptance=(0.99,) * 12, block=1))
+    assert best_head(heads, TARGET) == ProposerChoice("eagle")
+    assert best_head({}, TARGET) is None
