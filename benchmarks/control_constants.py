@@ -13,9 +13,10 @@ import argparse
 from functools import cache
 from statistics import geometric_mean
 
-from foredraft.control import acceptance, controller, worth
 from tests.unit.controller_world import World
 from tests.unit.test_controller_mixes import MACHINES, MIXES, SETTINGS
+
+from foredraft.control import acceptance, controller, worth
 
 SWEEPS = {
     "_SHARE": (controller, (0.0025, 0.005, 0.01)),
@@ -49,7 +50,9 @@ def report(label: str) -> None:
             ratios.append(auto / best(machine, mix))
             if "bad" in mix:
                 beside.append(auto / write(machine, mix, 1).speedup)
-    print(f"{label:22} mean {geometric_mean(ratios):.3f}  least {min(ratios):.3f}  bad head {min(beside):.3f}", flush=True)
+    print(
+        f"{label:22} mean {geometric_mean(ratios):.3f}  least {min(ratios):.3f}  bad head {min(beside):.3f}", flush=True
+    )
 
 
 def main() -> None:

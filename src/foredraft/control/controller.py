@@ -51,19 +51,19 @@ class _Behind:
         return missing if (missing := sequence.num_tokens - computed) > _UP_TO_DATE else 0
 
 
-class _Account:
-    """What is known of one proposer: what a query is worth, its ledger, and how far behind it is."""
+class _Ledger:
+    """Of one proposer: what it may lose, what a query of it is worth, and how far behind it is."""
 
     def __init__(self, candidate: Candidate, allowance_s: float) -> None:
         self.worth = Worth(candidate)
-        self.ledger_s = self.saved_s = allowance_s  # catching up is paid from all savings, which have no cap
+        self.balance_s = self.saved_s = allowance_s  # catching up is paid from all savings, which have no cap
         self.most_s = _MOST_SAVED * allowance_s
         self.queried_s = 0.0  # when it was last queried
         self.behind: dict[int, _Behind] = {}  # by sequence
 
     def book(self, seconds: float) -> None:
         self.saved_s += seconds
-        self.ledger_s = min(self.most_s, self.ledger_s + seconds)
+        self.balance_s = min(self.most_s, self.balance_s + seconds)
 
 
 class Controller:
@@ -73,7 +73,7 @@ class Controller:
         self.costs = costs
         self.acceptance = Acceptance()
         self._allowance_s = _ALLOWANCE * costs.run(1, 0)
-        self._accounts: dict[str, _Account] = {}
+        self._ledgers: dict[str, _Ledger] = {}
         self._now_s = 0.0  # the time that all steps took so far
         # Of the last steps: the time that they took, and that plain decoding would have taken for their tokens.
         self._spent_s = self._plain_s = self._allowance_s
@@ -96,33 +96,33 @@ class Controller:
         if not candidate.is_free and not self.costs.is_known(load.rows):
             self._learn_from_plain_steps()
             return [(0, MEASURING)] * len(works)
-        account = self._account(candidate)
-        offers = account.worth.offers(candidate, load, self.costs, self._token_s(load))
+        ledger = self._ledger(candidate)
+        offers = ledger.worth.offers(candidate, load, self.costs, self._token_s(load))
         is_timed = self.costs.draft(candidate.name, 1, 1) is not None
-        left_s, is_queried = account.ledger_s, False
+        left_s, is_queried = ledger.balance_s, False
         budgets: list[tuple[int, str]] = []
         for work, chance in zip(works, chances, strict=True):
             nodes, reason = 0, LEDGER
             if is_queried and not is_timed:
                 reason = RESTING  # one sequence is enough to time it
             elif offer := next((offer for offer in offers if offer.cost_s <= left_s), None):
-                reason = self._decide(candidate, account, work.sequence, 1 - chance, offer)
+                reason = self._decide(candidate, ledger, work.sequence, 1 - chance, offer)
                 if reason in (DRAFTED, PROBE):
                     nodes, is_queried = min(offer.nodes, work.num_lookahead_tokens), True
                     left_s -= offer.cost_s
-                    account.queried_s = self._now_s
+                    ledger.queried_s = self._now_s
             budgets.append((nodes, reason))
         return budgets
 
-    def _decide(self, candidate: Candidate, account: _Account, sequence: Sequence, chance: float, offer: Offer) -> str:
-        behind = account.behind.get(sequence.id, _Behind())
+    def _decide(self, candidate: Candidate, ledger: _Ledger, sequence: Sequence, chance: float, offer: Offer) -> str:
+        behind = ledger.behind.get(sequence.id, _Behind())
         missing = 0 if candidate.is_free else behind.num_missing(sequence)
         catch_up_s = self.costs.catch_up(candidate.name, missing)
-        is_covered = not missing or behind.spent_s > 0 or catch_up_s < account.saved_s
-        gain_s = chance * account.worth.relative(sequence.id) * offer.gain_s - offer.cost_s
+        is_covered = not missing or behind.spent_s > 0 or catch_up_s < ledger.saved_s
+        gain_s = chance * ledger.worth.relative(sequence.id) * offer.gain_s - offer.cost_s
         if gain_s <= 0:
-            is_due = offer.cost_s + catch_up_s <= _SHARE * (self._now_s - account.queried_s)
-            is_new = sequence.id not in account.behind
+            is_due = offer.cost_s + catch_up_s <= _SHARE * (self._now_s - ledger.queried_s)
+            is_new = sequence.id not in ledger.behind
             return PROBE if (is_new or is_due) and is_covered else RESTING
         if catch_up_s > gain_s * (sequence.max_tokens - sequence.num_output_tokens):
             return TOO_UNSURE
@@ -132,9 +132,9 @@ class Controller:
         self, candidate: Candidate, works: Items[Work], budgets: Items[int], drafts: Items[Draft], seconds: float
     ) -> list[Draft]:
         """Learn from a query and what it took; returns the drafts with scores that follow the record."""
-        account, name, nodes = self._account(candidate), candidate.name, max(budgets)
+        ledger, name, nodes = self._ledger(candidate), candidate.name, max(budgets)
         known_s = self.costs.draft(name, nodes, len(works))
-        behind = [account.behind.setdefault(work.sequence.id, _Behind()) for work in works]
+        behind = [ledger.behind.setdefault(work.sequence.id, _Behind()) for work in works]
         missing = [one.num_missing(work.sequence) for one, work in zip(behind, works, strict=True)]
         drafting_s = min(seconds, known_s or 0.0) if any(drafts) else 0.0
         catch_up_s = (seconds - drafting_s) / max(1, sum(map(bool, missing)))
@@ -152,16 +152,16 @@ class Controller:
                     if not draft and not candidate.is_free:
                         continue  # it goes on in the next steps
                     self.costs.observe_catch_up(name, tokens, one.spent_s)
-            account.behind[sequence.id] = _Behind(sequence.counters.preemptions, sequence.num_tokens)
-            account.worth.observe(sequence.id, survivals, budget)
+            ledger.behind[sequence.id] = _Behind(sequence.counters.preemptions, sequence.num_tokens)
+            ledger.worth.observe(sequence.id, survivals, budget)
         if not is_catching_up:
             drafting_s = seconds
             self.costs.observe_draft(name, nodes, len(works), seconds)
             if known_s is None:
-                account.worth.refresh()
+                ledger.worth.refresh()
         self._query_s += seconds
-        account.saved_s -= seconds - drafting_s
-        account.book(-drafting_s)
+        ledger.saved_s -= seconds - drafting_s
+        ledger.book(-drafting_s)
         return calibrated
 
     def choose(self, works: Items[Work], drafts: Items[Draft | None], load: Load) -> tuple[list[Draft], list[str]]:
@@ -210,8 +210,8 @@ class Controller:
         """
         self._steps += 1
         if self._steps % _REFRESH_STEPS == 0:
-            for account in self._accounts.values():
-                account.worth.refresh()
+            for ledger in self._ledgers.values():
+                ledger.worth.refresh()
         if not any(drafts) and not any(work.draft for work in works):
             self._plain.append((load, run_s, overhead_s))
             if len(self._plain) >= _REFRESH_STEPS:
@@ -235,20 +235,20 @@ class Controller:
                 for draft in made.values():
                     self.acceptance.observe(commit.sequence.id, draft, commit.tokens)
         for name in rows:
-            self._accounts[name].book(accepted[name] * token_s - rows[name] * row_s)
+            self._ledgers[name].book(accepted[name] * token_s - rows[name] * row_s)
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         gone = list(sequence_ids)
         self.acceptance.release(gone)
-        for account in self._accounts.values():
+        for ledger in self._ledgers.values():
             for sequence_id in gone:
-                account.worth.release(sequence_id)
-                account.behind.pop(sequence_id, None)
+                ledger.worth.release(sequence_id)
+                ledger.behind.pop(sequence_id, None)
 
-    def _account(self, candidate: Candidate) -> _Account:
-        if candidate.name not in self._accounts:
-            self._accounts[candidate.name] = _Account(candidate, self._allowance_s)
-        return self._accounts[candidate.name]
+    def _ledger(self, candidate: Candidate) -> _Ledger:
+        if candidate.name not in self._ledgers:
+            self._ledgers[candidate.name] = _Ledger(candidate, self._allowance_s)
+        return self._ledgers[candidate.name]
 
     def _learn_from_plain_steps(self) -> None:
         for load, run_s, overhead_s in self._plain:
@@ -264,8 +264,8 @@ class Controller:
         self._now_s, self._query_s = self._now_s + seconds, 0.0
         self._spent_s = _PACE_MEMORY * self._spent_s + seconds
         self._plain_s = _PACE_MEMORY * self._plain_s + plain_s
-        for account in self._accounts.values():
-            account.book(_SHARE * without_s)
+        for ledger in self._ledgers.values():
+            ledger.book(_SHARE * without_s)
 
     def _token_s(self, load: Load) -> float:
         """What a token takes at present, with what drafts save."""
@@ -295,7 +295,7 @@ class Controller:
             draft = drafts[index]
             assert draft is not None
             name, parent = draft.origin[node], draft.parents[node]
-            is_covered = (risked[name] + 1) * extra_s / len(nodes) <= self._accounts[name].ledger_s
+            is_covered = (risked[name] + 1) * extra_s / len(nodes) <= self._ledgers[name].balance_s
             if is_covered and (parent < 0 or parent in kept[index]):
                 risked[name] += 1
                 kept[index].append(node)

@@ -15,8 +15,8 @@ from foredraft.control.economics import VerifyCurve
 _SPEED_STEPS = 16  # the machine's speed is that of so many last steps
 _SHAPE_STEPS = 16  # a row count's own correction is over so many of its runs, and renewed as often
 _KNOWN = 4  # runs of a row count that make it known
-_DRAFTS = 8  # what drafts take is over so many last calls
 _STALE = 256  # steps after which it must be seen again
+_DRAFTS = 8  # what drafts take is over so many last calls
 _POSSIBLE = (0.4, 3.0)  # a run outside these multiples of the expected time is no measurement
 
 
