@@ -1,6 +1,6 @@
 """The sweeps that set the constants of the controller, in simulated time (tests/unit/test_controller_mixes.py).
 
-    python -m benchmarks.control_constants [CONSTANT ...]
+    make bench-constants [ARGS="CONSTANT ..."]
 
 Every value of a constant is tried with the others as they are, on every machine and mix of proposers, with run times
 that vary by a fifth. Printed are the mean and the least speed of `auto` in units of the best fixed setting, and the

@@ -234,6 +234,14 @@ def test_what_is_at_hand_leaves_nothing_to_gain() -> None:
     assert controller.budgets(MODEL, [work], [0.95], load)[0] == (0, RESTING)
 
 
+def test_requests_may_choose_other_options_of_one_proposer() -> None:
+    controller, work = ready(MODEL), Work(sequence_of(9), 1, 64)
+    for most in (4, 64, 1, 16):
+        candidate = MODEL._replace(most=most, acceptance=(0.0,))
+        controller.observe_query(candidate, [work], [most], [chain(most, origin="model")], 0.001)
+        assert controller.budgets(candidate, [work], [0.0], Load(1, 9, 1))[0][0] <= most
+
+
 def test_a_preempted_sequence_is_caught_up_with_again() -> None:
     """Its time does not count as drafting time."""
     controller, sequence = ready(MODEL), sequence_of(100)

@@ -241,8 +241,8 @@ class Controller:
         gone = list(sequence_ids)
         self.acceptance.release(gone)
         for ledger in self._ledgers.values():
+            ledger.worth.release(gone)
             for sequence_id in gone:
-                ledger.worth.release(sequence_id)
                 ledger.behind.pop(sequence_id, None)
 
     def _ledger(self, candidate: Candidate) -> _Ledger:

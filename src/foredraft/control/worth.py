@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from collections.abc import Sequence as Items
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple
 
 from foredraft.control.costs import Costs
@@ -13,6 +16,7 @@ _RECENT = 32  # drafts by which a proposer is judged, empty ones too
 _OWN_PRIOR = 8.0  # drafts that those of all requests count for in a request's own mean
 _OWN_MEMORY = 0.95  # the share of a request's own drafts that is kept after one more: about twenty count
 _UNKNOWN = 0.75  # the acceptance of a proposer that brings no measured one
+_LEAST = 0.01  # the least acceptance that a proposer may promise
 _NODE_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # budgets of proposers that take time
 
 
@@ -60,29 +64,29 @@ class Worth:
     """
 
     def __init__(self, candidate: Candidate) -> None:
-        survival, promised = 1.0, list[float]()
-        for depth in range(candidate.most):
-            rates = candidate.acceptance
-            survival *= rates[min(depth, len(rates) - 1)] if rates else _UNKNOWN
-            promised.append(survival)
-        self._promised = promised
+        rates = tuple(max(_LEAST, rate) for rate in candidate.acceptance) or (_UNKNOWN,)
+        rates = (*rates, *rates[-1:] * (_NODE_COUNTS[-1] - len(rates)))
+        self._promised = list(accumulate(rates, mul))
         self._recent: deque[list[float]] = deque(maxlen=_RECENT)
+        self._tokens = sum(self._promised)  # expected ones in all of them
         self._own: dict[int, tuple[float, float]] = {}  # by sequence: drafts, and expected tokens in them
-        self._offers: dict[tuple[int, int], list[Offer]] = {}  # by sequences and rows, about
+        self._offers: dict[tuple[int, int, int], list[Offer]] = {}  # by most nodes, sequences and rows, about
 
     def observe(self, sequence_id: int, survivals: Items[float], budget: int) -> None:
         """The proposer was queried, and drafted these nodes or none. Where it used its whole budget, more nodes are
         taken to follow as promised: otherwise a small budget would never be raised again."""
         nodes = sorted(survivals, reverse=True)
         if nodes and len(nodes) >= budget:
-            scale = nodes[-1] / self._promised[len(nodes) - 1]
-            nodes += [scale * promised for promised in self._promised[len(nodes) :]]
+            last, *further = self._promised[len(nodes) - 1 :]
+            nodes += [nodes[-1] * promised / last for promised in further]
+        self._tokens += sum(nodes) - (sum(self._recent[0]) if len(self._recent) == _RECENT else 0.0)
         self._recent.append(nodes)
         drafts, tokens = self._own.get(sequence_id, (0.0, 0.0))
         self._own[sequence_id] = _OWN_MEMORY * drafts + 1, _OWN_MEMORY * tokens + sum(nodes)
 
-    def release(self, sequence_id: int) -> None:
-        self._own.pop(sequence_id, None)
+    def release(self, sequence_ids: Iterable[int]) -> None:
+        for sequence_id in sequence_ids:
+            self._own.pop(sequence_id, None)
 
     def refresh(self) -> None:
         """Weigh anew with the next query: costs and drafts have changed."""
@@ -91,21 +95,15 @@ class Worth:
     def relative(self, sequence_id: int) -> float:
         """The expected tokens of this request's drafts in units of those of all."""
         drafts, tokens = self._own.get(sequence_id, (0.0, 0.0))
-        return (_OWN_PRIOR + tokens / self._mean) / (_OWN_PRIOR + drafts)
+        mean = self._tokens / (1 + len(self._recent))
+        return (_OWN_PRIOR + tokens / mean) / (_OWN_PRIOR + drafts)
 
     def offers(self, candidate: Candidate, load: Load, costs: Costs, token_s: float) -> list[Offer]:
         """Budgets, the one with the highest gain less cost first, if all sequences get the same. `token_s` is what a
         token takes at present."""
-        key = load.sequences, load.rows.bit_length()
-        if key not in self._offers:
-            self._offers[key] = self._weighed(candidate, load, costs, token_s)
-        return self._offers[key]
-
-    @property
-    def _mean(self) -> float:
-        return (sum(self._promised) + sum(map(sum, self._recent))) / (1 + len(self._recent))
-
-    def _weighed(self, candidate: Candidate, load: Load, costs: Costs, token_s: float) -> list[Offer]:
+        key = candidate.most, load.sequences, load.rows.bit_length()
+        if key in self._offers:
+            return self._offers[key]
         sequences, reach = max(1, load.sequences), load.keys // max(1, load.rows)
         plain = costs.run(load.rows, load.keys)
         rows_s = [0.0]  # extra seconds per sequence of so many nodes for each
@@ -125,4 +123,5 @@ class Worth:
             if nodes <= candidate.most:
                 cost_s = (costs.draft(candidate.name, nodes, sequences) or 0.0) / sequences
                 offers.append(Offer(nodes, gains[nodes] / len(drafts), cost_s))
-        return sorted(offers, key=lambda offer: offer.cost_s - offer.gain_s)
+        self._offers[key] = sorted(offers, key=lambda offer: offer.cost_s - offer.gain_s)
+        return self._offers[key]
