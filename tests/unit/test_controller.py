@@ -227,9 +227,9 @@ def test_one_sequence_is_enough_to_time_a_proposer() -> None:
 
 
 def test_what_is_at_hand_leaves_nothing_to_gain() -> None:
-    controller, work = ready(MODEL), Work(sequence_of(9), 1, 4)
-    controller.observe_query(MODEL, [work], [4], [chain(4)], 0.004)
-    load = Load(1, 9, 1)
+    controller, work, load = ready(MODEL), Work(sequence_of(9), 1, 4), Load(1, 9, 1)
+    for _ in range(4):
+        controller.observe_query(MODEL, [work], [4], [chain(4)], 0.004)
     assert controller.budgets(MODEL, [work], [0.0], load)[0][1] == DRAFTED
     assert controller.budgets(MODEL, [work], [0.95], load)[0] == (0, RESTING)
 

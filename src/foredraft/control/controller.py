@@ -120,13 +120,11 @@ class Controller:
         catch_up_s = self.costs.catch_up(candidate.name, missing)
         is_covered = not missing or behind.spent_s > 0 or catch_up_s < ledger.saved_s
         gain_s = chance * ledger.worth.relative(sequence.id) * offer.gain_s - offer.cost_s
-        if gain_s <= 0:
-            is_due = offer.cost_s + catch_up_s <= _SHARE * (self._now_s - ledger.queried_s)
-            is_new = sequence.id not in ledger.behind
-            return PROBE if (is_new or is_due) and is_covered else RESTING
-        if catch_up_s > gain_s * (sequence.max_tokens - sequence.num_output_tokens):
-            return TOO_UNSURE
-        return DRAFTED if is_covered else LEDGER
+        if gain_s > 0 and catch_up_s <= gain_s * (sequence.max_tokens - sequence.num_output_tokens):
+            return DRAFTED if is_covered else LEDGER
+        # One call may have been delayed: a few are made before a proposer is judged by what they took.
+        is_due = offer.cost_s + catch_up_s <= _SHARE * (self._now_s - ledger.queried_s)
+        return PROBE if is_covered and (is_due or not self.costs.is_timed(candidate.name)) else RESTING
 
     def observe_query(
         self, candidate: Candidate, works: Items[Work], budgets: Items[int], drafts: Items[Draft], seconds: float

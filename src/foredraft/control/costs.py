@@ -14,7 +14,7 @@ from foredraft.control.economics import VerifyCurve
 
 _SPEED_STEPS = 16  # the machine's speed is that of so many last steps
 _SHAPE_STEPS = 16  # a row count's own correction is over so many of its runs, and renewed as often
-_KNOWN = 4  # runs of a row count that make it known
+_KNOWN = 4  # runs of a row count, or calls of a proposer, that make it known
 _STALE = 256  # steps after which it must be seen again
 _DRAFTS = 8  # what drafts take is over so many last calls
 _POSSIBLE = (0.4, 3.0)  # a run outside these multiples of the expected time is no measurement
@@ -54,6 +54,10 @@ class Costs:
         """Whether real runs of about so many rows were seen lately, so that their estimate can be relied upon."""
         place = self._nearest(rows)
         return len(self._by_shape[place]) >= _KNOWN and self._num_runs - self._last_run[place] < _STALE
+
+    def is_timed(self, proposer: str) -> bool:
+        """Whether enough calls of a proposer were timed to judge it."""
+        return sum(map(len, self._drafts.get(proposer, {}).values())) >= _KNOWN
 
     def draft(self, proposer: str, nodes: int, sequences: int) -> float | None:
         """Seconds of a call for so many sequences with so many nodes each; None for a proposer that was never timed.
