@@ -48,11 +48,11 @@ def cuda_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("draft", [CHAIN, TREE], ids=["chain", "tree"])
-@pytest.mark.parametrize(("kind", "correction"), CASES)
+@pytest.mark.parametrize(("kind", "correction", "rows"), CASES)
 def test_served_logits_are_those_of_the_module(
-    folder: Path, tmp_path: Path, kind: str, correction: str, draft: Draft
+    folder: Path, tmp_path: Path, kind: str, correction: str, rows: str, draft: Draft
 ) -> None:
-    head = random_head(tiny_config(kind, folder, correction))
+    head = random_head(tiny_config(kind, folder, correction, block_input=rows))
     target = Target(folder, head, tmp_path, dtype="float32", exact=False, device=DEVICE)
     sequence = target.sequence(TOKENS)
     with torch.no_grad():

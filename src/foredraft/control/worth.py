@@ -96,7 +96,8 @@ class Worth:
         """The expected tokens of this request's drafts in units of those of all."""
         drafts, tokens = self._own.get(sequence_id, (0.0, 0.0))
         mean = self._tokens / (1 + len(self._recent))
-        return (_OWN_PRIOR + tokens / mean) / (_OWN_PRIOR + drafts)
+        share: float = (_OWN_PRIOR + tokens / mean) / (_OWN_PRIOR + drafts)
+        return share
 
     def offers(self, candidate: Candidate, load: Load, costs: Costs, token_s: float) -> list[Offer]:
         """Budgets, the one with the highest gain less cost first, if all sequences get the same. `token_s` is what a

@@ -9,8 +9,8 @@ from math import inf
 from random import Random
 
 from foredraft.config import EngineConfig
-from foredraft.control.controller import Load
 from foredraft.control.costs import Calibration
+from foredraft.control.worth import Load
 from foredraft.engine.blocks import BlockPool
 from foredraft.engine.chunks import ChunkLimit
 from foredraft.engine.scheduler import Scheduler
@@ -55,7 +55,7 @@ class StepReplica:
         pool = BlockPool(blocks, options.block_size, prefix_caching=options.prefix_caching)
         self._scheduler = Scheduler(pool, options.max_num_seqs, options.rows_per_step)
         self._chunk_limit = ChunkLimit(options.max_chunk_s)
-        self._speculation = Speculation(self._make_proposer, _Known(machine.calibration), VOCAB_SIZE, self.clock)
+        self._speculation = Speculation(self._make_proposer, _Known(machine.calibration), VOCAB_SIZE, clock=self.clock)
         self._speculation.calibrate()
         self._params = SamplingParams().resolved({})
         self._sequences: dict[int, Sequence] = {}

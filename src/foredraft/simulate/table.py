@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from foredraft.config import EngineConfig
-from foredraft.control.controller import Load
+from foredraft.control.worth import Load
 from foredraft.engine.chunks import ChunkLimit
 from foredraft.proposers.registry import Spec
 from foredraft.simulate.machine import Machine
