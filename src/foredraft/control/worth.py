@@ -15,6 +15,7 @@ from foredraft.types import Work
 _RECENT = 32  # drafts by which a proposer is judged, empty ones too
 _OWN_PRIOR = 8.0  # drafts that those of all requests count for in a request's own mean
 _OWN_MEMORY = 0.95  # the share of a request's own drafts that is kept after one more: about twenty count
+_MEASURED = 8  # drafts that a measured acceptance counts for, until as many as are judged by are made
 _UNKNOWN = 0.75  # the acceptance of a proposer that brings no measured one
 _LEAST = 0.01  # the least acceptance that a proposer may promise
 _NODE_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # budgets of proposers that take time
@@ -67,8 +68,9 @@ class Worth:
         rates = tuple(max(_LEAST, rate) for rate in candidate.acceptance) or (_UNKNOWN,)
         rates = (*rates, *rates[-1:] * (_NODE_COUNTS[-1] - len(rates)))
         self._promised = list(accumulate(rates, mul))
-        self._recent: deque[list[float]] = deque(maxlen=_RECENT)
-        self._tokens = sum(self._promised)  # expected ones in all of them
+        measured = [self._promised] * (_MEASURED if candidate.acceptance else 0)
+        self._recent: deque[list[float]] = deque(measured, maxlen=_RECENT)
+        self._tokens = sum(self._promised) * (1 + len(measured))  # expected ones in all of them
         self._own: dict[int, tuple[float, float]] = {}  # by sequence: drafts, and expected tokens in them
         self._offers: dict[tuple[int, int, int], list[Offer]] = {}  # by most nodes, sequences and rows, about
 
