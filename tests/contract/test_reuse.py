@@ -34,7 +34,7 @@ LENGTH = 5
 TEMPERATURE = 3.0  # no text is so unlikely that it never comes
 BATCH = 250
 FEW = 500  # texts; MANY takes minutes
-MORE = 1500  # texts, enough to see the bias under both rules: under `block` it is small
+MORE = {"rejection": 1500, "block": 2500}  # texts, enough to see the bias: under `block` it is small
 MANY = pytest.param(20_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
 COPIED = "auto(suffix:min_n=1+ngram:min_n=1,max_n=1,which=earliest)"
 SAMPLED = "suffix:min_n=1+early_exit:layers=1,k=3"
@@ -137,7 +137,7 @@ def test_the_bias_shows_when_coins_decide_and_the_store_remembers(
     monkeypatch.setitem(RULES, rule, partial(coins_for_everything, RULES[rule]))
     if remembers:
         monkeypatch.setattr(Sequence, "may_be_remembered", True)
-    test = fit(llm, MORE, COPIED, rule)
+    test = fit(llm, MORE[rule], COPIED, rule)
     assert (test.p_value > 1e-4) is not remembers, test
 
 

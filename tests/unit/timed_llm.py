@@ -36,8 +36,9 @@ class TimedLLM:
         self.known: list[list[str]] = []  # what the controller remembered when it was asked
         self.seen: list[set[str]] = []  # the proposers that observed each run
         device = SimpleNamespace(type="cpu")
+        assignments = SimpleNamespace(proposers={}, choices=lambda spec: spec.choices)
         self.engine = SimpleNamespace(
-            speculation=SimpleNamespace(clear=self._forget, assignments=SimpleNamespace(proposers={}), controller=None),
+            speculation=SimpleNamespace(clear=self._forget, assignments=assignments, controller=None),
             runner=SimpleNamespace(backend=SimpleNamespace(device=device)),
         )
 
