@@ -67,7 +67,7 @@ class Worth:
     def __init__(self, candidate: Candidate) -> None:
         rates = tuple(max(_LEAST, rate) for rate in candidate.acceptance) or (_UNKNOWN,)
         rates = (*rates, *rates[-1:] * (_NODE_COUNTS[-1] - len(rates)))
-        self._promised = list(accumulate(rates, mul))
+        self._promised: list[float] = list(accumulate(rates, mul))
         measured = [self._promised] * (_MEASURED if candidate.acceptance else 0)
         self._recent: deque[list[float]] = deque(measured, maxlen=_RECENT)
         self._tokens = sum(self._promised) * (1 + len(measured))  # expected ones in all of them
