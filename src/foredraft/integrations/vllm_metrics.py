@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import dataclass
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit, urlunsplit
 from urllib.request import urlopen
 
@@ -62,6 +62,8 @@ def read_server(url: str) -> ServerSpeculation:
         with urlopen(address, timeout=_TIMEOUT_S) as answer:
             text = answer.read(_MOST_BYTES).decode("utf-8", "replace")
     except (URLError, OSError, ValueError) as error:
+        if isinstance(error, HTTPError):
+            error.close()  # it is an answer too
         reason = getattr(error, "reason", error)
         raise InvalidParameter(f"{address} cannot be read ({reason}); check that the server is up.") from error
     return parse_metrics(text, address)

@@ -62,7 +62,7 @@ class DraftFigures:
 
     @cached_property
     def common(self) -> DraftProfile:
-        """The mean over the kinds: what a proposer itself knows of its acceptance before it is verified."""
+        """The mean over the kinds."""
         if ANY in self.by_kind:
             return self.by_kind[ANY]
         profiles = [profile for profile in self.by_kind.values() if profile.coverage] or [NEVER]

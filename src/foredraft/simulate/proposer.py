@@ -28,8 +28,8 @@ class Clock:
 
 
 class SimulatedProposer:
-    """Draws drafts from the profile of a sequence's kind, which is its request id. Its confidence is the mean over the
-    kinds: how far one kind differs is for the controller to learn."""
+    """Draws drafts from the profile of a sequence's kind, which is its request id. Its confidence is what was measured
+    for the kind: real proposers are surer of themselves where they are more often right."""
 
     taps: frozenset[int] = frozenset()
     wants_target_argmax = False
@@ -42,7 +42,6 @@ class SimulatedProposer:
         self._machine = machine
         self._clock = clock
         self._random = random
-        self._scores = tuple(max(_LEAST_SCORE, min(1.0, score)) for score in figures.common.survivals)
 
     def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
         drafts = [
@@ -64,7 +63,7 @@ class SimulatedProposer:
         return Draft(
             (RIGHT,) * right + (WRONG,) * (length - right),
             tuple(range(-1, length - 1)),
-            self._scores[:length],
+            tuple(max(_LEAST_SCORE, min(1.0, score)) for score in profile.survivals[:length]),
             (self.name,) * length,
         )
 
