@@ -94,6 +94,7 @@ class RunAhead:
             if plan.num_rows <= _ROWS_OF_ONE:
                 program = self._program(plan, (1, shape, False))
                 self.backend.replay(program, plan, program.run)
+                program.wait()  # what the next run is told must not reach this one
 
     @torch.inference_mode()
     def __call__(self, works: Items[Work], first: ForwardBatch, shape: TreeShape) -> Levels | None:
