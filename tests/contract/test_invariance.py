@@ -34,7 +34,10 @@ def same(left: RequestOutput, right: RequestOutput) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "dtype",
+    [dtype if dtype in ("bfloat16", "int4") else pytest.param(dtype, marks=pytest.mark.slow) for dtype in DTYPES],
+)
 def test_a_request_gives_the_same_bits_however_it_is_run(default_model: Path, dtype: str) -> None:
     check(default_model, dtype, "auto")
 

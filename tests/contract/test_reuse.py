@@ -129,7 +129,7 @@ def coins_for_everything(rule: Any, draft: Draft, target: Any, chance: Any) -> O
 
 
 @pytest.mark.parametrize("remembers", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("rule", ["rejection", pytest.param("block", marks=pytest.mark.slow)])
 def test_the_bias_shows_when_coins_decide_and_the_store_remembers(
     llm: LLM, rule: str, remembers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
