@@ -115,12 +115,13 @@ class TapReader:
 
 
 def previous_slots(batch: ForwardBatch) -> Tensor:
-    """The slot of the key before a row's own, in sequence order: [rows] int64. Rows without one get any slot."""
+    """The slot of the key before a row's own, in sequence order: [rows] int64. Rows without one, such as those that
+    only fill a plan up, get the first slot of their sequence: their paths may be those of an earlier batch."""
     order = (batch.key_counts - 2).clamp(min=0)
     offsets = order
     if batch.paths.shape[1]:
         beyond = (order - batch.prefix_lens).clamp(min=0).long()
         drafted = batch.paths.gather(1, beyond[:, None])[:, 0]
-        offsets = torch.where(order < batch.prefix_lens, order, drafted)
+        offsets = torch.where((order < batch.prefix_lens) | (batch.key_counts < 2), order, drafted)
     blocks = batch.block_tables[batch.sequences, offsets // batch.block_size]
     return blocks.long() * batch.block_size + offsets % batch.block_size
