@@ -14,7 +14,7 @@ from foredraft.train.modules.build import Head, build_head
 
 DRAFT_VOCAB = 256
 KINDS = ("eagle", "medusa", "dflash")
-SIZES = {"eagle": {"block": 5}, "medusa": {"block": 4}, "dflash": {"block": 6, "num_layers": 2}}
+SIZES = {"eagle": {"block": 5}, "medusa": {"block": 4, "num_layers": 2}, "dflash": {"block": 6, "num_layers": 2}}
 
 
 def tiny_config(kind: str, model: Path, correction: str = "none", **changes: object) -> HeadConfig:

@@ -25,7 +25,7 @@ COMMON = {
 def head_config(kind: str, correction: str = "none", **changes: object) -> HeadConfig:
     own: dict[str, object] = {
         "eagle": {"taps": (1, 2, 3), "block": 5},
-        "medusa": {"taps": (4,), "block": 3},
+        "medusa": {"taps": (4,), "block": 3, "num_layers": 2},
         "dflash": {"taps": (1, 3), "block": 4, "num_layers": 2},
     }[kind]
     if correction != "none":

@@ -120,7 +120,7 @@ def test_a_medusa_head_comes_back(model: Path, tmp_path: Path) -> None:
     t2d = torch.zeros(VOCAB, dtype=torch.bool)
     t2d[token_map] = True
     assert equal({**tensors, "norm.weight": norm, "d2t": d2t, "t2d": t2d}, ours(head))
-    assert (config["num_heads"], config["num_hidden_layers"], config["truncated_vocab_size"]) == (4, 1, 256)
+    assert (config["num_heads"], config["num_hidden_layers"], config["truncated_vocab_size"]) == (4, 2, 256)
     assert config["medusa_fc_bias"] and config["original_lm_head"]
     assert [key for key in config if "num" in key and "heads" in key] == ["num_heads"]
     assert '"num_speculative_tokens": 4' in done.command and '"enable_weights_track": false' in done.command

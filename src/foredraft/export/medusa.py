@@ -34,7 +34,7 @@ def medusa_layout(head: Head, engine: Engine) -> Layout:
         "truncated_vocab_size": config.draft_vocab_size,
         "hidden_size": config.hidden_size,
         "num_heads": config.block,
-        "num_hidden_layers": 1,  # of each offset's block
+        "num_hidden_layers": config.num_layers,  # of each offset's block
         "medusa_fc_bias": True,
         "original_lm_head": True,  # one output head for all offsets
         "torch_dtype": head.dtype_name,

@@ -33,6 +33,7 @@ class EagleOptions:
 @dataclass(frozen=True)
 class MedusaOptions:
     offsets: int = 4
+    layers: int = 1  # of each offset
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def build_drafter(
             config = replace(shape, kind="eagle", taps=_spread(layers, (0.1, 0.5, 0.9)), block=options.depth)
             return EagleDrafter(kind.folder, EagleHead(config), target, token_ids, options.depth)
         case MedusaOptions():
-            config = replace(shape, kind="medusa", taps=(layers,), block=options.offsets)
+            config = replace(shape, kind="medusa", taps=(layers,), block=options.offsets, num_layers=options.layers)
             return MedusaDrafter(kind.folder, MedusaHead(config), target, token_ids, options.offsets)
         case DFlashOptions():
             config = replace(

@@ -1,4 +1,4 @@
-"""A Medusa head as it is served: one residual block per offset on the target's last hidden state.
+"""A Medusa head as it is served: a block of residual layers per offset on the target's last hidden state.
 
 The state of position t, which is the residual stream after the last layer, gives the logits of tokens t+2, t+3 and so
 on, all at once and each without knowing the others."""
@@ -23,7 +23,8 @@ class MedusaHead:
     norm: Tensor
     norm_eps: float
     offsets: int
-    blocks: Linear  # of all offsets, side by side
+    first: Linear  # layer of all offsets, side by side: they read the same state
+    further: list[list[Linear]]  # layers by offset
     output: Linear
     token_ids: Tensor  # [draft_vocab]
     taps: TapReader
@@ -31,21 +32,31 @@ class MedusaHead:
     def logits(self, slots: Tensor) -> Tensor:
         """[slots × offsets, draft_vocab] from the states at some slots."""
         state = self.backend.rms_norm(self.taps.rows(slots), self.norm, self.norm_eps)
-        mixed = self.backend.linear(state, self.blocks).view(len(slots), self.offsets, -1)
+        mixed = self.backend.linear(state, self.first).view(len(slots), self.offsets, -1)
         rows = state[:, None] + functional.silu(mixed)
+        for layer in self.further:
+            mixed = torch.stack([self.backend.linear(rows[:, place], offset) for place, offset in enumerate(layer)], 1)
+            rows = rows + functional.silu(mixed)
         return self.backend.logits(rows.flatten(0, 1), self.output)
 
 
 def load_medusa(weights: HeadWeights, taps: TapReader, backend: Backend) -> MedusaHead:
-    names = [f"blocks.{offset}.layers.0" for offset in range(weights.config.block)]
+    def layer(index: int, offsets: range) -> Linear:
+        names = [f"blocks.{offset}.layers.{index}" for offset in offsets]
+        biases = torch.cat([weights.vector(f"{name}.bias") for name in names])
+        return weights.linear(*(f"{name}.weight" for name in names), bias=biases)
+
+    offsets = range(weights.config.block)
     return MedusaHead(
         backend=backend,
         norm=weights.vector("norm.weight"),
         norm_eps=weights.config.norm_eps,
         offsets=weights.config.block,
-        blocks=weights.linear(
-            *(f"{name}.weight" for name in names), bias=torch.cat([weights.vector(f"{name}.bias") for name in names])
-        ),
+        first=layer(0, offsets),
+        further=[
+            [layer(index, range(offset, offset + 1)) for offset in offsets]
+            for index in range(1, weights.config.num_layers)
+        ],
         output=weights.linear("lm_head.weight", is_head=True),
         token_ids=weights.token_ids,
         taps=taps,

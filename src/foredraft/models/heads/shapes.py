@@ -31,8 +31,9 @@ def _medusa(config: HeadConfig) -> Shapes:
     hidden = config.hidden_size
     shapes: Shapes = {"norm.weight": (hidden,), "lm_head.weight": (config.draft_vocab_size, hidden)}
     for offset in range(config.block):
-        shapes[f"blocks.{offset}.layers.0.weight"] = (hidden, hidden)
-        shapes[f"blocks.{offset}.layers.0.bias"] = (hidden,)
+        for layer in range(config.num_layers):
+            shapes[f"blocks.{offset}.layers.{layer}.weight"] = (hidden, hidden)
+            shapes[f"blocks.{offset}.layers.{layer}.bias"] = (hidden,)
     return shapes
 
 

@@ -1,4 +1,4 @@
-"""Medusa: one residual block per offset on the target's last hidden state, all with one output head."""
+"""Medusa: a block of residual layers per offset on the target's last hidden state, all with one output head."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class MedusaHead(DraftVocabulary):
         super().__init__(config)
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.norm.weight.requires_grad_(False)
-        self.blocks = nn.ModuleList(MedusaBlock(config.hidden_size) for _ in range(config.block))
+        self.blocks = nn.ModuleList(MedusaBlock(config.hidden_size, config.num_layers) for _ in range(config.block))
         self.lm_head = Linear(config.hidden_size, config.draft_vocab_size)
 
     def state(self, tap: Tensor) -> Tensor:
@@ -36,11 +36,14 @@ class MedusaHead(DraftVocabulary):
 
 
 class MedusaBlock(nn.Module):
-    """y = x + silu(W·x + b)."""
+    """Layers of the form y = x + silu(W·x + b). The last one starts as y = x, the others near it, each elsewhere."""
 
-    def __init__(self, hidden_size: int) -> None:
+    def __init__(self, hidden_size: int, num_layers: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([Linear(hidden_size, hidden_size, bias=True, scale=0.0)])
+        scales = [0.1] * (num_layers - 1) + [0.0]
+        self.layers = nn.ModuleList(Linear(hidden_size, hidden_size, bias=True, scale=scale) for scale in scales)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + functional.silu(self.layers[0](x))
+        for layer in self.layers:
+            x = x + functional.silu(layer(x))
+        return x
