@@ -48,7 +48,8 @@ class HeadDrafter(Drafter, Generic[H]):
 
     def load(self, folder: Path) -> None:
         config = HeadConfig.read(folder)
-        own = replace(self.module.config, acceptance=config.acceptance, provenance=config.provenance)
+        told = {"target_name": config.target_name, "acceptance": config.acceptance, "provenance": config.provenance}
+        own = replace(self.module.config, **told)  # the target is known by its digest, whatever its file is called
         tensors = read_tensors(folder, config)
         if config != own or not torch.equal(tensors["t2d"], self.module.t2d.cpu()):
             raise InvalidModel(
