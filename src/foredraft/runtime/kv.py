@@ -19,10 +19,11 @@ TAPS_GROUP = "taps"
 
 @dataclass(frozen=True)
 class Group:
-    """Tensors of one owner, whose first dimension is the slot. Those of a group that follows the target are moved with
-    the target's accepted tokens. Any other group is its proposer's own scratch behind the committed tokens."""
+    """What one owner keeps of every token: [parts, slots, ...], in one piece, so that tokens are moved in all parts at
+    once. A group that follows the target is moved with the target's accepted tokens. Any other is its proposer's own
+    scratch behind the committed tokens."""
 
-    tensors: tuple[Tensor, ...]
+    memory: Tensor
     follows_target: bool
 
 
@@ -38,21 +39,16 @@ class KVCache:
         """Make the layers of a model part of the cache. Its scratch blocks come behind the blocks of the pool; no
         sequence holds them."""
         slots = (self.num_blocks + scratch_blocks) * self.block_size
-        shape = (slots, config.num_kv_heads, config.head_dim)
-
-        def side() -> Tensor:
-            return torch.empty(shape, dtype=backend.kv_dtype, device=backend.device)
-
-        layers = [LayerKV(side(), side()) for _ in range(config.num_layers)]
-        tensors = tuple(tensor for layer in layers for tensor in (layer.k, layer.v))
-        self.groups[name] = Group(tensors, follows_target=name == TARGET_GROUP)
-        return layers
+        shape = (2 * config.num_layers, slots, config.num_kv_heads, config.head_dim)
+        memory = torch.empty(shape, dtype=backend.kv_dtype, device=backend.device)
+        self.groups[name] = Group(memory, follows_target=name == TARGET_GROUP)
+        return [LayerKV(k, v) for k, v in zip(memory[0::2], memory[1::2], strict=True)]
 
     def add_taps(self, layers: tuple[int, ...], hidden_size: int, backend: Backend) -> Taps:
         """Make the residual streams after some of the target's layers part of the cache."""
         shape = (self.num_blocks * self.block_size, len(layers) * hidden_size)
         cache = torch.empty(shape, dtype=backend.kv_dtype, device=backend.device)
-        self.groups[TAPS_GROUP] = Group((cache,), follows_target=True)
+        self.groups[TAPS_GROUP] = Group(cache[None], follows_target=True)
         return Taps(layers, cache)
 
     def keep(self, works: Items[Work], verdicts: Items[Verdict], stops: Items[Stop]) -> None:
@@ -68,7 +64,7 @@ class KVCache:
                     moves.append((slot(first + node, self.block_size), slot(first + depth, self.block_size)))
         if not moves:
             return
-        tensors = [tensor for group in self.groups.values() if group.follows_target for tensor in group.tensors]
-        sources, targets = (torch.tensor(side, device=tensors[0].device) for side in zip(*moves, strict=True))
-        for tensor in tensors:
-            tensor[targets] = tensor[sources]
+        following = [group.memory for group in self.groups.values() if group.follows_target]
+        sources, targets = torch.tensor(moves).T.to(following[0].device)
+        for memory in following:
+            memory.index_copy_(1, targets, memory.index_select(1, sources))
