@@ -48,8 +48,13 @@ class HeadDrafter(Drafter, Generic[H]):
 
     def load(self, folder: Path) -> None:
         config = HeadConfig.read(folder)
-        told = {"target_name": config.target_name, "acceptance": config.acceptance, "provenance": config.provenance}
-        own = replace(self.module.config, **told)  # the target is known by its digest, whatever its file is called
+        # The target is known by its digest, whatever its file is called.
+        own = replace(
+            self.module.config,
+            target_name=config.target_name,
+            acceptance=config.acceptance,
+            provenance=config.provenance,
+        )
         tensors = read_tensors(folder, config)
         if config != own or not torch.equal(tensors["t2d"], self.module.t2d.cpu()):
             raise InvalidModel(
