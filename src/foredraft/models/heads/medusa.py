@@ -32,12 +32,12 @@ class MedusaHead:
     def logits(self, slots: Tensor) -> Tensor:
         """[slots × offsets, draft_vocab] from the states at some slots."""
         state = self.backend.rms_norm(self.taps.rows(slots), self.norm, self.norm_eps)
-        mixed = self.backend.linear(state, self.first).view(len(slots), self.offsets, -1)
-        rows = state[:, None] + functional.silu(mixed)
+        mixed = self.backend.linear(state, self.first).view(len(slots), self.offsets, -1).transpose(0, 1)
+        rows = state + functional.silu(mixed.contiguous())  # [offsets, slots, hidden]
         for layer in self.further:
-            mixed = torch.stack([self.backend.linear(rows[:, place], offset) for place, offset in enumerate(layer)], 1)
+            mixed = torch.stack([self.backend.linear(x, offset) for x, offset in zip(rows, layer, strict=True)])
             rows = rows + functional.silu(mixed)
-        return self.backend.logits(rows.flatten(0, 1), self.output)
+        return self.backend.logits(rows.transpose(0, 1).flatten(0, 1), self.output)
 
 
 def load_medusa(weights: HeadWeights, taps: TapReader, backend: Backend) -> MedusaHead:
