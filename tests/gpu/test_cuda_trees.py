@@ -37,10 +37,9 @@ def test_likely_tokens_are_those_of_the_reference(columns: int, noisy: bool, ids
     logits = wide[:, :columns]  # a narrower view of a model's vocabulary
     names = {"none": None, "shared": torch.randperm(5000, generator=generator)[:columns].to(DEVICE)}
     names["own"] = torch.stack([torch.randperm(5000, generator=generator)[:columns] for _ in range(5)]).to(DEVICE)
-    noise = None
-    if noisy:
-        keys = torch.randint(-(2**62), 2**62, (5,), generator=generator).to(DEVICE)
-        noise = Noise(keys, torch.tensor([0.0, 0.3, 0.7, 1.0, 1.5], dtype=torch.float64, device=DEVICE))
+    keys = torch.randint(-(2**62), 2**62, (5,), generator=generator).to(DEVICE)
+    temperatures = torch.tensor([0.0, 0.3, 0.7, 1.0, 1.5] if noisy else [0.0] * 5, dtype=torch.float64)
+    noise = Noise(keys, temperatures.to(DEVICE))
     found = candidates(5, 4), candidates(5, 4)
     for ops, into in zip((CudaTreeOps(), TorchTreeOps()), found, strict=True):
         ops.likely(logits, names[ids], noise, into)

@@ -24,7 +24,7 @@ from foredraft.backends.base import AttentionShape, T
 from foredraft.backends.cuda_attention import KeyView, rows_together
 from foredraft.batch import ForwardBatch
 
-ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _PATH_BUCKETS = (16, 64)
 _FEWEST_KEYS, _MORE_KEYS = 512, 4  # buckets of keys: the first, and by how much each is larger than the one before
 _WHOLE_ROWS = 32  # so many rows of one sequence without paths go through their keys together

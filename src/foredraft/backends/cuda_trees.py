@@ -24,7 +24,7 @@ _LEAST = tl.constexpr(LEAST_PROBABILITY)
 @triton.jit
 def _likely_kernel(
     logits, stride, token_ids, ids_stride, keys, temperatures, tokens, probabilities, columns,
-    HAS_IDS: tl.constexpr, NOISY: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_IDS: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row. Of equal values the lowest column comes first."""
     row = tl.program_id(0).to(tl.int64)
@@ -34,9 +34,10 @@ def _likely_kernel(
     token = column.to(tl.int64)
     if HAS_IDS:
         token = tl.load(token_ids + row * ids_stride + column, mask=inside, other=0)
-    if NOISY:
+    temperature = tl.load(temperatures + row)
+    if temperature > 0:
         noise = gumbel(tl.load(keys + row), token)
-        values = (values.to(tl.float64) + tl.load(temperatures + row) * noise).to(tl.float32)
+        values = (values.to(tl.float64) + temperature * noise).to(tl.float32)
     highest = tl.max(values, 0)
     total = tl.sum(tl.exp(values - highest), 0)
     for rank in tl.static_range(COUNT):
@@ -108,16 +109,14 @@ class CudaTreeOps:
             bucket=None,
         )
 
-    def likely(self, logits: Tensor, token_ids: Tensor | None, noise: Noise | None, into: Candidates) -> None:
+    def likely(self, logits: Tensor, token_ids: Tensor | None, noise: Noise, into: Candidates) -> None:
         rows, columns = logits.shape
         block = triton.next_power_of_2(columns)
         _likely_kernel[(rows,)](
             *(logits, logits.stride(0), logits if token_ids is None else token_ids),
             0 if token_ids is None or token_ids.dim() == 1 else token_ids.stride(0),
-            *((logits, logits) if noise is None else (noise.keys, noise.temperatures)),
-            *(into.tokens, into.probabilities, columns),
+            *(noise.keys, noise.temperatures, into.tokens, into.probabilities, columns),
             HAS_IDS=token_ids is not None,
-            NOISY=noise is not None,
             COUNT=into.tokens.shape[1],
             BLOCK=block,
             num_warps=min(32, max(1, block // 512)),

@@ -48,7 +48,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Noise:
-    """Of rows: the key of the noise that the target will draw with, and the temperature that scales it."""
+    """Of rows: the key of the noise that the target will draw with, and the temperature that scales it, 0 for none."""
 
     keys: Tensor  # [rows] int64
     temperatures: Tensor  # [rows] float64
@@ -61,7 +61,7 @@ class TreeOps(Protocol):
         """`rows`, whose tensors are on the device, as a batch that the backend can run through the layers that `plan`
         was made for; `each` rows for every sequence, with the plan's block tables."""
 
-    def likely(self, logits: Tensor, token_ids: Tensor | None, noise: Noise | None, into: Candidates) -> None:
+    def likely(self, logits: Tensor, token_ids: Tensor | None, noise: Noise, into: Candidates) -> None:
         """The most probable tokens of rows of logits [rows, columns], with the noise added. `token_ids` names the
         columns: [columns], [rows, columns], or None for their own numbers."""
 
@@ -78,13 +78,11 @@ class TorchTreeOps:
     def batch(self, plan: ForwardBatch, rows: ForwardBatch, each: int) -> ForwardBatch:
         return replace(rows, block_tables=plan.block_tables)
 
-    def likely(self, logits: Tensor, token_ids: Tensor | None, noise: Noise | None, into: Candidates) -> None:
+    def likely(self, logits: Tensor, token_ids: Tensor | None, noise: Noise, into: Candidates) -> None:
         columns = torch.arange(logits.shape[1], device=logits.device) if token_ids is None else token_ids
         columns = columns.expand(logits.shape)
-        values = logits
-        if noise is not None:
-            drawn = gumbel(uniform(noise.keys[:, None], columns))
-            values = (logits.double() + noise.temperatures[:, None] * drawn).float()
+        drawn = gumbel(uniform(noise.keys[:, None], columns))
+        values = (logits.double() + noise.temperatures[:, None] * drawn).float()
         best, places = values.topk(into.tokens.shape[1])
         into.tokens.copy_(columns.gather(1, places))
         into.probabilities.copy_((best - values.logsumexp(-1, keepdim=True)).exp())

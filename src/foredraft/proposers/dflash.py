@@ -26,7 +26,7 @@ from foredraft.proposers.head_runner import (
     Scratch,
     new_nodes,
 )
-from foredraft.proposers.run_ahead import Ends, Levels, run_ahead
+from foredraft.proposers.run_ahead import Ends, Levels, run_ahead, split_catch_up
 from foredraft.runtime.runner import Replayed
 from foredraft.types import Sequence, Work
 
@@ -84,6 +84,9 @@ class DFlashRunner(HeadRunner):
     def ahead(self, works: Items[Work], shape: TreeShape) -> Levels | None:
         if self._ahead is None:
             return None
+        behind, works = split_catch_up(works, shape.depth)
+        if behind:
+            self.logits(behind)
         self._scratch.lend(works, begins=True)
         return self._ahead(works, pack([self._known(work) for work in works], self.block_size), shape)
 

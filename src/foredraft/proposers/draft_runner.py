@@ -13,7 +13,7 @@ from foredraft.batch import ForwardBatch, pack
 from foredraft.proposers.candidates import NodeLogits
 from foredraft.proposers.computed_tokens import ComputedTokens
 from foredraft.proposers.draft_trees import TreeShape
-from foredraft.proposers.run_ahead import Ends, Levels, run_ahead
+from foredraft.proposers.run_ahead import Ends, Levels, run_ahead, split_catch_up
 from foredraft.runtime.runner import Runner
 from foredraft.types import Sequence, Work
 
@@ -28,10 +28,10 @@ class DraftRunner:
     vocab_size: int  # of the target: ids beyond it cannot be drafted
     computed: ComputedTokens | None  # None: its K and V are the target's own
     close: Callable[[], None]  # ends one use of it
-    catch_up_beside: int = 32  # two tiles
 
     def __post_init__(self) -> None:
         runner = self.runner
+        self.catch_up_beside = 32 if runner.backend.tree_ops is None else 2048  # two tiles; a run that fills a GPU
         ahead = DraftAhead(runner, self.vocab_size)
         self._ahead = run_ahead(ahead, runner.backend, runner.decoder.layers[0].shape, self.block_size)
 
@@ -57,6 +57,9 @@ class DraftRunner:
         longest = max(work.sequence.num_tokens for work in works) + shape.depth
         if self._ahead is None or longest > len(self.runner.decoder.rope):
             return None
+        behind, works = split_catch_up(works, shape.depth)
+        if behind:
+            self.logits(behind)
         return self._ahead(works, pack(works, self.block_size), shape)
 
     def logits(self, works: Items[Work]) -> NodeLogits:

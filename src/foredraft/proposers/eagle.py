@@ -17,7 +17,7 @@ from foredraft.proposers.candidates import NodeLogits
 from foredraft.proposers.computed_tokens import ComputedTokens
 from foredraft.proposers.draft_trees import TreeShape
 from foredraft.proposers.head_runner import MOST_NODES, HeadDrafter, HeadOptions, HeadRunner, LoadedHead, Scratch
-from foredraft.proposers.run_ahead import Ends, Levels, run_ahead
+from foredraft.proposers.run_ahead import Ends, Levels, run_ahead, split_catch_up
 from foredraft.runtime.runner import Replayed
 from foredraft.types import Sequence, Work
 
@@ -66,6 +66,9 @@ class EagleRunner(HeadRunner):
     def ahead(self, works: Items[Work], shape: TreeShape) -> Levels | None:
         if self._ahead is None:
             return None
+        behind, works = split_catch_up(works, shape.depth)
+        if behind:
+            self.logits(behind)
         self._scratch.lend(works, begins=True)
         return self._ahead(works, pack(works, self.block_size), shape)
 

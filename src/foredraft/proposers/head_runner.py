@@ -77,7 +77,7 @@ class HeadRunner(ABC):
         self.close = close
         # A head is small: running so many rows takes no longer than a step of the target.
         self.catch_up_beside = 256 if backend.tree_ops is None else 2048
-        self._max_len = target.max_model_len
+        self._max_len, self._max_sequences = target.max_model_len, target.max_num_seqs
         self._computed = computed
 
     def ahead(self, works: Items[Work], shape: TreeShape) -> Levels | None:
@@ -87,7 +87,7 @@ class HeadRunner(ABC):
     def warm(self, shape: TreeShape) -> None:
         """Make what whole drafts of this shape need on the device."""
         if self._ahead is not None:
-            self._ahead.warm(shape, self._max_len)
+            self._ahead.warm(shape, self._max_len, self._max_sequences)
 
     @abstractmethod
     def logits(self, works: Items[Work]) -> NodeLogits:

@@ -26,10 +26,9 @@ from foredraft.sampling.noise import signed, stream_key
 from foredraft.types import Work
 
 _MOST_NODES = 64  # that a tree may have, run or drafted
-_MOST_ROWS = 128  # of a first run, and a limit on those of a level: more are prompts, or a batch that needs no graph
-_ROWS_OF_ONE = 16  # that a sequence which drafts at every step has to run first, at most
+_MOST_ROWS = 256  # of a first run and of a level: more are a batch that needs no graph
 _SIZES = (1, 2, 4, 8, 16, 32)  # sequences that a program has room for
-_Key = tuple[int, TreeShape, bool]  # size, shape, whether there is noise
+_Key = tuple[int, TreeShape]
 _ROW, _LENGTH, _TOKEN, _SLOTS, _TEMPERATURE, _KEYS = range(6)  # what is told of a sequence; its keys come last
 
 
@@ -88,26 +87,28 @@ class RunAhead:
         self._programs: WeakKeyDictionary[ForwardBatch, dict[_Key, _Program]] = WeakKeyDictionary()  # by their plan
 
     @torch.inference_mode()
-    def warm(self, shape: TreeShape, max_keys: int) -> None:
-        """Make the programs that drafts of one sequence need."""
+    def warm(self, shape: TreeShape, max_keys: int, max_sequences: int) -> None:
+        """Make the programs that sequences need which draft at every step: making one takes longer than many drafts.
+        Such a sequence runs what was accepted of its last draft first, and the token behind it."""
+        sizes = [size for size in _SIZES if size < 2 * max_sequences and size * shape.width <= _MOST_ROWS]
         for plan in self.backend.warm_plans(self.attention, self.block_size, max_keys):
-            if plan.num_rows <= _ROWS_OF_ONE:
-                program = self._program(plan, (1, shape, False))
-                self.backend.replay(program, plan, program.run)
-                program.wait()  # what the next run is told must not reach this one
+            for size in sizes:
+                if size <= plan.num_rows <= min(_MOST_ROWS, 2 * size * (shape.depth + 1) - 1):
+                    program = self._program(plan, (size, shape))
+                    self.backend.replay(program, plan, program.run)
+                    program.wait()  # what the next run is told must not reach this one
 
     @torch.inference_mode()
     def __call__(self, works: Items[Work], first: ForwardBatch, shape: TreeShape) -> Levels | None:
         """All levels of the trees behind works, which all reach the end of their sequences. `first` has the rows that
         are run first. None: there are too many for one program."""
         size = next((size for size in _SIZES if size >= len(works)), 0)
-        if not size or first.num_rows > _MOST_ROWS or size * shape.width > 2 * _MOST_ROWS:
+        if not size or first.num_rows > _MOST_ROWS or size * shape.width > _MOST_ROWS:
             return None
         # The plan's block tables serve all levels, so they reach as far as the last one.
         reach = max(work.sequence.num_tokens for work in works) + _MOST_NODES + self.block_size
         plan = self.backend.prepare(replace(first, max_keys=reach), self.attention)
-        noisy = any(work.sequence.params.temperature for work in works)
-        program = self._program(plan, (min(size, len(plan.block_tables)), shape, noisy))
+        program = self._program(plan, (min(size, len(plan.block_tables)), shape))
         program.tell(works, first)
         self.backend.replay(program, plan, program.run)
         program.wait()
@@ -120,6 +121,21 @@ class RunAhead:
         return programs[key]
 
 
+def split_catch_up(works: Items[Work], depth: int) -> tuple[list[Work], list[Work]]:
+    """Works for all catch-up tokens but the last, and works with what is left. A sequence that has drafted runs at most
+    what was accepted and one more, so programs are only made for so many rows."""
+    behind: list[Work] = []
+    left: list[Work] = []
+    for work in works:
+        sequence, more = work.sequence, work.num_new_tokens - 1
+        if more > depth:
+            behind.append(work._replace(num_new_tokens=more))
+            caught_up = replace(sequence, num_computed_tokens=sequence.num_computed_tokens + more)
+            work = work._replace(sequence=caught_up, num_new_tokens=1)
+        left.append(work)
+    return behind, left
+
+
 def run_ahead(model: AheadModel, backend: Backend, shape: AttentionShape, block_size: int) -> RunAhead | None:
     """None where the host may well grow trees level by level."""
     return None if backend.tree_ops is None else RunAhead(model, backend, shape, block_size)
@@ -128,8 +144,8 @@ def run_ahead(model: AheadModel, backend: Backend, shape: AttentionShape, block_
 class _Program:
     """One graph: its inputs, the rows of all levels, and what it leaves on the host."""
 
-    def __init__(self, ahead: RunAhead, plan: ForwardBatch, size: int, shape: TreeShape, noisy: bool) -> None:
-        self._ahead, self.shape, self.size, self._noisy = ahead, shape, size, noisy
+    def __init__(self, ahead: RunAhead, plan: ForwardBatch, size: int, shape: TreeShape) -> None:
+        self._ahead, self.shape, self.size = ahead, shape, size
         device, width, levels = ahead.backend.device, shape.width, shape.depth - 1
         pinned = device.type == "cuda"
         self._told = torch.zeros((_KEYS + shape.depth, size), dtype=torch.int64, pin_memory=pinned)
@@ -225,9 +241,7 @@ class _Program:
         depths = torch.arange(len(offsets), device=offsets.device)[:, None]
         self._positions.copy_(lengths[self._sequences] + depths)
 
-    def _noise(self, depth: int) -> Noise | None:
-        if not self._noisy:
-            return None
+    def _noise(self, depth: int) -> Noise:
         keys, temperatures = self._inputs[_KEYS + depth], self._inputs[_TEMPERATURE].view(torch.float64)
         if not depth:
             return Noise(keys, temperatures)
