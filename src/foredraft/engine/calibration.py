@@ -11,6 +11,8 @@ from math import inf
 from pathlib import Path
 from statistics import median
 
+import torch
+
 from foredraft.batch import pack
 from foredraft.control.costs import Calibration
 from foredraft.control.economics import VerifyCurve
@@ -19,6 +21,7 @@ from foredraft.engine.blocks import BlockPool
 from foredraft.params import SamplingParams
 from foredraft.runtime.kv import TARGET_GROUP, KVCache
 from foredraft.runtime.runner import Runner
+from foredraft.sampling.verify import verify
 from foredraft.types import Draft, Sequence, Work
 
 log = logging.getLogger(__name__)
@@ -119,7 +122,7 @@ def _runs(runner: Runner, pool: BlockPool, shapes: _Shapes, max_run_s: float) ->
     tokens = [1 + index % (vocab - 1) for index in range(shapes.far + shapes.rows[-1])]
     kv = KVCache(pool.blocks_for(len(tokens)), pool.block_size)
     own = Runner(runner.decoder, runner.backend, kv.add_group(TARGET_GROUP, runner.decoder.config, runner.backend))
-    params, blocks = SamplingParams().resolved({}), list(range(kv.num_blocks))
+    params, blocks = SamplingParams(temperature=0).resolved({}), list(range(kv.num_blocks))
     sequence = Sequence(-1, "", 0, tokens, len(tokens), params, 0, 1, block_table=blocks)
 
     probe = max(count for count in shapes.rows if count <= 8)
@@ -172,8 +175,10 @@ def _chain(text: Sequence, context: int, tokens: list[int], rows: int) -> Work:
 
 
 def _time(runner: Runner, kv: KVCache, work: Work) -> float:
+    """Seconds of a run and of the draws behind it, as the engine times its own: a device that works by itself is waited
+    for in the draws."""
     started = time.perf_counter()
     logits = runner.forward(pack([work], kv.block_size)).logits
-    if len(logits):
-        float(logits[-1, 0])  # a device may still be at work: reading a number waits for it
+    with torch.inference_mode():
+        verify(logits, [work], runner.backend.sample)
     return time.perf_counter() - started
