@@ -93,7 +93,7 @@ bench-gpu: .venv/.installed-dev ## kernels and whole steps on a CUDA device; MOD
 	@$(BIN)/python benchmarks/gpu_kernels.py $(ARGS)
 	@$(BIN)/python benchmarks/gpu_decode.py $(or $(MODEL),smollm2-135m)
 
-bench-kernels: .venv/.installed-dev bench-busy ## whole steps and the native kernels beside the machine's limits
+bench-kernels: .venv/.installed-dev .peers/llama-bench/.installed bench-busy ## whole steps beside llama-bench, and the native kernels beside the machine's limits
 	@$(BIN)/python benchmarks/step.py $(ARGS)
 	@$(BIN)/python benchmarks/kernels.py
 
@@ -162,21 +162,38 @@ clean: ## remove the environment and everything built
 	@$(PIP) --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# The engines of bench-peers and the package of check-speculators, each in its own environment. One that cannot be installed does not stop the others: the
-# benchmark reports why, and the next make tries again. llama.cpp is told which instructions to use, because with some
-# compilers its own choice crashes.
-LLAMA_CMAKE_aarch64 = -DGGML_CPU_ARM_ARCH=armv8.2-a+dotprod+fp16$(if $(call cpu-has,i8mm),+i8mm)
-LLAMA_CMAKE_x86_64 = -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON $(if $(call cpu-has,avx512_bf16),\
-	-DGGML_AVX512=ON -DGGML_AVX512_VBMI=ON -DGGML_AVX512_VNNI=ON -DGGML_AVX512_BF16=ON)
-LLAMA_CMAKE = $(if $(LLAMA_CMAKE_$(shell uname -m)),-DGGML_NATIVE=OFF) $(LLAMA_CMAKE_$(shell uname -m))
-cpu-has = $(shell grep -owm1 $(1) /proc/cpuinfo 2>/dev/null)
-
-.peers/llama/.installed: PEER := llama-cpp-python==0.3.36
-.peers/llama/.installed: export CMAKE_ARGS = $(LLAMA_CMAKE)
+# The engines of bench-peers and the package of check-speculators, each in its own environment. One that cannot be
+# installed does not stop the others: the benchmark reports why, and the next make tries again.
 .peers/openvino/.installed: PEER := openvino-genai==2026.4.1.0
 .peers/speculators/.installed: PEER := torch==2.13.0 speculators==0.9.0
 .peers/%/.installed:
-	@echo "[peers] $(PEER) in $(@D)$(if $(filter llama%,$(PEER)), (built here: ten minutes or more))"
+	@echo "[peers] $(PEER) in $(@D)"
 	@$(PYTHON) -m venv $(@D)
-	@if $(@D)/bin/python -m pip --disable-pip-version-check --no-input install $(PIP_ARGS) $(PEER) >$(@D)/install.log 2>&1; \
+	@if $(@D)/bin/python $(PEER_PIP) install $(PIP_ARGS) $(PEER) >$(@D)/install.log 2>&1; \
 		then touch $@; else echo "[peers] $(PEER) could not be installed: see $(@D)/install.log" >&2; fi
+
+# llama.cpp is built once, for this very CPU, from the sources inside the package of its Python binding: llama-bench for
+# bench-kernels, and the library that the binding of bench-peers loads. The binding itself is installed without one.
+LLAMA := llama-cpp-python==0.3.36
+LLAMA_CMAKE := -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF \
+	-DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF
+PEER_PIP := -m pip --disable-pip-version-check --no-input
+
+.peers/llama-bench/.installed:
+	@echo "[peers] llama-bench of $(LLAMA) in $(@D) (built here: ten minutes or more)"
+	@$(PYTHON) -m venv $(@D)
+	@if ( $(@D)/bin/python $(PEER_PIP) download $(PIP_ARGS) --no-deps --no-binary llama-cpp-python --dest $(@D) $(LLAMA) && \
+		mkdir -p $(@D)/source && tar -xzf $(@D)/llama_cpp_python-*.tar.gz --strip-components=1 -C $(@D)/source && \
+		for tool in cmake ninja; do \
+			command -v $$tool || $(@D)/bin/python $(PEER_PIP) install $(PIP_ARGS) $$tool || exit 1; done && \
+		PATH="$$PATH:$(CURDIR)/$(@D)/bin" && \
+		cmake -G Ninja -S $(@D)/source/vendor/llama.cpp -B $(@D)/build $(LLAMA_CMAKE) && \
+		cmake --build $(@D)/build --target llama-bench ) >$(@D)/install.log 2>&1; \
+		then touch $@; else echo "[peers] llama-bench could not be built: see $(@D)/install.log" >&2; fi
+
+.peers/llama/.installed: .peers/llama-bench/.installed
+	@echo "[peers] $(LLAMA) in $(@D)"
+	@$(PYTHON) -m venv $(@D)
+	@if ( test -f $< && CMAKE_ARGS=-DLLAMA_BUILD=OFF $(@D)/bin/python $(PEER_PIP) install $(PIP_ARGS) ./$(<D)/llama_cpp_python-*.tar.gz && \
+		ln -sfn $(CURDIR)/$(<D)/build/bin $(@D)/lib/python3*/site-packages/llama_cpp/lib ) >$(@D)/install.log 2>&1; \
+		then touch $@; else echo "[peers] $(LLAMA) could not be installed: see $(@D)/install.log" >&2; fi

@@ -1,5 +1,5 @@
-"""llama.cpp through llama-cpp-python, for peers.py. Its prompt lookup needs logits of all rows, so it has an object of
-its own; drafts of different lengths share that one."""
+"""llama.cpp through llama-cpp-python, for peers.py; its library is the one that `make` builds for this very CPU. Its
+prompt lookup needs logits of all rows, so it has an object of its own; drafts of different lengths share that one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ class LlamaEngine:
         common = {"n_ctx": CONTEXT, "n_threads": threads, "n_threads_batch": threads, "verbose": False}
         self.plain = Llama(model, **common)
         self.speculative = Llama(model, **common, logits_all=True, draft_model=self.lookup)
-        self.about = {"version": f"through llama-cpp-python {__version__}", "settings": "whose own prompt lookup it is"}
+        self.about = {
+            "version": f"through llama-cpp-python {__version__}",
+            "settings": "built for this CPU; the prompt lookup is the binding's own",
+        }
 
     def write(self, prompt: list[int], max_tokens: int, stop: list[int], mode: str) -> Writing:
         llm = self.plain if mode == "plain" else self.speculative
