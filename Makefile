@@ -180,7 +180,7 @@ LLAMA_CMAKE := -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_OPENSSL=OFF -
 PEER_PIP := -m pip --disable-pip-version-check --no-input
 
 .peers/llama-bench/.installed:
-	@echo "[peers] llama-bench of $(LLAMA) in $(@D) (built here: ten minutes or more)"
+	@echo "[peers] llama-bench of $(LLAMA) in $(@D) (built here: eight minutes of two cores)"
 	@$(PYTHON) -m venv $(@D)
 	@if ( $(@D)/bin/python $(PEER_PIP) download $(PIP_ARGS) --no-deps --no-binary llama-cpp-python --dest $(@D) $(LLAMA) && \
 		mkdir -p $(@D)/source && tar -xzf $(@D)/llama_cpp_python-*.tar.gz --strip-components=1 -C $(@D)/source && \
@@ -195,5 +195,5 @@ PEER_PIP := -m pip --disable-pip-version-check --no-input
 	@echo "[peers] $(LLAMA) in $(@D)"
 	@$(PYTHON) -m venv $(@D)
 	@if ( test -f $< && CMAKE_ARGS=-DLLAMA_BUILD=OFF $(@D)/bin/python $(PEER_PIP) install $(PIP_ARGS) ./$(<D)/llama_cpp_python-*.tar.gz && \
-		ln -sfn $(CURDIR)/$(<D)/build/bin $(@D)/lib/python3*/site-packages/llama_cpp/lib ) >$(@D)/install.log 2>&1; \
+		cd $(@D)/lib/python3*/site-packages/llama_cpp && ln -sfn $(CURDIR)/$(<D)/build/bin lib ) >$(@D)/install.log 2>&1; \
 		then touch $@; else echo "[peers] $(LLAMA) could not be installed: see $(@D)/install.log" >&2; fi
