@@ -24,7 +24,7 @@ demo: .venv/.installed ## fetch the default model and decode a few prompts, plai
 	@$(BIN)/foredraft demo $(ARGS)
 
 test: .venv/.installed-dev ## the tests (a few minutes)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile $(ARGS)
 
 test-gpu: .venv/.installed-dev ## the tests that need a CUDA device; without one they are skipped
 	@$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)

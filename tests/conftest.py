@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from foredraft.errors import InvalidModel
 from foredraft.models import catalog
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Each of several processes that share the tests keeps to its own processors: kernels whose threads wait for each
+    other crawl where another process takes one of them away."""
+    worker = getattr(config, "workerinput", None)
+    if worker is not None and hasattr(os, "sched_setaffinity"):
+        place, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
+        usable = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, usable[place % len(usable) :: count])
 
 
 @pytest.fixture(scope="session")
