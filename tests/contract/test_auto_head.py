@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from foredraft.config import ModelConfig
+from foredraft.control.economics import VerifyCurve
 from foredraft.llm import LLM
 from foredraft.models.heads.catalog import HeadFiles
 from foredraft.params import SamplingParams
@@ -57,11 +58,37 @@ def test_only_auto_itself_leaves_the_head_open(folder: Path, head: str) -> None:
     assert [str(choice) for choice in assignments.choices(parse_spec("auto(suffix)"))] == ["suffix"]
 
 
-def test_the_head_with_the_most_tokens_for_what_it_reads_is_the_best(tmp_path: Path) -> None:
-    kinds = ("eagle", "medusa", "dflash")
-    rates = {"eagle": 0.7, "medusa": 0.4, "dflash": 0.7}
-    heads = {kind: HeadFiles(tmp_path, head_config(kind, acceptance=(rates[kind],) * 3)) for kind in kinds}
-    assert best_head(heads, TARGET) == ProposerChoice("dflash"), "an EAGLE head runs once per depth"
-    heads["eagle"] = HeadFiles(tmp_path, head_config("eagle", acceptance=(0.99,) * 12, block=1))
-    assert best_head(heads, TARGET) == ProposerChoice("eagle")
-    assert best_head({}, TARGET) is None
+FLAT, STEEP, LINEAR = (VerifyCurve((1, 16), (1.0, 1.0 + 15 * row)) for row in (0.0, 0.4, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("curve", "best"),
+    [
+        (FLAT, "dflash"),  # an EAGLE head runs once per token
+        (STEEP, "eagle"),  # and one row each time
+        (LINEAR, None),
+    ],
+)
+def test_the_machine_decides_which_head_is_best(tmp_path: Path, curve: VerifyCurve, best: str | None) -> None:
+    rates = {"eagle": 0.7, "medusa": 0.2, "dflash": 0.7}
+    heads = {
+        kind: HeadFiles(tmp_path, head_config(kind, acceptance=(rate,) * 4, block=4, draft_vocab_size=1))
+        for kind, rate in rates.items()
+    }
+    assert best_head(heads, TARGET, curve) == (best and ProposerChoice(best))
+
+
+def test_a_head_without_a_measured_acceptance_is_tried(tmp_path: Path) -> None:
+    heads = {"medusa": HeadFiles(tmp_path, head_config("medusa", acceptance=()))}
+    assert best_head(heads, TARGET, FLAT) == ProposerChoice("medusa")
+    assert best_head({}, TARGET, FLAT) is None
+
+
+def test_a_head_is_loaded_by_the_first_request_that_may_use_it(folder: Path, head: str) -> None:
+    llm = LLM(str(folder), head=head)
+    proposers = llm.engine.speculation.assignments.proposers
+    llm.generate(PROMPTS, PARAMS, spec="off")
+    llm.generate(PROMPTS, PARAMS, spec="auto(suffix)")
+    assert "eagle" not in proposers
+    llm.generate(PROMPTS, PARAMS, spec="auto")
+    assert "eagle" in proposers

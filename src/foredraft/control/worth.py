@@ -16,7 +16,7 @@ _RECENT = 32  # drafts by which a proposer is judged, empty ones too
 _OWN_PRIOR = 8.0  # drafts that those of all requests count for in a request's own mean
 _OWN_MEMORY = 0.95  # the share of a request's own drafts that is kept after one more: about twenty count
 _MEASURED = 8  # drafts that a measured acceptance counts for, until as many as are judged by are made
-_UNKNOWN = 0.75  # the acceptance of a proposer that brings no measured one
+UNKNOWN = 0.75  # the acceptance of a proposer that brings no measured one
 _LEAST = 0.01  # the least acceptance that a proposer may promise
 _NODE_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # budgets of proposers that take time
 
@@ -65,7 +65,7 @@ class Worth:
     """
 
     def __init__(self, candidate: Candidate) -> None:
-        rates = tuple(max(_LEAST, rate) for rate in candidate.acceptance) or (_UNKNOWN,)
+        rates = tuple(max(_LEAST, rate) for rate in candidate.acceptance) or (UNKNOWN,)
         rates = (*rates, *rates[-1:] * (_NODE_COUNTS[-1] - len(rates)))
         self._promised: list[float] = list(accumulate(rates, mul))
         measured = [self._promised] * (_MEASURED if candidate.acceptance else 0)

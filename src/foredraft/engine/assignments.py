@@ -35,13 +35,9 @@ class Assignments:
     fails several times in a row, the proposer is given up for all. Other calls that succeed in between do not help it.
     """
 
-    def __init__(
-        self,
-        make_proposer: Callable[[ProposerChoice], Proposer],
-        head: ProposerChoice | None = None,  # the model's best one
-    ) -> None:
+    def __init__(self, make_proposer: Callable[[ProposerChoice], Proposer]) -> None:
         self.make_proposer = make_proposer
-        self._head = head
+        self.head: ProposerChoice | None = None  # the model's best one, once it is known that it could pay
         self.proposers: dict[str, Proposer] = {}  # the one that was named last comes last
         self._sequences: dict[int, Assignment] = {}
         self._failures: Counter[tuple[str, str]] = Counter()  # by proposer and call, since that call's last success
@@ -53,7 +49,7 @@ class Assignments:
 
     def choices(self, spec: Spec) -> tuple[ProposerChoice, ...]:
         """The proposers that a request chooses, the model's head among them where it leaves that open."""
-        return (*spec.choices, self._head) if spec.with_head and self._head else spec.choices
+        return (*spec.choices, self.head) if spec.with_head and self.head else spec.choices
 
     def missing(self, spec: Spec) -> list[ProposerChoice]:
         """The proposers that a request would need and that are not there yet."""

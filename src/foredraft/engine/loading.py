@@ -100,7 +100,7 @@ def load_model(model: str, options: EngineConfig, spec: Spec, progress: Progress
             make_proposer=partial(build_proposer, target=target),
             calibrator=Calibrator(runner, pool, max_model_len, dtype, cache_folder().parent / "costs.json"),
             vocab_size=config.vocab_size,
-            head=best_head(heads, config),
+            choose_head=partial(best_head, heads, config),
         ),
         chunk_limit=ChunkLimit(options.max_chunk_s),
         grammars=Grammars(tokenizer.to_json, config.vocab_size, eos_token_ids),

@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 from foredraft.control.controller import MEASURING, Controller
 from foredraft.control.costs import Calibration, Costs
+from foredraft.control.economics import VerifyCurve
 from foredraft.control.worth import Candidate, Load
 from foredraft.engine.assignments import Assignments
 from foredraft.proposers.base import Proposer
@@ -60,10 +61,11 @@ class Speculation:
         make_proposer: Callable[[ProposerChoice], Proposer],
         calibrator: Calibrates,
         vocab_size: int,
-        head: ProposerChoice | None = None,
+        choose_head: Callable[[VerifyCurve], ProposerChoice | None] = lambda curve: None,
         clock: Callable[[], float] = time.perf_counter,  # in seconds; a simulation has its own
     ) -> None:
-        self.assignments = Assignments(make_proposer, head)
+        self.assignments = Assignments(make_proposer)
+        self._choose_head = choose_head
         self._calibrator = calibrator
         self._vocab_size = vocab_size  # of the target's logits
         self._clock = clock
@@ -291,10 +293,13 @@ class Speculation:
             return None
 
     def _control(self, calibration: Callable[[], Calibration | None]) -> None:
-        """Make the controller, if there is a calibration by now."""
+        """Make the controller, if there is a calibration by now, and choose the head that `auto` uses on this machine:
+        no head is loaded before it is known that it could pay."""
         try:
             measured = calibration()
-            self.controller = None if measured is None else Controller(Costs(measured))
+            if measured is not None:
+                self.assignments.head = self._choose_head(measured.curve)
+                self.controller = Controller(Costs(measured))
         except Exception:
             self._give_controller_up()
 

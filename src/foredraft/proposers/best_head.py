@@ -1,30 +1,43 @@
-"""Which of a model's heads `auto` uses: the one that promises the most tokens for what it reads."""
+"""Which of a model's heads `auto` uses on this machine, decided before any is loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from foredraft.config import ModelConfig
-from foredraft.control.economics import expected_tokens_by_depth
+from foredraft.control.economics import VerifyCurve, best_length
+from foredraft.control.worth import UNKNOWN
 from foredraft.models.heads.catalog import HeadFiles
 from foredraft.models.heads.config import HeadConfig
 from foredraft.proposers.registry import ProposerChoice
 
 
-def best_head(heads: Mapping[str, HeadFiles], target: ModelConfig) -> ProposerChoice | None:
-    """The head with the most expected tokens per weight that a cycle reads, by its measured acceptance."""
+def best_head(heads: Mapping[str, HeadFiles], target: ModelConfig, curve: VerifyCurve) -> ProposerChoice | None:
+    """The head that promises the highest speed for one sequence; None where plain decoding is as fast.
 
-    def rate(kind: str) -> float:
-        config = heads[kind].config
-        return expected_tokens_by_depth(config.acceptance) / (1 + _weights(config) / _target_weights(target))
+    A promise is made of the head's measured acceptance, the cost of the target's runs by their rows, and the weights
+    that a draft reads: a head is taken to run as fast as the target for each of its weights. That is the least it can
+    take, so a head that could pay is never left out.
+    """
+    speeds = {kind: _speedup(files.config, target, curve) for kind, files in heads.items()}
+    best = max(speeds, key=speeds.__getitem__, default=None)
+    return None if best is None or speeds[best] <= 1 else ProposerChoice(best)
 
-    return ProposerChoice(max(heads, key=rate)) if heads else None
+
+def _speedup(config: HeadConfig, target: ModelConfig, curve: VerifyCurve) -> float:
+    """With chains of the best length. An EAGLE head runs one row per token, the others run a block of rows once."""
+    acceptance = config.acceptance or (UNKNOWN,) * config.block
+    share = _weights(config) / _target_weights(target)
+    if config.kind == "eagle":
+        return best_length(acceptance, share, curve.at_batch(1)).speedup
+    draft = share * curve.relative(config.block)
+    return best_length(acceptance, 0.0, lambda rows: curve.relative(rows) + (draft if rows > 1 else 0.0)).speedup
 
 
 def _weights(config: HeadConfig) -> int:
-    """That one draft reads. An EAGLE head runs once per depth, the others once."""
-    blocks = config.block * config.hidden_size**2 if config.kind == "medusa" else config.num_layers * _layer(config)
-    return (blocks + config.draft_vocab_size * config.hidden_size) * (config.block if config.kind == "eagle" else 1)
+    """That one run of a head reads."""
+    per_layer = config.block * config.hidden_size**2 if config.kind == "medusa" else _layer(config)
+    return config.num_layers * per_layer + config.draft_vocab_size * config.hidden_size
 
 
 def _target_weights(config: ModelConfig) -> int:
