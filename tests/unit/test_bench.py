@@ -178,6 +178,16 @@ class TestCells:
         assert everything.predicted_ratio == pytest.approx(6.0 / (others + 10 * 0.016))
         assert cells["off", "all"].ratio_to_off == 1.0
 
+    def test_a_drafts_cost_is_in_plain_steps_of_the_batch(self) -> None:
+        runs = [
+            make_run(spec, 0, 1.0, batch=2, group_size=2, prompt=prompt, draft_time_s=0.03 * (spec == "ngram"))
+            for spec in ("off", "ngram")
+            for prompt in (0, 1)
+        ]
+        plain, drafted, *_ = cells_of(runs, COST, "float32")
+        assert plain.draft_steps_per_run == 0
+        assert drafted.draft_steps_per_run == pytest.approx(0.03 / 5 / 0.012)
+
     def test_a_category_named_all_is_counted_once(self) -> None:
         runs = [make_run("off", 0, 2.0, category="all"), make_run("off", 1, 3.0)]
         by_category = {cell.category: cell for cell in cells_of(runs, COST, "float32")}

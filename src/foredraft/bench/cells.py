@@ -47,6 +47,7 @@ class Cell:
     seconds: float = 0.0
     drafted_per_run: float = 0.0
     draft_time_per_run_s: float = 0.0
+    draft_steps_per_run: float = 0.0  # the same in plain steps: the cost of a draft
     acceptance_per_depth: list[float] = field(default_factory=list)
     by_origin: dict[str, int] = field(default_factory=dict)
 
@@ -164,6 +165,7 @@ def _cell(
         seconds=sum(times.values()),
         drafted_per_run=decoded.drafted_per_run,
         draft_time_per_run_s=decoded.draft_time_per_run_s,
+        draft_steps_per_run=decoded.draft_time_per_run_s / cost.seconds_at(max(1.0, decoded.batch)),
         acceptance_per_depth=_acceptance_per_depth(runs),
         by_origin=dict(by_origin),
     )

@@ -33,6 +33,7 @@ COLUMNS = (
     "speed-up",
     "quartiles",
     "predicted",
+    "draft cost",
     "tokens/run",
     "accepted",
     "same text",
@@ -157,7 +158,8 @@ def page(results: Results, plots: Sequence[Plot]) -> str:
 {sections}
 <h2>All figures</h2>
 <p class="note">Speed-up is plain decoding's time divided by the setting's, prompts included; quartiles are those of the
-groups' own ratios. The prediction is made from tokens per run, drafting time and the cost of rows.</p>
+groups' own ratios. The prediction is made from tokens per run, drafting time and the cost of rows. The draft cost
+is the time that proposers take per run of the target, in plain steps.</p>
 <div class="wide">{_table(results.cells)}</div>
 <h2>Where and how</h2>
 {facts_list({**results.model, **results.settings, **results.machine, **results.versions})}"""
@@ -233,6 +235,7 @@ def _figures(cell: Cell) -> tuple[str, ...]:
         f"{cell.ratio_to_off:.2f}x",
         f"{low:.2f} – {high:.2f}",
         f"{cell.predicted_ratio:.2f}x",
+        f"{cell.draft_steps_per_run:.2f}",
         f"{cell.tokens_per_run:.2f}",
         f"{cell.acceptance_rate:.0%}",
     )

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from foredraft.llm import LLM
 
 DEFAULT_SPECS = ("auto", "ngram", "suffix", "ngram+suffix")
-HEADERS = ("spec", "category", "batch", "temp.", "tok/s", "speed-up", "predicted", "tokens/run", "same text?")
+HEADERS = (
+    *("spec", "category", "batch", "temp.", "tok/s", "speed-up", "predicted", "draft cost"),
+    *("tokens/run", "same text?"),
+)
 
 
 def bench(
@@ -175,6 +178,7 @@ def _figures(cell: Cell) -> tuple[str, ...]:
         f"{cell.tokens_per_s:.1f}",
         f"{cell.ratio_to_off:.2f}x",
         f"{cell.predicted_ratio:.2f}x",
+        f"{cell.draft_steps_per_run:.2f}",
         f"{cell.tokens_per_run:.2f}",
         "yes" if cell.same_text else "NO",
     )
