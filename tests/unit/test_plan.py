@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from foredraft.bench.plan_inputs import chain_spec
 from tests.tiny_models import random_model, save_model
 from tests.unit.plan_command import CURVE, Command, cell, fails_with_one_sentence, plan_command, results, written
 
@@ -127,6 +128,20 @@ class TestVerifyCost:
     def test_results_of_a_bench_hold_a_curve_too(self, command: Command, tmp_path: Path, curve: str) -> None:
         arguments = ["--alpha", "0.8", "--cost", "0.02", "--json", "--verify-cost"]
         assert command(*arguments, results(tmp_path)).record == command(*arguments, curve).record
+
+
+@pytest.mark.parametrize(
+    ("spec", "measured"),
+    [
+        ("eagle", "eagle:tree=chain"),
+        ("suffix+dflash:tree=static,k=3", "suffix+dflash:k=3,tree=chain"),
+        ("ngram:k=6", "ngram:k=6"),
+        ("auto(eagle)", "auto(eagle)"),
+        ("off", "off"),
+    ],
+)
+def test_heads_are_measured_with_chains(spec: str, measured: str) -> None:
+    assert chain_spec(spec) == measured
 
 
 class TestPlot:

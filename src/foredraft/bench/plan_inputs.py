@@ -4,7 +4,7 @@ machine or taken from the cell of a benchmark."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from foredraft.bench.verify_cost import verify_curve
 from foredraft.control.economics import VerifyCurve, quotient
 from foredraft.errors import InvalidSpec
 from foredraft.params import SamplingParams
-from foredraft.proposers.registry import parse_spec
+from foredraft.proposers.registry import ProposerChoice, parse_spec, read_options
 
 if TYPE_CHECKING:
     from foredraft.llm import LLM
@@ -30,6 +30,17 @@ class PlanInputs:
     cost: float
     curve: VerifyCurve | None
     batch: int = 1  # how many sequences shared a run
+
+
+def chain_spec(spec: str) -> str:
+    """The spec with chains in place of a head's trees, because a plan is about chains."""
+    parsed = parse_spec(spec)
+    return spec if parsed.adaptive or not parsed.choices else "+".join(str(_as_chain(one)) for one in parsed.choices)
+
+
+def _as_chain(choice: ProposerChoice) -> ProposerChoice:
+    has_trees = hasattr(read_options(choice), "tree")
+    return replace(choice, options={**choice.options, "tree": "chain"}) if has_trees else choice
 
 
 def measured_inputs(llm: LLM, spec: str) -> PlanInputs:

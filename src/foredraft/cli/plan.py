@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from foredraft.bench.plan_inputs import PlanInputs, measured_inputs
+from foredraft.bench.plan_inputs import PlanInputs, chain_spec, measured_inputs
 from foredraft.bench.results_file import read_curve, read_results
 from foredraft.cli import options
 from foredraft.cli.output import print_json
@@ -72,6 +72,7 @@ def plan(
     elif measure:
         if any(given is not None for given in (alpha, cost, verify_cost)):
             raise InvalidParameter("--measure finds --alpha, --cost and --verify-cost itself; give it without them.")
+        spec = chain_spec(spec)
         opening = options.ModelOptions(model, spec, dtype, threads=threads, head=head)
         figures = _outlook(_measured(opening), k_max, batch_max)
         source = f"Measured here for {spec}, in the steps in which it drafts: "
