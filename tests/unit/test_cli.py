@@ -8,17 +8,18 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import foredraft
-from foredraft.cli.demo import PROMPTS
+from foredraft.cli.demo import PROMPTS, Decoding, head_sentence
 from foredraft.cli.main import run
 from foredraft.cli.options import ModelOptions
 from foredraft.params import SamplingParams
+from foredraft.types import CompletionOutput
 from tests.tiny_heads import tiny_config
 from tests.tiny_models import random_model, save_model
 from tests.unit.fake_llm import METRICS, fake_module
@@ -293,6 +294,19 @@ class TestDemo:
         assert not any(prompt in PROMPTS.values() for _, prompts, *_ in warm_up for prompt in prompts)
         assert [spec for *_, spec in queried] == ["suffix", "off"] * len(PROMPTS)
         assert [prompts[0][0]["content"] for _, prompts, *_ in queried[::2]] == list(PROMPTS.values())
+
+    def test_what_the_head_did_is_told_in_one_sentence(self) -> None:
+        def told(spec: str, decided: dict[str, int], by_origin: dict[str, int]) -> str:
+            metrics = replace(METRICS, decisions=decided, by_origin=by_origin)
+            output = CompletionOutput(0, "", [], "stop", None, 0, None, None, metrics)
+            return head_sentence([Decoding(spec, output=output)] * 2)
+
+        often = told("auto", {"eagle: drafted": 9, "suffix: drafted": 9}, {"eagle": 20})
+        assert often == "The trained head (eagle) drafted in 100% of the steps, and 40 of all tokens are its."
+        seldom = told("auto", {"eagle: drafted": 1, "eagle: probe": 1, "eagle: resting": 18}, {})
+        assert "drafted in 10% of the steps, and 0 of all" in seldom and "more time than it saves" in seldom
+        assert "No trained head took part" in told("auto", {"suffix: drafted": 3}, {"suffix": 3})
+        assert told("suffix", {}, {"suffix": 3}) == ""
 
     @pytest.mark.parametrize("arguments", [[], ["--json"]])
     def test_a_text_that_differs_exits_1(self, command: Command, arguments: list[str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,10 @@ import typer
 
 from foredraft.cli import options
 from foredraft.cli.output import colour_of, decisions, print_json, say
+from foredraft.control.controller import DRAFTED, PROBE
 from foredraft.control.economics import quotient
 from foredraft.models.catalog import DEFAULT_MODEL
+from foredraft.models.heads.config import KINDS
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import parse_spec
 from foredraft.types import TARGET, CompletionOutput
@@ -32,7 +35,8 @@ if TYPE_CHECKING:
 
 WARM_UP_TOKENS = 8
 
-# By a short title. The first two ask for what can be copied from the prompt, the others for something new.
+# By a short title. The first two ask for what can be copied from the prompt, the others are open chat, where only a
+# trained head can draft.
 PROMPTS = {
     "rename in code": '''\
 ```python
@@ -221,6 +225,24 @@ def _print_table(comparisons: list[Comparison]) -> None:
         metrics = comparison.speculative.finished.metrics
         if metrics.decisions:
             print(f"{comparison.title}, step by step: {decisions(metrics)}")
+    if sentence := head_sentence([comparison.speculative for comparison in comparisons]):
+        print(sentence)
+
+
+def head_sentence(decodings: list[Decoding]) -> str:
+    """What the model's trained head did, where the controller decided about one; empty where nobody asked it to."""
+    metrics = [decoding.finished.metrics for decoding in decodings]
+    decided = sum((Counter(each.decisions) for each in metrics), Counter[str]())
+    for kind in KINDS:
+        steps = sum(count for why, count in decided.items() if why.startswith(f"{kind}: "))
+        if steps:
+            share = (decided[f"{kind}: {DRAFTED}"] + decided[f"{kind}: {PROBE}"]) / steps
+            own = sum(each.by_origin.get(kind, 0) for each in metrics)
+            did = f"The trained head ({kind}) drafted in {share:.0%} of the steps, and {own} of all tokens are its."
+            return did if share > 0.95 else f"{did} In the other steps it would have taken more time than it saves."
+    if any(parse_spec(decoding.spec).with_head for decoding in decodings):
+        return "No trained head took part: this model has none, or none would pay on this machine."
+    return ""
 
 
 def _cells(title: str, summary: Summary) -> tuple[str, ...]:
