@@ -85,7 +85,7 @@ class TestCommand:
         code, out, _ = call("--limit", "6", "--repeats", "1")
         lines = out.splitlines()
         assert (code, len(lines)) == (0, 1 + 5 * 7)
-        assert lines[-1].split() == ["ngram+suffix", "all", "1", "0", "6.0", "2.00x", "1.01x", "1.50", "yes"]
+        assert lines[-1].split() == ["ngram+suffix", "all", "1", "0", "6.0", "2.00x", "1.01x", "0.00", "1.50", "yes"]
         assert "\x1b" not in out
 
     def test_a_text_that_differs_exits_1(self, call: Command, llm: TimedLLM) -> None:
