@@ -303,8 +303,9 @@ class TestDemo:
 
         often = told("auto", {"eagle: drafted": 9, "suffix: drafted": 9}, {"eagle": 20})
         assert often == "The trained head (eagle) drafted in 100% of the steps, and 40 of all tokens are its."
-        seldom = told("auto", {"eagle: drafted": 1, "eagle: probe": 1, "eagle: resting": 18}, {})
-        assert "drafted in 10% of the steps, and 0 of all" in seldom and "more time than it saves" in seldom
+        seldom = told("auto", {"eagle: drafted": 1, "eagle: probe": 1, "eagle: resting": 18}, {"eagle": 1})
+        assert "drafted in 10% of the steps, and 2 of all" in seldom and "more time than it saves" in seldom
+        assert "(eagle) was left out" in told("auto", {"eagle: probe": 1, "eagle: ledger": 19}, {})
         assert "No trained head took part" in told("auto", {"suffix: drafted": 3}, {"suffix": 3})
         assert told("suffix", {}, {"suffix": 3}) == ""
 

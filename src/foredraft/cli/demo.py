@@ -238,6 +238,10 @@ def head_sentence(decodings: list[Decoding]) -> str:
         if steps:
             share = (decided[f"{kind}: {DRAFTED}"] + decided[f"{kind}: {PROBE}"]) / steps
             own = sum(each.by_origin.get(kind, 0) for each in metrics)
+            if not own:
+                return (
+                    f"The trained head ({kind}) was left out: on this machine its drafts take more time than they save."
+                )
             did = f"The trained head ({kind}) drafted in {share:.0%} of the steps, and {own} of all tokens are its."
             return did if share > 0.95 else f"{did} In the other steps it would have taken more time than it saves."
     if any(parse_spec(decoding.spec).with_head for decoding in decodings):
