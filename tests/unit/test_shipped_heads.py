@@ -1,0 +1,32 @@
+"""The heads that come with the package are whole, measured, and small enough to come with it."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from foredraft.models.heads.catalog import SHIPPED
+from foredraft.models.heads.config import CONFIG_FILE, HeadConfig
+from foredraft.models.heads.files import read_tensors
+
+HEADS = sorted(file.parent for file in SHIPPED.glob(f"*/*/{CONFIG_FILE}"))
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("folder", HEADS, ids=lambda folder: f"{folder.parent.name}-{folder.name}")
+def test_a_head_is_whole_and_measured(folder: Path) -> None:
+    config = HeadConfig.read(folder)
+    assert (config.kind, len(config.acceptance) > 0) == (folder.name, True)
+    read_tensors(folder, config)
+
+
+def test_wheels_hold_all_of_it() -> None:
+    package = ROOT / "src" / "foredraft"
+    globs = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["foredraft"]
+    packed = {file for glob in globs for file in package.glob(glob)}
+    files = {file for file in SHIPPED.rglob("*") if file.is_file()}
+    assert files and files <= packed
+    assert sum(file.stat().st_size for file in files) < 64e6
+    assert all(file.stat().st_size < 16 << 20 for file in files)
