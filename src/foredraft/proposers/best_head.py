@@ -12,26 +12,32 @@ from foredraft.models.heads.config import HeadConfig
 from foredraft.proposers.registry import ProposerChoice
 
 
-def best_head(heads: Mapping[str, HeadFiles], target: ModelConfig, curve: VerifyCurve) -> ProposerChoice | None:
+DEVICE_DRAFT_S = 1.1e-3  # what a whole draft takes on a GPU, however small the head: measured with EAGLE on an H200
+
+
+def best_head(
+    heads: Mapping[str, HeadFiles], target: ModelConfig, least_s: float, curve: VerifyCurve
+) -> ProposerChoice | None:
     """The head that promises the highest speed for one sequence; None where plain decoding is as fast.
 
     A promise is made of the head's measured acceptance, the cost of the target's runs by their rows, and the weights
-    that a draft reads: a head is taken to run as fast as the target for each of its weights. That is the least it can
-    take, so a head that could pay is never left out.
+    that a draft reads: a head is taken to run as fast as the target for each of its weights. That, and `least_s`, is
+    the least it can take, so a head that could pay is never left out.
     """
-    speeds = {kind: _speedup(files.config, target, curve) for kind, files in heads.items()}
+    speeds = {kind: _speedup(files.config, target, least_s, curve) for kind, files in heads.items()}
     best = max(speeds, key=speeds.__getitem__, default=None)
     return None if best is None or speeds[best] <= 1 else ProposerChoice(best)
 
 
-def _speedup(config: HeadConfig, target: ModelConfig, curve: VerifyCurve) -> float:
+def _speedup(config: HeadConfig, target: ModelConfig, least_s: float, curve: VerifyCurve) -> float:
     """With chains of the best length. An EAGLE head runs one row per token, the others run a block of rows once."""
     acceptance = config.acceptance or (UNKNOWN,) * config.block
     share = _weights(config) / _target_weights(target)
-    if config.kind == "eagle":
-        return best_length(acceptance, share, curve.at_batch(1)).speedup
-    draft = share * curve.relative(config.block)
-    return best_length(acceptance, 0.0, lambda rows: curve.relative(rows) + (draft if rows > 1 else 0.0)).speedup
+    per_token, per_draft = (share, 0.0) if config.kind == "eagle" else (0.0, share * curve.relative(config.block))
+    per_draft = max(per_draft, least_s / curve.seconds_at(1))
+    return best_length(
+        acceptance, per_token, lambda rows: curve.relative(rows) + (per_draft if rows > 1 else 0.0)
+    ).speedup
 
 
 def _weights(config: HeadConfig) -> int:
