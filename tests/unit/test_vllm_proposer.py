@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from foredraft.integrations.vllm import MergedProposer, SuffixProposer, best_path
-from foredraft.types import Draft
+from foredraft.params import SamplingParams
+from foredraft.proposers.suffix import Suffix, SuffixOptions
+from foredraft.types import Commit, Draft, Sequence
 
 K = 5
 MAX_LEN = 200
@@ -113,6 +115,28 @@ def test_batch_mates_do_not_matter() -> None:
         sampled = [[dice.randrange(4) for _ in range(dice.randint(1, 3))] for _ in alone]
         drafts = together.step(*sampled)
         assert drafts == [one.step(tokens)[0] for one, tokens in zip(alone, sampled)]
+
+
+def test_drafts_are_those_of_the_engine() -> None:
+    """The same proposer with the options that docs/labs/02_vllm.md names for both sides, answer by answer."""
+    dice = random.Random(1)
+    batch, offline = Batch(SuffixProposer(config())), Suffix(SuffixOptions(k=K, tree="chain", min_score=0.25))
+    drafted = 0
+    for request in range(4):
+        tokens = [dice.randrange(5) for _ in range(20)]
+        sequence = Sequence(request, "", 0, list(tokens), len(tokens), SamplingParams(), seed=0, max_tokens=MAX_LEN)
+        batch.rows = [tokens]
+        for _ in range(30):
+            token = dice.randrange(5)
+            sequence.token_ids.append(token)
+            (theirs,), (ours,) = batch.step([token]), offline.propose([sequence], [K])
+            assert theirs == list(ours.tokens) and ours.parents == tuple(range(-1, len(ours) - 1))
+            drafted += bool(theirs)
+        offline.observe([Commit(sequence, (), (), (), "stop")])
+        offline.release([request])
+        batch.rows = []
+        batch.step()
+    assert drafted > 50
 
 
 def test_the_best_path_of_a_tree() -> None:

@@ -26,7 +26,10 @@ from foredraft.types import Commit, Draft, Sequence
 
 Tokens = NDArray[np.int32]
 
-_NODES = 64  # of the tree whose best path becomes the draft
+_MOST_TOKENS = 64  # of a draft
+# A chain is verified to its end, so less is drafted than in a tree: with 0.25, five draft tokens had both a higher
+# acceptance rate and more tokens per run than vLLM's n-gram lookup (docs/labs/02_vllm.md has the sweep).
+_MIN_SCORE = 0.25
 _PARAMS = SamplingParams().resolved({})  # vLLM keeps those of its requests to itself
 
 
@@ -42,7 +45,7 @@ class SuffixProposer:
     """Drafts what followed the longest known suffix, in the request itself and in earlier answers."""
 
     def __init__(self, vllm_config: Any) -> None:
-        self._k = int(vllm_config.speculative_config.num_speculative_tokens)
+        self.k = min(int(vllm_config.speculative_config.num_speculative_tokens), _MOST_TOKENS)
         self._max_model_len = int(vllm_config.model_config.max_model_len)
         self._proposers = self.proposers()
         self._rows: list[_Row] = []  # of the last call
@@ -50,7 +53,7 @@ class SuffixProposer:
 
     def proposers(self) -> list[Proposer]:
         """Whose drafts are merged; they look at tokens only. A subclass may give other ones, or other options."""
-        return [Suffix(SuffixOptions(k=_NODES))]
+        return [Suffix(SuffixOptions(k=self.k, tree="chain", min_score=_MIN_SCORE))]
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """There is no model to load."""
@@ -86,11 +89,11 @@ class SuffixProposer:
         return Sequence(next(self._ids), "", 0, tokens, len(tokens), _PARAMS, seed=0, max_tokens=self._max_model_len)
 
     def _chain(self, sequence: Sequence) -> list[int]:
-        room = min(self._k, self._max_model_len - sequence.num_tokens - 1)
+        room = min(self.k, self._max_model_len - sequence.num_tokens - 1)
         if room <= 0:
             return []
-        drafts = [proposer.propose([sequence], [_NODES])[0] for proposer in self._proposers]
-        return best_path(merge(drafts, _NODES))[:room]
+        drafts = [proposer.propose([sequence], [room])[0] for proposer in self._proposers]
+        return best_path(merge(drafts, room * len(drafts)))
 
     def _finish(self, sequences: list[Sequence]) -> None:
         commits = [Commit(sequence, (), (), (), "stop") for sequence in sequences]
@@ -103,7 +106,7 @@ class MergedProposer(SuffixProposer):
     """Drafts the most probable path in the merged drafts of `suffix` and `ngram`."""
 
     def proposers(self) -> list[Proposer]:
-        return [*super().proposers(), Ngram(NgramOptions(k=_NODES))]
+        return [*super().proposers(), Ngram(NgramOptions(k=self.k))]
 
 
 def best_path(draft: Draft) -> list[int]:

@@ -32,6 +32,7 @@ class SuffixOptions:
     depth: float = 3.0  # a match of n tokens is followed for at most depth * n
     min_score: float = 0.1  # a node that is reached less often than this is not drafted
     store: int = 100_000  # tokens of earlier answers that are remembered, of all salts together; 0: none
+    tree: str = "dynamic"  # or chain: every node has its most frequent child only
 
     def __post_init__(self) -> None:
         if not 1 <= self.k <= 64:
@@ -43,6 +44,8 @@ class SuffixOptions:
                 f"suffix: min_score={self.min_score} must lie between 0 and 1, depth={self.depth} above 0 and up to "
                 f"64, store={self.store} from 0 to 10000000."
             )
+        if self.tree not in ("dynamic", "chain"):
+            raise InvalidSpec(f"suffix: tree={self.tree!r} must be dynamic or chain.")
 
 
 class Suffix:
@@ -114,6 +117,8 @@ class Suffix:
                 if token != _SEPARATOR:
                     branches.setdefault(token, []).append(ending)
             total = sum(map(len, branches.values())) + _doubt(matched + depth)
+            if self.options.tree == "chain" and branches:
+                branches = dict([max(branches.items(), key=lambda branch: len(branch[1]))])
             for token, alike in branches.items():
                 probability = score * len(alike) / total
                 if probability >= self.options.min_score:
