@@ -174,6 +174,11 @@ PROMPTS: list[tuple[str, Callable[[LLM], Any], str]] = [
         "spec='ngram:k=6,k=8' gives the option 'k' twice.",
     ),
     (
+        "tree of another proposer",
+        lambda llm: llm.generate("a", spec="suffix:tree=static"),
+        "suffix: tree='static' must be dynamic or chain.",
+    ),
+    (
         "store without bounds",
         lambda llm: llm.generate("a", spec="suffix:store=1000000000000"),
         "suffix: min_score=0.1 must lie between 0 and 1, depth=3.0 above 0 and up to 64, store=1000000000000 from 0 to "
