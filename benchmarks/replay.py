@@ -32,15 +32,14 @@ def token_proposer(spec: str) -> Proposer:
     return made
 
 
-def replay(proposer: Proposer, answers: list[RequestOutput]) -> dict[str, float]:
+def replay(proposer: Proposer, answers: list[RequestOutput], max_tokens: int) -> dict[str, float]:
+    """As the engine would count them: no draft is longer than what the answer may still need."""
     drafts = drafted = accepted = runs = tokens = 0
     for index, answer in enumerate(answers):
         prompt, text = list(answer.prompt_token_ids), list(answer.token_ids)
-        sequence = Sequence(
-            index, "", 0, [*prompt, text[0]], len(prompt), SamplingParams(), seed=0, max_tokens=len(text)
-        )
-        while (place := sequence.num_tokens - len(prompt)) < len(text):
-            (draft,) = proposer.propose([sequence], [min(proposer.num_lookahead_tokens, len(text) - place)])
+        sequence = Sequence(index, "", 0, prompt.copy(), len(prompt), SamplingParams(), seed=0, max_tokens=max_tokens)
+        while (place := sequence.num_output_tokens) < len(text):
+            (draft,) = proposer.propose([sequence], [min(proposer.num_lookahead_tokens, max_tokens - place - 1)])
             node, right = -1, 0
             while place + right < len(text) and (node := draft.child(node, text[place + right])) >= 0:
                 right += 1
@@ -72,7 +71,7 @@ def main() -> None:
     answers = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=arguments.max_tokens))
     print(f"{len(answers)} answers, {sum(len(answer.token_ids) for answer in answers)} tokens")
     for spec in arguments.specs:
-        found = replay(token_proposer(spec), answers)
+        found = replay(token_proposer(spec), answers, arguments.max_tokens)
         print(f"{spec:44} " + ", ".join(f"{name} {value:.3f}" for name, value in found.items()), flush=True)
 
 

@@ -67,7 +67,7 @@ class Result:
 
     name: str
     texts: list[list[int]]
-    runs: int  # after the first of every answer, which computes the prompt
+    runs: int  # that gave tokens
     decode_s: float  # from the first token of every answer to its last
     drafts: int = 0
     drafted: int = 0
@@ -83,16 +83,16 @@ class Result:
         return self.accepted / self.drafted if self.drafted else 0.0
 
     @property
-    def tokens_after_first(self) -> int:
-        return sum(len(text) - 1 for text in self.texts)
+    def tokens(self) -> int:
+        return sum(map(len, self.texts))
 
     @property
     def tokens_per_run(self) -> float:
-        return self.tokens_after_first / self.runs
+        return self.tokens / self.runs
 
     @property
     def inter_token_latency_s(self) -> float:
-        return self.decode_s / self.tokens_after_first
+        return self.decode_s / (self.tokens - len(self.texts))
 
     def figures(self) -> dict[str, Any]:
         return {
@@ -104,7 +104,7 @@ class Result:
             "drafts": self.drafts,
             "drafted_tokens": self.drafted,
             "accepted_tokens": self.accepted,
-            "tokens": self.tokens_after_first,
+            "tokens": self.tokens,
         }
 
 
@@ -237,7 +237,7 @@ def decode_offline(task: Task, method: str) -> None:
     result = Result(
         f"Foredraft, {spec}",
         [list(output.token_ids) for output in outputs],
-        sum(each.emitted_tokens - 1 - each.accepted_tokens for each in metrics),
+        sum(each.target_runs for each in metrics),
         sum(each.inter_token_latency_s * (each.emitted_tokens - 1) for each in metrics),
         sum(each.drafts for each in metrics),
         sum(each.drafted_tokens for each in metrics),

@@ -3,7 +3,7 @@
     python vllm_decode.py TASK.json METHOD RESULT.json
 
 TASK is what `tests/check_vllm.py` writes. RESULT gets the token ids of every answer, when its first and its last tokens
-came, how many runs of the model it took after the first, and what vLLM counted of its drafts.
+came, how many runs of the model gave tokens, and what vLLM counted of its drafts.
 """
 
 import json
@@ -36,7 +36,7 @@ def decode(llm: LLM, name: str, prompt: list[int], params: SamplingParams) -> di
             if len(output.outputs[0].token_ids) > len(token_ids):
                 token_ids = list(output.outputs[0].token_ids)
                 times.append(time.perf_counter())
-    return {"token_ids": token_ids, "runs": len(times) - 1, "decode_s": times[-1] - times[0]}
+    return {"token_ids": token_ids, "runs": len(times), "decode_s": times[-1] - times[0]}
 
 
 def main() -> None:
