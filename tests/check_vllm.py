@@ -1,7 +1,7 @@
 """Our proposers in real vLLM: plain, its own n-gram, our suffix proposer and our exported EAGLE-3 head, beside
 Foredraft itself.
 
-    python -m tests.check_vllm [--suite FILE.jsonl|builtin] [--prompts 20] [--max-tokens 96] [--k 5] [--only PART]...
+    python -m tests.check_vllm [--suite FILE.jsonl|builtin] [--prompts 20] [--max-tokens 64] [--k 5] [--only PART]...
 
 Both engines have the same model in float32, the same prompts as token ids, one at a time, greedily. vLLM runs in an
 environment of its own, .peers/vllm, which `make check-vllm` makes: one process for each method. The model, the exported
@@ -49,6 +49,7 @@ class Task:
     model: str
     dtype: str
     max_model_len: int
+    enforce_eager: bool
     prompts: list[list[int]]
     warm_up: list[int]
     stop: list[int]
@@ -186,6 +187,7 @@ def prepare(arguments: argparse.Namespace) -> None:
         model=str(FOLDER / "model"),
         dtype=DTYPE,
         max_model_len=MAX_MODEL_LEN,
+        enforce_eager=not arguments.compile,
         prompts=prompts,
         warm_up=tokenizer.encode_chat([{"role": "user", "content": WARM_UP}]),
         stop=list(tokenizer.eos_token_ids),
@@ -333,8 +335,9 @@ def main() -> int:
     parts = ["files", *(f"vllm-{name}" for name in methods(1)), *(f"foredraft-{name}" for name in offline_specs(1))]
     parser.add_argument("--suite", default=SUITE, help="questions in Spec-Bench's format, or builtin")
     parser.add_argument("--prompts", type=int, default=20, help="how many, evenly over the kinds of the suite")
-    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--k", type=int, default=5, help="draft tokens of all methods")
+    parser.add_argument("--compile", action="store_true", help="let vLLM compile the model first, for every method")
     parser.add_argument("--only", action="append", choices=[*parts, "compare"], help="a part; all when not given")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()

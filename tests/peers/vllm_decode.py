@@ -47,6 +47,7 @@ def main() -> None:
         dtype=task["dtype"],
         max_model_len=task["max_model_len"],
         max_num_seqs=1,
+        enforce_eager=task["enforce_eager"],
         speculative_config=task["methods"][method],
         disable_log_stats=False,  # without them it does not count drafts
     )
