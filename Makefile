@@ -41,7 +41,7 @@ test-page: .venv/.installed-dev ## the server's page in the system's Chromium; w
 check-speculators: .venv/.installed-dev .peers/speculators/.installed ## exported heads give our logits in the speculators package
 	@$(BIN)/python -m pytest -m peers tests/peers $(ARGS)
 
-check-vllm: .venv/.installed .peers/vllm/.installed ## our suffix proposer and EAGLE-3 head in real vLLM on this CPU, beside Foredraft (half an hour)
+check-vllm: .venv/.installed .peers/vllm/.installed ## our suffix proposer and EAGLE-3 head in real vLLM on this CPU, beside Foredraft (a quarter of an hour)
 	@$(BIN)/python -m tests.check_vllm $(ARGS)
 
 soak: .venv/.installed-dev ## the server under 16 clients for ten minutes; ARGS="--minutes 1" for a short one

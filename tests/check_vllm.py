@@ -315,12 +315,12 @@ def compare(task: Task) -> dict[str, Any]:
 
 def show(report: dict[str, Any]) -> None:
     print(f"K = {report['k']}, {report['max_tokens']} tokens at most, greedy, one prompt at a time, {DTYPE}\n")
-    print(f"{'':40} {'length':>7} {'rate':>6} {'per run':>8} {'between tokens':>15} {'as plain vLLM':>14}")
+    print(f"{'':48} {'length':>7} {'rate':>6} {'per run':>8} {'between tokens':>15} {'as plain vLLM':>14}")
     for row in report["rows"]:
         length, rate = (f"{row[key]:.2f}" for key in ("mean_acceptance_length", "acceptance_rate"))
         length, rate = (length, rate) if row["drafts"] else ("", "")
         latency, same = f"{row['inter_token_latency_ms']:.1f} ms", f"{row['plain_text']} of {row['prompts']}"
-        print(f"{row['name']:40} {length:>7} {rate:>6} {row['tokens_per_run']:8.2f} {latency:>15} {same:>14}")
+        print(f"{row['name']:48} {length:>7} {rate:>6} {row['tokens_per_run']:8.2f} {latency:>15} {same:>14}")
     print("\nlength: tokens of a run that had a draft (mean acceptance length); rate: accepted draft tokens of all")
     for name, each in report["gaps"].items():
         if each:
