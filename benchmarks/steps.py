@@ -88,8 +88,8 @@ class Steps:
     def _step(self, rows: int) -> float:
         """One known token and a chain of draft tokens."""
         tokens = self.sequence.token_ids
-        known = Sequence(-1, "", 0, tokens[: CONTEXT + 1], CONTEXT + 1, self.sequence.params, 0, 99, CONTEXT)
-        known.block_table = self.sequence.block_table
+        known = Sequence(-1, "", 0, tokens[: CONTEXT + 1], CONTEXT + 1, self.sequence.params, seed=0, max_tokens=99)
+        known.num_computed_tokens, known.block_table = CONTEXT, self.sequence.block_table
         drafted = tuple(tokens[CONTEXT + 1 : CONTEXT + rows])
         count = len(drafted)
         draft = Draft(drafted, tuple(range(-1, count - 1)), (1.0,) * count, ("chain",) * count)
@@ -101,7 +101,9 @@ class Steps:
         output = runner.forward(pack([work], self.llm.engine.kv.block_size))
         with torch.inference_mode():
             verify(output.logits, [work], runner.backend.sample)
-        return time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        assert len(output.logits) == (work.num_rows if work.reaches_end else 0)
+        return seconds
 
 
 def _linears(owner: object) -> Iterator[Linear]:
