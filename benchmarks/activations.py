@@ -1,6 +1,9 @@
 """What 8-bit and 16-bit activations give up: how far the next token's distribution is from that of the same file with
 float32 weights and activations, on text that the model writes itself.
 
+All texts begin with the same system prompt. A position counts once: where an earlier text has the same tokens up to it,
+it is left out. Otherwise the few tokens of that prompt decide the mean.
+
     python benchmarks/activations.py [--model smollm2-135m] [--dtype int4] [--positions 1000] [--llama PYTHON]
 
 --llama names a Python that has llama-cpp-python: its distributions on the same file and tokens are then compared too.
@@ -22,6 +25,7 @@ from torch import Tensor
 from foredraft import LLM, SamplingParams
 from foredraft.audit.prompts import BUILT_IN
 from foredraft.batch import pack
+from foredraft.bench.suite import built_in
 from foredraft.models.catalog import resolve
 from foredraft.types import Sequence, Work
 
@@ -45,13 +49,17 @@ np.save(out, np.concatenate(rows).astype(np.float32))
 
 def texts_of(llm: LLM, positions: int) -> list[list[int]]:
     """Prompts with the model's own greedy answers, cut to LENGTH tokens, as many as are needed."""
-    count = -(-positions // LENGTH)
-    texts = []
-    for question in BUILT_IN[:count]:
-        ids = question.encoded(llm)
-        (output,) = llm.generate([ids], SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True))
-        texts.append([*ids, *output.token_ids][:LENGTH])
-    return texts
+    prompts = [question.encoded(llm) for question in (*BUILT_IN, *built_in())[: -(-positions // LENGTH)]]
+    params = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True)
+    outputs = llm.generate(prompts, params)
+    return [[*prompt, *output.token_ids][:LENGTH] for prompt, output in zip(prompts, outputs, strict=True)]
+
+
+def new_positions(texts: list[list[int]]) -> Tensor:
+    """The positions, counted through all texts, that no earlier text shares."""
+    prefixes = [tuple(tokens[: end + 1]) for tokens in texts for end in range(len(tokens))]
+    first = {prefix: place for place, prefix in reversed(list(enumerate(prefixes)))}
+    return torch.tensor(sorted(first.values()))
 
 
 def logits_of(llm: LLM, texts: list[list[int]]) -> Tensor:
@@ -81,7 +89,7 @@ def report(name: str, logits: Tensor, reference: Tensor) -> None:
     kl = (right.exp() * (right - found)).sum(-1).double()
     same = (reference.argmax(-1) == logits.argmax(-1)).double().mean()
     error = kl.std() / len(kl) ** 0.5
-    figures = f"mean KL {kl.mean():.2e} +- {error:.0e}   p99 {kl.quantile(0.99):.2e}"
+    figures = f"mean KL {kl.mean():.3e} +- {error:.0e}   p99 {kl.quantile(0.99):.2e}"
     print(f"{name:28} {figures}   same best token {100 * same:.1f} %")
 
 
@@ -99,13 +107,14 @@ def main() -> None:
 
     reference = opened(dtype="float32")
     texts = texts_of(reference, arguments.positions)
-    right = logits_of(reference, texts)
-    print(f"{arguments.model}, {len(right)} positions, beside the same file in float32")
+    counted = new_positions(texts)
+    right = logits_of(reference, texts)[counted]
+    print(f"{arguments.model}, {len(right)} positions of {len(texts)} texts, beside the same file in float32")
     for activations in ("int8", "int16"):
         llm = opened(dtype=arguments.dtype, activations=activations)
-        report(f"{arguments.dtype}, {activations} activations", logits_of(llm, texts), right)
+        report(f"{arguments.dtype}, {activations} activations", logits_of(llm, texts)[counted], right)
     if arguments.llama:
-        report("llama.cpp", llama_logits(arguments.llama, arguments.model, texts), right)
+        report("llama.cpp", llama_logits(arguments.llama, arguments.model, texts)[counted], right)
 
 
 if __name__ == "__main__":
