@@ -30,7 +30,7 @@ from foredraft.models.checkpoint import Checkpoint
 ROOT = Path(__file__).parents[1]
 PYTHON = ROOT / ".peers" / "vllm" / "bin" / "python"
 DECODE = ROOT / "tests" / "peers" / "vllm_decode.py"
-HEADS = ROOT / "heads" / DEFAULT_MODEL
+HEADS = ROOT / "src/foredraft/models/heads/shipped" / DEFAULT_MODEL
 FOLDER = ROOT / "build" / "check-vllm"
 SUITE = ROOT.parent / "shared" / "data" / "spec_bench_dev.jsonl"  # lies beside the repository where there is one
 DTYPE = "float32"
