@@ -10,7 +10,7 @@ from array import array
 from collections import Counter
 from collections.abc import MutableSequence
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from foredraft.constraint import Constraint
@@ -152,6 +152,7 @@ class Sequence:
     params: SamplingParams  # resolved: no None among the sampling fields
     seed: int
     max_tokens: int  # params.max_tokens, cut to what the context holds
+    _: KW_ONLY
     priority: int = 0  # lower ones run first; equal ones in order of arrival
     num_computed_tokens: int = 0
     num_lookahead_tokens: int = 0  # KV slots to hold free beyond the known tokens, for a draft

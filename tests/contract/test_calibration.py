@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from foredraft.batch import ForwardBatch
 from foredraft.cli.main import run
 from foredraft.control.costs import Calibration
 from foredraft.engine import calibration
@@ -16,7 +17,7 @@ from foredraft.llm import LLM
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import parse_spec
 from foredraft.runtime.kv import KVCache
-from foredraft.runtime.runner import Runner
+from foredraft.runtime.runner import ForwardOutput, Runner
 from foredraft.types import Work
 from tests.tiny_models import VOCAB, random_model, save_model
 
@@ -110,6 +111,21 @@ def test_no_run_takes_longer_than_a_request_may_wait(
     curve = controller.costs._measured.curve
     assert curve.rows == (1, 2, 3, 4, 6, 8, 12, 16, 24)
     assert curve.seconds == tuple(0.002 * rows for rows in curve.rows)
+
+
+def test_runs_are_timed_after_their_context_and_with_their_logits(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, forward = LLM(str(folder)), Runner.forward
+    timed: set[tuple[int, int, int]] = set()  # rows, logits, keys before the first row
+
+    def recorded(self: Runner, batch: ForwardBatch) -> ForwardOutput:
+        timed.add((batch.num_rows, batch.num_logits, int(batch.prefix_lens[0]) - 1))
+        return forward(self, batch)
+
+    monkeypatch.setattr(Runner, "forward", recorded)
+    measured = calibrate(llm.engine.runner, llm.engine.scheduler.pool, llm.max_model_len)
+    assert {(rows, rows, measured.context) for rows in calibration.ROWS} <= timed
 
 
 @pytest.mark.usefixtures("empty_cache")

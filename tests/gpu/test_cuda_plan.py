@@ -29,7 +29,8 @@ def tree(rng: random.Random, nodes: int) -> Draft:
 def work(rng: random.Random, length: int, nodes: int, new: int = 1) -> Work:
     blocks = rng.sample(range(1000), -(-(length + nodes) // SIZE))
     params = SamplingParams().resolved({})
-    sequence = Sequence(0, "", 0, [1] * length, length, params, 0, 99, length - new, block_table=blocks)
+    sequence = Sequence(0, "", 0, [1] * length, length, params, 0, 99, block_table=blocks)
+    sequence.num_computed_tokens = length - new
     return Work(sequence, new, nodes, tree(rng, nodes))
 
 

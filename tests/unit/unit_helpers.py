@@ -23,7 +23,9 @@ def make_sequence(
 ) -> Sequence:
     """A sequence as the engine makes it; further keywords are sampling parameters."""
     prompt, resolved = list(prompt), SamplingParams(max_tokens=max_tokens, **params).resolved({})
-    return Sequence(id, f"request-{id}", 0, [*prompt, *output], len(prompt), resolved, seed, max_tokens, priority)
+    return Sequence(
+        id, f"request-{id}", 0, [*prompt, *output], len(prompt), resolved, seed, max_tokens, priority=priority
+    )
 
 
 def make_draft(tokens: Iterable[int], parents: Iterable[int] | None = None, origin: str = "guess") -> Draft:

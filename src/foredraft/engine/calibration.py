@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -167,9 +167,7 @@ def _runs(runner: Runner, pool: BlockPool, shapes: _Shapes, max_run_s: float) ->
 def _chain(text: Sequence, context: int, tokens: list[int], rows: int) -> Work:
     """One token after `context` others, and a draft of further ones behind it."""
     drafted = tuple(tokens[context + 1 : context + rows])
-    known = Sequence(
-        text.id, "", 0, tokens[: context + 1], context + 1, text.params, 0, 1, context, block_table=text.block_table
-    )
+    known = replace(text, token_ids=tokens[: context + 1], num_prompt_tokens=context + 1, num_computed_tokens=context)
     nodes = len(drafted)
     return Work(known, 1, nodes, Draft(drafted, tuple(range(-1, nodes - 1)), (1.0,) * nodes, ("",) * nodes))
 
