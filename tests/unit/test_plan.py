@@ -134,13 +134,13 @@ class TestVerifyCost:
     ("spec", "measured"),
     [
         ("eagle", "eagle:tree=chain"),
-        ("suffix+dflash:tree=static,k=3", "suffix+dflash:k=3,tree=chain"),
+        ("suffix+dflash:tree=static,k=3", "suffix:tree=chain+dflash:k=3,tree=chain"),
         ("ngram:k=6", "ngram:k=6"),
         ("auto(eagle)", "auto(eagle)"),
         ("off", "off"),
     ],
 )
-def test_heads_are_measured_with_chains(spec: str, measured: str) -> None:
+def test_proposers_of_trees_are_measured_with_chains(spec: str, measured: str) -> None:
     assert chain_spec(spec) == measured
 
 

@@ -33,7 +33,7 @@ class PlanInputs:
 
 
 def chain_spec(spec: str) -> str:
-    """The spec with chains in place of a head's trees, because a plan is about chains."""
+    """The spec with chains in place of trees, because a plan is about chains."""
     parsed = parse_spec(spec)
     return spec if parsed.adaptive or not parsed.choices else "+".join(str(_as_chain(one)) for one in parsed.choices)
 
