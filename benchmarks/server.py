@@ -126,8 +126,9 @@ def server_rate(port: int, number: int, tokens: int, spec: str) -> float:
 def throughput(llm: LLM, port: int, arguments: argparse.Namespace, spec: str) -> None:
     ratios: list[float] = []
     for number in range(arguments.rounds + 1):
-        offline = offline_rate(llm, 2 * number, arguments.tokens, spec)
-        served = server_rate(port, 2 * number + 1, arguments.tokens, spec)
+        # The same questions for both: how much of an answer can be drafted depends on them. Two processes share nothing.
+        offline = offline_rate(llm, number, arguments.tokens, spec)
+        served = server_rate(port, number, arguments.tokens, spec)
         if number:  # the first round warms up
             ratios.append(served / offline)
             say(f"{spec} round {number}: offline {offline:.0f} tok/s, server {served:.0f} tok/s, {ratios[-1]:.3f}")
