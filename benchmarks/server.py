@@ -126,7 +126,7 @@ def server_rate(port: int, number: int, tokens: int, spec: str) -> float:
 def throughput(llm: LLM, port: int, arguments: argparse.Namespace, spec: str) -> None:
     ratios: list[float] = []
     for number in range(arguments.rounds + 1):
-        # The same questions for both: how much of an answer can be drafted depends on them. Two processes share nothing.
+        # The same questions for both: they decide how much can be drafted. Two processes share nothing.
         offline = offline_rate(llm, number, arguments.tokens, spec)
         served = server_rate(port, number, arguments.tokens, spec)
         if number:  # the first round warms up

@@ -142,8 +142,9 @@ def with_acceptance(machine: Machine, reports: list[soak.Report]) -> Machine:
             [sum(column) for column in zip_longest(*(each[key] for each in told), fillvalue=0)]
             for key in ("drafted_per_position", "accepted_per_position")
         )
-        profile = DraftProfile.of_counts(sum(each["target_runs"] for each in told), drafted, accepted)
-        say(f"{name}: {profile.tokens_per_run:.2f} tokens per run")
+        runs, tokens = (sum(each[key] for each in told) for key in ("target_runs", "drafted_tokens"))
+        profile = DraftProfile.of_counts(runs, drafted, accepted, tokens)
+        say(f"{name}: {profile.tokens_per_run:.2f} tokens per run, {profile.branches:.1f} further nodes in a draft")
         machine = machine.with_proposer(name, DraftFigures(name.partition(":")[0], True, {ANY: profile}, 5e-5))
     return machine
 

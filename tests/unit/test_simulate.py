@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 from random import Random
+from statistics import fmean
 
 import pytest
 
@@ -22,7 +23,7 @@ from foredraft.simulate.record import Record
 from foredraft.simulate.step_mode import StepReplica
 from foredraft.simulate.study import Study, answer
 from foredraft.simulate.table import StepTable
-from foredraft.simulate.traffic import Kind, Mix, Request
+from foredraft.simulate.traffic import ANY, Kind, Mix, Request
 from foredraft.types import Sequence
 
 STEP_S = 0.01
@@ -181,11 +182,18 @@ class TestDrafts:
         drafts = proposer.propose([StepSequence("copy")] * 200, [1] * 200)
         assert max(map(len, drafts)) == 1
 
+    def test_trees_have_further_nodes_that_are_wrong(self) -> None:
+        tree = DraftFigures("suffix", True, {ANY: replace(COPIES, branches=2.5)}, 0.0)
+        drafts = SimulatedProposer(tree, LINEAR, Clock(), Random(1)).propose([StepSequence("copy")] * 4000, [9] * 4000)
+        further = [sum(parent < 0 for parent in draft.parents) - 1 for draft in drafts if draft]
+        assert fmean(further) == pytest.approx(2.5, rel=0.03)
+        assert all(len(set(draft.tokens[draft.depth :])) == len(draft) - draft.depth for draft in drafts)
+
     def test_counts_become_a_profile(self) -> None:
-        profile = DraftProfile.of_counts(100, [50, 40, 10], [40, 20, 5])
-        assert profile == DraftProfile(0.5, (1.0, 0.8, 0.2), (0.8, 0.5, 0.5))
+        profile = DraftProfile.of_counts(100, [50, 40, 10], [40, 20, 5], 150)
+        assert profile == DraftProfile(0.5, (1.0, 0.8, 0.2), (0.8, 0.5, 0.5), branches=1.0)
         assert profile.tokens_per_run == pytest.approx(1 + 65 / 100)
-        assert DraftProfile.of_counts(100, [], []).tokens_per_run == 1
+        assert DraftProfile.of_counts(100, [], [], 0).tokens_per_run == 1
 
     @pytest.mark.parametrize("rate", [0.55, 0.6, 0.7, 0.8])
     def test_a_cell_becomes_a_profile_that_drafts_and_accepts_as_much(self, rate: float) -> None:

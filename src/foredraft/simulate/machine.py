@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
+from math import ceil
 
 from foredraft.control.costs import Calibration, Costs
 from foredraft.control.economics import quotient
@@ -22,21 +23,25 @@ class DraftProfile:
     coverage: float  # the share of runs that get a draft
     lengths: tuple[float, ...]  # the share of drafts that reach a depth, from 1 on
     survivals: tuple[float, ...]  # the share of those that are accepted down to it; never more than at the depth before
+    branches: float = 0.0  # further nodes of a draft, where drafts are trees: rows that are run, and wrong
 
     @property
     def tokens_per_run(self) -> float:
         return 1 + self.coverage * sum(map(float.__mul__, self.lengths, self.survivals))
 
     @classmethod
-    def of_counts(cls, runs: int, drafted_per_depth: Sequence[int], accepted_per_depth: Sequence[int]) -> DraftProfile:
-        """From the counters of requests: runs of the target, drafts that reached a depth, and how many of those were
-        accepted down to it."""
+    def of_counts(
+        cls, runs: int, drafted_per_depth: Sequence[int], accepted_per_depth: Sequence[int], drafted_tokens: int
+    ) -> DraftProfile:
+        """From the counters of requests: runs of the target, drafts that reached a depth, how many of those were
+        accepted down to it, and the nodes of all drafts."""
         if not runs or not any(drafted_per_depth):
             return NEVER
         drafts = drafted_per_depth[0]
+        branches = max(0, drafted_tokens - sum(drafted_per_depth)) / drafts
         shares = map(quotient, accepted_per_depth, drafted_per_depth)
         lengths = tuple(count / drafts for count in drafted_per_depth)
-        return cls(min(1.0, drafts / runs), lengths, tuple(accumulate(shares, min)))
+        return cls(min(1.0, drafts / runs), lengths, tuple(accumulate(shares, min)), branches)
 
     @classmethod
     def constant(cls, alpha: float, k: int) -> DraftProfile:
@@ -73,13 +78,15 @@ class DraftFigures:
                 sum(column) / len(profiles) for column in zip(*((*v, *(0.0,) * (depth - len(v))) for v in values))
             )
 
-        coverage = sum(profile.coverage for profile in profiles) / len(profiles)
-        return DraftProfile(coverage, mean(p.lengths for p in profiles), mean(p.survivals for p in profiles))
+        coverage, branches = (
+            sum(getattr(profile, name) for profile in profiles) / len(profiles) for name in ("coverage", "branches")
+        )
+        return DraftProfile(coverage, mean(p.lengths for p in profiles), mean(p.survivals for p in profiles), branches)
 
     @property
     def k(self) -> int:
-        """The longest draft."""
-        return max((len(profile.lengths) for profile in self.by_kind.values()), default=0)
+        """The most nodes of a draft."""
+        return max((len(profile.lengths) + ceil(profile.branches) for profile in self.by_kind.values()), default=0)
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def _profile(record: dict[str, Any]) -> DraftProfile:
     lengths, survivals = (tuple(map(float, record[name])) for name in ("lengths", "survivals"))
     if len(lengths) != len(survivals):
         raise ValueError("lengths and survivals must have one number for each depth")
-    return DraftProfile(float(record["coverage"]), lengths, survivals)
+    return DraftProfile(float(record["coverage"]), lengths, survivals, float(record.get("branches", 0.0)))
 
 
 def _of_results(file: Path) -> Machine:

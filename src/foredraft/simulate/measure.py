@@ -82,7 +82,7 @@ def _profile(found: list[SpecMetrics]) -> DraftProfile:
         [sum(counts) for counts in zip_longest(*each, fillvalue=0)]
         for each in ([m.drafted_per_depth for m in found], [m.accepted_per_depth for m in found])
     )
-    return DraftProfile.of_counts(runs, drafted, accepted)
+    return DraftProfile.of_counts(runs, drafted, accepted, sum(metrics.drafted_tokens for metrics in found))
 
 
 def _overheads(llm: LLM, calibration: Calibration) -> tuple[float, float]:

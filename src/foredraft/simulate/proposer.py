@@ -13,7 +13,7 @@ from foredraft.simulate.machine import DraftFigures, DraftProfile, Machine
 from foredraft.types import NO_DRAFT, Commit, Draft, Sequence
 
 RIGHT, WRONG = 1, 2
-VOCAB_SIZE = 3
+VOCAB_SIZE = 128  # the branches of a draft are different wrong tokens
 _LEAST_SCORE = 1e-6  # scores are above 0
 
 
@@ -48,7 +48,7 @@ class SimulatedProposer:
             self._draft(self._figures.profile(sequence.request_id), budget)
             for sequence, budget in zip(sequences, budgets, strict=True)
         ]
-        depth = max(map(len, drafts), default=0)
+        depth = max((draft.depth for draft in drafts), default=0)
         self._clock.now += self._machine.draft_s(self._figures, len(sequences), depth)
         return drafts
 
@@ -60,11 +60,14 @@ class SimulatedProposer:
         length = sum(chance < share for share in profile.lengths[:budget])
         chance = random()
         right = sum(chance < share for share in profile.survivals[:length])
+        branches = int(profile.branches + random()) if profile.branches else 0
+        branches = min(branches, budget - length, VOCAB_SIZE - WRONG - 1)
+        scores = tuple(max(_LEAST_SCORE, min(1.0, score)) for score in profile.survivals[:length])
         return Draft(
-            (RIGHT,) * right + (WRONG,) * (length - right),
-            tuple(range(-1, length - 1)),
-            tuple(max(_LEAST_SCORE, min(1.0, score)) for score in profile.survivals[:length]),
-            (self.name,) * length,
+            (RIGHT,) * right + (WRONG,) * (length - right) + tuple(range(WRONG + 1, WRONG + 1 + branches)),
+            (*range(-1, length - 1), *(-1,) * branches),
+            scores + (_LEAST_SCORE,) * branches,
+            (self.name,) * (length + branches),
         )
 
     def observe(self, commits: Items[Commit]) -> None:
