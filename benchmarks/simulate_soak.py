@@ -39,7 +39,7 @@ from foredraft.simulate.traffic import ANY, Request
 
 STREAMS = (1, 2, 4, 8)  # at which plain steps are timed
 LEARN_TOKENS = 96
-LEARN_ROUNDS = 3
+LEARN_ROUNDS = 4
 PROPOSERS = ("suffix", "ngram:k=4")  # those of the soak; its auto drafts with suffix
 TOLERANCE = 0.10
 CHECKED = ("answers per s", "tokens per s", "mean wait s", "mean first token s", "mean token s", "mean total s")
@@ -93,9 +93,9 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-async def stream(port: int, content: str) -> tuple[float, dict[str, Any]]:
+async def stream(port: int, content: str, temperature: float) -> tuple[float, dict[str, Any]]:
     """One plain stream: seconds as its client sees them, and what the server tells about it."""
-    job = soak.Job(content, 0, LEARN_TOKENS, 0.0)
+    job = soak.Job(content, 0, LEARN_TOKENS, temperature)
     data = json.dumps({**job.body(True, "off"), "ignore_eos": True}).encode()
     started = time.perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -114,14 +114,18 @@ def with_server_costs(machine: Machine, port: int) -> tuple[Machine, float]:
     engine."""
 
     async def together(count: int, number: int) -> list[tuple[float, dict[str, Any]]]:
-        return await asyncio.gather(*(stream(port, f"{number}: count to {place}.") for place in range(count)))
+        """Every second stream is sampled, as every second request of the soak is."""
+        temperatures = [soak.TEMPERATURES[(place + number) % 2] for place in range(count)]
+        return await asyncio.gather(
+            *(stream(port, f"{number}: count to {place}.", heat) for place, heat in enumerate(temperatures))
+        )
 
     asyncio.run(together(2, 0))  # the first runs are slow
     over: list[float] = []
     outside: list[float] = []
     for count in STREAMS:
         found = [each for number in range(LEARN_ROUNDS) for each in asyncio.run(together(count, 10 * count + number))]
-        step_s = float(np.median([metrics["inter_token_latency_s"] for _, metrics in found]))
+        step_s = fmean(metrics["inter_token_latency_s"] for _, metrics in found)
         over.append(step_s - machine.run_s(count, count * (40 + LEARN_TOKENS // 2)))
         outside += [seconds - metrics["total_time_s"] for seconds, metrics in found if count == 1]
         print(

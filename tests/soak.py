@@ -30,6 +30,7 @@ KV_CACHE_TOKENS = 8192  # few, so that all of it was touched, and counts as memo
 BURST = 10 * MAX_WAITING
 BURST_EVERY_S = 20.0
 LEAVE_SHARE = 0.2
+TEMPERATURES = (0.0, 0.9)
 MOST_GROWTH = 0.05
 WARM_SHARE = 0.3  # of the time, before memory is looked at for the first time
 TOPICS = ("rivers", "sorting a list in Python", "the moon", "bread", "trains", "a short poem", "prime numbers", "cats")
@@ -50,7 +51,7 @@ class Job:
     def draw(cls, chance: random.Random) -> Job:
         """Of few kinds, so that the offline texts are computed in reasonable time."""
         content = chance.choice(TASKS).format(chance.choice(TOPICS))
-        return cls(content, chance.randrange(2), chance.choice((8, 32)), chance.choice((0.0, 0.9)))
+        return cls(content, chance.randrange(2), chance.choice((8, 32)), chance.choice(TEMPERATURES))
 
     def body(self, stream: bool, spec: str) -> dict[str, Any]:
         return {
