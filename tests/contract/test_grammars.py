@@ -25,12 +25,14 @@ from foredraft.types import RequestOutput, Sequence
 from tests.contract.async_engines import read
 from tests.grammars import SCHEMAS, record
 from tests.steady_controller import SteadyController
+from tests.tiny_heads import save_heads
 from tests.tiny_models import random_model, save_model
 
 pytest.importorskip("llguidance")
 
 FREE = ["suffix", "ngram+suffix", "grammar", "ngram+suffix+grammar", "auto"]
 MODELS = ["quantised:k=5", "early_exit:k=3,width=2", "staged:chain=grammar>quantised", "quantised+grammar"]
+HEADS = ["eagle:k=3", "dflash:k=3", "medusa", "suffix+eagle"]
 PROMPTS = [[5, 6, 7 + index] for index in range(len(SCHEMAS))]
 WORDS = {"regex": "([a-f]{2,5} ){3,6}end"}
 
@@ -76,6 +78,18 @@ def test_answers_fit_their_schemas_and_are_those_of_plain_decoding(llm: LLM, tem
         assert answers(drafted) == answers(plain), spec
         assert sum(output.metrics.accepted_tokens for output in drafted) > 100, spec
         llm.engine.speculation.clear()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_heads_draft_what_grammars_allow(folder: Path, tmp_path: Path, temperature: float) -> None:
+    llm = LLM(str(folder), head=str(save_heads(folder, tmp_path)), spec="off", threads=1, max_num_seqs=64)
+    params, prompts, names = every_schema(temperature=temperature)[::2], PROMPTS[::2], list(SCHEMAS)[::2]
+    plain = llm.generate(prompts, params, spec="off")
+    check_answers(plain, names)
+    for spec in HEADS:
+        drafted = llm.generate(prompts, params, spec=spec)
+        assert answers(drafted) == answers(plain), spec
+        assert sum(output.metrics.accepted_tokens for output in drafted) > 50, spec
 
 
 def test_the_reference_backend_masks_too(folder: Path) -> None:
