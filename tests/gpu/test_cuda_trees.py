@@ -67,13 +67,13 @@ def test_nodes_grow_as_in_the_reference(width: int, keeps_first: bool, is_static
         grown = []
         for ops, above in zip((CudaTreeOps(), TorchTreeOps()), before, strict=True):
             into = Nodes(
-                *(torch.zeros(sequences * width, dtype=torch.int64, device=DEVICE) for _ in range(2)),
+                *(torch.zeros(sequences * width, dtype=torch.int64, device=DEVICE) for _ in range(3)),
                 torch.zeros(sequences * width, dtype=torch.float64, device=DEVICE),
                 torch.zeros((sequences * width, depth), dtype=torch.int32, device=DEVICE),
                 offsets,
             )
             ops.grow(found, above, level, sequences, choice, into)
             grown.append(into)
-        for name in ("token_ids", "parents", "weights", "paths"):
+        for name in ("token_ids", "parents", "places", "weights", "paths"):
             assert torch.equal(getattr(grown[0], name), getattr(grown[1], name)), name
         before = list(grown)

@@ -26,6 +26,7 @@ from foredraft.backends.cuda_launch import begin, options, prefetch, stored_as_b
 KEY_BLOCK = 128
 _LOG2_E = 1.4426950408889634
 _SPLIT_QUERIES, _WHOLE_QUERIES = 16, 128  # of a program
+_ROWS_ALONE = 128  # so many rows of trees have a program each for every block of keys
 _AT_ONCE = 8  # partial results that a merge loads together
 _NOTHING = tl.constexpr(float("-inf"))
 
@@ -268,6 +269,12 @@ def _whole_kernel(
 def rows_together(shape: AttentionShape, dtype: torch.dtype, whole: bool) -> int:
     """The most rows that a group may have."""
     return _queries_together(shape, dtype, whole) // (shape.num_heads // shape.num_kv_heads)
+
+
+def rows_of_group(rows: int, together: int, has_paths: bool) -> int:
+    """How many rows of a sequence share a program. Rows on different paths go through the last keys one after the
+    other; few rows leave enough of the device free for a program each. Any choice gives the same bits."""
+    return 1 if has_paths and rows <= _ROWS_ALONE else together
 
 
 def _queries_together(shape: AttentionShape, dtype: torch.dtype, whole: bool) -> int:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foredraft.backends.base import AttentionShape, T
-from foredraft.backends.cuda_attention import KeyView, rows_together
+from foredraft.backends.cuda_attention import KeyView, rows_of_group, rows_together
 from foredraft.batch import ForwardBatch
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -122,7 +122,7 @@ class Plans:
         staging, plan = self._bucket(bucket, batch.block_size)
         staging.wait()
         _fill(staging.arrays, batch, prefix_lens, path_lens)
-        _fill_groups(staging.arrays["split_groups"], borders, together)
+        _fill_groups(staging.arrays["split_groups"], borders, rows_of_group(batch.num_rows, together, path_lens.any()))
         staging.upload()
         return plan
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foredraft.backends.cuda_attention import KeyView
+from foredraft.backends.cuda_attention import KeyView, rows_of_group
 from foredraft.backends.cuda_plan import Plan
 from foredraft.backends.cuda_sample import gumbel
 from foredraft.backends.tree_ops import LEAST_PROBABILITY, Candidates, Choice, Nodes, Noise
@@ -51,7 +51,7 @@ def _likely_kernel(
 @triton.jit
 def _grow_kernel(
     found_tokens, found_probabilities, shares, weights_before, paths_before, offsets,
-    token_ids, parents, weights, paths, depth, most_depth,
+    token_ids, parents, places, weights, paths, depth, most_depth,
     HAS_BEFORE: tl.constexpr, HAS_SHARES: tl.constexpr, KEEPS_FIRST: tl.constexpr, NODES: tl.constexpr,
     COUNT: tl.constexpr, EACH: tl.constexpr, BLOCK: tl.constexpr, PATH: tl.constexpr,
 ):  # fmt: skip
@@ -79,6 +79,7 @@ def _grow_kernel(
         parent = sequence * NODES + best // COUNT
         tl.store(token_ids + row, tl.load(found_tokens + sequence * NODES * COUNT + best))
         tl.store(parents + row, parent)
+        tl.store(places + row, best)
         tl.store(weights + row, tl.sum(tl.where(place == best, weighed, 0.0), 0))
         path = tl.zeros((PATH,), tl.int32)
         if HAS_BEFORE:
@@ -94,6 +95,7 @@ class CudaTreeOps:
     def batch(self, plan: ForwardBatch, rows: ForwardBatch, each: int) -> Plan:
         assert isinstance(plan, Plan) and plan.bucket is not None, "only few rows run ahead"
         *_, together = plan.bucket
+        together = rows_of_group(rows.num_rows, together, has_paths=True)
         groups = _groups(rows.num_rows, each, together, plan.positions.device)
         shared = {name: getattr(rows, name) for name in ("sequences", "prefix_lens", "paths", "path_lens")}
         shared["block_tables"] = plan.block_tables
@@ -131,7 +133,7 @@ class CudaTreeOps:
         _grow_kernel[(sequences,)](
             *(found.tokens, found.probabilities, found.probabilities if choice.shares is None else choice.shares),
             *((into.weights, into.paths) if before is None else (before.weights, before.paths)),
-            *(into.offsets, into.token_ids, into.parents, into.weights, into.paths, depth, most_depth),
+            *(into.offsets, into.token_ids, into.parents, into.places, into.weights, into.paths, depth, most_depth),
             HAS_BEFORE=before is not None,
             HAS_SHARES=choice.shares is not None,
             KEEPS_FIRST=choice.keeps_first,

@@ -1,8 +1,7 @@
 """How draft trees grow on a device, level by level, without the host waiting for it in between.
 
 A level has as many nodes for every sequence, and each node has the candidates that its logits name. The best of them by
-weight are the nodes of the next level: the rule of proposers/draft_trees.Tree, in the same arithmetic, so that the host
-afterwards builds the very trees that the device has run.
+weight are the nodes of the next level: the rule of proposers/draft_trees.Tree, in the same arithmetic.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ class Nodes:
 
     token_ids: Tensor  # [rows] int64
     parents: Tensor  # [rows] int64: rows of the level before
+    places: Tensor  # [rows] int64: which candidate of the level before the node is, counted within its sequence
     weights: Tensor  # [rows] float64
     paths: Tensor  # [rows, most depth] int32: offsets in the sequence's own KV, down to the node itself
     offsets: Tensor  # [rows] int32: where the node's own K and V lie
@@ -104,6 +104,7 @@ class TorchTreeOps:
         first_rows = torch.arange(sequences, device=chosen.device)[:, None] * nodes
         into.token_ids.copy_(found.tokens.view(sequences, -1).gather(1, chosen).flatten())
         into.parents.copy_((first_rows + chosen // count).flatten())
+        into.places.copy_(chosen.flatten())
         into.weights.copy_(weighed.gather(1, chosen).flatten())
         if before is not None:
             into.paths.copy_(before.paths[into.parents])

@@ -61,6 +61,7 @@ class Tree:
     num_run: int = 0  # leading nodes that have been run
     depth: int = 0
     ended: bool = False  # whether there is no token to go on with
+    made: Draft | None = None  # the draft itself, where the device has grown it
 
     @property
     def num_missing(self) -> int:

@@ -2,28 +2,29 @@
 
 Where waiting for the device costs more than running it, as on a GPU, a draft of k levels would lose k such waits, in
 which the host chooses the nodes of the next level. Here the device chooses them (see backends/tree_ops), the whole
-draft is one captured graph, and the host reads the candidates of all levels at once. It then builds the trees as ever.
+draft is one captured graph, and the host reads the candidates of all levels at once: the draft is the best of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from foredraft.backends import tree_ops
 from foredraft.backends.base import AttentionShape, Backend
-from foredraft.backends.tree_ops import Choice, Nodes, Noise, TreeOps
+from foredraft.backends.tree_ops import LEAST_PROBABILITY, Choice, Nodes, Noise, TreeOps
 from foredraft.batch import ForwardBatch
-from foredraft.proposers.candidates import Candidates, NodeLogits
-from foredraft.proposers.draft_trees import Tree, TreeShape, static_shares
+from foredraft.proposers.candidates import NodeLogits
+from foredraft.proposers.draft_trees import TreeShape, static_shares
 from foredraft.sampling.noise import signed, stream_key
-from foredraft.types import Work
+from foredraft.types import Draft, Work
 
 _MOST_NODES = 64  # that a tree may have, run or drafted
 _MOST_ROWS = 256  # of a first run and of a level: more are a batch that needs no graph
@@ -52,29 +53,64 @@ class AheadModel(Protocol):
 
 
 class Levels:
-    """The candidates of all levels of a draft, on the host."""
+    """All levels of the trees of a call, on the host. The nodes of a level are the best candidates behind the level
+    before; the last level has candidates only."""
 
     def __init__(self, program: _Program) -> None:
-        self._program = program
+        shape, size = program.shape, program.size
+        tokens, shares, places = (program.read[name].numpy() for name in ("tokens", "probabilities", "places"))
+        self._shape = shape
+        # Of every sequence, by level: the candidates behind each node, and which of them are the next level's nodes.
+        self._tokens = _by_lane(tokens, size, shape.width)
+        self._shares = _by_lane(np.clip(shares, LEAST_PROBABILITY, 1.0).astype(np.float64), size, shape.width)
+        self._places = places.reshape(-1, size, shape.width).swapaxes(0, 1).tolist()
 
-    def candidates(self, lane: int, tree: Tree) -> list[Candidates] | None:
-        """Those behind the tree's last level, node by node; None where the device ran other nodes than the tree's."""
-        program, width = self._program, self._program.shape.width
-        if tree.depth == 0:
-            rows = slice(lane, lane + 1)
+    def chain(self, lane: int) -> list[int]:
+        """The tokens of leading nodes that were run one behind the other: all of a chain, the first of a tree."""
+        tokens, places = self._tokens[lane], self._places[lane]
+        return [tokens[level][0][first] for level, (first, *others) in enumerate(places) if not others or not level]
+
+    def draft(self, lane: int, budget: int, name: str) -> Draft:
+        """The draft of one sequence: the best candidates of all levels, or, where the shape does not prune, the nodes
+        that were run and the best of the last level."""
+        shape, tokens, shares, places = self._shape, self._tokens[lane], self._shares[lane], self._places[lane]
+        by_rank = static_shares(shape.width) if shape.static else None
+        found: list[int] = []
+        parents: list[int] = []
+        scores: list[float] = []
+        weights: list[float] = []
+        nodes: list[int] = []  # candidates that are nodes
+        above = [-1]
+        for level, of_rows in enumerate(tokens):
+            first = len(found)
+            for parent, row_tokens, row_shares in zip(above, of_rows, shares[level], strict=True):
+                score, weight = (scores[parent], weights[parent]) if parent >= 0 else (1.0, 1.0)
+                found += row_tokens
+                parents += [parent] * len(row_tokens)
+                scores += [score * share for share in row_shares]
+                weights += [weight * share for share in by_rank or row_shares]
+            if level < len(places):
+                above = [first + place for place in places[level]]
+                nodes += above
+        if shape.prunes:
+            best = sorted(range(len(found)), key=weights.__getitem__, reverse=True)[:budget]
+            kept = sorted(best)  # no candidate weighs more than its parent, and none comes before it
         else:
-            first = program.size * (1 + (tree.depth - 1) * width) + lane * width
-            rows = slice(first, first + width)
-            ran = slice(rows.start - program.size, rows.stop - program.size)
-            nodes = zip(program.read["token_ids"][ran].tolist(), program.read["parents"][ran].tolist())
-            above = lane * width if tree.depth > 1 else lane
-            offset = (tree.depth - 2) * width if tree.depth > 1 else -1
-            if [(token, parent - above + offset) for token, parent in nodes] != list(
-                zip(tree.tokens[-width:], tree.parents[-width:])
-            ):
-                return None
-        tokens, shares = program.read["tokens"][rows].tolist(), program.read["probabilities"][rows].tolist()
-        return [list(zip(*row, strict=True)) for row in zip(tokens, shares, strict=True)]
+            last = sorted(range(first + 1, len(found)), key=weights.__getitem__, reverse=True)
+            kept = [*nodes, first, *last[: shape.width - 1]][:budget]
+        place = {-1: -1, **{node: index for index, node in enumerate(kept)}}
+        return Draft(
+            tuple(found[node] for node in kept),
+            tuple(place[parents[node]] for node in kept),
+            tuple(scores[node] for node in kept),
+            (name,) * len(kept),
+        )
+
+
+def _by_lane(found: NDArray[Any], size: int, width: int) -> list[list[list[list[Any]]]]:
+    """[sequence, level, node, candidate]; the first level has one node."""
+    deeper = found[size:].reshape(-1, size, width, width).swapaxes(0, 1).tolist()
+    return [[[first], *levels] for first, levels in zip(found[:size].tolist(), deeper, strict=True)]
 
 
 class RunAhead:
@@ -156,8 +192,8 @@ class _Program:
             return torch.zeros(sizes, dtype=dtype, device=device)
 
         found = {"tokens": made(torch.int64, rows, width), "probabilities": made(torch.float32, rows, width)}
-        nodes = {name: made(torch.int64, rows - size) for name in ("token_ids", "parents")}
-        self._left = {**found, **nodes}
+        nodes = {name: made(torch.int64, rows - size) for name in ("token_ids", "parents", "places")}
+        self._left = {**found, "places": nodes["places"]}
         self.read = {name: torch.zeros_like(x, device="cpu", pin_memory=pinned) for name, x in self._left.items()}
         self._found = [tree_ops.Candidates(**{name: x[:size] for name, x in found.items()})]
         self._positions, self._slots = (made(torch.int64, levels, size * width) for _ in range(2))

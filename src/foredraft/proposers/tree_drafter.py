@@ -108,20 +108,16 @@ class TreeDrafter:
         return tree.grows and plain and not truncated and tree.num_missing <= tree.catch_up
 
     def _run_ahead(self, trees: list[Tree]) -> None:
-        """Let the device run all levels of these trees, if it can, and build them of what it found."""
+        """Let the device run all levels of these trees, if it can, and take the drafts from what it found."""
         works = self._works(trees)
         levels = self.model.ahead(works, self.shape) if trees else None
         if levels is None:
             return
         for lane, (tree, work) in enumerate(zip(trees, works, strict=True)):
             tree.known += work.num_new_tokens
-            while tree.grows:
-                tree.num_run = len(tree.tokens)
-                candidates = levels.candidates(lane, tree)
-                if candidates is None:
-                    break
-                tree.add_level(tree.num_run - len(candidates), candidates)
-            tree.ended = True
+            tree.made, tree.ended = levels.draft(lane, tree.budget, self.name), True
+            tree.tokens = levels.chain(lane)
+            tree.parents, tree.num_run = list(range(-1, len(tree.tokens) - 1)), len(tree.tokens)
             self._record(tree)
 
     def _begun(self, sequence: Sequence, budget: int) -> Tree:
@@ -213,6 +209,8 @@ class TreeDrafter:
         self.model.record(tree.sequence, ran, tree.sequence.num_tokens + self.num_lookahead_tokens)
 
     def _draft(self, tree: Tree) -> Draft:
+        if tree.made is not None:
+            return tree.made
         if not tree.tokens:
             return NO_DRAFT
         if not tree.is_sampled:

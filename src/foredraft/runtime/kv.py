@@ -51,6 +51,7 @@ class KVCache:
         self.groups[TAPS_GROUP] = Group(cache[None], follows_target=True)
         return Taps(layers, cache)
 
+    @torch.inference_mode()
     def keep(self, works: Items[Work], verdicts: Items[Verdict], stops: Items[Stop]) -> None:
         """Move what belongs to the accepted nodes to the slots of the committed tokens, in all groups that follow the
         target. Chains are there already."""

@@ -173,11 +173,16 @@ class Corrected:
         self.head = head
         self._weight = weight  # what the correction is a product with: a row per token of the draft vocabulary
 
-    def shortlist(self, depth: int) -> tuple[Tensor, Tensor]:
+    def shortlist(self, logits: Tensor) -> None:
+        """Take up logits [sequences, block, draft_vocab]. All rows are looked at together: on a GPU that takes no longer
+        than one of them."""
+        self.logits = logits
+        self._columns = logits.topk(min(self.SHORTLIST, logits.shape[2]), sorted=False).indices
+        self._rows = self.head.backend.embed(self._columns.flatten(), self._weight).view(*self._columns.shape, -1)
+
+    def shortlisted(self, depth: int) -> tuple[Tensor, Tensor]:
         """Columns of the draft vocabulary [sequences, shortlist], and their rows of the weight behind them."""
-        rows = self.logits[:, depth]
-        columns = rows.topk(min(self.SHORTLIST, rows.shape[1]), sorted=False).indices
-        return columns, self.head.backend.embed(columns.flatten(), self._weight).view(*columns.shape, -1)
+        return self._columns[:, depth], self._rows[:, depth]
 
     @staticmethod
     def product(weights: Tensor, lanes: Tensor, rows: Tensor) -> Tensor:
@@ -195,11 +200,11 @@ class Markov(Corrected):
 
     def begin(self, y: Tensor, anchors: Tensor) -> Tensor:
         backend = self.head.backend
-        self.logits = backend.logits(y.flatten(0, 1), self.head.output).view(*y.shape[:2], -1)
+        self.shortlist(backend.logits(y.flatten(0, 1), self.head.output).view(*y.shape[:2], -1))
         return self.logits[:, 0] + backend.logits(backend.embed(anchors, self.first), self.second)
 
     def after(self, lanes: Tensor, depth: int, previous: Tensor) -> tuple[Tensor, Tensor]:
-        columns, weights = self.shortlist(depth)
+        columns, weights = self.shortlisted(depth)
         own, added = columns[lanes], self.product(weights, lanes, self.head.backend.embed(previous, self.first))
         return self.logits[lanes[:, None], depth, own] + added, self.head.token_ids[own]
 
@@ -217,11 +222,11 @@ class Refiner(Corrected):
         previous = anchors.new_full((sequences, block), self.table.outputs - 1)
         previous[:, 0] = anchors
         refined = self._refined(y.flatten(0, 1), self._inner.flatten(0, 1), previous.flatten())
-        self.logits = backend.logits(refined, self.head.output).view(sequences, block, -1)
+        self.shortlist(backend.logits(refined, self.head.output).view(sequences, block, -1))
         return self.logits[:, 0]
 
     def after(self, lanes: Tensor, depth: int, previous: Tensor) -> tuple[Tensor, Tensor]:
-        columns, weights = self.shortlist(depth)
+        columns, weights = self.shortlisted(depth)
         refined = self._refined(self._y[lanes, depth], self._inner[lanes, depth], previous)
         return self.product(weights, lanes, refined), self.head.token_ids[columns[lanes]]
 
