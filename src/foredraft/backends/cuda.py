@@ -162,7 +162,7 @@ class CudaBackend:
     def _select(self) -> None:
         """Kernels are launched on the current device of the thread."""
         if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
+            torch.cuda.set_device(self.device.index)
 
 
 def _as_plan(batch: ForwardBatch) -> Plan:

@@ -112,8 +112,8 @@ class Plans:
         self._buckets: dict[Bucket, tuple[_Staging, Plan]] = {}
 
     def plan(self, batch: ForwardBatch, shape: AttentionShape) -> Plan:
-        borders = _borders(batch.sequences.numpy())
-        has_prompt = batch.logit_rows is not None and np.diff(borders).max() >= _WHOLE_ROWS
+        borders = _borders(batch)
+        has_prompt = batch.logit_rows is not None and (borders[1:] - borders[:-1]).max() >= _WHOLE_ROWS
         if batch.num_rows > (_PROMPT_ROWS if has_prompt else ROW_BUCKETS[-1]):
             return single_plan(batch, shape, self._device, self._kv_dtype)
         prefix_lens, path_lens = _with_chains_as_prefix(batch)
@@ -157,7 +157,7 @@ def single_plan(
 ) -> Plan:
     """A plan of the batch's own size, which no graph is captured with."""
     prefix_lens, path_lens = _with_chains_as_prefix(batch)
-    runs = [range(start, stop) for start, stop in pairwise(_borders(batch.sequences.numpy()).tolist())]
+    runs = [range(start, stop) for start, stop in pairwise(_borders(batch).tolist())]
     whole = [run for run in runs if len(run) >= _WHOLE_ROWS and not path_lens[run.start : run.stop].any()]
     split = [run for run in runs if run not in whole]
     of_split, of_whole = (rows_together(shape, kv_dtype, whole) for whole in (False, True))
@@ -225,7 +225,8 @@ def capture(device: torch.device, run: Callable[[], T], pool: Any = None) -> tup
 def _bucket(batch: ForwardBatch, depth: int, together: int) -> Bucket:
     rows = next(size for size in ROW_BUCKETS if size >= batch.num_rows)
     # A row of a tree sees few keys, but nodes lie one behind the other: their slots reach beyond the longest path.
-    reach = max(batch.max_keys, 1 + int(batch.paths.max()) if batch.paths.numel() else 0)
+    paths = batch.paths.numpy()
+    reach = max(batch.max_keys, 1 + int(paths.max()) if paths.size else 0)
     return rows, _key_bucket(reach), next((size for size in _PATH_BUCKETS if size >= depth), depth), together
 
 
@@ -246,8 +247,11 @@ def _with_chains_as_prefix(batch: ForwardBatch) -> tuple[NDArray[np.int32], NDAr
     return np.where(straight, prefix_lens + path_lens, prefix_lens), np.where(straight, 0, path_lens)
 
 
-def _borders(sequences: NDArray[np.int32]) -> NDArray[np.int64]:
+def _borders(batch: ForwardBatch) -> NDArray[np.int64]:
     """Where runs of neighbouring rows of one sequence begin, and where the last one ends."""
+    if batch.num_rows == len(batch.block_tables):
+        return np.arange(batch.num_rows + 1)
+    sequences = batch.sequences.numpy()
     starts = np.flatnonzero(sequences[1:] != sequences[:-1]) + 1
     return np.concatenate(([0], starts, [len(sequences)]))
 
@@ -281,7 +285,7 @@ def _fill(
 def _fill_groups(groups: NDArray[Any], borders: NDArray[np.int64], together: int) -> None:
     """Write the bounds of groups: runs between borders, cut where they are longer than `together`. Groups behind the
     last one are empty."""
-    if np.diff(borders).max(initial=0) > together:
+    if (borders[1:] - borders[:-1]).max(initial=0) > together:
         cuts = [range(start, stop, together) for start, stop in pairwise(borders.tolist())]
         borders = np.array([place for cut in cuts for place in cut] + [borders[-1]])
     groups[: len(borders)] = borders

@@ -31,19 +31,20 @@ def _likely_kernel(
     column = tl.arange(0, BLOCK)
     inside = column < columns
     values = tl.load(logits + row * stride + column, mask=inside, other=_LOWEST)
-    token = column.to(tl.int64)
-    if HAS_IDS:
-        token = tl.load(token_ids + row * ids_stride + column, mask=inside, other=0)
+    names = token_ids + row * ids_stride
     temperature = tl.load(temperatures + row)
     if temperature > 0:
+        token = column.to(tl.int64)
+        if HAS_IDS:
+            token = tl.load(names + column, mask=inside, other=0)
         noise = gumbel(tl.load(keys + row), token)
         values = (values.to(tl.float64) + temperature * noise).to(tl.float32)
     highest = tl.max(values, 0)
     total = tl.sum(tl.exp(values - highest), 0)
     for rank in tl.static_range(COUNT):
-        best = tl.max(values, 0)
-        place = tl.min(tl.where(values == best, column, BLOCK), 0)
-        tl.store(tokens + row * COUNT + rank, tl.sum(tl.where(column == place, token, 0), 0))
+        best, place = tl.max(values, 0, return_indices=True)
+        place = tl.minimum(place, columns - 1)  # where nothing is a number
+        tl.store(tokens + row * COUNT + rank, tl.load(names + place) if HAS_IDS else place.to(tl.int64))
         tl.store(probabilities + row * COUNT + rank, tl.exp(best - highest) / total)
         values = tl.where(column == place, _LOWEST, values)
 

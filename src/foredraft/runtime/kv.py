@@ -66,6 +66,8 @@ class KVCache:
         if not moves:
             return
         following = [group.memory for group in self.groups.values() if group.follows_target]
-        sources, targets = torch.tensor(moves).T.to(following[0].device)
+        device = following[0].device
+        upload = torch.tensor(moves, pin_memory=device.type == "cuda").T
+        sources, targets = upload.to(device, non_blocking=True)
         for memory in following:
             memory.index_copy_(1, targets, memory.index_select(1, sources))
