@@ -62,11 +62,14 @@ def random_head(config: HeadConfig, seed: int = 0) -> Head:
     return head.eval()
 
 
-def save_head(head: Head, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
+def save_head(head: Head, folder: Path, dtype: torch.dtype = torch.float32, bits: int = 16) -> Path:
+    """With fewer than 16 `bits`, matrices are written in so many."""
+
     def stored(tensor: Tensor) -> Tensor:
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
-    write_head(folder, head.config, {name: stored(tensor) for name, tensor in head.state_dict().items()})
+    tensors = {name: stored(tensor) for name, tensor in head.state_dict().items()}
+    write_head(folder, head.config, tensors, dict.fromkeys(tensors, bits))
     return folder
 
 

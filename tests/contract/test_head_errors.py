@@ -131,7 +131,7 @@ def test_a_head_is_loaded_once_and_goes_with_its_last_proposer(folder: Path, tmp
     llm = LLM(str(folder), head=str(save_heads(folder, tmp_path)), spec="off")
     for nodes in range(4, 14):  # more settings than are kept
         llm.generate([[1, 2, 3]], spec=f"{kind}:nodes={nodes}")
-    groups = {"target", "taps"} | ({f"{kind} float32"} if kind != "medusa" else set())
+    groups = {"target", "taps"} | ({f"{kind} auto"} if kind != "medusa" else set())
     assert set(llm.engine.kv.groups) == groups
     for _ in range(10):
         llm.generate([[1, 2, 3]], spec=f"ngram:k={_ + 1}")

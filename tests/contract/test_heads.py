@@ -14,6 +14,7 @@ from foredraft.batch import pack
 from foredraft.llm import LLM
 from foredraft.models.heads.config import CORRECTIONS
 from foredraft.models.heads.dflash import Corrected
+from foredraft.models.heads.files import read_tensors
 from foredraft.params import SamplingParams
 from foredraft.proposers.candidates import NodeLogits
 from foredraft.proposers.registry import ProposerChoice
@@ -39,8 +40,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Target:
     """A model with a head, and what the target computes for a sequence."""
 
-    def __init__(self, folder: Path, head: Any, place: Path, **options: Any) -> None:
-        save_head(head, place)
+    def __init__(self, folder: Path, head: Any, place: Path, bits: int = 16, **options: Any) -> None:
+        save_head(head, place, bits=bits)
         self.llm = LLM(str(folder), head=str(place), spec="off", **{"device": "cpu", **options})
         self.engine = self.llm.engine
         self.drafter = self.proposer(head.config.kind)
@@ -156,12 +157,32 @@ def test_served_logits_are_those_of_the_module(
     """Of a corrected block, those of the few most probable tokens of each row."""
     head = random_head(tiny_config(kind, folder, correction, block_input=rows))
     target = Target(folder, head, tmp_path, backend=backend, dtype=dtype)
+    compare(head, target, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(("kind", "correction"), [("eagle", "none"), ("medusa", "none"), ("dflash", "refiner")])
+def test_a_head_in_few_bits_runs_in_them(
+    folder: Path, tmp_path: Path, kind: str, correction: str, bits: int, backend: str
+) -> None:
+    """Unless it is told otherwise, and with the logits that the weights in the file give."""
+    head = random_head(tiny_config(kind, folder, correction))
+    target = Target(folder, head, tmp_path, bits, backend=backend, dtype="bfloat16")
+    head.load_state_dict({name: t.float() for name, t in read_tensors(tmp_path, head.config).items()})
+    for dtype, expected in (("auto", f"q{bits}"), ("bfloat16", "bf16")):
+        target.drafter = target.proposer(kind, dtype=dtype)
+        assert target.drafter.model._head.output.kinds == (expected,)
+        compare(head, target, TOLERANCE["bfloat16"])
+
+
+def compare(head: Any, target: Target, tolerance: float) -> None:
     sequence = target.sequence(TOKENS)
     for draft in (CHAIN, TREE):
         with torch.no_grad():
-            expected = REFERENCES[kind](head, target, sequence, draft)
+            expected = REFERENCES[head.config.kind](head, target, sequence, draft)
         for row, module_row in zip(target.served(sequence, draft), expected, strict=True):
             known = row > -torch.inf
             assert int(known.sum()) in (DRAFT_VOCAB, Corrected.SHORTLIST)
             there = torch.full((VOCAB,), -torch.inf).index_copy_(0, head.token_ids, module_row)
-            assert (row - there)[known].abs().max() < TOLERANCE[dtype] * expected.std()
+            assert (row - there)[known].abs().max() < tolerance * expected.std()

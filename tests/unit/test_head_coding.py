@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from foredraft.errors import InvalidModel
-from foredraft.models.heads.coding import MINIMUMS, SCALES, decoded, encoded
+from foredraft.models.heads.coding import MINIMUMS, SCALES, coded, decoded, encoded
 from foredraft.models.heads.files import read_tensors, write_head
 from tests.tiny_heads import random_head, tiny_config
 from tests.tiny_models import random_model, save_model
@@ -25,7 +25,7 @@ def test_matrices_are_read_up_to_a_step(bits: int, step: float) -> None:
     written = encoded(tensors, dict.fromkeys(tensors, bits))
     assert written["w"].shape[1] == 96 * bits // 8
     assert set(written) - set(tensors) == {"w" + SCALES} | ({"w" + MINIMUMS} if bits == 4 else set())
-    read = decoded(written)
+    read = {name: decoded(tensor) for name, tensor in coded(written).items()}
     assert set(read) == set(tensors)
     for name in ("norm", "d2t", "narrow"):
         assert torch.equal(read[name], tensors[name])

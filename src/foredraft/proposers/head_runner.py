@@ -37,7 +37,7 @@ class HeadOptions:
     nodes: int = 16  # of a tree
     width: int = 4  # branches that are followed at every depth
     tree: str = "dynamic"
-    dtype: str = "auto"  # of the head's weights; auto: the target's
+    dtype: str = "auto"  # of the head's weights; auto: 8 or 4 bits where the file has them, else the target's
 
     def __post_init__(self) -> None:
         if not (0 <= self.k <= MOST_NODES and 1 <= self.nodes <= MOST_NODES and 1 <= self.width <= MOST_NODES):
@@ -209,7 +209,6 @@ class HeadDrafter(TreeDrafter):
     def acquire(cls, target: TargetModel, dtype: str, load: Callable[[LoadedHead], Runner]) -> Runner:
         """The head of this kind, loaded once for all its proposers."""
         files = cls.files(target)
-        dtype = target.dtype if dtype == "auto" else dtype
         name = f"{cls.kind} {dtype}"
         shared, taps = target.runner.backend, target.runner.taps
         assert taps is not None, "heads are loaded with the model, whose runs then write taps"
@@ -217,7 +216,8 @@ class HeadDrafter(TreeDrafter):
         def loaded() -> Runner:
             # A backend of its own: it may be warmed on another thread while the target runs.
             backend = choose_backend(shared.name, target.dtype, shared.device, target.threads)
-            weights = HeadWeights(files.folder, files.config, dtype, backend)
+            is_auto = dtype == "auto"
+            weights = HeadWeights(files.folder, files.config, target.dtype if is_auto else dtype, is_auto, backend)
             reader = TapReader(files.config, taps, backend)
             return load(LoadedHead(weights, reader, backend, name, partial(target.draft_models.release, name)))
 

@@ -9,7 +9,7 @@ from foredraft.errors import InvalidModel
 from foredraft.models.catalog import resolve
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.heads.config import CONFIG_FILE, HeadConfig
-from foredraft.models.heads.files import check_target, read_tensors, target_digest
+from foredraft.models.heads.files import check_target, read_weights, target_digest
 
 SHIPPED = Path(__file__).parent / "shipped"  # a folder per model, with a folder per head
 
@@ -43,7 +43,7 @@ def find_heads(head: str | None, checkpoint: Checkpoint) -> dict[str, HeadFiles]
     for folder in folders:
         config = HeadConfig.read(folder)
         check_target(folder, config, checkpoint)
-        read_tensors(folder, config)
+        read_weights(folder, config)
         if config.kind in found:
             raise InvalidModel(
                 f"head={head!r} has two {config.kind} heads, {found[config.kind].folder.name} and {folder.name}; "

@@ -1,5 +1,5 @@
 """The matrices of a head in 8 or 4 bits on disk: codes under the tensor's own name, two to a byte where they have 4
-bits, and beside them the scales of their groups, with 4 bits also the minimums. What is read is bfloat16 again."""
+bits, and beside them the scales of their groups, with 4 bits also the minimums."""
 
 from __future__ import annotations
 
@@ -33,26 +33,34 @@ def encoded(tensors: Mapping[str, Tensor], bits: Mapping[str, int]) -> dict[str,
     return written
 
 
-def decoded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What `encoded` was given, as far as its bits say it. Codes whose scales do not fit are left as they are, beside
-    these."""
-    read = dict(tensors)
+def coded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor | Weight]:
+    """What is written, with codes and their scales as one weight. Codes whose scales do not fit are left as they are,
+    beside these."""
+    read: dict[str, Tensor | Weight] = dict(tensors)
     for name in tensors:
         weight = _weight(name, tensors)
         if weight is not None:
-            read[name] = convert(weight, "bfloat16", is_head=False, file_precision="bfloat16").values
+            read[name] = weight
             read.pop(name + SCALES)
             read.pop(name + MINIMUMS, None)
     return read
 
 
+def decoded(tensor: Tensor | Weight) -> Tensor:
+    """What `encoded` was given, as far as its bits say it."""
+    if isinstance(tensor, Tensor):
+        return tensor
+    return convert(tensor, "bfloat16", is_head=False, file_precision="bfloat16").values
+
+
 def _weight(name: str, tensors: Mapping[str, Tensor]) -> Weight | None:
     codes, scales, minimums = tensors[name], tensors.get(name + SCALES), tensors.get(name + MINIMUMS)
-    if scales is None or codes.dim() != 2:
+    if scales is None or codes.dim() != 2 or codes.dtype != (torch.int8 if minimums is None else torch.uint8):
         return None
     if minimums is not None:
         codes = torch.stack([codes & 15, codes >> 4], dim=2).flatten(1)
     groups = (len(codes), codes.shape[1] // QUANT_GROUP)
-    if any(factors is not None and tuple(factors.shape) != groups for factors in (scales, minimums)):
-        return None
+    for factors in (scales, minimums):
+        if factors is not None and (tuple(factors.shape) != groups or factors.dtype != torch.float16):
+            return None
     return Weight("q8" if minimums is None else "q4", codes, scales, minimums)

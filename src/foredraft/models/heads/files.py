@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foredraft.backends.base import Weight
 from foredraft.errors import InvalidModel
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.fields import shown
-from foredraft.models.heads.coding import decoded, encoded
+from foredraft.models.heads.coding import coded, decoded, encoded
 from foredraft.models.heads.config import HeadConfig
 from foredraft.models.heads.shapes import D2T, T2D, tensor_shapes
 
@@ -86,7 +87,12 @@ def write_head(
 
 
 def read_tensors(folder: Path, config: HeadConfig) -> dict[str, Tensor]:
-    """All tensors of a head, checked against its config."""
+    """All tensors of a head, checked against its config: bfloat16 where they were written in fewer bits."""
+    return {name: decoded(tensor) for name, tensor in read_weights(folder, config).items()}
+
+
+def read_weights(folder: Path, config: HeadConfig) -> dict[str, Tensor | Weight]:
+    """All tensors of a head, checked against its config. Those that were written in 8 or 4 bits keep their codes."""
     from safetensors import SafetensorError, safe_open
 
     files = sorted(folder.glob("model*.safetensors"))
@@ -103,18 +109,19 @@ def read_tensors(folder: Path, config: HeadConfig) -> dict[str, Tensor]:
                     tensors[name] = shard.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise InvalidModel(f"{file} is truncated or damaged ({error}); {_AGAIN}.") from error
-    tensors = decoded(tensors)
-    _check_tensors(folder, config, tensors)
-    return tensors
+    weights = coded(tensors)
+    _check_tensors(folder, config, weights)
+    return weights
 
 
 def _shard_name(index: int, count: int) -> str:
     return "model.safetensors" if count == 1 else f"model-{index + 1:05}-of-{count:05}.safetensors"
 
 
-def _check_tensors(folder: Path, config: HeadConfig, tensors: Mapping[str, Tensor]) -> None:
+def _check_tensors(folder: Path, config: HeadConfig, weights: Mapping[str, Tensor | Weight]) -> None:
     """Raise InvalidModel unless the tensors are exactly those that `config` describes, and the vocabularies agree."""
     expected = tensor_shapes(config)
+    tensors = {name: weight if isinstance(weight, Tensor) else weight.values for name, weight in weights.items()}
     for name, shape in expected.items():
         if name not in tensors:
             raise InvalidModel(f"{folder}: tensor {name!r} is missing, but {config.kind} heads need it; {_AGAIN}.")

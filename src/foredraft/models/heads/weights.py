@@ -12,34 +12,41 @@ from foredraft.batch import ForwardBatch
 from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel
 from foredraft.models.decoder import attention_shape, pack_linear
+from foredraft.models.heads.coding import decoded
 from foredraft.models.heads.config import HeadConfig
-from foredraft.models.heads.files import read_tensors
+from foredraft.models.heads.files import read_weights
 from foredraft.models.heads.shapes import D2T
 from foredraft.models.quantise import convert
 from foredraft.models.rope import rope_table
 
 
 class HeadWeights:
-    """Reads the tensors of a head, converts them to `dtype`, one of config.DTYPES, and packs them."""
+    """Reads the tensors of a head, converts them to `dtype`, one of config.DTYPES, and packs them. With `keeps_codes`,
+    what the file has in 8 or 4 bits stays so: wider weights take longer to read and say no more."""
 
-    def __init__(self, folder: Path, config: HeadConfig, dtype: str, backend: Backend) -> None:
-        self.config, self._dtype, self._backend = config, dtype, backend
-        self._tensors = read_tensors(folder, config)
+    def __init__(self, folder: Path, config: HeadConfig, dtype: str, keeps_codes: bool, backend: Backend) -> None:
+        self.config, self._dtype, self._keeps_codes, self._backend = config, dtype, keeps_codes, backend
+        self._tensors = read_weights(folder, config)
 
     @property
     def token_ids(self) -> Tensor:
         """The target's ids of the draft vocabulary: [draft_vocab] int64."""
-        offsets = self._tensors[D2T]
+        offsets = decoded(self._tensors[D2T])
         return (offsets + torch.arange(len(offsets))).to(self._backend.device)
 
     def vector(self, name: str) -> Tensor:
-        return self._tensors[name].float().clone().to(self._backend.device)
+        return decoded(self._tensors[name]).float().clone().to(self._backend.device)
 
     def linear(self, *names: str, bias: Tensor | None = None, is_head: bool = False) -> Linear:
         """One layer out of tensors that read the same input. As in a target, 4 bits are not for output heads and
-        tables."""
-        weights = [convert(_weight(self._tensors[name]), self._dtype, is_head, "bfloat16") for name in names]
-        return pack_linear(weights, bias, self._backend)
+        tables, unless the file has them so."""
+        return pack_linear([self._weight(name, is_head) for name in names], bias, self._backend)
+
+    def _weight(self, name: str, is_head: bool) -> Weight:
+        tensor = self._tensors[name]
+        if isinstance(tensor, Weight) and self._keeps_codes:
+            return tensor
+        return convert(tensor if isinstance(tensor, Weight) else _plain(tensor), self._dtype, is_head, "bfloat16")
 
     def layer(self, prefix: str, shape: AttentionShape) -> Layer:
         attention = f"{prefix}.self_attn"
@@ -65,7 +72,7 @@ class HeadWeights:
         return Stack(layers, self.vector("norm.weight"), rope, 1.0, self.config.norm_eps)
 
 
-def _weight(tensor: Tensor) -> Weight:
+def _plain(tensor: Tensor) -> Weight:
     if tensor.dtype == torch.bfloat16:
         return Weight("bf16", tensor)
     return Weight("f32", tensor.float())
