@@ -66,6 +66,19 @@ class ForwardBatch:
         blocks = self.block_tables[self.sequences[:, None], offsets // self.block_size]
         return blocks.long() * self.block_size + offsets % self.block_size
 
+    @property
+    def previous_slots(self) -> Tensor:
+        """The slot of the key before a row's own, in sequence order: [rows] int64. Rows without one, such as those that
+        only fill a plan up, get the first slot of their sequence: their paths may be those of an earlier batch."""
+        order = (self.key_counts - 2).clamp(min=0)
+        offsets = order
+        if self.paths.shape[1]:
+            beyond = (order - self.prefix_lens).clamp(min=0).long()
+            drafted = self.paths.gather(1, beyond[:, None])[:, 0]
+            offsets = torch.where((order < self.prefix_lens) | (self.key_counts < 2), order, drafted)
+        blocks = self.block_tables[self.sequences, offsets // self.block_size]
+        return blocks.long() * self.block_size + offsets % self.block_size
+
 
 def pack(works: Items[Work], block_size: int) -> ForwardBatch:
     """Lay the works out row by row, in order. Each work's logits are its last `num_logits` rows, also in order."""

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import LayerKV, Linear, Stack, Taps, Weight, run_layers
+from foredraft.backends.base import Entry, LayerKV, Linear, Stack, Taps, Weight, entered, run_layers
 from foredraft.backends.native import NativeBackend
 from foredraft.batch import ForwardBatch, pack
 from foredraft.config import ModelConfig
@@ -110,20 +110,42 @@ def test_a_tap_is_the_residual_stream_after_so_many_layers(decoder: Decoder) -> 
     assert int(taps.cache.isnan().all(1).sum()) == BLOCKS * BLOCK - batch.num_rows, "no other slot is written"
 
 
-def test_the_first_layer_may_read_other_rows(decoder: Decoder) -> None:
-    """Rows of twice the width, as an EAGLE head has them."""
+def test_the_first_layer_may_read_the_embedding_too(decoder: Decoder) -> None:
+    """As that of an EAGLE head does. What the rows leave can be kept in full precision."""
     backend = NativeBackend("float32", 2)
     x, kv, batch = scene(decoder, backend)
-    layer, entry = decoder.layers[0], torch.randn(len(x), 2 * x.shape[1])
-    wide = Linear((backend.pack(random_weight("f32", layer.qkv.outputs, 128)),), layer.qkv.outputs, 128)
-    stack = replace(decoder._stack, layers=(replace(layer, qkv=wide), *decoder.layers[1:]))
-    expected = run_layers(backend, x.clone(), stack, kv, batch, entry=entry)
-    found = backend.run_layers(x.clone(), stack, kv, batch, entry=entry)
+    layer, width = decoder.layers[0], x.shape[1]
+    wide = Linear((backend.pack(random_weight("f32", layer.qkv.outputs, 2 * width)),), layer.qkv.outputs, 2 * width)
+    halves = [backend.pack(random_weight("q4", VOCAB // 2, width)) for _ in range(2)]
+    entry = Entry(Linear(tuple(halves), 2 * (VOCAB // 2), width), torch.randn(width))
+    stack = replace(decoder._stack, layers=(replace(layer, qkv=wide), *decoder.layers[1:]), entry=entry)
+    expected = run_layers(backend, x.clone(), stack, kv, batch)
+    found = backend.run_layers(x.clone(), stack, kv, batch)
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
-    with pytest.raises(ValueError, match="do not fit together"):
-        backend.run_layers(x.clone(), stack, kv, batch)
-    with pytest.raises(ValueError, match="entry must be"):
-        backend.run_layers(x.clone(), stack, kv, batch, entry=x)
+    embedded = backend.rms_norm(backend.embed(batch.token_ids, entry.embedding), layer.input_norm, stack.norm_eps)
+    assert torch.equal(entered(backend, x, stack, batch)[:, :width], embedded)
+    wrong: dict[str, Stack] = {
+        "no entry": replace(stack, entry=None),
+        "narrow layer": replace(decoder._stack, entry=entry),
+        "norm": replace(stack, entry=replace(entry, norm=torch.zeros(63))),
+        "parts": replace(stack, entry=replace(entry, embedding=replace(entry.embedding, parts=tuple(halves[:1])))),
+        "width": replace(stack, entry=replace(entry, embedding=layer.down)),
+    }
+    for name, one in wrong.items():
+        with pytest.raises(ValueError, match=r"\.$"):
+            backend.run_layers(x.clone(), one, kv, batch)
+            pytest.fail(f"{name} was taken")
+    unknown = replace(batch, token_ids=batch.token_ids + VOCAB)
+    with pytest.raises(ValueError, match="outside its table"):
+        backend.run_layers(x.clone(), stack, kv, unknown)
+
+
+def test_taps_may_be_kept_in_full_precision(decoder: Decoder) -> None:
+    backend = NativeBackend("bfloat16", 2)
+    x, kv, batch = scene(decoder, backend)
+    taps = Taps((1,), torch.zeros(BLOCKS * BLOCK, x.shape[1]))
+    first, _ = backend.run_layers(x.clone(), replace(decoder._stack, layers=decoder.layers[:1]), kv[:1], batch, taps)
+    assert torch.equal(taps.cache[batch.slots], first)
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,24 @@
-"""Which slot a row of a head reads: that of the key before its own."""
+"""What a row of a head reads: parts of a cache at the slot of the key before its own, on every backend."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from foredraft.backends.base import Backend
+from foredraft.backends.choose import choose_backend
 from foredraft.batch import ForwardBatch
-from foredraft.models.heads.weights import previous_slots
+from tests.backends import BACKENDS, needs_native
 
 BLOCK_SIZE = 4
 
 
-def test_every_row_reads_the_slot_before_its_own_key() -> None:
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return choose_backend(request.param, "bfloat16", torch.device("cpu"), 2)
+
+
+def test_every_row_reads_the_slot_before_its_own_key(backend: Backend) -> None:
     """Sequence 0 has five tokens and a draft tree, its nodes at the offsets 5, 6 and 7."""
     #              prefix, path
     rows = [
@@ -20,14 +28,41 @@ def test_every_row_reads_the_slot_before_its_own_key() -> None:
         (1, []),  # a first token: nothing is before it
         (0, []),  # only fills a plan up
     ]
-    assert previous_slots(batch(rows)).tolist() == [11, 4, 5, 8, 8]
+    assert backend.previous_slots(batch(rows)).tolist() == [11, 4, 5, 8, 8]
 
 
-def test_a_row_that_fills_a_plan_up_reads_no_slot_of_an_earlier_batch() -> None:
+def test_a_row_that_fills_a_plan_up_reads_no_slot_of_an_earlier_batch(backend: Backend) -> None:
     """Its path is left from a batch whose nodes lay in blocks behind those that the taps have room for."""
     rows = batch([(0, [7]), (1, [7])])
     rows.path_lens.zero_()
-    assert previous_slots(rows).tolist() == [8, 8]
+    assert backend.previous_slots(rows).tolist() == [8, 8]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cache_is_read_in_parts(backend: Backend, dtype: torch.dtype) -> None:
+    cache = torch.randn(9, 3, 20).to(dtype)
+    if cache.dtype is torch.float32 and backend.activation_dtype is not torch.float32:
+        cache = cache.bfloat16().float()
+    slots = torch.tensor([4, 0, 8, 4])
+    rows = backend.read(cache, None, slots)
+    assert rows.dtype is backend.activation_dtype and torch.equal(rows.float(), cache[slots].flatten(1).float())
+    some = backend.read(cache, torch.tensor([2, 0]), slots)
+    assert torch.equal(some.float(), torch.cat([cache[slots, 2], cache[slots, 0]], 1).float())
+
+
+@needs_native
+def test_slots_and_parts_that_are_not_there_are_an_error() -> None:
+    native = choose_backend("native", "bfloat16", torch.device("cpu"), 2)
+    cache = torch.zeros(9, 3, 20)
+    for parts, slots in ((None, [9]), (None, [-1]), ([3], [0]), ([-1], [0])):
+        with pytest.raises(ValueError, match="outside its table"):
+            native.read(cache, None if parts is None else torch.tensor(parts), torch.tensor(slots))
+    with pytest.raises(ValueError, match="outside its table"):
+        native.previous_slots(batch([(5, [40, 41])]))
+    with pytest.raises(ValueError, match="must be"):
+        native.read(cache[:, 0], None, torch.tensor([0]))
+    with pytest.raises(ValueError, match="must be"):
+        native.read(cache.double(), None, torch.tensor([0]))
 
 
 def batch(rows: list[tuple[int, list[int]]]) -> ForwardBatch:

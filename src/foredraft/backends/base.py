@@ -167,6 +167,15 @@ class Layer:
 
 
 @dataclass(frozen=True, eq=False)
+class Entry:
+    """What the first layer of an EAGLE head reads instead of the normed residual stream: the embedding of the row's
+    token after the layer's own norm, and behind it the residual stream after another norm."""
+
+    embedding: Linear
+    norm: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class Stack:
     """Layers one after the other, and what they share."""
 
@@ -175,6 +184,7 @@ class Stack:
     rope: Tensor  # [positions, 2, rotary_dim / 2]: cos, sin
     residual_multiplier: float
     norm_eps: float
+    entry: Entry | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,7 +194,7 @@ class Taps:
     yet."""
 
     layers: tuple[int, ...]  # ascending
-    cache: Tensor  # [slots, len(layers) * hidden] in the backend's KV dtype
+    cache: Tensor  # [slots, len(layers) * hidden] in the backend's KV dtype, or in that of its activations
 
 
 ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64)
@@ -247,17 +257,23 @@ class Backend(Protocol):
         """x [rows, width] to cache[slots, column : column + width], in the cache's dtype. A row whose slot is -1 is
         stored nowhere."""
 
+    def previous_slots(self, batch: ForwardBatch) -> Tensor:
+        """`batch.previous_slots`."""
+
+    def read(self, cache: Tensor, parts: Tensor | None, slots: Tensor) -> Tensor:
+        """Some parts of a cache [slots, parts, width], or all, at some slots: [rows, parts × width] as activations."""
+
+    def top(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The largest `count` of every row of logits [rows, columns], all where there are fewer, and their columns:
+        [rows, count] each. Largest first, and among equals, but for those on a GPU, the lowest column first."""
+
+    def log_sums(self, logits: Tensor) -> Tensor:
+        """log(sum(exp)) of every row of logits: [rows]."""
+
     def run_layers(
-        self,
-        x: Tensor,
-        stack: Stack,
-        kv: Items[LayerKV],
-        batch: ForwardBatch,
-        taps: Taps | None = None,
-        entry: Tensor | None = None,
+        self, x: Tensor, stack: Stack, kv: Items[LayerKV], batch: ForwardBatch, taps: Taps | None = None
     ) -> tuple[Tensor, Tensor]:
-        """x through all layers: the bits of the function `run_layers`. Returns x and its norm. May overwrite x. If
-        `entry` [rows, inputs] is given, q, k and v of the first layer read it instead of the normed x."""
+        """x through all layers: the bits of the function `run_layers`. Returns x and its norm. May overwrite x."""
 
     def prepare(self, batch: ForwardBatch, shape: AttentionShape) -> ForwardBatch:
         """The plan of one run through layers of this shape: the batch on this device, maybe with further rows that read
@@ -277,18 +293,14 @@ class Backend(Protocol):
 
 
 def run_layers(
-    backend: Backend,
-    x: Tensor,
-    stack: Stack,
-    kv: Items[LayerKV],
-    batch: ForwardBatch,
-    taps: Taps | None = None,
-    entry: Tensor | None = None,
+    backend: Backend, x: Tensor, stack: Stack, kv: Items[LayerKV], batch: ForwardBatch, taps: Taps | None = None
 ) -> tuple[Tensor, Tensor]:
     """What a layer is: the verb of this name, verb by verb. A backend may do the same in fewer calls."""
     layers, multiplier, eps = stack.layers, stack.residual_multiplier, stack.norm_eps
     store_tap(backend, taps, 0, x, batch)
-    normed = backend.rms_norm(x, layers[0].input_norm, eps) if entry is None else entry
+    normed = (
+        backend.rms_norm(x, layers[0].input_norm, eps) if stack.entry is None else entered(backend, x, stack, batch)
+    )
     for index, layer in enumerate(layers):
         qkv = backend.linear(normed, layer.qkv)
         q = backend.rope_and_store(qkv, layer.q_norm, layer.k_norm, stack.rope, kv[index], layer.shape, batch)
@@ -299,6 +311,20 @@ def run_layers(
         x, normed = backend.add_rms_norm(x, update, multiplier, next_norm, eps)
         store_tap(backend, taps, index + 1, x, batch)
     return x, normed
+
+
+def entered(backend: Backend, x: Tensor, stack: Stack, batch: ForwardBatch) -> Tensor:
+    """What the first layer of a stack with an entry reads: [rows, 2 × width]."""
+    assert stack.entry is not None
+    embedded = backend.embed(batch.token_ids, stack.entry.embedding)
+    normed = backend.rms_norm(embedded, stack.layers[0].input_norm, stack.norm_eps)
+    return torch.cat([normed, backend.rms_norm(x, stack.entry.norm, stack.norm_eps)], dim=1)
+
+
+def read(cache: Tensor, parts: Tensor | None, slots: Tensor, dtype: torch.dtype) -> Tensor:
+    """The verb of this name, in plain torch."""
+    rows = cache[slots]
+    return (rows if parts is None else rows[:, parts]).flatten(1).to(dtype)
 
 
 def store_tap(backend: Backend, taps: Taps | None, depth: int, x: Tensor, batch: ForwardBatch) -> None:

@@ -20,7 +20,18 @@ import triton  # type: ignore[import-not-found,unused-ignore]
 from torch import Tensor
 
 from foredraft.backends import cuda_linear, cuda_rows
-from foredraft.backends.base import AttentionShape, LayerKV, Linear, Stack, T, Taps, Weight, store_tap
+from foredraft.backends.base import (
+    AttentionShape,
+    LayerKV,
+    Linear,
+    Stack,
+    T,
+    Taps,
+    Weight,
+    entered,
+    read,
+    store_tap,
+)
 from foredraft.backends.cuda_attention import attend_split, attend_whole
 from foredraft.backends.cuda_draws import Draws
 from foredraft.backends.cuda_pack import Packed, pack
@@ -113,23 +124,31 @@ class CudaBackend:
     def store(self, x: Tensor, cache: Tensor, column: int, slots: Tensor) -> None:
         cuda_rows.store(x, cache, column, slots)
 
+    def previous_slots(self, batch: ForwardBatch) -> Tensor:
+        return batch.previous_slots
+
+    def read(self, cache: Tensor, parts: Tensor | None, slots: Tensor) -> Tensor:
+        return read(cache, parts, slots, self.activation_dtype)
+
+    def top(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        best = logits.topk(min(count, logits.shape[1]))
+        return best.values, best.indices
+
+    def log_sums(self, logits: Tensor) -> Tensor:
+        return logits.logsumexp(1)
+
     def run_layers(
-        self,
-        x: Tensor,
-        stack: Stack,
-        kv: Items[LayerKV],
-        batch: ForwardBatch,
-        taps: Taps | None = None,
-        entry: Tensor | None = None,
+        self, x: Tensor, stack: Stack, kv: Items[LayerKV], batch: ForwardBatch, taps: Taps | None = None
     ) -> tuple[Tensor, Tensor]:
         """x is changed in place. What a linear layer reads is stored as it reads it; the last norm as the last layer's
         would be."""
         plan, of = _as_plan(batch), self._operand_dtype
         layers, multiplier, eps = stack.layers, stack.residual_multiplier, stack.norm_eps
         store_tap(self, taps, 0, x, batch)
-        normed = entry
-        if normed is None:
+        if stack.entry is None:
             normed = cuda_rows.add_norm(x, None, 1.0, layers[0].input_norm, eps, of(layers[0].qkv))
+        else:
+            normed = entered(self, x, stack, batch)
         for index, (layer, cache) in enumerate(zip(layers, kv, strict=True)):
             qkv = cuda_linear.sums(normed, layer.qkv)
             q = cuda_rows.rope_and_store(

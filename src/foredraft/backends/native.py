@@ -27,40 +27,18 @@ from foredraft.backends.native_layers import StackDescription, TapsDescription, 
 from foredraft.backends.native_library import (
     ERRORS,
     BatchDescription,
+    CacheDescription,
     KVDescription,
-    PlainDescription,
     WeightDescription,
     load_library,
 )
 from foredraft.backends.native_memory import WeightMemory
+from foredraft.backends.native_weights import BLOCK, KINDS, describe_plain
 from foredraft.backends.tree_ops import TreeOps
 from foredraft.batch import ForwardBatch
 from foredraft.config import QUANT_GROUP, check_threads
 from foredraft.sampling.node_draws import LazyDraws, NodeDraw
 
-
-@dataclass(frozen=True)
-class _Kind:
-    """How the kernels know a kind of weight, and what its tensors are (see Weight)."""
-
-    number: int
-    dtype: torch.dtype
-    groups: int = 0  # inputs that share a scale; 0: there are no scales
-    minimums: bool = False
-    blocks: bool = False  # blocks of inputs have factors too
-
-
-KINDS = {
-    "f32": _Kind(0, torch.float32),
-    "bf16": _Kind(1, torch.bfloat16),
-    "q8": _Kind(2, torch.int8, QUANT_GROUP),
-    "q4": _Kind(3, torch.uint8, QUANT_GROUP, minimums=True),
-    "q6": _Kind(4, torch.int8, QUANT_GROUP // 2, blocks=True),
-    "q5": _Kind(5, torch.uint8, QUANT_GROUP, minimums=True),
-    "q5k": _Kind(6, torch.uint8, QUANT_GROUP, minimums=True, blocks=True),
-    "q4k": _Kind(7, torch.uint8, QUANT_GROUP, minimums=True, blocks=True),
-}
-BLOCK = 256  # inputs
 PLANES = {"int8": 1, "int16": 2}  # activations that meet quantised weights -> bytes of each
 
 
@@ -90,6 +68,14 @@ def _matrix(name: str, tensor: Tensor) -> torch.Size:
     if not isinstance(tensor, Tensor) or tensor.dim() != 2:
         raise ValueError(f"{name} must be a matrix [rows, width].")
     return tensor.shape
+
+
+def _rows_of_logits(logits: Tensor) -> tuple[int, int, int]:
+    """Rows, columns, and how far rows lie apart: they may be part of wider ones."""
+    rows, columns = _matrix("logits", logits)
+    if logits.dtype is not torch.float32 or not logits.is_cpu or logits.stride(1) != 1:
+        raise ValueError(f"logits must be float32 rows in CPU memory, not {logits.dtype} on {logits.device}.")
+    return rows, columns, logits.stride(0) if rows > 1 else columns
 
 
 def _check_parts(weight: Linear) -> None:
@@ -148,7 +134,7 @@ class NativeBackend:
                 f"{'blocks' if kind.blocks else 'groups'} of {BLOCK if kind.blocks else QUANT_GROUP}."
             )
         memory = self._memory.take(size)
-        plain = byref(_describe_plain(weight, kind))
+        plain = byref(describe_plain(weight, _pointer))
         if code := self._library.fd_pack(kind.number, outputs, inputs, plain, memory.data_ptr()):
             raise _refusal("pack", code)
         description = WeightDescription(memory.data_ptr(), outputs, inputs, kind.number, self._planes)
@@ -263,14 +249,40 @@ class NativeBackend:
     def store(self, x: Tensor, cache: Tensor, column: int, slots: Tensor) -> None:
         cache[:, column : column + x.shape[1]][slots] = x.to(cache.dtype)
 
+    def previous_slots(self, batch: ForwardBatch) -> Tensor:
+        slots = torch.empty(batch.num_rows, dtype=torch.int64)
+        if code := self._library.fd_previous_slots(self._reference(batch, _describe_batch), slots.data_ptr()):
+            raise _refusal("previous_slots", code)
+        return slots
+
+    def read(self, cache: Tensor, parts: Tensor | None, slots: Tensor) -> Tensor:
+        description = self._reference(cache, self._describe_cache)
+        rows, count = len(slots), cache.shape[1] if parts is None else len(parts)
+        at = _pointer("slots", slots, torch.int64, rows)
+        chosen = None if parts is None else _pointer("parts", parts, torch.int64, count)
+        y = torch.empty(rows, count * cache.shape[2], dtype=torch.float32)
+        if code := self._library.fd_read(description, chosen, count, at, rows, y.data_ptr()):
+            raise _refusal("read", code)
+        return y
+
+    def top(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        rows, columns, stride = _rows_of_logits(logits)
+        count = min(count, columns)
+        values, places = torch.empty(rows, count), torch.empty(rows, count, dtype=torch.int64)
+        found = values.data_ptr(), places.data_ptr()
+        if rows and (code := self._library.fd_top(logits.data_ptr(), rows, columns, stride, count, *found)):
+            raise _refusal("top", code)
+        return values, places
+
+    def log_sums(self, logits: Tensor) -> Tensor:
+        rows, columns, stride = _rows_of_logits(logits)
+        sums = torch.empty(rows)
+        if rows and (code := self._library.fd_log_sums(logits.data_ptr(), rows, columns, stride, sums.data_ptr())):
+            raise _refusal("log_sums", code)
+        return sums
+
     def run_layers(
-        self,
-        x: Tensor,
-        stack: Stack,
-        kv: Items[LayerKV],
-        batch: ForwardBatch,
-        taps: Taps | None = None,
-        entry: Tensor | None = None,
+        self, x: Tensor, stack: Stack, kv: Items[LayerKV], batch: ForwardBatch, taps: Taps | None = None
     ) -> tuple[Tensor, Tensor]:
         rows, (_, width) = batch.num_rows, _matrix("x", x)
         target = _pointer("x", x, torch.float32, rows, width)
@@ -280,13 +292,11 @@ class NativeBackend:
         caches = [addressof(self._reference(cache, self._describe_kv)._obj) for cache in kv]
         if taps is not None and taps.cache.shape[1:] != (len(taps.layers) * width,):
             raise ValueError(f"taps of {list(taps.cache.shape)} do not fit x {list(x.shape)}.")
-        inputs = stack.layers[0].qkv.inputs
         normed = torch.empty_like(x)
         if rows and (
             code := self._library.fd_run_layers(
                 *(description, (c_void_p * len(caches))(*caches), self._reference(batch, _describe_batch)),
                 None if taps is None else self._reference(taps, self._describe_taps),
-                None if entry is None else _pointer("entry", entry, torch.float32, rows, inputs),
                 *(target, normed.data_ptr()),
             )
         ):
@@ -319,9 +329,20 @@ class NativeBackend:
         return KVDescription(k, v, *kv.k.shape, self.kv_dtype is torch.bfloat16)
 
     def _describe_taps(self, taps: Taps) -> TapsDescription:
-        data = _pointer("taps", taps.cache, self.kv_dtype, *_matrix("taps", taps.cache))
+        dtype = self._kept_as(taps.cache)
+        data = _pointer("taps", taps.cache, dtype, *_matrix("taps", taps.cache))
         layers = (c_int64 * len(taps.layers))(*taps.layers)
-        return TapsDescription(data, layers, len(layers), len(taps.cache), self.kv_dtype is torch.bfloat16)
+        return TapsDescription(data, layers, len(layers), len(taps.cache), dtype is torch.bfloat16)
+
+    def _describe_cache(self, cache: Tensor) -> CacheDescription:
+        if cache.dim() != 3:
+            raise ValueError("cache must be [slots, parts, width].")
+        dtype = self._kept_as(cache)
+        return CacheDescription(_pointer("cache", cache, dtype, *cache.shape), *cache.shape, dtype is torch.bfloat16)
+
+    def _kept_as(self, cache: Tensor) -> torch.dtype:
+        """What a cache of rows must hold: activations as they are, or as K and V are kept."""
+        return self.activation_dtype if cache.dtype is self.activation_dtype else self.kv_dtype
 
 
 def _describe_stack(stack: Stack) -> StackDescription:
@@ -332,6 +353,7 @@ def _describe_batch(batch: ForwardBatch) -> BatchDescription:
     rows, (sequences, width) = batch.num_rows, _matrix("block_tables", batch.block_tables)
     _, depth = _matrix("paths", batch.paths)
     return BatchDescription(
+        _pointer("token_ids", batch.token_ids, torch.int64, rows),
         _pointer("positions", batch.positions, torch.int64, rows),
         _pointer("slots", batch.slots, torch.int64, rows),
         _pointer("sequences", batch.sequences, torch.int32, rows),
@@ -341,22 +363,3 @@ def _describe_batch(batch: ForwardBatch) -> BatchDescription:
         _pointer("path_lens", batch.path_lens, torch.int32, rows),
         *(rows, sequences, width, depth, batch.block_size),
     )
-
-
-def _describe_plain(weight: Weight, kind: _Kind) -> PlainDescription:
-    def factors(name: str, values: Tensor | None, dtype: torch.dtype, inputs: int) -> int:
-        if values is None:
-            raise ValueError(f"The weight has no {name}.")
-        return _pointer(name, values, dtype, weight.outputs, weight.inputs // inputs)
-
-    plain = PlainDescription(values=_pointer("values", weight.values, kind.dtype, weight.outputs, weight.inputs))
-    dtype = torch.int8 if kind.blocks else torch.float16
-    if kind.groups:
-        plain.scales = factors("scales", weight.scales, dtype, kind.groups)
-    if kind.groups and kind.blocks:
-        plain.block_scales = factors("block_scales", weight.block_scales, torch.float16, BLOCK)
-    if kind.minimums:
-        plain.minimums = factors("minimums", weight.minimums, dtype, kind.groups)
-    if kind.minimums and kind.blocks:
-        plain.block_minimums = factors("block_minimums", weight.block_minimums, torch.float16, BLOCK)
-    return plain

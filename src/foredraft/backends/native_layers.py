@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from ctypes import POINTER, Structure, addressof, c_float, c_int32, c_int64, c_void_p
+from ctypes import pointer as pointer_to
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,10 +42,15 @@ class _Layer(Structure):
     ]
 
 
+class _Entry(Structure):
+    _fields_ = [("embedding", _Projection), ("norm", c_void_p)]
+
+
 class StackDescription(Structure):
     _fields_ = [
         ("layers", POINTER(_Layer)),
         *((name, c_void_p) for name in ("norm", "rope")),
+        ("entry", POINTER(_Entry)),
         *((name, c_int64) for name in ("count", "width", "rope_positions", "rotary_dim")),
         *((name, c_float) for name in ("multiplier", "eps")),
     ]
@@ -89,10 +96,16 @@ def describe_stack(stack: Stack, pointer: Pointer) -> StackDescription:
             describe_shape(layer.shape),
         )
 
+    def entry() -> Any:
+        if stack.entry is None:
+            return None
+        return pointer_to(_Entry(projection(stack.entry.embedding), vector("entry norm", stack.entry.norm, width)))
+
     return StackDescription(
         (_Layer * len(stack.layers))(*map(describe, stack.layers)),
         vector("norm", stack.norm, width),
         pointer("rope", stack.rope, torch.float32, positions, 2, half),
+        entry(),
         *(len(stack.layers), width, positions, 2 * half),
         *(stack.residual_multiplier, stack.norm_eps),
     )

@@ -34,7 +34,7 @@ class PlainDescription(Structure):
 
 class BatchDescription(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("positions", "slots", "sequences", "block_tables")),
+        *((name, c_void_p) for name in ("token_ids", "positions", "slots", "sequences", "block_tables")),
         *((name, c_void_p) for name in ("prefix_lens", "paths", "path_lens")),
         *((name, c_int64) for name in ("rows", "num_sequences", "table_width", "depth", "block_size")),
     ]
@@ -44,6 +44,14 @@ class KVDescription(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("k", "v")),
         *((name, c_int64) for name in ("slots", "kv_heads", "head_dim")),
+        ("is_bf16", c_int32),
+    ]
+
+
+class CacheDescription(Structure):
+    _fields_ = [
+        ("data", c_void_p),
+        *((name, c_int64) for name in ("slots", "parts", "width")),
         ("is_bf16", c_int32),
     ]
 
@@ -64,8 +72,12 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "fd_attend": (c_void_p, POINTER(KVDescription), POINTER(AttentionDescription), POINTER(BatchDescription), c_void_p),
     "fd_run_layers": (
         *(POINTER(StackDescription), POINTER(c_void_p), POINTER(BatchDescription), POINTER(TapsDescription)),
-        *(c_void_p, c_void_p, c_void_p),
+        *(c_void_p, c_void_p),
     ),
+    "fd_previous_slots": (POINTER(BatchDescription), c_void_p),
+    "fd_read": (POINTER(CacheDescription), c_void_p, c_int64, c_void_p, c_int64, c_void_p),
+    "fd_top": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p),
+    "fd_log_sums": (c_void_p, c_int64, c_int64, c_int64, c_void_p),
 }
 
 

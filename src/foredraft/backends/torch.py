@@ -14,7 +14,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foredraft.backends.base import ROW_COUNTS, AttentionShape, LayerKV, Linear, Stack, T, Taps, Weight, run_layers
+from foredraft.backends.base import (
+    ROW_COUNTS,
+    AttentionShape,
+    LayerKV,
+    Linear,
+    Stack,
+    T,
+    Taps,
+    Weight,
+    read,
+    run_layers,
+)
 from foredraft.backends.tree_ops import TreeOps
 from foredraft.batch import ForwardBatch
 from foredraft.sampling.draw import draw
@@ -103,16 +114,23 @@ class TorchBackend:
     def store(self, x: Tensor, cache: Tensor, column: int, slots: Tensor) -> None:
         cache[:, column : column + x.shape[1]][slots] = x.to(cache.dtype)
 
+    def previous_slots(self, batch: ForwardBatch) -> Tensor:
+        return batch.previous_slots
+
+    def read(self, cache: Tensor, parts: Tensor | None, slots: Tensor) -> Tensor:
+        return read(cache, parts, slots, self.activation_dtype)
+
+    def top(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        best = logits.sort(dim=1, descending=True, stable=True)
+        return best.values[:, :count], best.indices[:, :count]
+
+    def log_sums(self, logits: Tensor) -> Tensor:
+        return logits.logsumexp(1)
+
     def run_layers(
-        self,
-        x: Tensor,
-        stack: Stack,
-        kv: Items[LayerKV],
-        batch: ForwardBatch,
-        taps: Taps | None = None,
-        entry: Tensor | None = None,
+        self, x: Tensor, stack: Stack, kv: Items[LayerKV], batch: ForwardBatch, taps: Taps | None = None
     ) -> tuple[Tensor, Tensor]:
-        return run_layers(self, x, stack, kv, batch, taps, entry)
+        return run_layers(self, x, stack, kv, batch, taps)
 
     def prepare(self, batch: ForwardBatch, shape: AttentionShape) -> ForwardBatch:
         return batch if self.device.type == "cpu" else batch.to(self.device)

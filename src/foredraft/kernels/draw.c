@@ -11,7 +11,6 @@
 
 #define LOG_TERMS 12
 #define NOISE_BITS 52
-#define BLOCK 16 /* logits that are passed over together where none of them can win */
 
 INLINE uint64_t hash(uint64_t key, uint64_t id) {
     uint64_t z = id * 0x9E3779B97F4A7C15u + key;
@@ -65,24 +64,12 @@ KERNEL void enter(race *race, float logit, int64_t id, uint64_t noise) {
     raise_bar(race);
 }
 
-/* The largest of some logits; NaN is not one. */
-INLINE float block_max(const float *logits, int64_t count) {
-    float highest = -INFINITY;
-    if (count == BLOCK) {
-        vf best = splat(-INFINITY);
-        FOR_STEP(i, BLOCK, LANES) best = vmax(load(logits + i), best);
-        return max_lanes(best);
-    }
-    for (int64_t i = 0; i < count; i++) highest = logits[i] > highest ? logits[i] : highest;
-    return highest;
-}
-
 /* The lowest place of the largest logit. */
 static int64_t favourite(const float *logits, int64_t vocab) {
     float highest = -INFINITY;
     int64_t place = 0;
-    for (int64_t first = 0; first < vocab; first += BLOCK) {
-        float here = block_max(logits + first, vocab - first < BLOCK ? vocab - first : BLOCK);
+    for (int64_t first = 0; first < vocab; first += MAX_BLOCK) {
+        float here = block_max(logits + first, vocab - first < MAX_BLOCK ? vocab - first : MAX_BLOCK);
         if (here > highest) highest = here, place = first;
     }
     while (place < vocab - 1 && logits[place] != highest) place++;
@@ -95,8 +82,8 @@ int64_t fd_draw(const float *logits, int64_t vocab, float floor, double temperat
     if (!(logits[first_guess] >= floor)) return -1;
     race race = {.temperature = temperature, .floor = floor, .best = -INFINITY, .token = first_guess};
     enter(&race, logits[first_guess], first_guess, hash(key, (uint64_t)first_guess));
-    for (int64_t first = 0; first < vocab; first += BLOCK) {
-        int64_t end = vocab - first < BLOCK ? vocab : first + BLOCK;
+    for (int64_t first = 0; first < vocab; first += MAX_BLOCK) {
+        int64_t end = vocab - first < MAX_BLOCK ? vocab : first + MAX_BLOCK;
         if (block_max(logits + first, end - first) < race.needed[NOISE_BITS]) continue;
         for (int64_t id = first; id < end; id++) {
             uint64_t noise = hash(key, (uint64_t)id);

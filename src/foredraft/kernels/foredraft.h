@@ -37,6 +37,7 @@ typedef struct {
 
 /* One forward run: which slot a row writes, and which keys it sees (batch.py says it in words). */
 typedef struct {
+    const int64_t *token_ids;    /* [rows] */
     const int64_t *positions;    /* [rows] */
     const int64_t *slots;        /* [rows] */
     const int32_t *sequences;    /* [rows], row of block_tables */
@@ -73,11 +74,19 @@ typedef struct {
     fd_attention shape;
 } fd_layer;
 
+/* What the first layer's q, k and v read where it is not the normed residual stream: the embedding of the row's token
+ * after that layer's norm, and behind it the residual stream after a norm of its own. */
+typedef struct {
+    fd_projection embedding; /* [vocab, width] */
+    const float *norm;       /* [width] */
+} fd_entry;
+
 /* Layers one after the other, and what they share. */
 typedef struct {
     const fd_layer *layers; /* [count] */
     const float *norm;      /* after the last layer */
     const float *rope;      /* [rope_positions, 2, rotary_dim / 2] */
+    const fd_entry *entry;  /* may be NULL */
     int64_t count, width, rope_positions, rotary_dim;
     float multiplier, eps; /* of the residual stream, and of the norms */
 } fd_stack;
@@ -89,6 +98,13 @@ typedef struct {
     int64_t count, slots;
     int32_t is_bf16;
 } fd_taps;
+
+/* Rows of a cache: [slots, parts, width], float32 or bfloat16. */
+typedef struct {
+    const void *data;
+    int64_t slots, parts, width;
+    int32_t is_bf16;
+} fd_cache;
 
 /* The digest of the sources that the library was built from; it fits to nothing else. */
 const char *fd_sources(void);
@@ -120,11 +136,23 @@ int fd_rope_and_store(const float *qkv, const float *q_norm, const float *k_norm
                       float *q);
 int fd_attend(const float *q, const fd_kv *kv, const fd_attention *shape, const fd_batch *batch, float *out);
 
-/* x [rows, width] through all layers, in place; normed: x after the stack's norm. kv has one cache for each layer. The
- * first layer's q, k and v read `entry` [rows, their inputs], or where that is NULL the normed x. taps may be NULL. An
- * error may leave some layers' rows written. */
-int fd_run_layers(const fd_stack *stack, const fd_kv *const *kv, const fd_batch *batch, const fd_taps *taps,
-                  const float *entry, float *x, float *normed);
+/* x [rows, width] through all layers, in place; normed: x after the stack's norm. kv has one cache for each layer. taps
+ * may be NULL. An error may leave some layers' rows written. */
+int fd_run_layers(const fd_stack *stack, const fd_kv *const *kv, const fd_batch *batch, const fd_taps *taps, float *x,
+                  float *normed);
+
+/* The slot of the key before a row's own, in sequence order; that of the sequence's first where there is none. */
+int fd_previous_slots(const fd_batch *batch, int64_t *slots);
+
+/* y [rows, count, width]: some parts of the rows at some slots, widened; parts NULL: all. */
+int fd_read(const fd_cache *cache, const int64_t *parts, int64_t count, const int64_t *slots, int64_t rows, float *y);
+
+/* The largest `count` numbers of rows that are `stride` apart, largest first and the lowest column first among equals.
+ * NaN is not a number; where there are too few, -infinity at column 0 follows. */
+int fd_top(const float *x, int64_t rows, int64_t columns, int64_t stride, int64_t count, float *values,
+           int64_t *places);
+/* log(sum(exp)) of such rows. */
+int fd_log_sums(const float *x, int64_t rows, int64_t columns, int64_t stride, float *sums);
 
 /* The token with the largest logit + temperature * gumbel(key, token) of those whose logit reaches the floor, the
  * lowest of equals; -1 where none does. */

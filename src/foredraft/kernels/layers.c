@@ -77,6 +77,22 @@ static void tap(const fd_taps *taps, int64_t depth, const float *x, int64_t widt
     }
 }
 
+/* What the first layer reads of an entry: [rows, 2 * width]. */
+static int enter(const fd_stack *stack, const fd_batch *batch, const float *x, float *embedded, float *out) {
+    const fd_projection *embedding = &stack->entry->embedding;
+    int64_t width = stack->width, first = 0;
+    int error = FD_OK;
+    for (int64_t i = 0; i < embedding->num_parts && !error; i++) {
+        error = fd_embed(embedding->parts[i], first, embedding->outputs, batch->token_ids, batch->rows, embedded);
+        first += embedding->parts[i]->outputs;
+    }
+    for (int64_t row = 0; row < batch->rows && !error; row++, out += 2 * width) {
+        error = fd_rms_norm(embedded + row * width, stack->layers[0].input_norm, stack->eps, 1, width, out);
+        if (!error) error = fd_rms_norm(x + row * width, stack->entry->norm, stack->eps, 1, width, out + width);
+    }
+    return error;
+}
+
 /* q, k and v read `entry`, which is x after the layer's first norm but for some first layers; `normed` leaves as x after
  * `next_norm`. */
 static int run_layer(const fd_stack *stack, const fd_layer *layer, const float *next_norm, const fd_kv *kv,
@@ -97,14 +113,20 @@ static int run_layer(const fd_stack *stack, const fd_layer *layer, const float *
     return error;
 }
 
-int fd_run_layers(const fd_stack *stack, const fd_kv *const *kv, const fd_batch *batch, const fd_taps *taps,
-                  const float *entry, float *x, float *normed) {
+int fd_run_layers(const fd_stack *stack, const fd_kv *const *kv, const fd_batch *batch, const fd_taps *taps, float *x,
+                  float *normed) {
     if (!stack || !stack->layers || !stack->norm || !kv || !batch || !x || !normed) return FD_NULL;
     if (stack->count < 1 || stack->width < 1 || batch->rows < 0) return FD_SHAPE;
-    int64_t wide = 0, narrow = 0, attended = 0;
+    int64_t wide = 0, narrow = 0, attended = 0, entered = stack->entry ? 2 * stack->width : 0;
+    if (stack->entry) {
+        const fd_projection *embedding = &stack->entry->embedding;
+        int error = check_projection(embedding, embedding->outputs, stack->width);
+        if (!error && (!stack->entry->norm || !batch->token_ids)) error = FD_NULL;
+        if (error) return error;
+    }
     for (int64_t i = 0; i < stack->count; i++) {
         const fd_layer *layer = &stack->layers[i];
-        int64_t inputs = i == 0 && entry ? layer->qkv.inputs : stack->width;
+        int64_t inputs = i == 0 && entered ? entered : stack->width;
         int error = kv[i] ? check_layer(stack, layer, inputs) : FD_NULL;
         if (error) return error;
         wide = max64(wide, max64(layer->qkv.outputs, layer->gate_up.outputs));
@@ -115,17 +137,18 @@ int fd_run_layers(const fd_stack *stack, const fd_kv *const *kv, const fd_batch 
     if (rows == 0) return FD_OK;
     int error = taps ? check_taps(stack, taps, batch) : FD_OK;
     if (error) return error;
-    size_t bytes = 4 * (size_t)(rows * (wide + narrow + attended + stack->width));
+    size_t bytes = 4 * (size_t)(rows * (wide + narrow + attended + stack->width + entered));
     float *memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
     if (!memory) return FD_NO_MEMORY;
     buffers to = {memory, memory + rows * wide, memory + rows * (wide + narrow),
                   memory + rows * (wide + narrow + attended)};
 
     if (taps) tap(taps, 0, x, stack->width, batch);
-    if (!entry) {
-        error = fd_rms_norm(x, stack->layers[0].input_norm, stack->eps, rows, stack->width, normed);
-        entry = normed;
-    }
+    float *entry = normed;
+    if (entered) {
+        entry = to.update + rows * stack->width;
+        error = enter(stack, batch, x, to.update, entry);
+    } else error = fd_rms_norm(x, stack->layers[0].input_norm, stack->eps, rows, stack->width, normed);
     for (int64_t i = 0; i < stack->count && !error; i++, entry = normed) {
         const float *next_norm = i + 1 < stack->count ? stack->layers[i + 1].input_norm : stack->norm;
         error = run_layer(stack, &stack->layers[i], next_norm, kv[i], batch, &to, entry, x, normed);

@@ -5,6 +5,7 @@
 #ifndef FD_SIMD_H
 #define FD_SIMD_H
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -157,6 +158,20 @@ INLINE float max_lanes(vf v) {
 #else
     return TREE(vf, v, vmax(lanes, partners));
 #endif
+}
+
+#define MAX_BLOCK 16 /* numbers that are passed over together where none of them can win */
+
+/* The largest of at most MAX_BLOCK numbers; NaN is not one. */
+INLINE float block_max(const float *x, int64_t count) {
+    float highest = -INFINITY;
+    if (count == MAX_BLOCK) {
+        vf best = splat(-INFINITY);
+        FOR_STEP(i, MAX_BLOCK, LANES) best = vmax(load(x + i), best);
+        return max_lanes(best);
+    }
+    for (int64_t i = 0; i < count; i++) highest = x[i] > highest ? x[i] : highest;
+    return highest;
 }
 
 /* The largest lane of numbers below 2**31. */

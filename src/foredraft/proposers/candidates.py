@@ -6,17 +6,17 @@ can. Under the other rules tokens are sampled with noise of their own, from a di
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from foredraft.backends.base import Backend
 from foredraft.sampling.noise import DRAFT_STREAM, gumbel, stream_key, uniform
 from foredraft.sampling.pipeline import adjust_after, distribution, floor
 from foredraft.types import Sequence
-
-_CHUNK = 64  # columns whose largest value is found first: finding the best few among all takes several times longer
 
 Candidates = list[tuple[int, float]]  # tokens and their probabilities, best first
 
@@ -65,7 +65,9 @@ class Node:
         return adjust_after(logits, self.sequence, self.path)
 
 
-def coupled(logits: NodeLogits, nodes: Items[Node], count: int, contenders: int, vocab_size: int) -> list[Candidates]:
+def coupled(
+    logits: NodeLogits, nodes: Items[Node], count: int, contenders: int, vocab_size: int, backend: Backend
+) -> list[Candidates]:
     """For every row, the tokens that the target will most probably draw if its logits are like these. At temperature 0
     there is no noise; else it decides among the most probable `contenders`, and only the difference of the logits is
     uncertain."""
@@ -73,13 +75,13 @@ def coupled(logits: NodeLogits, nodes: Items[Node], count: int, contenders: int,
     greedy = [row for row, node in enumerate(nodes) if _is_plain(node.sequence)]
     if greedy:
         some = logits if len(greedy) == len(nodes) else logits.pick(greedy)
-        values, columns = top(some.values, count)
-        shares = (values - _log_sums(some.values)[:, None]).exp()
-        for row, tokens, probabilities in zip(greedy, some.tokens(columns).tolist(), shares.tolist(), strict=True):
-            found[row] = list(zip(tokens, probabilities, strict=True))
+        values, columns = backend.top(some.values, count)
+        log_sums, tokens = backend.log_sums(some.values).tolist(), some.tokens(columns).tolist()
+        for row, ids, best, log_sum in zip(greedy, tokens, values.tolist(), log_sums, strict=True):
+            found[row] = [(token, math.exp(value - log_sum)) for token, value in zip(ids, best, strict=True)]
     for row, node in enumerate(nodes):
         if not found[row]:
-            found[row] = _drawn(logits, row, node, count, contenders, vocab_size)
+            found[row] = _drawn(logits, row, node, count, contenders, vocab_size, backend)
     return found
 
 
@@ -87,12 +89,14 @@ def _is_plain(sequence: Sequence) -> bool:
     return not sequence.params.temperature and not sequence.adjusts_logits
 
 
-def _drawn(logits: NodeLogits, row: int, node: Node, count: int, contenders: int, vocab_size: int) -> Candidates:
+def _drawn(
+    logits: NodeLogits, row: int, node: Node, count: int, contenders: int, vocab_size: int, backend: Backend
+) -> Candidates:
     sequence = node.sequence
     if sequence.adjusts_logits:
         logits, row = NodeLogits(node.adjusted(logits.of_target(row, vocab_size))[None]), 0
     own = logits.rows(row, row + 1)
-    values, columns = top(own.values, contenders)
+    values, columns = backend.top(own.values, contenders)
     possible = values[0] > -torch.inf  # the grammar may allow few tokens, or none that this model has
     kept, tokens = values[0][possible], own.tokens(columns)[0][possible]
     temperature = sequence.params.temperature or 0.0
@@ -126,23 +130,3 @@ def sampled(logits: Tensor, node: Node, index: int, count: int, vocab_size: int)
             q /= q.sum()
         drawn.append((token, q))
     return drawn
-
-
-def top(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest `count` values of every row and their columns, both [rows, count], largest first."""
-    rows, columns = values.shape
-    count = min(count, columns)
-    if columns % _CHUNK or columns // _CHUNK <= count:
-        best = values.topk(count)
-        return best.values, best.indices
-    chunks = values.view(rows, -1, _CHUNK)
-    places = chunks.amax(-1).topk(count, sorted=False).indices  # the best values lie in these chunks
-    few = chunks.gather(1, places[:, :, None].expand(-1, -1, _CHUNK)).flatten(1)
-    largest, at = few.topk(count)
-    return largest, places.gather(1, at // _CHUNK) * _CHUNK + at % _CHUNK
-
-
-def _log_sums(values: Tensor) -> Tensor:
-    """log(sum(exp(values))) of every row; torch.logsumexp takes several times longer."""
-    largest = values.amax(-1, keepdim=True)
-    return largest[:, 0] + (values - largest).exp_().sum(-1).log_()

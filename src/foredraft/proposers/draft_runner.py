@@ -31,6 +31,7 @@ class DraftRunner:
 
     def __post_init__(self) -> None:
         runner = self.runner
+        self.backend = runner.backend
         self.catch_up_beside = 32 if runner.backend.tree_ops is None else 2048  # two tiles; a run that fills a GPU
         ahead = DraftAhead(runner, self.vocab_size)
         self._ahead = run_ahead(ahead, runner.backend, runner.decoder.layers[0].shape, self.block_size)

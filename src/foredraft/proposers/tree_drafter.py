@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from foredraft.backends.base import Backend
 from foredraft.proposers.candidates import Candidates, Node, NodeLogits, coupled, sampled
 from foredraft.proposers.draft_trees import Tree, TreeShape
 from foredraft.proposers.run_ahead import Levels
@@ -26,6 +27,7 @@ CATCH_UP = 512  # the most catch-up tokens of a sequence in one call; with more 
 class DraftingModel(Protocol):
     """What drafts: a model or a head, with K and V of its own. Proposers that differ in their options share one."""
 
+    backend: Backend
     vocab_size: int  # of the target
     catch_up_beside: int  # the most catch-up tokens of all sequences, where up-to-date ones would wait for them
 
@@ -159,7 +161,8 @@ class TreeDrafter:
         found: list[Candidates] = [[] for _ in range(row)]
         if rows:
             chosen = logits if len(rows) == row else logits.pick(rows)
-            best = coupled(chosen, nodes, self.shape.width, self.contenders, self.model.vocab_size)
+            model = self.model
+            best = coupled(chosen, nodes, self.shape.width, self.contenders, model.vocab_size, model.backend)
             for place, candidates in zip(rows, best, strict=True):
                 found[place] = candidates
         return found

@@ -177,8 +177,9 @@ class Corrected:
         """Take up logits [sequences, block, draft_vocab]. All rows are looked at together: on a GPU that takes no longer
         than one of them."""
         self.logits = logits
-        self._columns = logits.topk(min(self.SHORTLIST, logits.shape[2]), sorted=False).indices
-        self._rows = self.head.backend.embed(self._columns.flatten(), self._weight).view(*self._columns.shape, -1)
+        columns = self.head.backend.top(logits.flatten(0, 1), self.SHORTLIST)[1]
+        self._columns = columns.view(*logits.shape[:2], -1)
+        self._rows = self.head.backend.embed(columns.flatten(), self._weight).view(*self._columns.shape, -1)
 
     def shortlisted(self, depth: int) -> tuple[Tensor, Tensor]:
         """Columns of the draft vocabulary [sequences, shortlist], and their rows of the weight behind them."""

@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import AttentionShape, Backend, Layer, Linear, Stack, Taps, Weight
-from foredraft.batch import ForwardBatch
+from foredraft.backends.base import AttentionShape, Backend, Entry, Layer, Linear, Stack, Taps, Weight
 from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel
 from foredraft.models.decoder import attention_shape, pack_linear
@@ -66,10 +65,10 @@ class HeadWeights:
             shape=shape,
         )
 
-    def stack(self, layers: tuple[Layer, ...], max_positions: int) -> Stack:
+    def stack(self, layers: tuple[Layer, ...], max_positions: int, entry: Entry | None = None) -> Stack:
         """The layers with the final norm."""
         rope = rope_table(layer_config(self.config), max_positions).to(self._backend.device)
-        return Stack(layers, self.vector("norm.weight"), rope, 1.0, self.config.norm_eps)
+        return Stack(layers, self.vector("norm.weight"), rope, 1.0, self.config.norm_eps, entry)
 
 
 def _plain(tensor: Tensor) -> Weight:
@@ -110,25 +109,10 @@ class TapReader:
                 f"The {config.kind} head reads the residual stream after layer {missing[0]}, but the target writes "
                 f"those after {written}; load the head together with the model (head=PATH)."
             )
-        self._cache = taps.cache.view(len(taps.cache), len(taps.layers), -1)
-        self._dtype = backend.activation_dtype
+        self._cache, self._backend = taps.cache.view(len(taps.cache), len(taps.layers), -1), backend
         places = [taps.layers.index(tap) for tap in config.taps]
         self._places = None if places == list(range(len(taps.layers))) else torch.tensor(places, device=backend.device)
 
     def rows(self, slots: Tensor) -> Tensor:
         """[rows, taps × target_hidden]"""
-        rows = self._cache[slots]
-        return (rows if self._places is None else rows[:, self._places]).flatten(1).to(self._dtype)
-
-
-def previous_slots(batch: ForwardBatch) -> Tensor:
-    """The slot of the key before a row's own, in sequence order: [rows] int64. Rows without one, such as those that
-    only fill a plan up, get the first slot of their sequence: their paths may be those of an earlier batch."""
-    order = (batch.key_counts - 2).clamp(min=0)
-    offsets = order
-    if batch.paths.shape[1]:
-        beyond = (order - batch.prefix_lens).clamp(min=0).long()
-        drafted = batch.paths.gather(1, beyond[:, None])[:, 0]
-        offsets = torch.where((order < batch.prefix_lens) | (batch.key_counts < 2), order, drafted)
-    blocks = batch.block_tables[batch.sequences, offsets // batch.block_size]
-    return blocks.long() * batch.block_size + offsets % batch.block_size
+        return self._backend.read(self._cache, self._places, slots)
