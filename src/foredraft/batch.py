@@ -84,11 +84,12 @@ def pack(works: Items[Work], block_size: int) -> ForwardBatch:
     """Lay the works out row by row, in order. Each work's logits are its last `num_logits` rows, also in order."""
     token_ids: list[int] = []
     offsets: list[int] = []  # of every row's K and V among those of its sequence
-    ends: list[int] = []  # where the rows of each work end
-    wanted: list[int] = []  # how many of them, counted from their end, need logits
+    counts: list[int] = []  # rows of each work
+    logit_rows: list[int] = []
     nodes = _NodeRows()
     for work in works:
         sequence, start, count = work.sequence, work.sequence.num_computed_tokens, work.num_new_tokens
+        first = len(token_ids)
         if count == 1:
             token_ids.append(sequence.token_ids[start])
             offsets.append(start)
@@ -99,34 +100,31 @@ def pack(works: Items[Work], block_size: int) -> ForwardBatch:
             nodes.add(work, len(token_ids))
             token_ids += work.draft.tokens[work.num_computed_nodes :]
             offsets += range(start + count + work.num_computed_nodes, start + count + len(work.draft))
-        ends.append(len(token_ids))
-        wanted.append(work.num_logits)
+        rows = len(token_ids)
+        counts.append(rows - first)
+        logit_rows += range(rows - work.num_logits, rows)
 
-    tables = np.zeros((len(works), max(len(work.sequence.block_table) for work in works)), np.int32)
+    tables = np.zeros((len(works), max([len(work.sequence.block_table) for work in works])), np.int32)
     for index, work in enumerate(works):
         tables[index, : len(work.sequence.block_table)] = work.sequence.block_table
-    rows = np.arange(len(works), dtype=np.int32)
-    sequences = rows if len(token_ids) == len(works) else rows.repeat(np.diff(ends, prepend=0))
+    sequences = np.arange(len(works), dtype=np.int32)
+    if len(token_ids) > len(works):
+        sequences = sequences.repeat(counts)
     at = np.array(offsets, np.int64)
-    positions = at.copy()
-    prefix_lens = (at + 1).astype(np.int32)
-    paths, path_lens = nodes.place(positions, prefix_lens)
-    logit_rows = None
-    if sum(wanted) < len(token_ids):
-        ranges = [range(end - count, end) for end, count in zip(ends, wanted, strict=True)]
-        logit_rows = torch.tensor([row for each in ranges for row in each], dtype=torch.int64)
+    block, place = np.divmod(at, block_size)
+    positions, prefix_lens, paths, path_lens = nodes.keys(at)
     return ForwardBatch(
         token_ids=torch.from_numpy(np.array(token_ids, np.int64)),
         positions=torch.from_numpy(positions),
-        slots=torch.from_numpy(tables[sequences, at // block_size].astype(np.int64) * block_size + at % block_size),
+        slots=torch.from_numpy(tables[sequences, block] * np.int64(block_size) + place),
         sequences=torch.from_numpy(sequences),
         block_tables=torch.from_numpy(tables),
         prefix_lens=torch.from_numpy(prefix_lens),
         paths=torch.from_numpy(paths),
         path_lens=torch.from_numpy(path_lens),
-        logit_rows=logit_rows,
+        logit_rows=torch.from_numpy(np.array(logit_rows, np.int64)) if len(logit_rows) < len(token_ids) else None,
         block_size=block_size,
-        max_keys=int(positions.max()) + 1,
+        max_keys=max(positions.tolist()) + 1,
     )
 
 
@@ -149,17 +147,17 @@ class _NodeRows:
         self._prefix_lens += [end] * len(paths)
         self._paths += paths
 
-    def place(
-        self, positions: NDArray[np.int64], prefix_lens: NDArray[np.int32]
-    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Correct the positions and prefix lengths of these rows; returns the paths and path lengths of all rows."""
-        path_lens = np.zeros(len(positions), np.int32)
-        if not self._rows:
-            return np.zeros((len(positions), 0), np.int32), path_lens
+    def keys(
+        self, at: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+        """Positions, prefix lengths, paths and path lengths of all rows, whose own keys have these offsets."""
         lens = [len(path) for path in self._paths]
-        paths = np.zeros((len(positions), max(lens)), np.int32)
-        for row, path in zip(self._rows, self._paths, strict=True):
-            paths[row, : len(path)] = path
-        prefix_lens[self._rows], path_lens[self._rows] = self._prefix_lens, lens
-        positions[self._rows] = prefix_lens[self._rows] + path_lens[self._rows] - 1
-        return paths, path_lens
+        depth, count = max(lens, default=0), len(at)
+        prefix_lens, path_lens = (at + 1).astype(np.int32), np.zeros(count, np.int32)
+        paths = np.zeros((count, depth), np.int32)
+        if not lens:
+            return at, prefix_lens, paths, path_lens
+        rows = np.array(self._rows)
+        prefix_lens[rows], path_lens[rows] = self._prefix_lens, lens
+        paths[rows] = [path + (0,) * (depth - len(path)) for path in self._paths]
+        return (prefix_lens + path_lens - 1).astype(np.int64), prefix_lens, paths, path_lens
