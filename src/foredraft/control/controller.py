@@ -7,6 +7,9 @@ what the cost curve says. A query is decided on by the proposer's last drafts (w
 A ledger per proposer bounds the loss if expectations are wrong. It starts with a small allowance, grows by a small
 share of the time, and books what the proposer's tokens gain and what its queries and rows cost. A step may only risk
 what is in the ledger. Where queries do not pay, that share of the time pays for one now and then.
+
+Deciding takes time too, and most in steps in which nothing is gained. So a decision that the next steps would only
+repeat stands for a stretch of them, and steps without drafts are learnt from together.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from math import inf
 
 from foredraft.control.acceptance import Acceptance
 from foredraft.control.costs import Costs
@@ -36,6 +40,9 @@ _REFRESH_STEPS = 16  # steps without drafts that are learnt from at once, and af
 _UP_TO_DATE = 16  # tokens that a proposer runs together with its next draft, at no cost of their own
 
 _Node = tuple[float, int, int]  # survival, index of the work, node of its draft
+_Decision = tuple[int, str]  # nodes that a proposer may draft for a sequence, and why
+_UNDECIDED: _Decision = (-1, "")
+_Query = tuple[Candidate, Items[Work], Items[int], Items[Draft], float]  # budgets, drafts and seconds of one
 
 
 @dataclass
@@ -60,6 +67,13 @@ class _Ledger:
         self.most_s = _MOST_SAVED * allowance_s
         self.queried_s = 0.0  # when it was last queried
         self.behind: dict[int, _Behind] = {}  # by sequence
+        self.forget_decisions()
+
+    def forget_decisions(self) -> None:
+        """Decide anew with the next step."""
+        self.decisions: dict[int, _Decision] = {}  # those that stand, by sequence
+        self.decided_for = (0, 0)  # sequences and rows, about: they stand for this load
+        self.decided_until_s = inf  # then a query is due
 
     def book(self, seconds: float) -> None:
         self.saved_s += seconds
@@ -80,7 +94,8 @@ class Controller:
         self._query_s = 0.0  # of the queries of this step
         # The times of the last runs with drafts, in units of the expected time.
         self._lateness = deque([1.0] * (_BLAME_STEPS // 2), maxlen=_BLAME_STEPS)
-        self._plain: list[tuple[Load, float, float]] = []  # steps without drafts that were not learnt from yet
+        self._plain: list[tuple[Load, float, float, float]] = []  # steps without drafts that were not learnt from yet
+        self._empty: list[_Query] = []  # and queries that brought nothing
         self._steps = 0
 
     def copy(self) -> Controller:
@@ -96,11 +111,27 @@ class Controller:
         if not candidate.is_free and not self.costs.is_known(load.rows):
             self._learn_from_plain_steps()
             return [(0, MEASURING)] * len(works)
-        ledger = self._ledger(candidate)
+        ledger, of = self._ledger(candidate), (load.sequences, load.rows.bit_length())
+        if ledger.decided_for != of or self._now_s >= ledger.decided_until_s:
+            ledger.forget_decisions()
+        decided = [ledger.decisions.get(work.sequence.id, _UNDECIDED) for work in works]
+        if _UNDECIDED in decided or any(chances):
+            ledger.decided_for = of
+            decided = self._decided(candidate, ledger, works, chances, load)
+        return [
+            (min(nodes, work.num_lookahead_tokens), reason)
+            for (nodes, reason), work in zip(decided, works, strict=True)
+        ]
+
+    def _decided(
+        self, candidate: Candidate, ledger: _Ledger, works: Items[Work], chances: Items[float], load: Load
+    ) -> list[_Decision]:
+        """Decide about every work. Without drafts at hand, decisions that the next steps would repeat stand for a
+        stretch: not to query until a query is due, and to query for all if the ledger covers the whole stretch."""
         offers = ledger.worth.offers(candidate, load, self.costs, self._token_s(load))
         is_timed = self.costs.draft(candidate.name, 1, 1) is not None
         left_s, is_queried = ledger.balance_s, False
-        budgets: list[tuple[int, str]] = []
+        decided: list[_Decision] = []
         for work, chance in zip(works, chances, strict=True):
             nodes, reason = 0, LEDGER
             if is_queried and not is_timed:
@@ -108,11 +139,19 @@ class Controller:
             elif offer := next((offer for offer in offers if offer.cost_s <= left_s), None):
                 reason = self._decide(candidate, ledger, work.sequence, 1 - chance, offer)
                 if reason in (DRAFTED, PROBE):
-                    nodes, is_queried = min(offer.nodes, work.num_lookahead_tokens), True
+                    nodes, is_queried = offer.nodes, True
                     left_s -= offer.cost_s
                     ledger.queried_s = self._now_s
-            budgets.append((nodes, reason))
-        return budgets
+            decided.append((nodes, reason))
+        is_covered = _REFRESH_STEPS * (ledger.balance_s - left_s) <= ledger.balance_s
+        all_drafted = candidate.is_free and is_covered and all(reason == DRAFTED for _, reason in decided)
+        if is_timed and not any(chances) and (all_drafted or not is_queried):
+            ledger.decisions = {work.sequence.id: one for work, one in zip(works, decided, strict=True)}
+            if not is_queried:
+                least_s = min(offer.cost_s for offer in offers)
+                to_cover_s = least_s - ledger.balance_s
+                ledger.decided_until_s = max(ledger.queried_s + least_s / _SHARE, self._now_s + to_cover_s / _SHARE)
+        return decided
 
     def _decide(self, candidate: Candidate, ledger: _Ledger, sequence: Sequence, chance: float, offer: Offer) -> str:
         behind = ledger.behind.get(sequence.id, _Behind())
@@ -130,6 +169,25 @@ class Controller:
         self, candidate: Candidate, works: Items[Work], budgets: Items[int], drafts: Items[Draft], seconds: float
     ) -> list[Draft]:
         """Learn from a query and what it took; returns the drafts with scores that follow the record."""
+        self._query_s += seconds
+        query = candidate, works, budgets, drafts, seconds
+        if candidate.is_free and not any(drafts) and self._is_up_to_date(candidate, works):
+            self._empty.append(query)
+            return list(drafts)
+        self._learn_from_plain_steps()
+        self._ledger(candidate).forget_decisions()
+        return self._learn_from_query(*query)
+
+    def _is_up_to_date(self, candidate: Candidate, works: Items[Work]) -> bool:
+        """Whether a proposer has run all of these sequences, so that a query of it takes no more than usual."""
+        behind = self._ledger(candidate).behind
+        return all(
+            (one := behind.get(work.sequence.id)) is not None and not one.num_missing(work.sequence) for work in works
+        )
+
+    def _learn_from_query(
+        self, candidate: Candidate, works: Items[Work], budgets: Items[int], drafts: Items[Draft], seconds: float
+    ) -> list[Draft]:
         ledger, name, nodes = self._ledger(candidate), candidate.name, max(budgets)
         known_s = self.costs.draft(name, nodes, len(works))
         behind = [ledger.behind.setdefault(work.sequence.id, _Behind()) for work in works]
@@ -157,7 +215,6 @@ class Controller:
             self.costs.observe_draft(name, nodes, len(works), seconds)
             if known_s is None:
                 ledger.worth.refresh()
-        self._query_s += seconds
         ledger.saved_s -= seconds - drafting_s
         ledger.book(-drafting_s)
         return calibrated
@@ -210,8 +267,11 @@ class Controller:
         if self._steps % _REFRESH_STEPS == 0:
             for ledger in self._ledgers.values():
                 ledger.worth.refresh()
+                ledger.forget_decisions()
+        query_s, self._query_s = self._query_s, 0.0
+        self._now_s += query_s + run_s + overhead_s
         if not any(drafts) and not any(work.draft for work in works):
-            self._plain.append((load, run_s, overhead_s))
+            self._plain.append((load, run_s, overhead_s, query_s))
             if len(self._plain) >= _REFRESH_STEPS:
                 self._learn_from_plain_steps()
             return
@@ -219,7 +279,8 @@ class Controller:
         run = Load.of(works)
         plain, expected = self.costs.run(load.rows, load.keys), self.costs.run(run.rows, run.keys)
         token_s = plain / max(1, load.sequences)
-        self._learn_from_run(run, run_s, overhead_s, plain, token_s * sum(len(commit.tokens) for commit in commits))
+        plain_s = token_s * sum(len(commit.tokens) for commit in commits)
+        self._learn_from_run(run, run_s, overhead_s, query_s, plain, plain_s)
         row_s = 0.0
         if run.rows > load.rows:
             self._lateness.append((run_s + overhead_s) / expected)
@@ -236,6 +297,7 @@ class Controller:
             self._ledgers[name].book(accepted[name] * token_s - rows[name] * row_s)
 
     def release(self, sequence_ids: Iterable[int]) -> None:
+        self._learn_from_plain_steps()  # before those that are gone are forgotten
         gone = list(sequence_ids)
         self.acceptance.release(gone)
         for ledger in self._ledgers.values():
@@ -249,18 +311,21 @@ class Controller:
         return self._ledgers[candidate.name]
 
     def _learn_from_plain_steps(self) -> None:
-        for load, run_s, overhead_s in self._plain:
-            self._learn_from_run(load, run_s, overhead_s, run_s + overhead_s, run_s + overhead_s)
+        queries, self._empty = self._empty, []
+        for query in queries:
+            self._learn_from_query(*query)
+        for load, run_s, overhead_s, query_s in self._plain:
+            self._learn_from_run(load, run_s, overhead_s, query_s, run_s + overhead_s, run_s + overhead_s)
         self._plain.clear()
 
-    def _learn_from_run(self, run: Load, run_s: float, overhead_s: float, without_s: float, plain_s: float) -> None:
+    def _learn_from_run(
+        self, run: Load, run_s: float, overhead_s: float, query_s: float, without_s: float, plain_s: float
+    ) -> None:
         """A run of so many rows, which would have taken `without_s` without drafts. Plain decoding would have taken
         `plain_s` for its tokens."""
         self.costs.observe_overhead(overhead_s)
         self.costs.observe_run(run.rows, run.keys, run_s)
-        seconds = self._query_s + run_s + overhead_s
-        self._now_s, self._query_s = self._now_s + seconds, 0.0
-        self._spent_s = _PACE_MEMORY * self._spent_s + seconds
+        self._spent_s = _PACE_MEMORY * self._spent_s + query_s + run_s + overhead_s
         self._plain_s = _PACE_MEMORY * self._plain_s + plain_s
         for ledger in self._ledgers.values():
             ledger.book(_SHARE * without_s)

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.registry import ProposerChoice, Spec
@@ -92,12 +92,16 @@ class Assignments:
         self.close_idle()
 
     def has_failed(self, name: str, sequence: Sequence) -> bool:
+        if not self._given_up and not self._failed_for:
+            return False  # as in nearly all steps, for every sequence and proposer
         return name in self._given_up or (name, sequence.id) in self._failed_for
 
-    def attempt(self, name: str, call: str, sequence: Sequence, action: Callable[[], _T]) -> _T | None:
+    def attempt(
+        self, name: str, call: str, sequence: Sequence, action: Callable[..., _T], *arguments: Any
+    ) -> _T | None:
         """Let a proposer do something for a sequence; None where it fails, and the sequence goes on without it."""
         try:
-            result = action()
+            result = action(*arguments)
         except Exception as error:
             self._failed_for.add((name, sequence.id))
             self.count_failure(name, call, "failed; the sequence it failed for goes on without it.", error)
@@ -113,7 +117,8 @@ class Assignments:
             log.error("The proposer %s failed to clean up.", name, exc_info=error)
 
     def count_success(self, name: str, call: str) -> None:
-        del self._failures[name, call]
+        if self._failures:
+            del self._failures[name, call]
 
     def count_failure(self, name: str, call: str, what: str, error: Exception) -> None:
         """Log a failure. After several of the same call in a row the proposer is given up for all sequences."""

@@ -179,11 +179,11 @@ class Engine:
         self.chunk_limit.observe(sum(work.num_rows for work in works), num_decoding, done - started)
         self.speculation.observe(works, commits, run_s=ran - drafted, overhead_s=done - ran)
         events: list[TokenEvent] = []
-        for commit, marks, reasons in zip(commits, stable, self.speculation.reasons, strict=True):
+        for index, (commit, marks) in enumerate(zip(commits, stable, strict=True)):
             sequence = commit.sequence
             is_followed = self._live[sequence.id].is_followed or sequence.params.logprobs is not None
             if is_followed or commit.finish_reason is not None:
-                events += self._events(commit, marks, reasons)
+                events += self._events(commit, marks, self.speculation.reasons(index))
         return events
 
     def abort(self, request_id: str, error: str | None = None) -> list[TokenEvent]:
@@ -276,7 +276,7 @@ class Engine:
                 counters.first_token_time = counters.first_token_time or now
                 counters.last_token_time = now
 
-    def _events(self, commit: Commit, stable: list[int], reasons: Items[str] = ()) -> list[TokenEvent]:
+    def _events(self, commit: Commit, stable: list[int], reasons: tuple[str, ...] = ()) -> list[TokenEvent]:
         """A commit as events, one per token. The first one carries the draft and why it was made, the last one of a
         finished sequence its output."""
         sequence = commit.sequence
@@ -288,7 +288,7 @@ class Engine:
         request_id, sample, take = sequence.request_id, sequence.sample, live.detokenizer.take
         events: list[TokenEvent] = []
         draft = commit.draft if commit.draft.q is None else commit.draft.only(list(range(len(commit.draft))))
-        step: tuple[Draft | None, tuple[int, ...], tuple[str, ...]] = draft, commit.accepted, tuple(reasons)
+        step: tuple[Draft | None, tuple[int, ...], tuple[str, ...]] = draft, commit.accepted, reasons
         for token, origin, logprob, upto in zip(commit.tokens, commit.origins, commit.logprobs, stable, strict=True):
             events.append(TokenEvent(request_id, sample, token, take(upto), origin, logprob, None, None, *step))
             step = None, (), ()

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from math import inf
 from typing import Protocol, TypeVar
 
-from foredraft.control.controller import MEASURING, Controller
+from foredraft.control.controller import MEASURING, NOTHING_PROPOSED, Controller
 from foredraft.control.costs import Calibration, Costs
 from foredraft.control.economics import VerifyCurve
 from foredraft.control.worth import Candidate, Load
-from foredraft.engine.assignments import Assignments
+from foredraft.engine.assignments import Assignment, Assignments
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.merge import merge, pruned
 from foredraft.proposers.registry import ProposerChoice, Spec
@@ -41,15 +41,26 @@ class Calibrates(Protocol):
         """Make one run; returns the calibration with the last."""
 
 
-@dataclass(slots=True)
 class _Step:
-    """What one step remembers until its commits are known."""
+    """What one step remembers until its commits are known. Most works of most steps have no drafts: what is kept by
+    index of the works has entries only for those that do."""
 
-    load: Load  # what runs without the controller's drafts
-    made: list[dict[str, Draft]]  # by sequence and proposer, as they were made
-    proposed: list[dict[str, Draft]]  # and as they are merged: the controller corrects the scores of its own
-    reasons: list[list[str]]
-    query_s: float = 0.0
+    def __init__(self, works: list[Work], assigned: list[Assignment]) -> None:
+        self.works = works  # without drafts
+        self.assigned = assigned  # of each work
+        self.made: dict[int, dict[str, Draft]] = {}  # by work and proposer, as they were made; none is empty
+        self.proposed: dict[int, dict[str, Draft]] = {}  # as they are merged: the controller corrects the scores
+        self.reasons: defaultdict[int, list[str]] = defaultdict(list)
+        self.query_s = 0.0
+
+    @property
+    def any_adaptive(self) -> bool:
+        return any(assignment.adaptive for assignment in self.assigned)
+
+    @cached_property
+    def load(self) -> Load:
+        """What runs without the controller's drafts."""
+        return Load.of(self.works)
 
 
 class Speculation:
@@ -102,16 +113,14 @@ class Speculation:
     def propose(self, works: list[Work]) -> list[Work]:
         """Give every work that has slots for one a draft, merged from those of its proposers. Those that take time are
         queried last: what the others have found decides whether it is worth it."""
-        step = self._step = _Step(Load.of(works), [{} for _ in works], [{} for _ in works], [[] for _ in works])
-        for name, proposer in sorted(self.assignments.proposers.items(), key=lambda item: not item[1].free):
-            budgets = self._budgets(name, proposer, works, step)
-            if budgets:
-                self._query(name, proposer, works, budgets, step)
-        if any(step.proposed):
-            works = [
-                self._merged(work, drafts) if drafts else work
-                for work, drafts in zip(works, step.proposed, strict=True)
-            ]
+        step = self._step = _Step(works, [self.assignments[work.sequence] for work in works])
+        for is_free in (True, False):
+            for name, proposer in self.assignments.proposers.items():
+                if proposer.free is is_free:
+                    self._query(name, proposer, step)
+        for index, drafts in step.proposed.items():
+            works = works if works is not step.works else list(works)
+            works[index] = self._merged(works[index], drafts)
         return self._chosen(works, step)
 
     @property
@@ -123,10 +132,9 @@ class Speculation:
         names = self.assignments[sequence].names
         return any(self.assignments.proposers[name].wants_target_argmax for name in names)
 
-    @property
-    def reasons(self) -> list[list[str]]:
-        """Why each sequence of the last step got the draft that it got, or none."""
-        return [] if self._step is None else self._step.reasons
+    def reasons(self, index: int) -> tuple[str, ...]:
+        """Why a sequence of the last step, by its place there, got the draft that it got, or none."""
+        return () if self._step is None else tuple(self._step.reasons.get(index, ()))
 
     def observe(self, works: Items[Work], commits: Items[Commit], run_s: float, overhead_s: float) -> None:
         """Proposers learn the committed tokens, and the controller what they cost."""
@@ -134,18 +142,20 @@ class Speculation:
             self._observe(name, proposer, commits)
         step = self._step
         assert step is not None
-        self._count_savings(works, commits, step.query_s + run_s + overhead_s)
-        for work, reasons in zip(works, step.reasons, strict=True):
+        if step.proposed:
+            self._count_savings(works, commits, step.query_s + run_s + overhead_s)
+        for index, reasons in step.reasons.items():
+            decisions = works[index].sequence.counters.decisions
             for reason in reasons:
-                work.sequence.counters.decisions[reason] += 1
-        mine = [made if self._is_adaptive(work) else None for work, made in zip(works, step.made, strict=True)]
-        if all(made is None for made in mine):
+                decisions[reason] += 1
+        if self.controller is None or not step.any_adaptive:
             return  # no request here left the choice to the controller, so none waits for it to learn
+        mine = [step.made.get(index, {}) if of.adaptive else None for index, of in enumerate(step.assigned)]
         self._controlled(lambda controller: controller.observe(works, mine, commits, step.load, run_s, overhead_s))
 
     def _count_savings(self, works: Items[Work], commits: Items[Commit], step_s: float) -> None:
         """What each sequence with a draft gained on as many plain steps of this batch as it got tokens."""
-        if self.controller is None or not any(work.draft for work in works):
+        if self.controller is None:
             return
         load = Load.of([work.with_draft(NO_DRAFT) for work in works])
         plain_s = self.controller.costs.run(load.rows, load.keys)
@@ -163,25 +173,51 @@ class Speculation:
         for name, proposer in self.assignments.proposers.items():
             self.assignments.guarded(name, proposer.clear)
 
-    def _is_adaptive(self, work: Work) -> bool:
-        return self.assignments[work.sequence].adaptive
+    def _query(self, name: str, proposer: Proposer, step: _Step) -> None:
+        """Add one proposer's drafts to the step. What it takes to decide about them is part of what they cost."""
+        started = self._clock()
+        budgets = self._budgets(name, proposer, step)
+        if not budgets:
+            return
+        works = [step.works[index] for index in budgets]
+        drafts = self._drafts(name, proposer, works, list(budgets.values()))
+        seconds = self._clock() - started
+        step.query_s += seconds
+        made: dict[int, Draft] = {}
+        for index, work, draft in zip(budgets, works, drafts, strict=True):
+            if draft:
+                draft = pruned(draft, work.sequence)
+            elif self.assignments.has_failed(name, work.sequence):
+                step.reasons[index].append(FAILED)
+            made[index] = draft
+            if draft:
+                step.made.setdefault(index, {})[name] = draft
+        mine = [index for index in budgets if step.assigned[index].adaptive]
+        if mine:  # the controller learns from those that were its decision
+            some, nodes = [step.works[index] for index in mine], [budgets[index] for index in mine]
+            raw, own_s = [made[index] for index in mine], seconds * len(mine) / len(budgets)
+            known = self._controlled(lambda c: c.observe_query(_candidate(proposer), some, nodes, raw, own_s))
+            made.update(zip(mine, known or (), strict=False))
+        for index, draft in made.items():
+            if draft:
+                step.proposed.setdefault(index, {})[name] = draft
 
-    def _budgets(self, name: str, proposer: Proposer, works: list[Work], step: _Step) -> dict[int, int]:
+    def _budgets(self, name: str, proposer: Proposer, step: _Step) -> dict[int, int]:
         """How many nodes a proposer drafts, by index of the works that it drafts for."""
         budgets: dict[int, int] = {}
         mine: list[int] = []
-        for index, work in enumerate(works):
-            if not work.num_lookahead_tokens or name not in self.assignments[work.sequence].names:
+        for index, (work, assignment) in enumerate(zip(step.works, step.assigned, strict=True)):
+            if not work.num_lookahead_tokens or name not in assignment.names:
                 continue
             if self.assignments.has_failed(name, work.sequence):
                 step.reasons[index].append(FAILED)
-            elif not self._is_adaptive(work):
+            elif not assignment.adaptive:
                 budgets[index] = work.num_lookahead_tokens
             elif self.controller is not None:
                 mine.append(index)
         if mine:
-            chances = [_chance_of_next(step.proposed[index].values()) for index in mine]
-            some, load = [works[index] for index in mine], step.load
+            chances = [_chance_of_next(step.proposed.get(index, {}).values()) for index in mine]
+            some, load = [step.works[index] for index in mine], step.load
             decided = self._controlled(lambda c: c.budgets(_candidate(proposer), some, chances, load))
             for index, (budget, reason) in zip(mine, decided or [(0, CONTROLLER_FAILED)] * len(mine), strict=True):
                 step.reasons[index].append(f"{proposer.name}: {reason}")
@@ -189,35 +225,16 @@ class Speculation:
                     budgets[index] = budget
         return budgets
 
-    def _query(self, name: str, proposer: Proposer, works: list[Work], budgets: dict[int, int], step: _Step) -> None:
-        """Add one proposer's drafts to the step; the controller learns from those that were its decision."""
-        started = self._clock()
-        drafts = self._drafts(name, proposer, [works[index] for index in budgets], list(budgets.values()))
-        seconds = self._clock() - started
-        step.query_s += seconds
-        for index, draft in zip(budgets, drafts, strict=True):
-            step.made[index][name] = pruned(draft, works[index].sequence)
-            if not draft and self.assignments.has_failed(name, works[index].sequence):
-                step.reasons[index].append(FAILED)
-        mine = [index for index in budgets if self._is_adaptive(works[index])]
-        known: list[Draft] | None = None
-        if mine:
-            some, nodes = [works[index] for index in mine], [budgets[index] for index in mine]
-            raw, own_s = [step.made[index][name] for index in mine], seconds * len(mine) / len(budgets)
-            known = self._controlled(lambda c: c.observe_query(_candidate(proposer), some, nodes, raw, own_s))
-        step_drafts = {index: step.made[index][name] for index in budgets} | dict(zip(mine, known or (), strict=False))
-        for index, draft in step_drafts.items():
-            if draft:
-                step.proposed[index][name] = draft
-
     def _drafts(self, name: str, proposer: Proposer, works: list[Work], budgets: list[int]) -> list[Draft]:
         """Drafts for all works at once. If that fails, each work is tried alone, so that only those to blame lose. If
         none is to blame, the proposer is: after a few such steps in a row it is given up."""
-        query = partial(self._checked, proposer, works, budgets)
         if len(works) == 1:
-            return self.assignments.attempt(name, "propose", works[0].sequence, query) or [NO_DRAFT]
+            alone = self.assignments.attempt(
+                *(name, "propose", works[0].sequence), self._checked, proposer, works, budgets
+            )
+            return alone or [NO_DRAFT]
         try:
-            drafts = query()
+            drafts = self._checked(proposer, works, budgets)
         except Exception as error:
             drafts = [self._drafts(name, proposer, [work], [budget])[0] for work, budget in zip(works, budgets)]
             if not any(self.assignments.has_failed(name, work.sequence) for work in works):
@@ -231,7 +248,7 @@ class Speculation:
         """Tell a proposer every commit by itself: it may fail for one sequence and go on for the others."""
         for commit in commits:
             if not self.assignments.has_failed(name, commit.sequence):
-                self.assignments.attempt(name, "observe", commit.sequence, partial(proposer.observe, [commit]))
+                self.assignments.attempt(name, "observe", commit.sequence, proposer.observe, [commit])
 
     def _checked(self, proposer: Proposer, works: list[Work], budgets: list[int]) -> list[Draft]:
         """A proposer's drafts, if they are such that the target can run them."""
@@ -239,9 +256,11 @@ class Speculation:
         if len(drafts) != len(works):
             raise ValueError(f"{len(drafts)} drafts were proposed for {len(works)} sequences")
         for draft, budget in zip(drafts, budgets, strict=True):
+            if not draft:
+                continue
             if len(draft) > budget:
                 raise ValueError(f"{len(draft)} tokens were drafted, but the budget is {budget}")
-            if draft and not 0 <= min(draft.tokens) <= max(draft.tokens) < self._vocab_size:
+            if not 0 <= min(draft.tokens) <= max(draft.tokens) < self._vocab_size:
                 raise ValueError(f"a draft token is not in the target's vocabulary of {self._vocab_size}")
             if not all(0 < score <= 1 for score in draft.scores):
                 raise ValueError(f"scores must be probabilities above 0, not {draft.scores}")
@@ -264,21 +283,28 @@ class Speculation:
 
     def _chosen(self, works: list[Work], step: _Step) -> list[Work]:
         """The works with what the controller lets pass of the drafts that are its to decide about."""
-        mine = [self._is_adaptive(work) and work.num_lookahead_tokens > 0 for work in works]
-        if not all(mine) and any(work.draft for work in works):  # fixed drafts run in any case
+        mine = [
+            of.adaptive and work.num_lookahead_tokens > 0 for work, of in zip(works, step.assigned, strict=True)
+        ]
+        if not any(mine):
+            return works
+        if not step.proposed and self.controller is not None:
+            for index, is_mine in enumerate(mine):
+                if is_mine:
+                    step.reasons[index].append(NOTHING_PROPOSED)
+            return works
+        if not all(mine) and step.proposed:  # fixed drafts run in any case
             step.load = Load.of(
                 [work.with_draft(NO_DRAFT) if is_mine else work for work, is_mine in zip(works, mine, strict=True)]
             )
-        if not any(mine):
-            return works
         drafts = [work.draft if is_mine else None for work, is_mine in zip(works, mine, strict=True)]
         chosen, reasons = self._controlled(
             lambda controller: controller.choose(works, drafts, step.load)
         ) or _without_controller(drafts, CONTROLLER_FAILED if self._controller_failed else MEASURING)
         decided: list[Work] = []
-        for work, is_mine, draft, reason, told in zip(works, mine, chosen, reasons, step.reasons, strict=True):
+        for index, (work, is_mine, draft, reason) in enumerate(zip(works, mine, chosen, reasons, strict=True)):
             if is_mine:
-                told.append(reason)
+                step.reasons[index].append(reason)
             decided.append(work.with_draft(draft) if is_mine and draft is not work.draft else work)
         return decided
 
@@ -313,8 +339,10 @@ def _candidate(proposer: Proposer) -> Candidate:
     return Candidate(proposer.name, proposer.free, proposer.num_lookahead_tokens, acceptance)
 
 
-def _chance_of_next(drafts: Iterable[Draft]) -> float:
+def _chance_of_next(drafts: Collection[Draft]) -> float:
     """How probable it is that drafts at hand have the next token."""
+    if not drafts:
+        return 0.0
     roots = [[score for score, parent in zip(draft.scores, draft.parents) if parent < 0] for draft in drafts]
     return min(1.0, max(map(sum, roots), default=0.0))
 
