@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -103,6 +105,21 @@ def test_threads_change_no_bit(kind: str) -> None:
         results.append([backend.linear(torch.randn(rows, inputs), layer) for rows in (1, 9, 300)])
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def test_threads_come_and_go() -> None:
+    """Pieces of a job for more threads than cores, for fewer than before, and for some that sleep."""
+    weight = random_weight("q4", 333, 576)
+    x = torch.randn(5, 576)
+    backend = NativeBackend("float32", 1)
+    layer = Linear((backend.pack(weight),), 333, 576)
+    expected = backend.linear(x, layer)
+    for number, threads in enumerate([2, 7, 3, 1, 16, 2, 40, 5] * 8):
+        other = NativeBackend("float32", threads)
+        if number % 8 == 0:
+            time.sleep(0.003)  # long enough for all workers to sleep
+        for rows in (5, 1, 3):
+            assert torch.equal(other.linear(x[:rows], layer), expected[:rows])
 
 
 def test_parts_of_several_kinds_fill_one_output(backend: NativeBackend) -> None:

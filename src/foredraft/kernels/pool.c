@@ -1,9 +1,11 @@
-/* Threads: workers spin for a few microseconds between verbs, because the next one usually comes at once, and then
- * sleep, so that an idle engine costs nothing and a busy neighbour gets the core.
+/* Threads: workers spin between verbs, because the next one usually comes at once, then keep offering their core to
+ * others, and then sleep, so that an idle engine costs nothing and a busy neighbour gets the core.
  *
- * A job is one 64-bit word: its number, how many items it has, and the next item to hand out. Claiming an item is a
- * compare-and-swap on that word, so a worker that wakes late finds nothing left and can do no harm: nobody waits for
- * it. */
+ * The items of a job are cut into one piece for each thread, neighbouring items together, so that a thread reads one
+ * stretch of a weight. A piece is one 64-bit word: how many items it has, the next one to hand out, and how many are
+ * done. Taking an item is a compare-and-swap on that word. A thread takes the items of its own piece, whose cache line
+ * nobody else wants, and then those that others have left; a worker that wakes late finds nothing and can do no harm:
+ * nobody waits for it. */
 #include "pool.h"
 
 #include <pthread.h>
@@ -14,27 +16,34 @@
 
 #include "foredraft.h"
 
-#define ITEM_BITS 22
-#define ITEM_MASK ((UINT64_C(1) << ITEM_BITS) - 1)
-#define JOB_MASK (UINT64_MAX >> (2 * ITEM_BITS))
-#define JOB_OF(word) ((word) >> (2 * ITEM_BITS))
-#define ITEMS_OF(word) (((word) >> ITEM_BITS) & ITEM_MASK)
-#define NEXT_OF(word) ((word) & ITEM_MASK)
+#define COUNT_BITS 21
+#define COUNT_MASK ((UINT64_C(1) << COUNT_BITS) - 1)
+#define ITEMS_OF(word) ((word) >> (2 * COUNT_BITS))
+#define NEXT_OF(word) (((word) >> COUNT_BITS) & COUNT_MASK)
+#define DONE_OF(word) ((word) & COUNT_MASK)
+#define ONE_TAKEN (UINT64_C(1) << COUNT_BITS)
+#define ONE_DONE UINT64_C(1)
 
-#define SPIN_NANOSECONDS 40000
+#define SPIN_NANOSECONDS 40000    /* between the verbs of a step */
+#define YIELD_NANOSECONDS 1000000 /* between steps: waking a thread takes up to a tenth of that on a virtual machine */
 #define SMALL_JOB 60000 /* multiply-adds: about as long as waking a thread, 5 microseconds */
 
+/* A thread's piece of the job, and how it waits for one. */
 static struct {
-    _Alignas(64) _Atomic uint64_t word;  /* the job, see above */
-    _Alignas(64) _Atomic int64_t done;   /* finished items of it */
-    _Alignas(64) pool_body body;
-    void *context;
-    _Atomic int sleepers;
-    _Atomic int wanted;                  /* threads including the caller */
-    int started;                         /* workers that exist: 1 .. started-1 */
-    pthread_mutex_t sleep_lock;
+    _Alignas(128) _Atomic uint64_t word; /* see above; 128: lines are fetched in pairs */
+    _Atomic int asleep;
     pthread_cond_t wake;
-} pool = {.wanted = 1, .started = 1, .sleep_lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
+} pieces[MAX_THREADS] = {[0 ... MAX_THREADS - 1] = {.wake = PTHREAD_COND_INITIALIZER}};
+
+static struct {
+    pool_body body; /* of the job, like context and items */
+    void *context;
+    int64_t items;
+    _Atomic int num_pieces;
+    _Atomic int wanted; /* threads including the caller */
+    int started;        /* workers that exist: 1 .. started-1 */
+    pthread_mutex_t sleep_lock;
+} pool = {.wanted = 1, .started = 1, .num_pieces = 1, .sleep_lock = PTHREAD_MUTEX_INITIALIZER};
 
 static pthread_mutex_t verb_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
@@ -62,42 +71,57 @@ static int64_t nanoseconds(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* Claim and run items of the current job until none is left. */
-static void work(int worker) {
-    uint64_t word = atomic_load_explicit(&pool.word, memory_order_acquire);
+static int num_pieces(void) { return atomic_load_explicit(&pool.num_pieces, memory_order_relaxed); }
+static int64_t first_item(int64_t piece) { return piece * pool.items / num_pieces(); }
+
+static uint64_t piece_word(int piece) { return atomic_load_explicit(&pieces[piece].word, memory_order_acquire); }
+static int has_items(int piece) {
+    uint64_t word = piece_word(piece);
+    return NEXT_OF(word) < ITEMS_OF(word);
+}
+
+/* Take and run items of a piece until none is left. */
+static void finish_piece(int piece, int worker) {
+    uint64_t word = piece_word(piece);
     while (NEXT_OF(word) < ITEMS_OF(word)) {
-        if (!atomic_compare_exchange_weak_explicit(&pool.word, &word, word + 1, memory_order_acq_rel,
+        if (!atomic_compare_exchange_weak_explicit(&pieces[piece].word, &word, word + ONE_TAKEN, memory_order_acq_rel,
                                                    memory_order_acquire))
             continue;
-        /* The job cannot end before this item does, so body and context are the ones of `word`. */
-        pool.body(pool.context, (int64_t)NEXT_OF(word), worker);
-        atomic_fetch_add_explicit(&pool.done, 1, memory_order_acq_rel);
-        word = atomic_load_explicit(&pool.word, memory_order_acquire);
+        /* The job cannot end before this item does, so what `pool` says is said of it. */
+        pool.body(pool.context, first_item(piece) + (int64_t)NEXT_OF(word), worker);
+        word = atomic_fetch_add_explicit(&pieces[piece].word, ONE_DONE, memory_order_acq_rel) + ONE_DONE;
     }
 }
 
-/* Wait until the job number differs from `seen`: spinning first, asleep later. */
-static void await_job(uint64_t seen) {
-    int64_t deadline = nanoseconds() + SPIN_NANOSECONDS;
-    while (nanoseconds() < deadline)
+static void work(int worker) {
+    int count = num_pieces();
+    finish_piece(worker, worker);
+    for (int i = 1; i < count; i++) finish_piece((worker + i) % count, worker);
+}
+
+/* Wait until the worker's piece has items: spinning first, then offering the core, asleep later. */
+static void await_items(int worker) {
+    int64_t start = nanoseconds(), waited = 0;
+    for (; waited < YIELD_NANOSECONDS; waited = nanoseconds() - start) {
         for (int i = 0; i < 64; i++) {
-            if (JOB_OF(atomic_load_explicit(&pool.word, memory_order_acquire)) != seen) return;
+            if (has_items(worker)) return;
             relax();
         }
+        if (waited > SPIN_NANOSECONDS) sched_yield();
+    }
     pthread_mutex_lock(&pool.sleep_lock);
-    atomic_fetch_add(&pool.sleepers, 1);
-    while (JOB_OF(atomic_load(&pool.word)) == seen) pthread_cond_wait(&pool.wake, &pool.sleep_lock);
-    atomic_fetch_sub(&pool.sleepers, 1);
+    atomic_store(&pieces[worker].asleep, 1);
+    atomic_thread_fence(memory_order_seq_cst); /* see publish */
+    while (!has_items(worker)) pthread_cond_wait(&pieces[worker].wake, &pool.sleep_lock);
+    atomic_store(&pieces[worker].asleep, 0);
     pthread_mutex_unlock(&pool.sleep_lock);
 }
 
 static void *worker_main(void *argument) {
     int worker = (int)(intptr_t)argument;
-    uint64_t seen = 0;
     for (;;) {
-        await_job(seen);
-        seen = JOB_OF(atomic_load_explicit(&pool.word, memory_order_acquire));
-        if (worker < atomic_load_explicit(&pool.wanted, memory_order_relaxed)) work(worker);
+        await_items(worker);
+        work(worker);
     }
     return NULL;
 }
@@ -107,9 +131,11 @@ static void *worker_main(void *argument) {
 static void forget_threads(void) {
     pthread_mutex_init(&verb_lock, NULL);
     pthread_mutex_init(&pool.sleep_lock, NULL);
-    pthread_cond_init(&pool.wake, NULL);
-    atomic_store(&pool.sleepers, 0);
-    atomic_store(&pool.word, 0); /* items that were left are the parent's */
+    for (int piece = 0; piece < MAX_THREADS; piece++) {
+        pthread_cond_init(&pieces[piece].wake, NULL);
+        atomic_store(&pieces[piece].asleep, 0);
+        atomic_store(&pieces[piece].word, 0); /* items that were left are the parent's */
+    }
     pool.started = 1;
 }
 
@@ -134,30 +160,39 @@ int fd_set_threads(int threads) {
     return FD_OK;
 }
 
-static void wake_sleepers(void) {
-    if (!atomic_load(&pool.sleepers)) return;
-    pthread_mutex_lock(&pool.sleep_lock);
-    pthread_cond_broadcast(&pool.wake);
-    pthread_mutex_unlock(&pool.sleep_lock);
+/* Hand out a job. A piece's word comes last: whoever sees it sees the job. */
+static void publish(int64_t items, pool_body body, void *context) {
+    int count = items < pool_threads() ? (int)items : pool_threads();
+    pool.body = body;
+    pool.context = context;
+    pool.items = items;
+    atomic_store(&pool.num_pieces, count);
+    for (int piece = count - 1; piece >= 0; piece--) {
+        uint64_t size = (uint64_t)(first_item(piece + 1) - first_item(piece));
+        atomic_store_explicit(&pieces[piece].word, size << (2 * COUNT_BITS), memory_order_release);
+    }
+    atomic_thread_fence(memory_order_seq_cst); /* a worker says that it sleeps and then looks at its word */
+    for (int piece = 1; piece < count; piece++)
+        if (atomic_load(&pieces[piece].asleep)) {
+            pthread_mutex_lock(&pool.sleep_lock);
+            pthread_cond_signal(&pieces[piece].wake);
+            pthread_mutex_unlock(&pool.sleep_lock);
+        }
 }
 
 void pool_run(int64_t items, int64_t multiply_adds, pool_body body, void *context) {
-    if (pool_threads() == 1 || items < 2 || items > (int64_t)ITEM_MASK || multiply_adds < SMALL_JOB) {
+    if (pool_threads() == 1 || items < 2 || items > (int64_t)COUNT_MASK || multiply_adds < SMALL_JOB) {
         for (int64_t item = 0; item < items; item++) body(context, item, 0);
         return;
     }
     if (pool.started < pool_threads()) start_workers();
-    pool.body = body;
-    pool.context = context;
-    atomic_store_explicit(&pool.done, 0, memory_order_relaxed);
-    uint64_t number = (JOB_OF(atomic_load_explicit(&pool.word, memory_order_relaxed)) + 1) & JOB_MASK;
-    atomic_store(&pool.word, number << (2 * ITEM_BITS) | (uint64_t)items << ITEM_BITS);
-    wake_sleepers();
+    publish(items, body, context);
     work(0);
-    for (int spins = 0; atomic_load_explicit(&pool.done, memory_order_acquire) < items; spins++) {
-        if (spins < 20000) relax();
-        else sched_yield();
-    }
+    for (int piece = 0; piece < num_pieces(); piece++)
+        for (int spins = 0; DONE_OF(piece_word(piece)) < ITEMS_OF(piece_word(piece)); spins++) {
+            if (spins < 20000) relax();
+            else sched_yield();
+        }
 }
 
 static int reserve(int which, size_t bytes) {
