@@ -35,10 +35,7 @@ typedef struct {
 /* The bits of the largest |x|: they order like absolute values, infinity and NaN on top. */
 INLINE uint32_t largest_bits(const float *x) {
     vu largest = {0};
-    FOR_STEP(k, GROUP, LANES) {
-        vu bits = load_u32(x + k) & 0x7fffffff;
-        largest = (vu)pick((vi)(bits > largest), (vf)bits, (vf)largest);
-    }
+    FOR_STEP(k, GROUP, LANES) largest = max_u32(largest, load_u32(x + k) & 0x7fffffff);
     return max_lanes_u32(largest);
 }
 
@@ -64,11 +61,8 @@ INLINE void store_planes(const vi x[GROUP / LANES], int planes, int8_t *codes) {
             vst1_s8(codes + plane * GROUP + k, plane ? vrshrn_n_s16(eight, 8) : vmovn_s16(eight));
         }
 #else
-        typedef int8_t narrow __attribute__((vector_size(LANES)));
-        FOR(i, GROUP / LANES) {
-            narrow bytes = __builtin_convertvector(plane ? (vi)((vu)x[i] + 128) >> 8 : x[i], narrow);
-            memcpy(codes + plane * GROUP + i * LANES, &bytes, sizeof bytes);
-        }
+        FOR(i, GROUP / LANES)
+            store_low_bytes(codes + plane * GROUP + i * LANES, plane ? (vi)((vu)x[i] + 128) >> 8 : x[i]);
 #endif
     }
 }
@@ -85,7 +79,8 @@ INLINE void quantise_group(const float *x, x_steps steps, int planes, x_group *g
     store_planes(integers, planes, group->codes);
     FOR(half, 2) group->negated[half] = sum_lanes_i32((vi)(0 - totals[half]));
     group->scale = steps.scale;
-    group->sum = steps.scale * (float)sum_lanes_i32((vi)(totals[0] + totals[1]));
+    uint32_t negated = (uint32_t)group->negated[0] + (uint32_t)group->negated[1];
+    group->sum = steps.scale * (float)(int32_t)(0 - negated);
 }
 
 /* One row. The steps come first: each takes long to arrive, and so they overlap. */

@@ -174,12 +174,25 @@ INLINE float block_max(const float *x, int64_t count) {
     return highest;
 }
 
+/* The larger of each lane of numbers below 2**31. */
+INLINE vu max_u32(vu a, vu b) {
+#if defined(__aarch64__)
+    return (vu)vmaxq_u32((uint32x4_t)a, (uint32x4_t)b);
+#elif LANES == 16
+    return (vu)_mm512_max_epu32((__m512i)a, (__m512i)b);
+#elif LANES == 8
+    return (vu)_mm256_max_epu32((__m256i)a, (__m256i)b);
+#else
+    return (a & (vu)(a > b)) | (b & ~(vu)(a > b));
+#endif
+}
+
 /* The largest lane of numbers below 2**31. */
 INLINE uint32_t max_lanes_u32(vu v) {
 #if defined(__aarch64__)
     return vmaxvq_u32((uint32x4_t)v);
 #else
-    return (uint32_t)TREE(vi, (vi)v, (lanes & (lanes > partners)) | (partners & ~(lanes > partners)));
+    return TREE(vu, v, max_u32(lanes, partners));
 #endif
 }
 
@@ -302,6 +315,18 @@ INLINE vf load_halves(const void *p) {
     vf v;
     for (int i = 0; i < LANES; i++) v[i] = widen_half(halves[i]);
     return v;
+#endif
+}
+
+/* The low byte of each lane, side by side. GCC 12 takes a conversion of vectors apart, lane by lane. */
+INLINE void store_low_bytes(int8_t *p, vi v) {
+#if LANES == 16
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8((__m512i)v));
+#elif LANES == 8
+    __m256i four = _mm256_shuffle_epi8((__m256i)v, _mm256_set1_epi32(0x0c080400));
+    _mm_storel_epi64((__m128i *)p, _mm_unpacklo_epi32(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1)));
+#else
+    for (int i = 0; i < LANES; i++) p[i] = (int8_t)v[i];
 #endif
 }
 
