@@ -3,7 +3,9 @@
 A greedy answer does not depend on drafts, so any setting can be judged by it afterwards, in seconds and without the
 model. Prompts come one after the other, and `suffix` remembers the answers before, as in a server.
 
-    python benchmarks/replay.py --suite questions.jsonl [--limit 120] [--max-tokens 96] [--dtype int4] [SPEC ...]
+    python benchmarks/replay.py --suite questions.jsonl [--limit 120] [--without 20] [--max-tokens 96] [SPEC ...]
+
+`--without 20` leaves out the 20 questions that `make check-vllm` decodes, so that settings are not chosen by them.
 
 `ngram:k=5,which=earliest` drafts as vLLM's n-gram lookup does with prompt_lookup_min=2 and prompt_lookup_max=4.
 """
@@ -21,7 +23,8 @@ from foredraft.types import Commit, RequestOutput, Sequence
 SPECS = (
     "ngram:k=5,which=earliest",
     "ngram:k=5,which=earliest,min_n=5,max_n=5",
-    *(f"suffix:k=5,tree=chain,min_score={score}" for score in (0.1, 0.2, 0.25, 0.3, 0.5)),
+    *(f"suffix:k=5,tree=chain,min_score={score}" for score in (0.1, 0.25, 0.39, 0.5)),
+    *(f"suffix:k=5,tree=chain,min_n=1,min_score={score},store_doubt=2" for score in (0.25, 0.3, 0.39, 0.5)),
 )
 
 
@@ -62,17 +65,21 @@ def main() -> None:
     parser.add_argument("specs", nargs="*", default=SPECS, metavar="SPEC")
     parser.add_argument("--suite", default="builtin")
     parser.add_argument("--limit", type=int, default=120)
+    parser.add_argument("--without", type=int, default=0, help="leave out the questions that this limit would give")
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--dtype", default="int4")
     arguments = parser.parse_args()
     llm = LLM(arguments.model, dtype=arguments.dtype, head=None, spec="off", max_num_seqs=16)
-    prompts = [question.encoded(llm) for question in load_suite(arguments.suite, arguments.limit)]
+    left_out = load_suite(arguments.suite, arguments.without) if arguments.without else []
+    questions = load_suite(arguments.suite, arguments.limit + len(left_out))
+    questions = [question for question in questions if question not in left_out][: arguments.limit]
+    prompts = [question.encoded(llm) for question in questions]
     answers = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=arguments.max_tokens))
     print(f"{len(answers)} answers, {sum(len(answer.token_ids) for answer in answers)} tokens")
     for spec in arguments.specs:
         found = replay(token_proposer(spec), answers, arguments.max_tokens)
-        print(f"{spec:44} " + ", ".join(f"{name} {value:.3f}" for name, value in found.items()), flush=True)
+        print(f"{spec:62} " + ", ".join(f"{name} {value:.3f}" for name, value in found.items()), flush=True)
 
 
 if __name__ == "__main__":

@@ -185,6 +185,11 @@ PROMPTS: list[tuple[str, Callable[[LLM], Any], str]] = [
         "10000000.",
     ),
     (
+        "more trust in earlier answers than in the sequence itself",
+        lambda llm: llm.generate("a", spec="suffix:store_doubt=0.5"),
+        "suffix: store_doubt=0.5 must be from 1 to 64.",
+    ),
+    (
         "proposer that cannot be chosen",
         lambda llm: llm.generate("a", spec="auto(lookahead)"),
         "spec='auto(lookahead)': lookahead needs its whole draft verified, so auto cannot choose it.",

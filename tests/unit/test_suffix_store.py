@@ -89,3 +89,15 @@ def test_what_coins_have_drawn_is_not_remembered(acceptance: str) -> None:
     assert not knows(proposer, [10, 11, 12])
     remember(proposer, [10, 11, 12, 13, 14], acceptance=acceptance, temperature=0.0)
     assert knows(proposer, [10, 11, 12], acceptance=acceptance, temperature=0.8), "no coin decides at temperature 0"
+
+
+def test_earlier_answers_can_be_doubted_more_than_the_sequence_itself() -> None:
+    def scores(store_doubt: float, tokens: list[int]) -> tuple[float, ...]:
+        proposer = Suffix(SuffixOptions(store_doubt=store_doubt))
+        remember(proposer, [10, 11, 12, 13, 14])
+        (draft,) = proposer.propose([plain_sequence(tokens)], [1])
+        return draft.scores
+
+    assert scores(4.0, [7, 10, 11, 12]) < scores(1.0, [7, 10, 11, 12]), "known from an earlier answer"
+    both = [7, 10, 11, 12, 13, 7, 10, 11, 12]
+    assert scores(4.0, both) == scores(1.0, both), "known from the sequence itself"
