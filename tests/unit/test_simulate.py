@@ -121,6 +121,18 @@ class TestEventsAgainstSteps:
 
 
 class TestStepMode:
+    def test_the_table_decides_at_the_context_of_the_traffic(self) -> None:
+        """After long prompts a row reads so many keys that no draft pays."""
+        machine = replace(LINEAR, calibration=replace(LINEAR.calibration, seconds_per_key=1e-5))
+        short, long = (Mix("", (Kind("copy", prompt, 40, 1.0, spread=0.0),)) for prompt in (16, 1000))
+        few, many = (
+            StepTable.measured(machine, SOME, machine.spec("auto"), mix.requests(1.0, 200)).rows[8]
+            for mix in (short, long)
+        )
+        assert few > 10 and many < 8.5
+        plain = StepTable.measured(machine, SOME, machine.spec("off"), long.requests(1.0, 200))
+        assert plain.step_s[8] == pytest.approx(machine.run_s(8, 8 * 1020) + machine.overhead_s(8))
+
     def test_a_small_kv_cache_preempts_and_everybody_ends(self) -> None:
         options = EngineConfig(max_num_seqs=8, kv_cache_tokens=512, prefix_caching=False)
         requests = [Request(0.0, "chat", 50, 60) for _ in range(20)]

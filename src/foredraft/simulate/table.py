@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from foredraft.config import EngineConfig
-from foredraft.control.worth import Load
+from foredraft.control.costs import Calibration
+from foredraft.control.economics import VerifyCurve
 from foredraft.engine.chunks import ChunkLimit
 from foredraft.proposers.registry import Spec
 from foredraft.simulate.machine import Machine
@@ -44,24 +45,21 @@ class StepTable:
         cls, machine: Machine, options: EngineConfig, spec: Spec, requests: list[Request], seed: int = 0
     ) -> StepTable:
         """Run the step mode at constant numbers of sequences. `requests` are a sample of the traffic, from which kinds
-        and lengths of outputs are taken; prompts are left out here, but the keys of their tokens are paid for."""
+        and lengths of outputs are taken; prompts are left out here, but every row pays for the keys of the mean
+        context, so that the controller decides as it would in this traffic."""
         most = options.max_num_seqs
         batches = [batch for batch in _BATCHES if batch < most] + [most]
         kinds = tuple(dict.fromkeys(request.kind for request in requests))
         context = _mean_context(requests)
-        found = [_measure(machine, options, spec, requests, batch, seed) for batch in batches]
+        flat = _at(machine, context)
+        found = [_measure(flat, options, spec, requests, batch, seed) for batch in batches]
         every = np.arange(most + 1)
         rows = np.interp(every, batches, [each.rows for each in found])
         seconds = np.interp(every, batches, [each.seconds for each in found])
-        seconds += (
-            machine.calibration.seconds_per_key
-            * rows
-            * (context - np.interp(every, batches, [e.context for e in found]))
-        )
         rows[0] = seconds[0] = 0.0
         tokens = [np.interp(every, batches, [each.tokens_per_run[kind] for each in found]).tolist() for kind in kinds]
         kind_rows = [np.interp(every, batches, [each.kind_rows[kind] for each in found]).tolist() for kind in kinds]
-        row_s = [machine.run_s(round(each) + 2, 0) - machine.run_s(round(each) + 1, 0) for each in rows]
+        row_s = [flat.run_s(round(each) + 2, 0) - flat.run_s(round(each) + 1, 0) for each in rows]
         excess = [np.interp(every, batches, [each.excess[kind] for each in found]).tolist() for kind in kinds]
         chunks = [options.rows_per_step] + [_chunk(machine, options, rows[n], n) for n in range(1, most + 1)]
         drafts = [round(rows[max(1, n)] / max(1, n) - 1) for n in range(most + 1)]
@@ -73,7 +71,6 @@ class StepTable:
 class _Found:
     seconds: float
     rows: float
-    context: float
     tokens_per_run: dict[str, float]
     kind_rows: dict[str, float]
     excess: dict[str, float]
@@ -91,7 +88,7 @@ def _measure(
     most_requests = batch * (_WARM_UP_STEPS + steps)  # each needs a step at least
     replica = StepReplica(machine, roomy, spec, Record(most_requests), seed)
     added = 0
-    seconds = rows = keys = 0.0
+    seconds = rows = 0.0
     runs: Counter[str] = Counter()
     kind_rows: Counter[str] = Counter()
     tokens: Counter[str] = Counter()
@@ -106,9 +103,8 @@ def _measure(
         if step < _WARM_UP_STEPS:
             continue
         seconds += replica.clock.now - started
-        load = Load.of(works)
-        rows, keys = rows + load.rows, keys + load.keys
         for work in works:
+            rows += work.num_rows
             kind_rows[work.sequence.request_id] += work.num_rows
         for commit in commits:
             runs[commit.sequence.request_id] += 1
@@ -120,7 +116,16 @@ def _measure(
     # In a renewal process with steps X, the last one goes E[X (X - 1)] / (2 E[X]) beyond a given point on average.
     excess = {kind: pairs[kind] / (2 * tokens[kind]) if tokens[kind] else 0.0 for kind in kinds}
     per_sequence = {kind: kind_rows[kind] / runs[kind] if runs[kind] else rows / steps / batch for kind in kinds}
-    return _Found(seconds / steps, rows / steps, keys / rows, per_run, per_sequence, excess)
+    return _Found(seconds / steps, rows / steps, per_run, per_sequence, excess)
+
+
+def _at(machine: Machine, context: float) -> Machine:
+    """The machine if every row came after so many tokens."""
+    measured = machine.calibration
+    row_s = measured.seconds_per_key * (context - measured.context)
+    curve = measured.curve
+    seconds = tuple(max(s / 2, s + rows * row_s) for rows, s in zip(curve.rows, curve.seconds, strict=True))
+    return replace(machine, calibration=Calibration(VerifyCurve(curve.rows, seconds), round(context), 0.0))
 
 
 def _mean_context(requests: list[Request]) -> float:
