@@ -122,7 +122,8 @@ class Plans:
         staging, plan = self._bucket(bucket, batch.block_size)
         staging.wait()
         _fill(staging.arrays, batch, prefix_lens, path_lens)
-        _fill_groups(staging.arrays["split_groups"], borders, rows_of_group(batch.num_rows, together, path_lens.any()))
+        together = rows_of_group(batch.num_rows, together, has_paths=bool(path_lens.any()))
+        _fill_groups(staging.arrays["split_groups"], borders, together)
         staging.upload()
         return plan
 

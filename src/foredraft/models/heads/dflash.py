@@ -174,8 +174,8 @@ class Corrected:
         self._weight = weight  # what the correction is a product with: a row per token of the draft vocabulary
 
     def shortlist(self, logits: Tensor) -> None:
-        """Take up logits [sequences, block, draft_vocab]. All rows are looked at together: on a GPU that takes no longer
-        than one of them."""
+        """Take up logits [sequences, block, draft_vocab]. All rows are looked at together: on a GPU that takes as long
+        as one of them."""
         self.logits = logits
         columns = self.head.backend.top(logits.flatten(0, 1), self.SHORTLIST)[1]
         self._columns = columns.view(*logits.shape[:2], -1)
