@@ -46,7 +46,9 @@ def drafts_of(llm: LLM, spec: str, params: SamplingParams) -> list[Any]:
 
     def recorded(sequences: Any, budgets: Any) -> Any:
         found = propose(sequences, budgets)
-        drafts.extend({tuple(draft.path_tokens(node)): draft.scores[node] for node in range(len(draft))} for draft in found)
+        drafts.extend(
+            {tuple(draft.path_tokens(node)): draft.scores[node] for node in range(len(draft))} for draft in found
+        )
         return found
 
     proposer.propose = recorded  # type: ignore[method-assign]

@@ -283,9 +283,7 @@ class Speculation:
 
     def _chosen(self, works: list[Work], step: _Step) -> list[Work]:
         """The works with what the controller lets pass of the drafts that are its to decide about."""
-        mine = [
-            of.adaptive and work.num_lookahead_tokens > 0 for work, of in zip(works, step.assigned, strict=True)
-        ]
+        mine = [of.adaptive and work.num_lookahead_tokens > 0 for work, of in zip(works, step.assigned, strict=True)]
         if not any(mine):
             return works
         if not step.proposed and self.controller is not None:
