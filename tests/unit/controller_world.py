@@ -168,7 +168,8 @@ class World:
             wanted = [budgets[index] for index in chosen]
             calibrated = self.controller.observe_query(player.candidate, asked, wanted, drafts, seconds)
         for index, draft, known in zip(chosen, drafts, calibrated, strict=True):
-            made[index][player.name] = draft
+            if draft:
+                made[index][player.name] = draft
             if known:
                 merged[index].append(known)
         return seconds

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from unittest import mock
 
 import pytest
 
@@ -10,7 +12,7 @@ from foredraft.control.acceptance import Acceptance
 from foredraft.control.controller import DRAFTED, MEASURING, NOTHING_PROPOSED, RESTING, Controller
 from foredraft.control.costs import Calibration, Costs
 from foredraft.control.economics import VerifyCurve
-from foredraft.control.worth import Candidate, Load
+from foredraft.control.worth import Candidate, Load, Worth
 from foredraft.params import SamplingParams
 from foredraft.types import NO_DRAFT, Draft, Sequence, Work
 from tests.unit.controller_world import CHEAP, DEAR, NARROW, ROWS, Place, Player, World
@@ -311,3 +313,21 @@ def test_drafts_cost_what_calls_took_and_more_for_more_sequences() -> None:
 def test_longer_contexts_cost_more() -> None:
     costs = Costs(Calibration(DEAR.curve, 100, 1e-6))
     assert costs.run(2, 2 * 1100) == pytest.approx(DEAR.curve.seconds_at(2) + 2000e-6)
+
+
+def test_what_the_next_steps_would_only_repeat_is_not_decided_again() -> None:
+    """Deciding takes time too. A copier that finds nothing is still queried in every step, for its query is cheap."""
+    silent = replace(copier(constant(0.9)), drafts=lambda place: False)
+    world = World(CHEAP, [silent, head(constant(0.01))]).write(320)
+    with mock.patch.object(Worth, "relative", autospec=True, side_effect=Worth.relative) as weighed:
+        world.write(320)
+    assert share_of_queries(world, "copier") == 1
+    assert weighed.call_count <= 2 * (320 / 16 + 16), "once in a stretch of sixteen steps, and for every probe"
+
+
+def test_a_new_sequence_is_decided_about_at_once() -> None:
+    """However long the decision about the others stands."""
+    world = World(CHEAP, [replace(copier(constant(0.9)), drafts=lambda place: place[0] > 0)])
+    world.write(160)
+    world.write(30)
+    assert world.verified[-1] > 0

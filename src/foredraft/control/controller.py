@@ -258,7 +258,8 @@ class Controller:
         overhead_s: float,
     ) -> None:
         """Learn from a step, in which the target's run and all the rest but queries took so long. `drafts` are those of
-        each proposer as it made them, None for a sequence that is not the controller's; `load` is without them.
+        each proposer as it made them, and none is empty; None stands for a sequence that is not the controller's.
+        `load` is without them.
 
         Steps without drafts teach only the cost of runs. Several of them are learnt from at once: code that runs once a
         step has left the processor's caches, and is slow.

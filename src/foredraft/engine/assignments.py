@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.registry import ProposerChoice, Spec
-from foredraft.types import Sequence
+from foredraft.types import Sequence, Work
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,11 @@ class Assignments:
 
     def __getitem__(self, sequence: Sequence) -> Assignment:
         return self._sequences[sequence.id]
+
+    def of(self, works: Items[Work]) -> list[Assignment]:
+        """What the request of every work chose."""
+        chosen = self._sequences
+        return [chosen[work.sequence.id] for work in works]
 
     def choices(self, spec: Spec) -> tuple[ProposerChoice, ...]:
         """The proposers that a request chooses, the model's head among them where it leaves that open."""

@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Items
-from functools import cached_property, partial
+from functools import partial
 from math import inf
 from typing import Protocol, TypeVar
 
@@ -52,15 +52,9 @@ class _Step:
         self.proposed: dict[int, dict[str, Draft]] = {}  # as they are merged: the controller corrects the scores
         self.reasons: defaultdict[int, list[str]] = defaultdict(list)
         self.query_s = 0.0
-
-    @property
-    def any_adaptive(self) -> bool:
-        return any(assignment.adaptive for assignment in self.assigned)
-
-    @cached_property
-    def load(self) -> Load:
-        """What runs without the controller's drafts."""
-        return Load.of(self.works)
+        self.any_adaptive = any(assignment.adaptive for assignment in assigned)
+        # What runs without the controller's drafts; of no interest where it decides about nobody.
+        self.load = Load.of(works) if self.any_adaptive else Load(0, 0, 0)
 
 
 class Speculation:
@@ -113,10 +107,11 @@ class Speculation:
     def propose(self, works: list[Work]) -> list[Work]:
         """Give every work that has slots for one a draft, merged from those of its proposers. Those that take time are
         queried last: what the others have found decides whether it is worth it."""
-        step = self._step = _Step(works, [self.assignments[work.sequence] for work in works])
+        step = self._step = _Step(works, self.assignments.of(works))
+        named = {name for assignment in step.assigned for name in assignment.names}
         for is_free in (True, False):
-            for name, proposer in self.assignments.proposers.items():
-                if proposer.free is is_free:
+            for name, proposer in self.assignments.proposers.items() if named else ():
+                if proposer.free is is_free and name in named:
                     self._query(name, proposer, step)
         for index, drafts in step.proposed.items():
             works = works if works is not step.works else list(works)
@@ -176,7 +171,8 @@ class Speculation:
     def _query(self, name: str, proposer: Proposer, step: _Step) -> None:
         """Add one proposer's drafts to the step. What it takes to decide about them is part of what they cost."""
         started = self._clock()
-        budgets = self._budgets(name, proposer, step)
+        candidate = _candidate(proposer)
+        budgets = self._budgets(name, candidate, step)
         if not budgets:
             return
         works = [step.works[index] for index in budgets]
@@ -196,13 +192,13 @@ class Speculation:
         if mine:  # the controller learns from those that were its decision
             some, nodes = [step.works[index] for index in mine], [budgets[index] for index in mine]
             raw, own_s = [made[index] for index in mine], seconds * len(mine) / len(budgets)
-            known = self._controlled(lambda c: c.observe_query(_candidate(proposer), some, nodes, raw, own_s))
+            known = self._controlled(lambda c: c.observe_query(candidate, some, nodes, raw, own_s))
             made.update(zip(mine, known or (), strict=False))
         for index, draft in made.items():
             if draft:
                 step.proposed.setdefault(index, {})[name] = draft
 
-    def _budgets(self, name: str, proposer: Proposer, step: _Step) -> dict[int, int]:
+    def _budgets(self, name: str, candidate: Candidate, step: _Step) -> dict[int, int]:
         """How many nodes a proposer drafts, by index of the works that it drafts for."""
         budgets: dict[int, int] = {}
         mine: list[int] = []
@@ -218,9 +214,9 @@ class Speculation:
         if mine:
             chances = [_chance_of_next(step.proposed.get(index, {}).values()) for index in mine]
             some, load = [step.works[index] for index in mine], step.load
-            decided = self._controlled(lambda c: c.budgets(_candidate(proposer), some, chances, load))
+            decided = self._controlled(lambda c: c.budgets(candidate, some, chances, load))
             for index, (budget, reason) in zip(mine, decided or [(0, CONTROLLER_FAILED)] * len(mine), strict=True):
-                step.reasons[index].append(f"{proposer.name}: {reason}")
+                step.reasons[index].append(f"{candidate.name}: {reason}")
                 if budget:
                     budgets[index] = budget
         return budgets
