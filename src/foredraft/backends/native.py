@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import operator
 import weakref
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
@@ -289,19 +290,26 @@ class NativeBackend:
         description = self._reference(stack, _describe_stack)
         if width != description._obj.width or len(kv) != len(stack.layers):
             raise ValueError(f"x {list(x.shape)} and {len(kv)} caches do not fit the stack of layers.")
-        caches = [addressof(self._reference(cache, self._describe_kv)._obj) for cache in kv]
+        caches = self._caches_of(description._obj, kv)
         if taps is not None and taps.cache.shape[1:] != (len(taps.layers) * width,):
             raise ValueError(f"taps of {list(taps.cache.shape)} do not fit x {list(x.shape)}.")
         normed = torch.empty_like(x)
         if rows and (
             code := self._library.fd_run_layers(
-                *(description, (c_void_p * len(caches))(*caches), self._reference(batch, _describe_batch)),
+                *(description, caches, byref(_describe_batch(batch))),
                 None if taps is None else self._reference(taps, self._describe_taps),
                 *(target, normed.data_ptr()),
             )
         ):
             raise _refusal("run_layers", code)
         return x, normed
+
+    def _caches_of(self, stack: StackDescription, kv: Items[LayerKV]) -> Any:
+        """The descriptions of a stack's caches, one behind the other. They stay the same from run to run."""
+        if len(stack.kv) != len(kv) or not all(map(operator.is_, stack.kv, kv)):
+            addresses = [addressof(self._reference(cache, self._describe_kv)._obj) for cache in kv]
+            stack.kv, stack.caches = tuple(kv), (c_void_p * len(kv))(*addresses)
+        return stack.caches
 
     def prepare(self, batch: ForwardBatch, shape: AttentionShape) -> ForwardBatch:
         return batch

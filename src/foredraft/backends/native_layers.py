@@ -1,7 +1,7 @@
 """What the kernels are told of a stack of layers, so that one call runs them all: pointers to everything they hold.
 
-A description is as good as its stack: it holds no tensor. Tensors are checked here, once; how shapes fit together is
-checked by the kernel, in every call.
+A description is as good as its stack: it holds none of its tensors. Tensors are checked here, once; how shapes fit
+together is checked by the kernel, in every call.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import AttentionShape, Layer, Linear, Stack
+from foredraft.backends.base import AttentionShape, Layer, LayerKV, Linear, Stack
 
 Pointer = Callable[..., int]  # name, tensor, dtype, *shape -> the address of a tensor that is exactly that
 
@@ -54,6 +54,8 @@ class StackDescription(Structure):
         *((name, c_int64) for name in ("count", "width", "rope_positions", "rotary_dim")),
         *((name, c_float) for name in ("multiplier", "eps")),
     ]
+    kv: tuple[LayerKV, ...] = ()  # of the last run
+    caches: Any = None  # an array of pointers to their descriptions
 
 
 class TapsDescription(Structure):

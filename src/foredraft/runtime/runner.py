@@ -64,7 +64,7 @@ class Replayed:
         wanted is cut off here."""
         plan = self._backend.prepare(batch, self._shape)
         logits = self._backend.replay(self, plan, compute)
-        if plan.num_rows == batch.num_rows and plan.num_logits == batch.num_logits:
+        if plan is batch or (plan.num_rows == batch.num_rows and plan.num_logits == batch.num_logits):
             return logits
         wanted = slice(batch.num_rows) if batch.logit_rows is None else batch.logit_rows.to(plan.positions.device)
         return logits[wanted]

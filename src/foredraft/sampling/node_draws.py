@@ -68,7 +68,8 @@ class LazyDraws(Items[int]):
             return LazyDraws(self._logits, self._nodes[index], self._draw)
         node = self._nodes[index]
         row = node.adjusted(self._logits)
-        if not math.isfinite(largest(row)):
+        highest = largest(row)
+        if not math.isfinite(highest):
             return NOT_FINITE
         params = node.sequence.params
-        return self._draw(row, floor(row, params), params.temperature or 0.0, node.key)
+        return self._draw(row, floor(row, params, highest), params.temperature or 0.0, node.key)

@@ -66,11 +66,12 @@ def largest(logits: Tensor) -> float:
     return float(logits.numpy(force=True).max())
 
 
-def floor(logits: Tensor, params: SamplingParams) -> float:
-    """The lowest logit that may still be drawn. At temperature 0 that is the largest: the distribution is one-hot."""
+def floor(logits: Tensor, params: SamplingParams, highest: float | None = None) -> float:
+    """The lowest logit that may still be drawn. At temperature 0 that is the largest: the distribution is one-hot.
+    `highest` is the largest logit, where it is known: it takes a pass over all of them."""
     temperature = cast(float, params.temperature)
     if temperature == 0:
-        return largest(logits)
+        return largest(logits) if highest is None else highest
     floors = [_LOWEST]
     top_k, top_p, min_p = cast(int, params.top_k), cast(float, params.top_p), cast(float, params.min_p)
     kept = logits
