@@ -30,6 +30,7 @@ class _Captured:
     settings: Tensor  # the same, on the device
     tokens: Tensor  # on the device
     drawn: Tensor  # on the host, pinned
+    written: list[tuple[float, ...]]  # the settings that `host` has beside keys
 
 
 class Draws:
@@ -54,7 +55,7 @@ class Draws:
             for index in adjusted:
                 rows[index] = nodes[index].adjusted(logits)
         host = np.empty((5, len(nodes)), np.int64)
-        _fill(host, nodes)
+        _fill(host, nodes, [])
         tokens: list[int] = _drawn(rows, torch.from_numpy(host).to(self._device)).tolist()
         return tokens
 
@@ -66,7 +67,8 @@ class Draws:
             if len(self._graphs) > _MOST_GRAPHS:
                 self._graphs.popitem(last=False)
         self._graphs.move_to_end(key)
-        _fill(captured.host[:, : len(nodes)], nodes)  # the last replay has ended: its tokens were waited for
+        # The last replay has ended: its tokens were waited for.
+        _fill(captured.host[:, : len(nodes)], nodes, captured.written)
         captured.graph.replay()
         torch.cuda.current_stream(self._device).synchronize()
         tokens: list[int] = captured.drawn[: len(nodes)].tolist()
@@ -85,7 +87,7 @@ class Draws:
             return tokens
 
         graph, tokens = capture(self._device, run)
-        return _Captured(graph, host.numpy(), settings, tokens, drawn)
+        return _Captured(graph, host.numpy(), settings, tokens, drawn, [])
 
 
 def _drawn(rows: Tensor, settings: Tensor) -> Tensor:
@@ -95,16 +97,14 @@ def _drawn(rows: Tensor, settings: Tensor) -> Tensor:
     return cuda_sample.sample(rows, floors, finite, temperatures, keys)
 
 
-def _fill(host: NDArray[np.int64], nodes: Items[NodeDraw]) -> None:
-    """Write the settings of every node."""
-    keys: list[int] = []
-    settings: list[tuple[float, float, float, float]] = []
-    for node in nodes:
-        of_params = node.sequence.params.draw_settings
-        key = node.key if of_params[0] else 0  # without noise there is nothing to key
-        keys.append(signed(key))
-        settings.append(of_params)
-    floats = np.array(settings, np.float64)  # temperature, top-p, log of min-p, top-k
-    host[0] = keys
-    host[1] = floats[:, 3]
-    host[2:].view(np.float64)[:] = floats[:, :3].T
+def _fill(host: NDArray[np.int64], nodes: Items[NodeDraw], written: list[tuple[float, ...]]) -> None:
+    """Write the settings of every node. `written` has those of the last time: where they are the same, only keys are
+    new."""
+    settings = [node.sequence.params.draw_settings for node in nodes]
+    # Without noise there is nothing to key.
+    host[0] = [signed(node.key) if of[0] else 0 for node, of in zip(nodes, settings, strict=True)]
+    if settings != written:
+        floats = np.array(settings, np.float64)  # temperature, top-p, log of min-p, top-k
+        host[1] = floats[:, 3]
+        host[2:].view(np.float64)[:] = floats[:, :3].T
+        written[:] = settings
