@@ -94,7 +94,7 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
         object.__setattr__(self, "grammar", _grammar(self.grammar))
 
-    @property
+    @cached_property
     def adjusts_logits(self) -> bool:
         """Whether penalties or a bias change logits before tokens are drawn."""
         return bool(

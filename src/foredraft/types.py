@@ -110,7 +110,7 @@ class Verdict(NamedTuple):
 class Counters:
     """What a sequence has cost and gained so far; the raw material of SpecMetrics."""
 
-    target_runs: int = 0
+    target_runs: int = 0  # a run that only worked through the prompt emits nothing and does not count
     drafted_tokens: int = 0
     drafted_per_depth: Counter[int] = field(default_factory=Counter)  # runs whose draft reached this depth
     accepted_per_depth: Counter[int] = field(default_factory=Counter)
@@ -127,11 +127,8 @@ class Counters:
     cached_tokens: int = 0
     decisions: Counter[str] = field(default_factory=Counter)  # reason -> steps: why the controller drafted or did not
 
-    def count(self, draft: Draft, accepted: tuple[int, ...], emitted: bool) -> None:
-        """Add one run of the target; a run that only worked through the prompt emits nothing and does not count."""
-        self.target_runs += emitted
-        if not draft:
-            return
+    def count_draft(self, draft: Draft, accepted: tuple[int, ...]) -> None:
+        """Add a draft that the target has run."""
         self.drafted_tokens += len(draft)
         self.drafted_by_origin.update(draft.origin)
         self.drafted_per_depth.update(range(1, draft.depth + 1))
@@ -233,11 +230,12 @@ class Work(NamedTuple):
     @property
     def num_logits(self) -> int:
         """How many of this work's rows, counted from its end, need logits."""
-        if self.sequence.wants_prompt_logprobs:
+        sequence, num_new_tokens, _, draft, num_computed_nodes = self  # in half the time: this runs in every step
+        if sequence.params.prompt_logprobs is not None and sequence.wants_prompt_logprobs:
             return self.num_rows
-        if not self.reaches_end:
+        if sequence.num_computed_tokens + num_new_tokens != len(sequence.token_ids):
             return 0
-        return (1 if self.num_new_tokens else 0) + len(self.draft.tokens) - self.num_computed_nodes
+        return (1 if num_new_tokens else 0) + len(draft.tokens) - num_computed_nodes
 
 
 class Stop(NamedTuple):

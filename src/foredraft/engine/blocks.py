@@ -37,9 +37,9 @@ class BlockPool:
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
         """Make the sequence's table cover `num_tokens`. All or nothing: False leaves everything as it was."""
+        if num_tokens <= len(sequence.block_table) * self.block_size:
+            return True  # as in nearly every step
         missing = self.blocks_for(num_tokens) - len(sequence.block_table)
-        if missing <= 0:
-            return True
         if missing > len(self._free):
             return False
         for _ in range(missing):
@@ -54,6 +54,8 @@ class BlockPool:
     def truncate(self, sequence: Sequence, num_tokens: int) -> None:
         """Give back the blocks that lie wholly beyond `num_tokens`."""
         keep = self.blocks_for(num_tokens)
+        if len(sequence.block_table) <= keep:
+            return
         assert keep >= len(self._chains.get(sequence.id, ())), "named blocks hold committed tokens and are never cut"
         while len(sequence.block_table) > keep:
             self._release(sequence.block_table.pop())
@@ -107,7 +109,10 @@ class BlockPool:
         if not self.prefix_caching:
             return
         chain = self._chains.setdefault(sequence.id, [])
-        for index in range(len(chain), sequence.num_computed_tokens // self.block_size):
+        num_full = sequence.num_computed_tokens // self.block_size
+        if len(chain) == num_full:
+            return
+        for index in range(len(chain), num_full):
             name = self._name(chain, sequence, index)
             block = sequence.block_table[index]
             if name not in self._block_of_name:

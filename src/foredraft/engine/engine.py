@@ -52,6 +52,7 @@ class _Live:
 
     detokenizer: Detokenizer
     is_followed: bool  # whether somebody wants an event for every token
+    is_reported: bool  # whether every commit matters: it is followed, or its log probabilities are collected
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
@@ -151,7 +152,8 @@ class Engine:
             )
             sequence.counters.arrival_time = now
             self._next_id += 1
-            self._live[sequence.id] = _Live(Detokenizer(self.tokenizer, prompt, stops, is_followed), is_followed)
+            detokenizer = Detokenizer(self.tokenizer, prompt, stops, is_followed)
+            self._live[sequence.id] = _Live(detokenizer, is_followed, is_followed or params.logprobs is not None)
             self.speculation.register(sequence, spec)
             self._by_request.setdefault(request_id, []).append(sequence)
             self.scheduler.add(sequence)
@@ -163,7 +165,8 @@ class Engine:
         scheduled = self.scheduler.schedule(self.chunk_limit.rows_beside(num_decoding))
         works = self.speculation.propose(scheduled)
         drafted = time.perf_counter()
-        output = self.runner.forward(pack(works, self.kv.block_size))
+        batch = pack(works, self.kv.block_size)
+        output = self.runner.forward(batch)
         with torch.inference_mode():
             verdicts = self._with_target_argmax(
                 output.logits, works, verify(output.logits, works, self.runner.backend.sample)
@@ -176,13 +179,11 @@ class Engine:
         self._clock(works, commits, drafted - started, done - drafted)
         self._num_steps += 1
         self._step_times_s.append(done - started)
-        self.chunk_limit.observe(sum(work.num_rows for work in works), num_decoding, done - started)
+        self.chunk_limit.observe(batch.num_rows, num_decoding, done - started)
         self.speculation.observe(works, commits, run_s=ran - drafted, overhead_s=done - ran)
         events: list[TokenEvent] = []
         for index, (commit, marks) in enumerate(zip(commits, stable, strict=True)):
-            sequence = commit.sequence
-            is_followed = self._live[sequence.id].is_followed or sequence.params.logprobs is not None
-            if is_followed or commit.finish_reason is not None:
+            if commit.finish_reason is not None or self._live[commit.sequence.id].is_reported:
                 events += self._events(commit, marks, self.speculation.reasons(index))
         return events
 

@@ -40,7 +40,7 @@ class Scheduler:
     @property
     def num_decoding(self) -> int:
         """Running sequences of which only the last token is still to be computed."""
-        return sum(map(_is_decoding, self.running))
+        return sum([each.num_computed_tokens == len(each.token_ids) - 1 for each in self.running])
 
     def can_ever_fit(self, num_tokens: int) -> bool:
         """Whether a sequence of this final length fits into the pool when it is alone."""
@@ -63,9 +63,10 @@ class Scheduler:
         shares = self._prompt_shares(chunk) if self.waiting or num_decoding < len(running) else {}
         preempted = False
         while (index := len(works)) < len(running):
-            sequence = running[index]
-            rows = budget - (len(running) - index - 1)  # the younger ones are owed a row each
-            work = self._reserve(sequence, min(rows, max(1, shares.get(sequence.id, 0))))
+            sequence, rows = running[index], 1
+            if shares:  # the younger ones are owed a row each
+                rows = min(budget - (len(running) - index - 1), max(1, shares.get(sequence.id, 0)))
+            work = self._reserve(sequence, rows)
             if work is None:
                 preempted = True
                 self._preempt(running.pop())
@@ -93,6 +94,8 @@ class Scheduler:
             works.sort(key=lambda work: _order(work.sequence))
 
         for index, work in enumerate(works):  # drafts get what tokens have left over: rows and blocks
+            if not budget:
+                break
             if work.sequence.num_lookahead_tokens and work.reaches_end:
                 works[index] = self._look_ahead(work, budget)
                 budget -= works[index].num_lookahead_tokens
@@ -139,9 +142,10 @@ class Scheduler:
     def _reserve(self, sequence: Sequence, rows: int) -> Work | None:
         """Slots for at most `rows` of the tokens that are still to be computed."""
         computed = sequence.num_computed_tokens
-        num_new_tokens = min(len(sequence.token_ids) - computed, rows)
-        fits = self.pool.reserve(sequence, computed + num_new_tokens)
-        return Work(sequence, num_new_tokens) if fits else None
+        num_new_tokens = len(sequence.token_ids) - computed
+        if num_new_tokens > rows:
+            num_new_tokens = rows
+        return Work(sequence, num_new_tokens) if self.pool.reserve(sequence, computed + num_new_tokens) else None
 
     def _look_ahead(self, work: Work, rows: int) -> Work:
         """Slots for a draft of at most `rows` nodes, as many as are wanted, useful and free."""
@@ -169,15 +173,18 @@ class Scheduler:
         sequence, draft = work.sequence, work.draft
         tokens = verdict.tokens[: stop.num_kept]
         accepted = verdict.path[: stop.num_kept]  # the nodes whose tokens are kept
-        sequence.prompt_logprobs += verdict.prompt_logprobs
+        if verdict.prompt_logprobs:
+            sequence.prompt_logprobs += verdict.prompt_logprobs
         sequence.token_ids += tokens
         if sequence.constraint is not None:
             sequence.constraint.accept(tokens)
         sequence.num_computed_tokens += work.num_new_tokens + len(accepted)
         origins = (TARGET,) * (len(tokens) - len(accepted))
-        if accepted:
+        if verdict.tokens:
+            sequence.counters.target_runs += 1
+        if draft.tokens:
             origins = (*[draft.origin[node] for node in accepted], *origins)
-        sequence.counters.count(draft, accepted, emitted=bool(verdict.tokens))
+            sequence.counters.count_draft(draft, accepted)
 
         failed = verdict.error is not None
         sequence.finish_reason = "error" if failed else stop.finish_reason

@@ -8,6 +8,8 @@ from collections.abc import Sequence as Items
 from foredraft.engine.detokenizer import Detokenizer
 from foredraft.types import Sequence, Stop
 
+_GOES_ON = Stop(1)  # after nearly every step: one token more
+
 
 def find_stop(
     sequence: Sequence, tokens: Items[int], eos_token_ids: frozenset[int], detokenizer: Detokenizer
@@ -18,7 +20,7 @@ def find_stop(
     of an incomplete character may hold a stop string too.
     """
     params, constraint = sequence.params, sequence.constraint
-    room = sequence.max_tokens - sequence.num_output_tokens
+    room = sequence.max_tokens + sequence.num_prompt_tokens - len(sequence.token_ids)
     stable: list[int] = []
     for kept, token in enumerate(tokens, start=1):
         stop: Stop | None = None
@@ -37,4 +39,4 @@ def find_stop(
         stable.append(detokenizer.stable())
         if stop is not None:
             return stop, stable
-    return Stop(len(stable)), stable
+    return _GOES_ON if len(stable) == 1 else Stop(len(stable)), stable

@@ -29,21 +29,30 @@ def _draw_lazily(logits: Tensor, nodes: Items[NodeDraw]) -> Items[int]:
 def verify(logits: Tensor, works: Items[Work], sample: Sampler = _draw_lazily) -> list[Verdict]:
     """One verdict per work. `logits` [wanted rows, vocab] holds each work's `num_logits` rows, in order."""
     nodes: list[NodeDraw] = []
-    places: list[tuple[int, int]] = []  # of every work, where its rows end, and where its draws begin in `nodes`
+    ends: list[int] = []  # of every work, where its rows end
+    first_draws: list[int] = []  # and where its draws begin in `nodes`; -1 where no token can be emitted yet
     row = 0
     for work in works:
         row += work.num_logits
-        places.append((row, len(nodes)))
-        draft = work.draft
-        if work.reaches_end and (draft.q is None or work.sequence.params.acceptance == "match"):
-            last = row - 1 - len(draft)  # the row of the last known token; those of the nodes follow it
-            nodes.append(NodeDraw(last, work.sequence, draft, -1, 0))
-            if draft:  # coins are for drafts that were sampled
+        ends.append(row)
+        if not work.reaches_end:
+            first_draws.append(-1)
+            continue
+        first_draws.append(len(nodes))
+        sequence, draft = work.sequence, work.draft
+        if draft.q is None or sequence.params.acceptance == "match":
+            size = len(draft.tokens)
+            last = row - 1 - size  # the row of the last known token; those of the nodes follow it
+            nodes.append(NodeDraw(last, sequence, draft, -1, 0))
+            if size:  # coins are for drafts that were sampled
                 depths = enumerate(draft.depths)
-                nodes += [NodeDraw(last + 1 + node, work.sequence, draft, node, depth) for node, depth in depths]
-    assert row == len(logits)
+                nodes += [NodeDraw(last + 1 + node, sequence, draft, node, depth) for node, depth in depths]
+    assert row == logits.shape[0]
     tokens = sample(logits, nodes)
-    return [_judge(logits, work, *place, tokens) for work, place in zip(works, places, strict=True)]
+    return [
+        _judge(logits, work, end, first_draw, tokens)
+        for work, end, first_draw in zip(works, ends, first_draws, strict=True)
+    ]
 
 
 def _judge(logits: Tensor, work: Work, end: int, first_draw: int, tokens: Items[int]) -> Verdict:
@@ -51,10 +60,13 @@ def _judge(logits: Tensor, work: Work, end: int, first_draw: int, tokens: Items[
     then those of the draft's nodes."""
     sequence, draft, params = work.sequence, work.draft, work.sequence.params
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    if sequence.wants_prompt_logprobs:
+    if params.prompt_logprobs is not None and sequence.wants_prompt_logprobs:
         prompt_logprobs = _prompt_logprobs(logits, end - work.num_logits, work)
-    if not work.reaches_end:
+    if first_draw < 0:
         return Verdict(prompt_logprobs=prompt_logprobs)
+    # Without a draft there is nothing to accept: every rule emits the token that was drawn.
+    if not draft.tokens and params.logprobs is None and (token := tokens[first_draw]) != NOT_FINITE:
+        return Verdict((), (token,), (None,), prompt_logprobs)
     if draft.q is not None:  # the rules that look at distributions go through them node by node: copied once
         logits, end = logits[end - 1 - len(draft) : end].cpu(), 1 + len(draft)
     target = _Target(logits, end - 1 - len(draft), work, tokens, first_draw)
