@@ -169,7 +169,7 @@ class Speculation:
             self.assignments.guarded(name, proposer.clear)
 
     def _query(self, name: str, proposer: Proposer, step: _Step) -> None:
-        """Add one proposer's drafts to the step. What it takes to decide about them is part of what they cost."""
+        """Add one proposer's drafts to the step. The time of deciding about them is part of their cost."""
         started = self._clock()
         candidate = _candidate(proposer)
         budgets = self._budgets(name, candidate, step)

@@ -43,11 +43,15 @@ class Occurrences:
             self.append(token)
 
     def append(self, token: int) -> None:
-        end = self.end
+        tokens, places, end = self.tokens, self._places, self.end
         for n in self.lengths:
             if end - n >= self.start:
-                self._places.setdefault(self._key(end, n), []).append(end)
-        self.tokens.append(token)
+                key = hash(tuple(tokens[-n:]))  # as `_key` has it
+                if key in places:
+                    places[key].append(end)
+                else:
+                    places[key] = [end]
+        tokens.append(token)
 
     def shrink(self, length: int) -> None:
         """Take tokens back from the end until so many are left."""
