@@ -1,4 +1,4 @@
-/* One block of up to 64 keys against the queries of one row and KV head: scores, weights, mixed values, and the merge
+/* One block of up to 64 keys against queries of one KV head that see the same of them: scores, weights, mixed values, and the merge
  * of such partial results. A partial is { values[width], maximum score, sum of weights }.
  *
  * Cycles per key for 3 queries of width 64 on a Neoverse N1, all in the first-level cache: from float32 rows 67 (scores
@@ -13,8 +13,11 @@
 #include <math.h>
 
 #define KEYS 64   /* keys of a block */
-#define QUERIES 4 /* queries that share loaded keys */
-#define MIX_VECS (LANES == 16 ? 4 : PANEL_VECS) /* vectors of values that are summed side by side: 64 columns on AVX512 */
+#define QUERIES (LANES == 16 ? 6 : REGISTERS == 32 ? 4 : 3) /* queries that share loaded keys */
+#define MOST_QUERIES 6
+/* Vectors of values that are summed side by side: 64 columns of few queries on AVX512, 32 of more. */
+#define MIX_VECS (LANES == 16 ? 4 : PANEL_VECS)
+#define MIX_VECS_OF(queries) (LANES == 16 && (queries) > 4 ? 2 : MIX_VECS)
 #define PARTIAL(width) ((width) + 4) /* two of them unused: vectors stay aligned */
 
 /* The keys and values of a block, wherever they lie: float32 or bfloat16 rows of `width`, a multiple of 16. A row of
@@ -30,40 +33,60 @@ typedef struct key_block {
 } key_block;
 
 INLINE void prefetch_four(const void *const *rows, int64_t at, int bf16) {
-    FOR(i, 4) __builtin_prefetch((const char *)rows[i] + (at << (2 - bf16)));
+    /* x86: to the second-level cache. The first one has 48 KiB, and keys and values of two blocks are 64. */
+    FOR(i, 4) __builtin_prefetch((const char *)rows[i] + (at << (2 - bf16)), 0, REGISTERS == 32 && LANES == 4 ? 3 : 2);
 }
 
 INLINE vf load_at(const void *row, int64_t at, int bf16) {
     return bf16 ? load_bf16((const uint16_t *)row + at) : load((const float *)row + at);
 }
 
-/* scores[query][key], four keys at a time: per vector 4 + queries loads and 4 * queries multiply-adds, and 4
+/* sums[query][key] of four keys, not yet added up: per vector 4 + queries loads and 4 * queries multiply-adds, and 4
  * instructions to widen bfloat16 keys. `queries` and `bf16` are literals at every call. */
-INLINE void score(const float *q, const key_block *block, int bf16, int64_t width, int first, int end, int queries,
-                  float scores[][KEYS]) {
+INLINE void multiply_keys(const float *const q[], const key_block *block, int bf16, int64_t width, int key, int queries,
+                          vf sums[][4]) {
     const key_block *ahead = block->ahead;
     int side = bf16 && REGISTERS == 32 ? TILE_VECS : 1; /* vectors of a key that are widened together, see float_tile */
-    for (int key = first & ~3; key < end; key += 4) {
-        const void *const *rows = block->k + key;
-        vf acc[QUERIES][4];
-        FOR(n, queries)
-            FOR(i, 4) acc[n][i] = (vf){0};
-        for (int64_t panel = 0; panel < width; panel += PANEL) {
-            if (ahead) prefetch_four(ahead->k + key, panel, ahead->bf16);
-            FOR_STEP(d, PANEL, side * LANES) {
-                int64_t at = panel + d;
-                vf keys[4][TILE_VECS];
-                FOR(i, 4)
-                    FOR(s, side) keys[i][s] = load_at(rows[i], at + s * LANES, bf16);
-                FOR(s, side)
-                    FOR(n, queries) {
-                        vf query = load(q + n * width + at + s * LANES);
-                        FOR(i, 4) acc[n][i] = muladd(acc[n][i], query, keys[i][s]);
-                    }
-            }
+    const void *const *rows = block->k + key;
+    FOR(n, queries)
+        FOR(i, 4) sums[n][i] = (vf){0};
+    for (int64_t panel = 0; panel < width; panel += PANEL) {
+        if (ahead) prefetch_four(ahead->k + key, panel, ahead->bf16);
+        FOR_STEP(d, PANEL, side * LANES) {
+            int64_t at = panel + d;
+            vf keys[4][TILE_VECS];
+            FOR(i, 4)
+                FOR(s, side) keys[i][s] = held(load_at(rows[i], at + s * LANES, bf16));
+            FOR(s, side)
+                FOR(n, queries) {
+                    vf query = load(q[n] + at + s * LANES);
+                    FOR(i, 4) sums[n][i] = muladd(sums[n][i], query, keys[i][s]);
+                }
         }
-        FOR(n, queries) sum_lanes4(acc[n], scores[n] + key);
     }
+}
+
+/* scores[query][key]. On AVX512 they are stored 16 at a time: vectors of them are read next, which would have to wait
+ * until several smaller stores are done. */
+INLINE void score(const float *const q[], const key_block *block, int bf16, int64_t width, int first, int end,
+                  int queries, float scores[][KEYS]) {
+    vf sums[MOST_QUERIES][4];
+#if LANES == 16
+    for (int key = first & ~15; key < end; key += 16) {
+        vf fours[MOST_QUERIES][4];
+        for (int quad = 0; quad < 4; quad++) {
+            int any = key + 4 * quad < end && key + 4 * quad + 4 > first;
+            if (any) multiply_keys(q, block, bf16, width, key + 4 * quad, queries, sums);
+            FOR(n, queries) fours[n][quad] = any ? sum_fours(sums[n]) : (vf){0};
+        }
+        FOR(n, queries) store(scores[n] + key, sum_quarters(fours[n]));
+    }
+#else
+    for (int key = first & ~3; key < end; key += 4) {
+        multiply_keys(q, block, bf16, width, key, queries, sums);
+        FOR(n, queries) sum_lanes4(sums[n], scores[n] + key);
+    }
+#endif
 }
 
 /* scores -> weights e**(score - maximum) of keys first .. end-1, zero in the rest of their vectors; four vectors side
@@ -92,15 +115,15 @@ static void soften(float *scores, int first, int end, float *maximum, float *sum
 /* Columns d .. of out[query] = sum over keys of weight * value, keys in order, `vecs` vectors of columns at a time: per
  * key 4 loads and 4 * queries multiply-adds on NEON, and 4 instructions to widen bfloat16 values, two keys at a time (see
  * float_tile). */
-INLINE void mix_columns(float weights[][KEYS], const key_block *block, int bf16, int64_t width, int64_t d, int first,
-                        int end, int queries, int vecs, float *out) {
+INLINE void mix_columns(float weights[][KEYS], const key_block *block, int bf16, int64_t d, int first, int end,
+                        int queries, int vecs, float *const out[]) {
     const key_block *ahead = block->ahead;
-    vf acc[QUERIES][MIX_VECS];
+    vf acc[MOST_QUERIES][MIX_VECS];
     FOR(n, queries)
         FOR(i, vecs) acc[n][i] = (vf){0};
     int key = first;
     for (; key + 4 <= end; key += 4) {
-        quad four[QUERIES];
+        quad four[MOST_QUERIES];
         FOR(n, queries) four[n] = load_quad(weights[n] + key);
         if (ahead) FOR_STEP(c, vecs * LANES, PANEL) prefetch_four(ahead->v + key, d + c, ahead->bf16);
 #define ONE_KEY(j, values) \
@@ -123,56 +146,56 @@ INLINE void mix_columns(float weights[][KEYS], const key_block *block, int bf16,
             FOR(n, queries) acc[n][i] = muladd(acc[n][i], values, splat(weights[n][key]));
         }
     FOR(n, queries)
-        FOR(i, vecs) store(out + n * PARTIAL(width) + d + i * LANES, acc[n][i]);
+        FOR(i, vecs) store(out[n] + d + i * LANES, acc[n][i]);
 }
 
 /* All columns: as many at a time as there must be sums on their way, because each waits for its last addition. */
 INLINE void mix(float weights[][KEYS], const key_block *block, int bf16, int64_t width, int first, int end, int queries,
-                float *out) {
-    int64_t d = 0;
-    for (; d + MIX_VECS * LANES <= width; d += MIX_VECS * LANES)
-        mix_columns(weights, block, bf16, width, d, first, end, queries, MIX_VECS, out);
-    for (; d < width; d += PANEL) mix_columns(weights, block, bf16, width, d, first, end, queries, PANEL_VECS, out);
+                float *const out[]) {
+    int64_t d = 0, step = MIX_VECS_OF(queries) * LANES;
+    for (; d + step <= width; d += step)
+        mix_columns(weights, block, bf16, d, first, end, queries, MIX_VECS_OF(queries), out);
+    for (; d < width; d += PANEL) mix_columns(weights, block, bf16, d, first, end, queries, PANEL_VECS, out);
 }
 
-INLINE void block_partials(const float *q, const key_block *block, int bf16, int64_t width, int first, int end,
-                           int queries, float *partials) {
-    float scores[QUERIES][KEYS];
+/* The partials of queries q[0], q[1], ..., each to where it is wanted. */
+INLINE void block_partials(const float *const q[], const key_block *block, int bf16, int64_t width, int first, int end,
+                           int queries, float *const partials[]) {
+    _Alignas(64) float scores[MOST_QUERIES][KEYS];
     score(q, block, bf16, width, first, end, queries, scores);
-    for (int n = 0; n < queries; n++) {
-        float *partial = partials + n * PARTIAL(width);
-        soften(scores[n], first, end, partial + width, partial + width + 1);
-    }
+    for (int n = 0; n < queries; n++) soften(scores[n], first, end, partials[n] + width, partials[n] + width + 1);
     mix(scores, block, bf16, width, first, end, queries, partials);
 }
 
-typedef void block_kernel(const float *q, const key_block *block, int64_t width, int first, int end, float *partials);
+typedef void block_kernel(const float *const q[], const key_block *block, int64_t width, int first, int end,
+                          float *const partials[]);
 
-#define BLOCK_KERNEL(name, queries, bf16)                                                                          \
-    KERNEL void name(const float *q, const key_block *block, int64_t width, int first, int end, float *partials) { \
-        block_partials(q, block, bf16, width, first, end, queries, partials);                                      \
+#define BLOCK_KERNEL(name, queries, bf16)                                                                      \
+    KERNEL void name(const float *const q[], const key_block *block, int64_t width, int first, int end,        \
+                     float *const partials[]) {                                                                \
+        block_partials(q, block, bf16, width, first, end, queries, partials);                                  \
     }
-BLOCK_KERNEL(f32_queries_1, 1, 0)
-BLOCK_KERNEL(f32_queries_2, 2, 0)
-BLOCK_KERNEL(f32_queries_3, 3, 0)
-BLOCK_KERNEL(f32_queries_4, 4, 0)
-BLOCK_KERNEL(bf16_queries_1, 1, 1)
-BLOCK_KERNEL(bf16_queries_2, 2, 1)
-BLOCK_KERNEL(bf16_queries_3, 3, 1)
-BLOCK_KERNEL(bf16_queries_4, 4, 1)
+#define BLOCK_KERNELS(queries) BLOCK_KERNEL(f32_queries_##queries, queries, 0) BLOCK_KERNEL(bf16_queries_##queries, queries, 1)
+BLOCK_KERNELS(1) BLOCK_KERNELS(2) BLOCK_KERNELS(3)
+#if REGISTERS == 32
+BLOCK_KERNELS(4)
+#endif
+#if LANES == 16
+BLOCK_KERNELS(5) BLOCK_KERNELS(6)
+#endif
 
-/* The partials of all `group` query heads of one KV head: q [group, width]. */
-static void group_partials(const float *q, const key_block *block, int64_t width, int first, int end, int64_t group,
-                           float *partials) {
-    static block_kernel *const kernels[2][QUERIES] = {
-        {f32_queries_1, f32_queries_2, f32_queries_3, f32_queries_4},
-        {bf16_queries_1, bf16_queries_2, bf16_queries_3, bf16_queries_4},
-    };
-    for (int64_t n = 0; n < group; n += QUERIES) {
-        int64_t queries = group - n < QUERIES ? group - n : QUERIES;
-        kernels[block->bf16][queries - 1](q + n * width, block, width, first, end, partials + n * PARTIAL(width));
-    }
-}
+static block_kernel *const block_kernels[2][QUERIES] = {
+#if LANES == 16
+    {f32_queries_1, f32_queries_2, f32_queries_3, f32_queries_4, f32_queries_5, f32_queries_6},
+    {bf16_queries_1, bf16_queries_2, bf16_queries_3, bf16_queries_4, bf16_queries_5, bf16_queries_6},
+#elif REGISTERS == 32
+    {f32_queries_1, f32_queries_2, f32_queries_3, f32_queries_4},
+    {bf16_queries_1, bf16_queries_2, bf16_queries_3, bf16_queries_4},
+#else
+    {f32_queries_1, f32_queries_2, f32_queries_3},
+    {bf16_queries_1, bf16_queries_2, bf16_queries_3},
+#endif
+};
 
 /* state = state merged with the next block's partial. */
 static void merge(float *state, const float *partial, int64_t width) {

@@ -91,6 +91,14 @@ INLINE vf constant(const float *four) {
 #endif
 }
 
+/* Stays in a register. GCC would rather read it again for each multiply-add, and loads are scarce on AVX512. */
+INLINE vf held(vf v) {
+#if LANES == 16
+    __asm__("" : "+v"(v));
+#endif
+    return v;
+}
+
 /* Four neighbouring floats of x, of which muladd_quad multiplies a vector by the j-th (j a literal). NEON multiplies by
  * a lane of a register; the others broadcast from memory for free. The assembly is what vfmaq_laneq_f32 stands for, but
  * it keeps the sum in its register: GCC 12 moves sums about, which costs 20 % of the multiply-adds. */
@@ -111,7 +119,16 @@ INLINE quad load_quad(const float *p) { return p; }
 
 INLINE vf pick(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
 
-INLINE vf vmax(vf a, vf b) { return pick(a > b, a, b); }
+/* The larger of each lane, b where they are not ordered: what x86 has one instruction for. */
+INLINE vf vmax(vf a, vf b) {
+#if LANES == 16
+    return _mm512_max_ps(a, b);
+#elif LANES == 8
+    return _mm256_max_ps(a, b);
+#else
+    return pick(a > b, a, b);
+#endif
+}
 
 /* Every lane's partner, `distance` lanes (a literal power of two below LANES) away from it, and lanes with the middle
  * two of every four exchanged: masks for __builtin_shuffle. */
@@ -205,15 +222,22 @@ INLINE int32_t sum_lanes_i32(vi v) {
 #endif
 }
 
-/* out[i] = sum_lanes(v[i]) for four vectors at once: 6 shuffles and 5 additions instead of 16 and 16. */
+/* sum_lanes of many vectors at once, with fewer shuffles and additions: of 16 vectors 30 and 15 instead of 64 and 64. */
+#if LANES == 16
+#define PAIRS(a, b) (_mm512_shuffle_ps(a, b, 0x88) + _mm512_shuffle_ps(a, b, 0xdd))
+#define QUARTERS(a, b) (_mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd))
+/* The first half: lane 4q + i is the sum of lanes 4q .. 4q+3 of v[i]. */
+INLINE vf sum_fours(const vf v[4]) { return PAIRS(PAIRS(v[0], v[1]), PAIRS(v[2], v[3])); }
+/* The other half, for 16 vectors at once: lane 4n + i is the sum of those lanes of fours[n] that are of vector i. */
+INLINE vf sum_quarters(const vf fours[4]) {
+    return QUARTERS(QUARTERS(fours[0], fours[1]), QUARTERS(fours[2], fours[3]));
+}
+#undef QUARTERS
+#else
+/* out[i] = sum_lanes(v[i]) of four vectors. */
 INLINE void sum_lanes4(const vf v[4], float *out) {
 #if defined(__aarch64__)
     vst1q_f32(out, vpaddq_f32(vpaddq_f32(v[0], v[1]), vpaddq_f32(v[2], v[3])));
-#elif LANES == 16
-#define PAIRS(a, b) (_mm512_shuffle_ps(a, b, 0x88) + _mm512_shuffle_ps(a, b, 0xdd))
-    __m512 quarters = PAIRS(PAIRS(v[0], v[1]), PAIRS(v[2], v[3]));
-    __m512 halves = quarters + _mm512_shuffle_f32x4(quarters, quarters, _MM_SHUFFLE(2, 3, 0, 1));
-    _mm_storeu_ps(out, _mm512_castps512_ps128(halves) + _mm512_extractf32x4_ps(halves, 2));
 #elif LANES == 8
 #define PAIRS(a, b) (_mm256_shuffle_ps(a, b, 0x88) + _mm256_shuffle_ps(a, b, 0xdd))
     __m256 halves = PAIRS(PAIRS(v[0], v[1]), PAIRS(v[2], v[3]));
@@ -221,8 +245,9 @@ INLINE void sum_lanes4(const vf v[4], float *out) {
 #else
     for (int i = 0; i < 4; i++) out[i] = sum_lanes(v[i]);
 #endif
-#undef PAIRS
 }
+#endif
+#undef PAIRS
 
 /* x[i] = e**x[i] to 2 units in the last place; 0 below -87.3, infinity above 88.3. Polynomial of Cephes' expf.
  *
