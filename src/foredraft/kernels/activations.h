@@ -77,7 +77,7 @@ INLINE void quantise_group(const float *x, x_steps steps, int planes, x_group *g
         totals[k / (GROUP / 2)] += rounded;
     }
     store_planes(integers, planes, group->codes);
-    FOR(half, 2) group->negated[half] = sum_lanes_i32((vi)(0 - totals[half]));
+    sum_two_i32((vi)(0 - totals[0]), (vi)(0 - totals[1]), group->negated);
     group->scale = steps.scale;
     uint32_t negated = (uint32_t)group->negated[0] + (uint32_t)group->negated[1];
     group->sum = steps.scale * (float)(int32_t)(0 - negated);

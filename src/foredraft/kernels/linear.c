@@ -157,10 +157,10 @@ static void prepare(linear_job *job) {
     if (job->weight->kind >= FD_Q8) {
         job->quantised = pool_shared();
         job->quantised_stride = x_stride(inputs, job->weight->planes);
-        pool_run(rows, rows * inputs * 2, quantise_item, job);
+        pool_run(rows, rows * inputs * 12, quantise_item, job); /* as long as 12 multiply-adds */
     } else if (job->weight->kind == FD_BF16 && tiles_serve(FD_BF16, rows)) {
         job->split = pool_shared();
-        pool_run(rows, rows * inputs, split_item, job);
+        pool_run(rows, rows * inputs * 12, split_item, job);
     } else if (inputs % 4) {
         float *padded = pool_shared();
         int64_t stride = round_up(inputs, 4);

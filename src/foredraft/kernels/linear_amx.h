@@ -189,7 +189,6 @@ INLINE vu rounded_bf16(vf x) {
 /* A row of x as two bfloat16, x = upper + lower to 2**-17 of x; padded with zeros. What is not finite has no lower
  * part, so that an infinity stays one. */
 static void split_row(const float *x, int64_t inputs, uint16_t *out) {
-    typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
     for (int64_t k = 0; k < inputs; k += BF16_STEP, out += 2 * BF16_STEP) {
         const float *from = x + k;
         float rest[BF16_STEP];
@@ -202,10 +201,8 @@ static void split_row(const float *x, int64_t inputs, uint16_t *out) {
             vu upper = rounded_bf16(all);
             vi finite = ((vu)all & 0x7fffffff) < 0x7f800000;
             vu lower = rounded_bf16(pick(finite, all - (vf)upper, splat(0)));
-            halves high = __builtin_convertvector(upper >> 16, halves);
-            halves low = __builtin_convertvector(lower >> 16, halves);
-            memcpy(out + i, &high, sizeof high);
-            memcpy(out + BF16_STEP + i, &low, sizeof low);
+            store_upper_halves(out + i, upper);
+            store_upper_halves(out + BF16_STEP + i, lower);
         }
     }
 }

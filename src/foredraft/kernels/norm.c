@@ -49,7 +49,7 @@ int fd_rms_norm(const float *x, const float *weight, float eps, int64_t rows, in
     if (rows < 0 || width < 1) return FD_SHAPE;
     norm_job job = {NULL, x, NULL, weight, 0.0f, eps, y, width};
     pool_take();
-    pool_run(rows, rows * width, norm_row, &job);
+    pool_run(rows, rows * width * 8, norm_row, &job);
     pool_give();
     return FD_OK;
 }
@@ -60,7 +60,7 @@ int fd_add_rms_norm(float *x, const float *update, float multiplier, const float
     if (rows < 0 || width < 1) return FD_SHAPE;
     norm_job job = {x, x, update, weight, multiplier, eps, y, width};
     pool_take();
-    pool_run(rows, rows * width, norm_row, &job);
+    pool_run(rows, rows * width * 8, norm_row, &job);
     pool_give();
     return FD_OK;
 }

@@ -81,7 +81,7 @@ int fd_rope_and_store(const float *qkv, const float *q_norm, const float *k_norm
     pool_take();
     int error = pool_reserve(4 * (size_t)shape->head_dim, 0);
     if (!error)
-        pool_run(batch->rows, batch->rows * (shape->heads + 2 * shape->kv_heads) * shape->head_dim * 2, rope_row, &job);
+        pool_run(batch->rows, batch->rows * (shape->heads + 2 * shape->kv_heads) * shape->head_dim * 6, rope_row, &job);
     pool_give();
     return error;
 }

@@ -213,12 +213,19 @@ INLINE uint32_t max_lanes_u32(vu v) {
 #endif
 }
 
-/* The sum of all lanes, modulo 2**32. */
-INLINE int32_t sum_lanes_i32(vi v) {
+/* The sums of all lanes of a and of b, modulo 2**32. */
+INLINE void sum_two_i32(vi a, vi b, int32_t out[2]) {
 #if defined(__aarch64__)
-    return vaddvq_s32((int32x4_t)v);
+    out[0] = vaddvq_s32((int32x4_t)a);
+    out[1] = vaddvq_s32((int32x4_t)b);
+#elif LANES == 16
+    __m512i both = _mm512_add_epi32(_mm512_unpacklo_epi32((__m512i)a, (__m512i)b), _mm512_unpackhi_epi32((__m512i)a, (__m512i)b));
+    __m256i half = _mm256_add_epi32(_mm512_castsi512_si256(both), _mm512_extracti64x4_epi64(both, 1));
+    __m128i rest = _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    _mm_storel_epi64((__m128i *)out, _mm_add_epi32(rest, _mm_shuffle_epi32(rest, 0x4e)));
 #else
-    return (int32_t)TREE(vu, (vu)v, lanes + partners);
+    out[0] = (int32_t)TREE(vu, (vu)a, lanes + partners);
+    out[1] = (int32_t)TREE(vu, (vu)b, lanes + partners);
 #endif
 }
 
@@ -340,6 +347,15 @@ INLINE vf load_halves(const void *p) {
     vf v;
     for (int i = 0; i < LANES; i++) v[i] = widen_half(halves[i]);
     return v;
+#endif
+}
+
+/* The upper half of each lane, side by side. */
+INLINE void store_upper_halves(uint16_t *p, vu v) {
+#if LANES == 16
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16((__m512i)(v >> 16)));
+#else
+    for (int i = 0; i < LANES; i++) p[i] = (uint16_t)(v[i] >> 16);
 #endif
 }
 
