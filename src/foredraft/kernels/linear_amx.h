@@ -75,23 +75,37 @@ static void end_tiles(void) { _tile_release(); }
 typedef int32_t tile_dots[MAX_TILE_ROWS][PANEL];
 #define TILE_BUFFERS 4
 
-/* dots = the planes of a unit's x times its codes, exact integers, through tiles `low`, `high` and `b`. */
-#define MULTIPLY_UNIT(unit, low, high, b)                                                                     \
-    {                                                                                                         \
-        int64_t group_ = (unit) / parts, part_ = (unit) % parts;                                              \
-        const int8_t *x_ = ((const x_group *)((const char *)x + group_ * x_group_bytes(planes)))->codes + part_ * GROUP / 2; \
-        _tile_zero(low);                                                                                      \
-        _tile_loadd(b, panel->codes + group_ * panel->code_bytes + part_ * GROUP_CODES / 2, 4 * PANEL);       \
-        _tile_loadd(4, x_, stride);                                                                           \
-        _tile_dpbssd(low, 4, b);                                                                              \
-        _tile_stored(low, dots[(unit) * planes % TILE_BUFFERS], 4 * PANEL);                                                    \
-        if (planes == 2) {                                                                                    \
-            _tile_zero(high);                                                                                 \
-            _tile_loadd(5, x_ + GROUP, stride);                                                               \
-            _tile_dpbssd(high, 5, b);                                                                         \
-            _tile_stored(high, dots[(unit) * planes % TILE_BUFFERS + 1], 4 * PANEL);                                               \
-        }                                                                                                     \
+/* Tile `c` = a plane of a unit's x, `plane_bytes` behind the first, times its codes: exact integers. */
+#define MULTIPLY_PLANE(c, a, b, plane_bytes)                     \
+    _tile_zero(c);                                               \
+    _tile_loadd(a, unit_x(x, unit, parts, planes) + (plane_bytes), stride); \
+    _tile_dpbssd(c, a, b);
+/* One unit through tiles c, or c and `high`, and b; then the tiles of the unit before the last, or with two planes of
+ * the last, are stored: its products have had the time to arrive, and no tile is filled again before that. */
+#define UNIT_OF_ONE(c, a, b, stored)                                                                        \
+    if (unit < units) {                                                                                     \
+        _tile_loadd(b, unit_codes(panel, unit, parts), 4 * PANEL);                                          \
+        MULTIPLY_PLANE(c, a, b, 0)                                                                          \
+    }                                                                                                       \
+    if (unit >= 2 && unit < units + 2) _tile_stored(stored, dots[(unit - 2) % TILE_BUFFERS], 4 * PANEL);
+#define UNIT_OF_TWO(c, high, b, stored, stored_high)                                                        \
+    if (unit < units) {                                                                                     \
+        _tile_loadd(b, unit_codes(panel, unit, parts), 4 * PANEL);                                          \
+        MULTIPLY_PLANE(c, 4, b, 0)                                                                          \
+        MULTIPLY_PLANE(high, 5, b, GROUP)                                                                   \
+    }                                                                                                       \
+    if (unit >= 1 && unit < units + 1) {                                                                    \
+        _tile_stored(stored, dots[(unit - 1) * 2 % TILE_BUFFERS], 4 * PANEL);                               \
+        _tile_stored(stored_high, dots[(unit - 1) * 2 % TILE_BUFFERS + 1], 4 * PANEL);                      \
     }
+INLINE const int8_t *unit_x(const x_group *x, int64_t unit, int parts, int planes) {
+    const char *group = (const char *)x + unit / parts * x_group_bytes(planes);
+    return ((const x_group *)group)->codes + unit % parts * GROUP / 2;
+}
+INLINE const int8_t *unit_codes(const wide_panel *panel, int64_t unit, int parts) {
+    return panel->codes + unit / parts * panel->code_bytes + unit % parts * GROUP_CODES / 2;
+}
+
 /* acc += the dot products of a unit, with the operations of add_dots in their order. */
 INLINE void fold_unit(const wide_panel *panel, enum scaling scaling, const x_group *x, int64_t stride, int64_t unit,
                       tile_dots *dots, int planes, int rows, vf acc[][PANEL_VECS]) {
@@ -114,14 +128,12 @@ INLINE void fold_unit(const wide_panel *panel, enum scaling scaling, const x_gro
 /* One tile of `rows` rows over one panel; the first one also asks for the next panel.
  *
  * A group of one plane, 16 rows and 16 outputs: a tile product and 24 rows of tiles to load 7 ns, 16 rows to store 5 ns,
- * 16 x 3 vector operations to fold 9 ns, with minimums 16 x 4 12 ns, measured one by one on a Xeon at 2.9 GHz. They do
- * not overlap: while tiles are in use, one vector operation starts in a cycle instead of two. Vectors alone take 8
- * vpdpbusd a row more, 44 ns, and are as quick for 8 rows. What a unit gives is folded a unit or two later, so that nobody
- * waits for a product. */
+ * 16 x 3 vector operations to fold 9 ns, with minimums 16 x 4 12 ns, measured one by one on a Xeon at 2.9 GHz. Vectors
+ * alone take 8 vpdpbusd a row more, 44 ns, and are as quick for 8 rows. */
 INLINE void quant_tiles(const wide_panel *panel, enum scaling scaling, const x_group *x, int64_t stride, float *y,
                         int first, int planes, int rows) {
     _Alignas(4096) tile_dots dots[TILE_BUFFERS];
-    int delay = TILE_BUFFERS / 2 / planes;
+    int delay = planes == 1 ? 3 : 2; /* from a unit's products to its fold, see UNIT_OF_ONE */
     int parts = scaling == HALVES ? 2 : 1;
     int64_t units = panel->groups * parts;
     vf acc[MAX_TILE_ROWS][PANEL_VECS];
@@ -129,10 +141,13 @@ INLINE void quant_tiles(const wide_panel *panel, enum scaling scaling, const x_g
         FOR(v, PANEL_VECS) acc[r][v] = (vf){0};
     for (int64_t unit = 0; unit < units + delay; unit++) {
         if (first && unit < panel->groups) prefetch_next(panel, unit);
-        if (unit < units) {
-            if (unit % 2) MULTIPLY_UNIT(unit, 2, 3, 7)
-            else MULTIPLY_UNIT(unit, 0, 1, 6)
-        }
+        if (planes == 2) {
+            if (unit % 2) { UNIT_OF_TWO(2, 3, 7, 0, 1) }
+            else { UNIT_OF_TWO(0, 1, 6, 2, 3) }
+        } else if (unit % 4 == 0) { UNIT_OF_ONE(0, 4, 6, 2) }
+        else if (unit % 4 == 1) { UNIT_OF_ONE(1, 5, 7, 3) }
+        else if (unit % 4 == 2) { UNIT_OF_ONE(2, 4, 6, 0) }
+        else { UNIT_OF_ONE(3, 5, 7, 1) }
         finish_writes(dots);
         int64_t done = unit - delay;
         if (done >= 0)
@@ -141,7 +156,9 @@ INLINE void quant_tiles(const wide_panel *panel, enum scaling scaling, const x_g
     FOR(r, rows)
         FOR(v, PANEL_VECS) store(y + r * PANEL + v * LANES, acc[r][v]);
 }
-#undef MULTIPLY_UNIT
+#undef MULTIPLY_PLANE
+#undef UNIT_OF_ONE
+#undef UNIT_OF_TWO
 
 #define QUANT_TILE(rows, name, scaling, planes)                                                                 \
     KERNEL void name##_##rows(const wide_panel *panel, const x_group *x, int64_t stride, float *y, int first) { \
