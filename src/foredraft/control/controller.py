@@ -18,12 +18,13 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 
 from foredraft.control.acceptance import Acceptance
 from foredraft.control.costs import Costs
-from foredraft.control.worth import Candidate, Load, Offer, Worth
+from foredraft.control.ledger import UNDECIDED, Behind, Decision, Ledger, Rest
+from foredraft.control.worth import Candidate, Load, Offer
 from foredraft.types import NO_DRAFT, Commit, Draft, Sequence, Work
 
 DRAFTED, NOTHING_PROPOSED, TOO_UNSURE, LEDGER = "drafted", "nothing proposed", "would not pay", "ledger"
@@ -32,52 +33,13 @@ MEASURING, RESTING, PROBE = "measuring", "resting", "probe"
 # docs/control.md has the sweeps that set these.
 _SHARE = 0.005  # of all time, for each proposer: what it may lose
 _ALLOWANCE = 4.0  # plain steps: and at the start
-_MOST_SAVED = 16.0  # allowances: the cap of a ledger, so that old gains do not pay for ever
 _PACE_MEMORY = 0.98  # the share that is kept after one more step: what a token takes is over about fifty
 
 _BLAME_STEPS = 5  # drafts are charged the median lateness of so many runs: one late run may have another cause
 _REFRESH_STEPS = 16  # steps without drafts that are learnt from at once, and after which queries are weighed anew
-_UP_TO_DATE = 16  # tokens that a proposer runs together with its next draft, at no cost of their own
 
 _Node = tuple[float, int, int]  # survival, index of the work, node of its draft
-_Decision = tuple[int, str]  # nodes that a proposer may draft for a sequence, and why
-_UNDECIDED: _Decision = (-1, "")
 _Query = tuple[Candidate, Items[Work], Items[int], Items[Draft], float]  # budgets, drafts and seconds of one
-
-
-@dataclass
-class _Behind:
-    """How much of a sequence a proposer has run, and what it has spent on the rest since its last draft for it."""
-
-    preemptions: int = 0  # of the sequence by then; after one more, all must be run again
-    computed: int = 0
-    spent_s: float = 0.0
-
-    def num_missing(self, sequence: Sequence) -> int:
-        computed = self.computed if self.preemptions == sequence.counters.preemptions else 0
-        return missing if (missing := sequence.num_tokens - computed) > _UP_TO_DATE else 0
-
-
-class _Ledger:
-    """Of one proposer: what it may lose, what a query of it is worth, and how far behind it is."""
-
-    def __init__(self, candidate: Candidate, allowance_s: float) -> None:
-        self.worth = Worth(candidate)
-        self.balance_s = self.saved_s = allowance_s  # catching up is paid from all savings, which have no cap
-        self.most_s = _MOST_SAVED * allowance_s
-        self.queried_s = 0.0  # when it was last queried
-        self.behind: dict[int, _Behind] = {}  # by sequence
-        self.forget_decisions()
-
-    def forget_decisions(self) -> None:
-        """Decide anew with the next step."""
-        self.decisions: dict[int, _Decision] = {}  # those that stand, by sequence
-        self.decided_for = (0, 0)  # sequences and rows, about: they stand for this load
-        self.decided_until_s = inf  # then a query is due
-
-    def book(self, seconds: float) -> None:
-        self.saved_s += seconds
-        self.balance_s = min(self.most_s, self.balance_s + seconds)
 
 
 class Controller:
@@ -87,7 +49,7 @@ class Controller:
         self.costs = costs
         self.acceptance = Acceptance()
         self._allowance_s = _ALLOWANCE * costs.run(1, 0)
-        self._ledgers: dict[str, _Ledger] = {}
+        self._ledgers: dict[str, Ledger] = {}
         self._now_s = 0.0  # the time that all steps took so far
         # Of the last steps: the time that they took, and that plain decoding would have taken for their tokens.
         self._spent_s = self._plain_s = self._allowance_s
@@ -114,8 +76,8 @@ class Controller:
         ledger, of = self._ledger(candidate), (load.sequences, load.rows.bit_length())
         if ledger.decided_for != of or self._now_s >= ledger.decided_until_s:
             ledger.forget_decisions()
-        decided = [ledger.decisions.get(work.sequence.id, _UNDECIDED) for work in works]
-        if _UNDECIDED in decided or any(chances):
+        decided = [ledger.decisions.get(work.sequence.id, UNDECIDED) for work in works]
+        if UNDECIDED in decided or any(chances):
             ledger.decided_for = of
             decided = self._decided(candidate, ledger, works, chances, load)
         return [
@@ -123,47 +85,65 @@ class Controller:
             for (nodes, reason), work in zip(decided, works, strict=True)
         ]
 
+    def rest(self, names: Iterable[str], works: Items[Work]) -> Rest:
+        """The stretch for which it is decided that none of these proposers is queried for any of these works, after
+        all have been decided about."""
+        ledgers = [self._ledgers.get(name) for name in names]
+        until_s = min((-inf if ledger is None else ledger.rests_until_s(works) for ledger in ledgers), default=-inf)
+        return Rest(until_s, self._steps // _REFRESH_STEPS)
+
+    def is_resting(self, rest: Rest) -> bool:
+        """Whether that stretch lasts."""
+        return self._now_s < rest.until_s and self._steps // _REFRESH_STEPS == rest.refreshes
+
     def _decided(
-        self, candidate: Candidate, ledger: _Ledger, works: Items[Work], chances: Items[float], load: Load
-    ) -> list[_Decision]:
+        self, candidate: Candidate, ledger: Ledger, works: Items[Work], chances: Items[float], load: Load
+    ) -> list[Decision]:
         """Decide about every work. Without drafts at hand, decisions that the next steps would repeat stand for a
         stretch: not to query until a query is due, and to query for all if the ledger covers the whole stretch."""
         offers = ledger.worth.offers(candidate, load, self.costs, self._token_s(load))
         is_timed = self.costs.draft(candidate.name, 1, 1) is not None
         left_s, is_queried = ledger.balance_s, False
-        decided: list[_Decision] = []
+        decided: list[Decision] = []
+        until_s = inf
         for work, chance in zip(works, chances, strict=True):
             nodes, reason = 0, LEDGER
             if is_queried and not is_timed:
                 reason = RESTING  # one sequence is enough to time it
             elif offer := next((offer for offer in offers if offer.cost_s <= left_s), None):
-                reason = self._decide(candidate, ledger, work.sequence, 1 - chance, offer)
+                reason, due_s = self._decide(candidate, ledger, work.sequence, 1 - chance, offer)
+                until_s = min(until_s, due_s)
                 if reason in (DRAFTED, PROBE):
                     nodes, is_queried = offer.nodes, True
                     left_s -= offer.cost_s
                     ledger.queried_s = self._now_s
             decided.append((nodes, reason))
+        ledger.is_probed = any(reason == PROBE for _, reason in decided)
         is_covered = _REFRESH_STEPS * (ledger.balance_s - left_s) <= ledger.balance_s
         all_drafted = candidate.is_free and is_covered and all(reason == DRAFTED for _, reason in decided)
         if is_timed and not any(chances) and (all_drafted or not is_queried):
             ledger.decisions = {work.sequence.id: one for work, one in zip(works, decided, strict=True)}
             if not is_queried:
-                least_s = min(offer.cost_s for offer in offers)
-                to_cover_s = least_s - ledger.balance_s
-                ledger.decided_until_s = max(ledger.queried_s + least_s / _SHARE, self._now_s + to_cover_s / _SHARE)
+                missing_s = min(offer.cost_s for offer in offers) - left_s
+                ledger.decided_until_s = until_s if missing_s <= 0 else self._now_s + missing_s / _SHARE
         return decided
 
-    def _decide(self, candidate: Candidate, ledger: _Ledger, sequence: Sequence, chance: float, offer: Offer) -> str:
-        behind = ledger.behind.get(sequence.id, _Behind())
+    def _decide(
+        self, candidate: Candidate, ledger: Ledger, sequence: Sequence, chance: float, offer: Offer
+    ) -> tuple[str, float]:
+        """Whether to query for a sequence, and when that is due in any case."""
+        behind = ledger.behind.get(sequence.id, Behind())
         missing = 0 if candidate.is_free else behind.num_missing(sequence)
         catch_up_s = self.costs.catch_up(candidate.name, missing)
         is_covered = not missing or behind.spent_s > 0 or catch_up_s < ledger.saved_s
         gain_s = chance * ledger.worth.relative(sequence.id) * offer.gain_s - offer.cost_s
         if gain_s > 0 and catch_up_s <= gain_s * (sequence.max_tokens - sequence.num_output_tokens):
-            return DRAFTED if is_covered else LEDGER
+            return DRAFTED if is_covered else LEDGER, inf
         # One call may have been delayed: a few are made before a proposer is judged by what they took.
-        is_due = offer.cost_s + catch_up_s <= _SHARE * (self._now_s - ledger.queried_s)
-        return PROBE if is_covered and (is_due or not self.costs.is_timed(candidate.name)) else RESTING
+        if not is_covered:
+            return RESTING, inf
+        due_s = ledger.queried_s + (offer.cost_s + catch_up_s) / _SHARE
+        return PROBE if self._now_s >= due_s or not self.costs.is_timed(candidate.name) else RESTING, due_s
 
     def observe_query(
         self, candidate: Candidate, works: Items[Work], budgets: Items[int], drafts: Items[Draft], seconds: float
@@ -175,7 +155,10 @@ class Controller:
             self._empty.append(query)
             return list(drafts)
         self._learn_from_plain_steps()
-        self._ledger(candidate).forget_decisions()
+        ledger = self._ledger(candidate)
+        ledger.forget_decisions()
+        if ledger.is_probed:
+            ledger.worth.refresh()  # what a probe has found may show that queries pay again
         return self._learn_from_query(*query)
 
     def _is_up_to_date(self, candidate: Candidate, works: Items[Work]) -> bool:
@@ -190,7 +173,7 @@ class Controller:
     ) -> list[Draft]:
         ledger, name, nodes = self._ledger(candidate), candidate.name, max(budgets)
         known_s = self.costs.draft(name, nodes, len(works))
-        behind = [ledger.behind.setdefault(work.sequence.id, _Behind()) for work in works]
+        behind = [ledger.behind.setdefault(work.sequence.id, Behind()) for work in works]
         missing = [one.num_missing(work.sequence) for one, work in zip(behind, works, strict=True)]
         drafting_s = min(seconds, known_s or 0.0) if any(drafts) else 0.0
         catch_up_s = (seconds - drafting_s) / max(1, sum(map(bool, missing)))
@@ -208,7 +191,7 @@ class Controller:
                     if not draft and not candidate.is_free:
                         continue  # it goes on in the next steps
                     self.costs.observe_catch_up(name, tokens, one.spent_s)
-            ledger.behind[sequence.id] = _Behind(sequence.counters.preemptions, sequence.num_tokens)
+            ledger.behind[sequence.id] = Behind(sequence.counters.preemptions, sequence.num_tokens)
             ledger.worth.observe(sequence.id, survivals, budget)
         if not is_catching_up:
             drafting_s = seconds
@@ -306,9 +289,9 @@ class Controller:
             for sequence_id in gone:
                 ledger.behind.pop(sequence_id, None)
 
-    def _ledger(self, candidate: Candidate) -> _Ledger:
+    def _ledger(self, candidate: Candidate) -> Ledger:
         if candidate.name not in self._ledgers:
-            self._ledgers[candidate.name] = _Ledger(candidate, self._allowance_s)
+            self._ledgers[candidate.name] = Ledger(candidate, self._allowance_s)
         return self._ledgers[candidate.name]
 
     def _learn_from_plain_steps(self) -> None:

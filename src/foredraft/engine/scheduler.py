@@ -149,14 +149,15 @@ class Scheduler:
 
     def _look_ahead(self, work: Work, rows: int) -> Work:
         """Slots for a draft of at most `rows` nodes, as many as are wanted, useful and free."""
-        sequence = work.sequence
-        useful = sequence.max_tokens - sequence.num_output_tokens - 1  # the target adds a token of its own
-        free = self.pool.num_free_blocks * self.pool.block_size
-        free += len(sequence.block_table) * self.pool.block_size - sequence.num_tokens
-        lookahead = max(0, min(sequence.num_lookahead_tokens, rows, useful, free))
-        reserved = self.pool.reserve(sequence, sequence.num_tokens + lookahead)
-        assert reserved
-        return Work(sequence, work.num_new_tokens, lookahead)
+        sequence, pool, known = work.sequence, self.pool, len(work.sequence.token_ids)
+        useful = sequence.max_tokens + sequence.num_prompt_tokens - known - 1  # the target adds a token of its own
+        lookahead = min(sequence.num_lookahead_tokens, rows, useful)
+        held = len(sequence.block_table) * pool.block_size - known
+        if lookahead > held:
+            lookahead = min(lookahead, held + pool.num_free_blocks * pool.block_size)
+            reserved = pool.reserve(sequence, known + lookahead)
+            assert reserved
+        return Work(sequence, work.num_new_tokens, lookahead) if lookahead > 0 else work
 
     def _preempt(self, sequence: Sequence) -> None:
         self._take_blocks(sequence)

@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 from foredraft.control.controller import MEASURING, NOTHING_PROPOSED, Controller
 from foredraft.control.costs import Calibration, Costs
 from foredraft.control.economics import VerifyCurve
+from foredraft.control.ledger import Rest
 from foredraft.control.worth import Candidate, Load
 from foredraft.engine.assignments import Assignment, Assignments
 from foredraft.proposers.base import Proposer
@@ -52,9 +53,18 @@ class _Step:
         self.proposed: dict[int, dict[str, Draft]] = {}  # as they are merged: the controller corrects the scores
         self.reasons: defaultdict[int, list[str]] = defaultdict(list)
         self.query_s = 0.0
+        self.is_queried = False  # whether any proposer was
+        self.rest: Rest | None = None  # how long nobody need be queried after it
         self.any_adaptive = any(assignment.adaptive for assignment in assigned)
         # What runs without the controller's drafts; of no interest where it decides about nobody.
         self.load = Load.of(works) if self.any_adaptive else Load(0, 0, 0)
+
+    def items(self) -> Iterable[tuple[Work, Assignment]]:
+        return zip(self.works, self.assigned, strict=True)
+
+    @property
+    def sequences(self) -> list[int]:
+        return [work.sequence.id for work in self.works]
 
 
 class Speculation:
@@ -107,6 +117,8 @@ class Speculation:
     def propose(self, works: list[Work]) -> list[Work]:
         """Give every work that has slots for one a draft, merged from those of its proposers. Those that take time are
         queried last: what the others have found decides whether it is worth it."""
+        if self._is_resting(works):
+            return works
         step = self._step = _Step(works, self.assignments.of(works))
         named = {name for assignment in step.assigned for name in assignment.names}
         for is_free in (True, False):
@@ -116,7 +128,24 @@ class Speculation:
         for index, drafts in step.proposed.items():
             works = works if works is not step.works else list(works)
             works[index] = self._merged(works[index], drafts)
-        return self._chosen(works, step)
+        chosen = self._chosen(works, step)
+        if not step.is_queried and all(of.adaptive and work.num_lookahead_tokens for work, of in step.items()):
+            names = [proposer.name for name, proposer in self.assignments.proposers.items() if name in named]
+            step.rest = self._controlled(lambda controller: controller.rest(names, works))
+        return chosen
+
+    def _is_resting(self, works: list[Work]) -> bool:
+        """Whether this step repeats the last one, in which the controller let nobody be queried: for the same
+        sequences, and as long as it keeps to that. Then it has the same reasons, and takes next to no time."""
+        last, controller = self._step, self.controller
+        if last is None or last.rest is None or controller is None or not controller.is_resting(last.rest):
+            return False
+        if not all(work.num_lookahead_tokens for work in works) or last.sequences != [
+            work.sequence.id for work in works
+        ]:
+            return False
+        last.works, last.load = works, Load.of(works)
+        return True
 
     @property
     def any_wants_target_argmax(self) -> bool:
@@ -175,6 +204,7 @@ class Speculation:
         budgets = self._budgets(name, candidate, step)
         if not budgets:
             return
+        step.is_queried = True
         works = [step.works[index] for index in budgets]
         drafts = self._drafts(name, proposer, works, list(budgets.values()))
         seconds = self._clock() - started
@@ -202,7 +232,7 @@ class Speculation:
         """How many nodes a proposer drafts, by index of the works that it drafts for."""
         budgets: dict[int, int] = {}
         mine: list[int] = []
-        for index, (work, assignment) in enumerate(zip(step.works, step.assigned, strict=True)):
+        for index, (work, assignment) in enumerate(step.items()):
             if not work.num_lookahead_tokens or name not in assignment.names:
                 continue
             if self.assignments.has_failed(name, work.sequence):
@@ -279,7 +309,7 @@ class Speculation:
 
     def _chosen(self, works: list[Work], step: _Step) -> list[Work]:
         """The works with what the controller lets pass of the drafts that are its to decide about."""
-        mine = [of.adaptive and work.num_lookahead_tokens > 0 for work, of in zip(works, step.assigned, strict=True)]
+        mine = [of.adaptive and work.num_lookahead_tokens > 0 for work, of in step.items()]
         if not any(mine):
             return works
         if not step.proposed and self.controller is not None:

@@ -1,0 +1,65 @@
+"""The ledger of one proposer: what it may lose, how far behind it is, and what is decided about it for a stretch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
+
+from foredraft.control.worth import Candidate, Worth
+from foredraft.types import Sequence, Work
+
+_MOST_SAVED = 16.0  # allowances: the cap of a ledger, so that old gains do not pay for ever
+_UP_TO_DATE = 16  # tokens that a proposer runs together with its next draft, at no cost of their own
+
+Decision = tuple[int, str]  # nodes that a proposer may draft for a sequence, and why
+UNDECIDED: Decision = (-1, "")
+
+
+@dataclass
+class Behind:
+    """How much of a sequence a proposer has run, and what it has spent on the rest since its last draft for it."""
+
+    preemptions: int = 0  # of the sequence by then; after one more, all must be run again
+    computed: int = 0
+    spent_s: float = 0.0
+
+    def num_missing(self, sequence: Sequence) -> int:
+        computed = self.computed if self.preemptions == sequence.counters.preemptions else 0
+        return missing if (missing := sequence.num_tokens - computed) > _UP_TO_DATE else 0
+
+
+class Rest(NamedTuple):
+    """A stretch in which nobody is queried, as long as the same sequences run."""
+
+    until_s: float  # then a query is due
+    refreshes: int  # with the next one, queries are weighed anew
+
+
+class Ledger:
+    """Starts with an allowance, from which a proposer's losses are paid."""
+
+    def __init__(self, candidate: Candidate, allowance_s: float) -> None:
+        self.worth = Worth(candidate)
+        self.balance_s = self.saved_s = allowance_s  # catching up is paid from all savings, which have no cap
+        self.most_s = _MOST_SAVED * allowance_s
+        self.queried_s = 0.0  # when it was last queried
+        self.is_probed = False  # whether it was last queried although that did not pay
+        self.behind: dict[int, Behind] = {}  # by sequence
+        self.forget_decisions()
+
+    def forget_decisions(self) -> None:
+        """Decide anew with the next step."""
+        self.decisions: dict[int, Decision] = {}  # those that stand, by sequence
+        self.decided_for = (0, 0)  # sequences and rows, about: they stand for this load
+        self.decided_until_s = inf  # then a query is due
+
+    def rests_until_s(self, works: Items[Work]) -> float:
+        """Until when no query is due for these works; -inf where not all decisions stand."""
+        stands = all(self.decisions.get(work.sequence.id, UNDECIDED)[0] == 0 for work in works)
+        return self.decided_until_s if stands else -inf
+
+    def book(self, seconds: float) -> None:
+        self.saved_s += seconds
+        self.balance_s = min(self.most_s, self.balance_s + seconds)
