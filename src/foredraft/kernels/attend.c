@@ -194,8 +194,8 @@ static key_range range_of(const attend_job *job, int64_t row, int64_t block) {
     return (key_range){max64(block * KEYS, first_key(job, row)), min64((block + 1) * KEYS, end_key(job, row))};
 }
 
-/* `rows` rows, which see the same range of the gathered block; the partials are merged at once or, when blocks are split
- * over threads, wait. */
+/* `rows` rows, which see the same range of the gathered block; the partials are merged at once or, when blocks are
+ * split over threads, wait. */
 static void rows_block(const attend_job *job, const tile_span *tile, int64_t row, int64_t rows, int64_t kv_head,
                        int64_t block, key_range range, const workspace *space, key_block *keys) {
     int64_t group = job->group, partial = PARTIAL(job->width), heads = job->shape->heads;
@@ -210,7 +210,8 @@ static void rows_block(const attend_job *job, const tile_span *tile, int64_t row
             int64_t in_tile = (at - tile->row) * heads + head;
             q[n] = space->q + in_tile * job->width;
             states[n] = space->states + in_tile * partial;
-            partials[n] = job->runs > 1 ? waiting_partials(job, at, block) + head * partial : space->partials + n * partial;
+            partials[n] = space->partials + n * partial;
+            if (job->runs > 1) partials[n] = waiting_partials(job, at, block) + head * partial;
         }
         block_kernels[keys->bf16][count - 1](q, keys, job->width, first, end, partials);
         keys->ahead = NULL; /* asked for once */
@@ -333,8 +334,8 @@ static int cut_items(attend_job *job) {
     int64_t threads = pool_threads(), most = TILE;
     size_t tile_bytes = (size_t)(batch->rows + 16) / 16 * 64;
     size_t partial_bytes = 4 * (size_t)(batch->rows * job->shape->heads * job->blocks * PARTIAL(job->width));
-    int can_wait = partial_bytes <= MOST_PARTIAL_BYTES;
-    int error = pool_reserve(4 * (size_t)workspace_floats(job), tile_bytes + (can_wait && threads > 1 ? partial_bytes : 0));
+    int can_wait = threads > 1 && job->blocks > 1 && partial_bytes <= MOST_PARTIAL_BYTES;
+    int error = pool_reserve(4 * (size_t)workspace_floats(job), tile_bytes + (can_wait ? partial_bytes : 0));
     if (error) return error;
     int32_t *tiles = pool_shared();
     job->tiles = tiles;

@@ -1,5 +1,5 @@
-/* One block of up to 64 keys against queries of one KV head that see the same of them: scores, weights, mixed values, and the merge
- * of such partial results. A partial is { values[width], maximum score, sum of weights }.
+/* One block of up to 64 keys against queries of one KV head that see the same of them: scores, weights, mixed values,
+ * and the merge of such partial results. A partial is { values[width], maximum score, sum of weights }.
  *
  * Cycles per key for 3 queries of width 64 on a Neoverse N1, all in the first-level cache: from float32 rows 67 (scores
  * 28, weights 13, values 26), from bfloat16 rows 94 (43, 13, 38), and 5 for the merge; the multiply-adds alone are 24
@@ -175,7 +175,8 @@ typedef void block_kernel(const float *const q[], const key_block *block, int64_
                      float *const partials[]) {                                                                \
         block_partials(q, block, bf16, width, first, end, queries, partials);                                  \
     }
-#define BLOCK_KERNELS(queries) BLOCK_KERNEL(f32_queries_##queries, queries, 0) BLOCK_KERNEL(bf16_queries_##queries, queries, 1)
+#define BLOCK_KERNELS(queries) \
+    BLOCK_KERNEL(f32_queries_##queries, queries, 0) BLOCK_KERNEL(bf16_queries_##queries, queries, 1)
 BLOCK_KERNELS(1) BLOCK_KERNELS(2) BLOCK_KERNELS(3)
 #if REGISTERS == 32
 BLOCK_KERNELS(4)

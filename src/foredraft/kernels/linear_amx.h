@@ -76,8 +76,8 @@ typedef int32_t tile_dots[MAX_TILE_ROWS][PANEL];
 #define TILE_BUFFERS 4
 
 /* Tile `c` = a plane of a unit's x, `plane_bytes` behind the first, times its codes: exact integers. */
-#define MULTIPLY_PLANE(c, a, b, plane_bytes)                     \
-    _tile_zero(c);                                               \
+#define MULTIPLY_PLANE(c, a, b, plane_bytes)                                \
+    _tile_zero(c);                                                          \
     _tile_loadd(a, unit_x(x, unit, parts, planes) + (plane_bytes), stride); \
     _tile_dpbssd(c, a, b);
 /* One unit through tiles c, or c and `high`, and b; then the tiles of the unit before the last, or with two planes of

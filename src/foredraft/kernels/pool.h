@@ -15,8 +15,8 @@ void pool_give(void);
 
 /* Run body(context, item, worker) for item = 0 .. items-1 and return when all are done. Items are handed out one by
  * one, so a thread that other programs hold up delays one item only. `multiply_adds` is the size of the whole job, of
- * whatever kind: how many vector multiply-adds take as long. Small jobs stay on the calling thread, because waking
- * another costs more. */
+ * whatever kind: how many vector multiply-adds take as long. Small jobs stay on the calling thread: to hand
+ * them out costs more. */
 void pool_run(int64_t items, int64_t multiply_adds, pool_body body, void *context);
 
 int pool_threads(void);

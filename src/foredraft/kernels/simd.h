@@ -219,7 +219,8 @@ INLINE void sum_two_i32(vi a, vi b, int32_t out[2]) {
     out[0] = vaddvq_s32((int32x4_t)a);
     out[1] = vaddvq_s32((int32x4_t)b);
 #elif LANES == 16
-    __m512i both = _mm512_add_epi32(_mm512_unpacklo_epi32((__m512i)a, (__m512i)b), _mm512_unpackhi_epi32((__m512i)a, (__m512i)b));
+    __m512i low = _mm512_unpacklo_epi32((__m512i)a, (__m512i)b), high = _mm512_unpackhi_epi32((__m512i)a, (__m512i)b);
+    __m512i both = _mm512_add_epi32(low, high);
     __m256i half = _mm256_add_epi32(_mm512_castsi512_si256(both), _mm512_extracti64x4_epi64(both, 1));
     __m128i rest = _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
     _mm_storel_epi64((__m128i *)out, _mm_add_epi32(rest, _mm_shuffle_epi32(rest, 0x4e)));
@@ -229,7 +230,7 @@ INLINE void sum_two_i32(vi a, vi b, int32_t out[2]) {
 #endif
 }
 
-/* sum_lanes of many vectors at once, with fewer shuffles and additions: of 16 vectors 30 and 15 instead of 64 and 64. */
+/* sum_lanes of many vectors at once, with fewer shuffles and additions: of 16 vectors 30 and 15, not 64 and 64. */
 #if LANES == 16
 #define PAIRS(a, b) (_mm512_shuffle_ps(a, b, 0x88) + _mm512_shuffle_ps(a, b, 0xdd))
 #define QUARTERS(a, b) (_mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd))
