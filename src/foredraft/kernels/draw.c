@@ -5,7 +5,7 @@
  * begins with n zero bits has a variate of at most (n + 1) * log(2). So for each n there is a logit below which the
  * best score so far is out of reach; the floor is part of the same table. */
 #include "foredraft.h"
-#include "simd.h"
+#include "block_max.h"
 
 #include <math.h>
 

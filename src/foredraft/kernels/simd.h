@@ -177,20 +177,6 @@ INLINE float max_lanes(vf v) {
 #endif
 }
 
-#define MAX_BLOCK 16 /* numbers that are passed over together where none of them can win */
-
-/* The largest of at most MAX_BLOCK numbers; NaN is not one. */
-INLINE float block_max(const float *x, int64_t count) {
-    float highest = -INFINITY;
-    if (count == MAX_BLOCK) {
-        vf best = splat(-INFINITY);
-        FOR_STEP(i, MAX_BLOCK, LANES) best = vmax(load(x + i), best);
-        return max_lanes(best);
-    }
-    for (int64_t i = 0; i < count; i++) highest = x[i] > highest ? x[i] : highest;
-    return highest;
-}
-
 /* The larger of each lane of numbers below 2**31. */
 INLINE vu max_u32(vu a, vu b) {
 #if defined(__aarch64__)

@@ -2,7 +2,7 @@
  * the logarithm of the sum of its exponentials. */
 #include "foredraft.h"
 #include "pool.h"
-#include "simd.h"
+#include "block_max.h"
 
 #include <math.h>
 

@@ -1,0 +1,21 @@
+/* The largest number of a short stretch, for those that look for the largest of many. */
+#ifndef FD_BLOCK_MAX_H
+#define FD_BLOCK_MAX_H
+
+#include "simd.h"
+
+#define MAX_BLOCK 16 /* numbers that are passed over together where none of them can win */
+
+/* The largest of at most MAX_BLOCK numbers; NaN is not one. */
+INLINE float block_max(const float *x, int64_t count) {
+    float highest = -INFINITY;
+    if (count == MAX_BLOCK) {
+        vf best = splat(-INFINITY);
+        FOR_STEP(i, MAX_BLOCK, LANES) best = vmax(load(x + i), best);
+        return max_lanes(best);
+    }
+    for (int64_t i = 0; i < count; i++) highest = x[i] > highest ? x[i] : highest;
+    return highest;
+}
+
+#endif
