@@ -37,6 +37,7 @@ LINEAR = Machine(  # one row more costs a third of a plain step
     {"suffix": SUFFIX},
     step_s=2e-4,
     sequence_s=1e-4,
+    token_s=5e-5,
 )
 ONE_AT_A_TIME = EngineConfig(max_num_seqs=1, prefix_caching=False)
 SOME = EngineConfig(max_num_seqs=8, prefix_caching=False)
@@ -132,6 +133,14 @@ class TestStepMode:
         assert few > 10 and many < 8.5
         plain = StepTable.measured(machine, SOME, machine.spec("off"), long.requests(1.0, 200))
         assert plain.step_s[8] == pytest.approx(machine.run_s(8, 8 * 1020) + machine.overhead_s(8))
+
+    def test_accepted_tokens_take_time(self) -> None:
+        sure = DraftFigures("suffix", True, {ANY: DraftProfile.constant(1.0, 3)}, 0.0)
+        quick = replace(FLAT, proposers={"suffix": sure})
+        slow = replace(quick, token_s=1e-3)
+        requests = [Request(0.0, ANY, 1, 5)]  # a run of four tokens, then one of the last
+        took = [by_steps(machine, ONE_AT_A_TIME, "suffix", requests).done_s[0] for machine in (quick, slow)]
+        assert took == pytest.approx([2 * STEP_S, 2 * STEP_S + 3e-3])
 
     def test_a_small_kv_cache_preempts_and_everybody_ends(self) -> None:
         options = EngineConfig(max_num_seqs=8, kv_cache_tokens=512, prefix_caching=False)

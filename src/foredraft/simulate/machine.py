@@ -91,14 +91,15 @@ class DraftFigures:
 
 @dataclass(frozen=True)
 class Machine:
-    """One machine with one model. `step_s` and `sequence_s` are the time of a step beside drafts and the run: for any
-    step, and for every sequence in it."""
+    """One machine with one model. `step_s`, `sequence_s` and `token_s` are the time of a step beside drafts and the
+    run: for any step, for every sequence in it, and for every draft token that is accepted."""
 
     name: str
     calibration: Calibration
     proposers: Mapping[str, DraftFigures] = field(default_factory=dict)
     step_s: float = 0.0
     sequence_s: float = 0.0
+    token_s: float = 0.0
 
     @cached_property
     def _costs(self) -> Costs:
@@ -108,9 +109,9 @@ class Machine:
         """Seconds of a run of the target."""
         return self._costs.run(rows, keys)
 
-    def overhead_s(self, sequences: int) -> float:
-        """Seconds of a step beside drafts and the run."""
-        return self.step_s + self.sequence_s * sequences
+    def overhead_s(self, sequences: int, accepted: int = 0) -> float:
+        """Seconds of a step beside drafts and the run, in which so many draft tokens are accepted."""
+        return self.step_s + self.sequence_s * sequences + self.token_s * accepted
 
     def draft_s(self, figures: DraftFigures, sequences: int, depth: int) -> float:
         """Seconds of a call of a proposer. One that runs a model is taken to slow down with the batch as the target

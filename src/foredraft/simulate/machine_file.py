@@ -54,7 +54,8 @@ def _of_record(content: dict[str, Any]) -> Machine:
         for name, figures in content["proposers"].items()
     }
     measured = Calibration(curve, int(calibration["context"]), float(calibration["seconds_per_key"]))
-    return Machine(str(content["name"]), measured, proposers, float(content["step_s"]), float(content["sequence_s"]))
+    overheads = (float(content[name]) for name in ("step_s", "sequence_s", "token_s"))
+    return Machine(str(content["name"]), measured, proposers, *overheads)
 
 
 def _profile(record: dict[str, Any]) -> DraftProfile:

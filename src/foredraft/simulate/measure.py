@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import zip_longest
-from statistics import fmean
+from statistics import fmean, median
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from foredraft.bench.report import cpu_name
@@ -15,6 +16,7 @@ from foredraft.params import SamplingParams
 from foredraft.proposers.registry import parse_spec, proposer_class
 from foredraft.simulate.machine import DraftFigures, DraftProfile, Machine
 from foredraft.simulate.traffic import ANY
+from foredraft.types import NO_DRAFT, Draft, Sequence, Work
 
 if TYPE_CHECKING:
     from foredraft.audit.prompts import Question
@@ -26,6 +28,10 @@ _PROMPTS = 18  # three of each built-in kind
 _MAX_TOKENS = 64
 _BATCHES = (1, 8)  # at which plain steps are timed
 _OVERHEAD_PROMPT = 32  # tokens
+_TEMPERATURES = (0.0, 1.0)  # of draws: half of the requests are taken to be sampled
+_DRAWS = 8  # along one draft
+_ROUNDS = 50  # in which they are timed
+_SPREAD = 3.0  # of the logits that are drawn from
 
 
 def measured_machine(llm: LLM, model: str, specs: Iterable[str]) -> Machine:
@@ -37,7 +43,8 @@ def measured_machine(llm: LLM, model: str, specs: Iterable[str]) -> Machine:
     calibration = calibrate(llm.engine.runner, llm.engine.scheduler.pool, llm.max_model_len)
     step_s, sequence_s = _overheads(llm, calibration)
     proposers = {name: _figures(llm, name) for name in names}
-    return Machine(f"{model} {llm.dtype} on {cpu_name()}", calibration, proposers, step_s, sequence_s)
+    token_s = fmean(_draw_s(llm, temperature) for temperature in _TEMPERATURES)
+    return Machine(f"{model} {llm.dtype} on {cpu_name()}", calibration, proposers, step_s, sequence_s, token_s)
 
 
 def _single(text: str) -> str:
@@ -83,6 +90,28 @@ def _profile(found: list[SpecMetrics]) -> DraftProfile:
         for each in ([m.drafted_per_depth for m in found], [m.accepted_per_depth for m in found])
     )
     return DraftProfile.of_counts(runs, drafted, accepted, sum(metrics.drafted_tokens for metrics in found))
+
+
+def _draw_s(llm: LLM, temperature: float) -> float:
+    """Seconds of the draw after one more accepted token: of a draft that is right to its end, less one without."""
+    import torch
+
+    from foredraft.sampling.verify import pick, verify
+
+    vocab, backend = llm.engine.config.vocab_size, llm.engine.runner.backend
+    params = SamplingParams(temperature=temperature, max_tokens=_MAX_TOKENS).resolved({})
+    noise = torch.randn(1 + _DRAWS, vocab, generator=torch.Generator().manual_seed(0))
+    rows = (_SPREAD * noise).to(backend.device)
+    sequence = Sequence(0, "", 0, [1], 1, params, seed=0, max_tokens=_MAX_TOKENS)
+    tokens = tuple(pick(rows[place], params, sequence.noise_seed, 1 + place) for place in range(_DRAWS))
+    right = Draft(tokens, tuple(range(-1, _DRAWS - 1)), (1.0,) * _DRAWS, ("",) * _DRAWS)
+    times: dict[int, list[float]] = {0: [], _DRAWS: []}
+    for _ in range(_ROUNDS):
+        for draft in (NO_DRAFT, right):
+            started = perf_counter()
+            (verdict,) = verify(rows[: 1 + len(draft)], [Work(sequence, 1, _DRAWS, draft)], backend.sample)
+            times[len(verdict.path)].append(perf_counter() - started)
+    return max(0.0, median(times[_DRAWS]) - median(times[0])) / _DRAWS
 
 
 def _overheads(llm: LLM, calibration: Calibration) -> tuple[float, float]:

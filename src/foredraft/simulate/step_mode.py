@@ -113,8 +113,9 @@ class StepReplica:
         works = self._scheduler.schedule(self._chunk_limit.rows_beside(num_decoding))
         works = self._speculation.propose(works)
         load = Load.of(works)
-        run_s, overhead_s = self._machine.run_s(load.rows, load.keys), self._machine.overhead_s(len(works))
         verdicts = [_verdict(work) for work in works]
+        run_s = self._machine.run_s(load.rows, load.keys)
+        overhead_s = self._machine.overhead_s(len(works), sum(len(verdict.path) for verdict in verdicts))
         stops = [_stop(work.sequence, verdict) for work, verdict in zip(works, verdicts, strict=True)]
         commits = self._scheduler.update_from_output(works, verdicts, stops)
         clock.now += run_s + overhead_s
