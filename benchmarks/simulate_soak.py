@@ -2,10 +2,12 @@
 
     python -m benchmarks.simulate_soak [--minutes 5] [--clients 16] [--model smollm2-135m] [--dtype int4] [--threads 2]
 
-The simulation is given three things: the calibration of this machine; the time of a plain step in a server at 1, 2, 4
-and 8 streams; and, from the soak itself, the lengths of outputs and the acceptance of drafts. It must find the rest by
-itself, to within 10 %: throughput, and the mean times that requests wait, until the first token, between tokens and in
-all. Every figure is printed, measured and simulated, with the ratio of the two. The machine must be quiet.
+The simulation is given three things: this machine as `foredraft simulate` measures it; what a server takes beside its
+runs, measured with requests of their own (benchmarks/server_costs.py): steps of plain streams, and the processor time
+of a request, which its runs lose; and, from the soak itself, the lengths of outputs and the acceptance of drafts. It
+must find the rest by itself, to within 10 %: throughput, and the mean times that requests wait, until the first token,
+between tokens and in all. Every figure is printed, measured and simulated, with the ratio of the two. The machine must
+be quiet.
 """
 
 from __future__ import annotations
@@ -17,29 +19,25 @@ import json
 import random
 import subprocess
 import sys
-import time
 from collections import Counter, defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
+from benchmarks.server_costs import ServerCosts, server_costs
 from tests import soak
 
 from foredraft import LLM
 from foredraft.config import EngineConfig
-from foredraft.engine.calibration import calibrate
 from foredraft.proposers.registry import parse_spec
-from foredraft.simulate.machine import DraftFigures, DraftProfile, Machine
+from foredraft.simulate.machine import DraftProfile, Machine
+from foredraft.simulate.measure import measured_machine
 from foredraft.simulate.record import Record
 from foredraft.simulate.step_mode import StepReplica
 from foredraft.simulate.traffic import ANY, Request
 
-STREAMS = (1, 2, 4, 8)  # at which plain steps are timed
-LEARN_TOKENS = 96
-LEARN_ROUNDS = 4
 PROPOSERS = ("suffix", "ngram:k=4")  # those of the soak; its auto drafts with suffix
 TOLERANCE = 0.10
 CHECKED = ("answers per s", "tokens per s", "mean wait s", "mean first token s", "mean token s", "mean total s")
@@ -69,74 +67,29 @@ def main() -> int:
     with log.open("w") as log_file, subprocess.Popen(soak.server_command(arguments), stderr=log_file) as server:
         try:
             port = soak.wait_for_port(server, log)
-            machine, between_s = with_server_costs(machine, port)
+            costs = server_costs(port, server.pid, arguments.threads, machine.run_s)
             asyncio.run(soak.load(port, server.pid, arguments.clients, seconds, tally))
         finally:
             server.terminate()
     measured = figures([answer_of(report) for report in tally.reports], tally.outcomes, seconds)
-    machine = with_acceptance(machine, tally.reports)
-    simulated = figures(*simulate(machine, prompts, tally.reports, arguments.clients, seconds, between_s), seconds)
-    return told(measured, simulated, machine, arguments.json)
+    machine = with_acceptance(replace(machine, step_s=costs.step_s, sequence_s=costs.sequence_s), tally.reports)
+    simulated = figures(*simulate(machine, prompts, tally.reports, arguments.clients, seconds, costs), seconds)
+    return told(measured, simulated, costs, arguments.json)
 
 
 def calibrated(arguments: argparse.Namespace) -> tuple[Machine, dict[str, list[int]]]:
-    """The cost of runs on this machine while nothing else runs, and the token ids of all prompts."""
-    llm = LLM(arguments.model, dtype=arguments.dtype, threads=arguments.threads, spec="off")
+    """This machine while nothing else runs, and the token ids of all prompts."""
+    options: dict[str, Any] = {"dtype": arguments.dtype, "threads": arguments.threads, "head": None}
+    llm = LLM(arguments.model, spec="off", prefix_caching=False, **options)
     contents = [task.format(topic) for task in soak.TASKS for topic in soak.TOPICS]
     prompts = {content: llm.encode([{"role": "user", "content": content}]) for content in contents}
-    machine = Machine("this machine", calibrate(llm.engine.runner, llm.engine.scheduler.pool, llm.max_model_len))
+    machine = measured_machine(llm, arguments.model, PROPOSERS)
     llm.close()
     return machine, prompts
 
 
 def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-async def stream(port: int, content: str, temperature: float) -> tuple[float, dict[str, Any]]:
-    """One plain stream: seconds as its client sees them, and what the server tells about it."""
-    job = soak.Job(content, 0, LEARN_TOKENS, temperature)
-    data = json.dumps({**job.body(True, "off"), "ignore_eos": True}).encode()
-    started = time.perf_counter()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-    writer.write(f"{head}content-length: {len(data)}\r\nconnection: close\r\n\r\n".encode() + data)
-    metrics: dict[str, Any] = {}
-    while line := await reader.readline():
-        if line.startswith(b"data: {"):
-            metrics = json.loads(line[6:]).get("metrics", metrics)
-    writer.close()
-    return time.perf_counter() - started, metrics
-
-
-def with_server_costs(machine: Machine, port: int) -> tuple[Machine, float]:
-    """The machine with what its steps take in a server beside their runs, and the seconds of a request outside the
-    engine."""
-
-    async def together(count: int, number: int) -> list[tuple[float, dict[str, Any]]]:
-        """Every second stream is sampled, as every second request of the soak is."""
-        temperatures = [soak.TEMPERATURES[(place + number) % 2] for place in range(count)]
-        return await asyncio.gather(
-            *(stream(port, f"{number}: count to {place}.", heat) for place, heat in enumerate(temperatures))
-        )
-
-    asyncio.run(together(2, 0))  # the first runs are slow
-    over: list[float] = []
-    outside: list[float] = []
-    for count in STREAMS:
-        found = [each for number in range(LEARN_ROUNDS) for each in asyncio.run(together(count, 10 * count + number))]
-        step_s = fmean(metrics["inter_token_latency_s"] for _, metrics in found)
-        over.append(step_s - machine.run_s(count, count * (40 + LEARN_TOKENS // 2)))
-        outside += [seconds - metrics["total_time_s"] for seconds, metrics in found if count == 1]
-        print(
-            f"{count} streams: {1000 * step_s:.1f} ms per step, {1000 * over[-1]:.1f} ms of it beside the run",
-            flush=True,
-        )
-    sequence_s, step_s = (float(value) for value in np.polyfit(STREAMS, over, 1))
-    if min(over) < 0:
-        say("A step took less time than its run alone did before: the machine is not quiet; trust no ratio.")
-    say(f"A request spends {1000 * fmean(outside):.1f} ms outside the engine.")
-    return replace(machine, step_s=step_s, sequence_s=sequence_s), fmean(outside)
 
 
 def with_acceptance(machine: Machine, reports: list[soak.Report]) -> Machine:
@@ -149,7 +102,7 @@ def with_acceptance(machine: Machine, reports: list[soak.Report]) -> Machine:
         runs, tokens = (sum(each[key] for each in told) for key in ("target_runs", "drafted_tokens"))
         profile = DraftProfile.of_counts(runs, drafted, accepted, tokens)
         say(f"{name}: {profile.tokens_per_run:.2f} tokens per run, {profile.branches:.1f} further nodes in a draft")
-        machine = machine.with_proposer(name, DraftFigures(name.partition(":")[0], True, {ANY: profile}, 5e-5))
+        machine = machine.with_proposer(name, replace(machine.proposers[name], by_kind={ANY: profile}))
     return machine
 
 
@@ -165,10 +118,11 @@ def simulate(
     reports: list[soak.Report],
     clients: int,
     seconds: float,
-    between_s: float,
+    costs: ServerCosts,
 ) -> tuple[list[Answer], Counter[str]]:
     """The clients of the soak before a simulated server: each sends a request, waits for the answer, leaves early now
-    and then, and sends the next. Bursts come from clients that send one request only."""
+    and then, and sends the next. Bursts come from clients that send one request only. The processor time of every
+    request delays the runs, which would use all cores."""
     options = EngineConfig(max_num_seqs=soak.MAX_NUM_SEQS, kv_cache_tokens=soak.KV_CACHE_TOKENS)
     record = Record(1_000_000)
     specs = {text: parse_spec("auto(suffix)" if text == "auto" else text) for text in soak.SPECS}
@@ -190,7 +144,7 @@ def simulate(
     def ended(index: int, now: float) -> None:
         client = owner.pop(index)
         if client is not None:
-            plan(now + between_s + chance.expovariate(20), "send", client)
+            plan(now + costs.outside_s + chance.expovariate(20), "send", client)
 
     for client in range(clients):
         plan(0.0, "send", client)
@@ -228,12 +182,15 @@ def simulate(
             job, leaves = soak.Job.draw(chance), chance.random() < soak.LEAVE_SHARE
             if replica.num_unfinished >= soak.MAX_NUM_SEQS + soak.MAX_WAITING:
                 outcomes["refused with 429"] += 1
+                replica.delay(costs.refused_s)
                 if who is not None:
-                    plan(now + between_s + chance.expovariate(20), "send", who)
+                    plan(now + costs.outside_s + chance.expovariate(20), "send", who)
                 continue
+            replica.delay(costs.answered_s)
             prompt = prompts[job.content]
             tokens = chance.choice(lengths[job.max_tokens, job.temperature])
-            arrivals[index] = Request(now, ANY, len(prompt), tokens)
+            # The engine takes requests between steps, and counts their time from then on.
+            arrivals[index] = Request(max(now, replica.clock.now), ANY, len(prompt), tokens)
             replica.add(index, arrivals[index], specs[chance.choice(soak.SPECS)], list(prompt))
             owner[index] = who
             if leaves:
@@ -243,7 +200,7 @@ def simulate(
 
 
 class SimulatedServer(StepReplica):
-    """Also remembers when each request was first run."""
+    """Also remembers when each request was first run, and can be delayed."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -255,6 +212,11 @@ class SimulatedServer(StepReplica):
         for work in works:
             self.first_run_s.setdefault(work.sequence.id, started)
         return works, commits
+
+    def delay(self, seconds: float) -> None:
+        """While nothing runs, there is nothing to delay."""
+        if self.num_unfinished:
+            self.clock.now += seconds
 
 
 def figures(answers: list[Answer], outcomes: Counter[str], seconds: float) -> dict[str, float]:
@@ -281,15 +243,15 @@ def figures(answers: list[Answer], outcomes: Counter[str], seconds: float) -> di
     }
 
 
-def told(measured: dict[str, float], simulated: dict[str, float], machine: Machine, file: Path | None) -> int:
+def told(measured: dict[str, float], simulated: dict[str, float], costs: ServerCosts, file: Path | None) -> int:
     print(f"\n{'':20}  measured  simulated  ratio")
     ratios = {name: simulated[name] / measured[name] if measured[name] else float("nan") for name in measured}
     for name, value in measured.items():
         checked = "" if name not in CHECKED else "  ok" if abs(ratios[name] - 1) <= TOLERANCE else "  NOT within 10 %"
         print(f"{name:20}  {value:8.4f}  {simulated[name]:9.4f}  {ratios[name]:5.2f}{checked}")
     if file is not None:
-        content = {"measured": measured, "simulated": simulated, "ratios": ratios, "step_s": machine.step_s}
-        file.write_text(json.dumps({**content, "sequence_s": machine.sequence_s}, indent=2) + "\n")
+        content = {"measured": measured, "simulated": simulated, "ratios": ratios, "server": asdict(costs)}
+        file.write_text(json.dumps(content, indent=2) + "\n")
     return 0 if all(abs(ratios[name] - 1) <= TOLERANCE for name in CHECKED) else 1
 
 
