@@ -139,10 +139,10 @@ class Controller:
         gain_s = chance * ledger.worth.relative(sequence.id) * offer.gain_s - offer.cost_s
         if gain_s > 0 and catch_up_s <= gain_s * (sequence.max_tokens - sequence.num_output_tokens):
             return DRAFTED if is_covered else LEDGER, inf
-        # One call may have been delayed: a few are made before a proposer is judged by what they took.
         if not is_covered:
             return RESTING, inf
         due_s = ledger.queried_s + (offer.cost_s + catch_up_s) / _SHARE
+        # One call may have been delayed: a few are made before a proposer is judged by what they took.
         return PROBE if self._now_s >= due_s or not self.costs.is_timed(candidate.name) else RESTING, due_s
 
     def observe_query(

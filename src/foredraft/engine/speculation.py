@@ -140,9 +140,8 @@ class Speculation:
         last, controller = self._step, self.controller
         if last is None or last.rest is None or controller is None or not controller.is_resting(last.rest):
             return False
-        if not all(work.num_lookahead_tokens for work in works) or last.sequences != [
-            work.sequence.id for work in works
-        ]:
+        sequences = [work.sequence.id for work in works]
+        if last.sequences != sequences or not all(work.num_lookahead_tokens for work in works):
             return False
         last.works, last.load = works, Load.of(works)
         return True
