@@ -197,13 +197,13 @@ class Speculation:
             self.assignments.guarded(name, proposer.clear)
 
     def _query(self, name: str, proposer: Proposer, step: _Step) -> None:
-        """Add one proposer's drafts to the step. The time of deciding about them is part of their cost."""
-        started = self._clock()
+        """Add one proposer's drafts to the step."""
         candidate = _candidate(proposer)
         budgets = self._budgets(name, candidate, step)
         if not budgets:
             return
         step.is_queried = True
+        started = self._clock()
         works = [step.works[index] for index in budgets]
         drafts = self._drafts(name, proposer, works, list(budgets.values()))
         seconds = self._clock() - started
