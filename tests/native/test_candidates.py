@@ -35,8 +35,10 @@ def test_candidates_are_those_of_the_reference(backend: NativeBackend, columns: 
         for count in (1, 4, 64, 256):
             expected, found = REFERENCE.top(logits, count), backend.top(logits, count)
             assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
-        sums = REFERENCE.log_sums(logits.double()).float()
-        assert torch.allclose(backend.log_sums(logits), sums, rtol=1e-6, atol=1e-5)
+            shares, columns_again = backend.likely(logits, count)
+            assert torch.equal(columns_again, found[1])
+            probabilities = REFERENCE.likely(logits.double(), count)[0]  # none where all is forbidden
+            assert torch.allclose(shares.double(), probabilities, rtol=1e-5, atol=1e-7, equal_nan=True)
 
 
 def test_what_is_no_number_is_no_candidate(backend: NativeBackend) -> None:
@@ -50,7 +52,7 @@ def test_wrong_input_is_an_exception_and_not_a_crash(backend: NativeBackend) -> 
         with pytest.raises(ValueError, match="logits must be"):
             backend.top(wrong, 2)
         with pytest.raises(ValueError, match="logits must be"):
-            backend.log_sums(wrong)
+            backend.likely(wrong, 2)
     with pytest.raises(ValueError, match="refused its input"):
         backend.top(torch.zeros(2, 4), 0)
     with pytest.raises(ValueError, match="refused its input"):

@@ -257,18 +257,18 @@ class Backend(Protocol):
         """x [rows, width] to cache[slots, column : column + width], in the cache's dtype. A row whose slot is -1 is
         stored nowhere."""
 
-    def previous_slots(self, batch: ForwardBatch) -> Tensor:
-        """`batch.previous_slots`."""
-
     def read(self, cache: Tensor, parts: Tensor | None, slots: Tensor) -> Tensor:
         """Some parts of a cache [slots, parts, width], or all, at some slots: [rows, parts × width] as activations."""
+
+    def read_previous(self, cache: Tensor, parts: Tensor | None, batch: ForwardBatch) -> Tensor:
+        """`read` at `batch.previous_slots`."""
 
     def top(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """The largest `count` of every row of logits [rows, columns], all where there are fewer, and their columns:
         [rows, count] each. Largest first, and among equals, but for those on a GPU, the lowest column first."""
 
-    def log_sums(self, logits: Tensor) -> Tensor:
-        """log(sum(exp)) of every row of logits: [rows]."""
+    def likely(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """`top`, with probabilities instead of logits."""
 
     def run_layers(
         self, x: Tensor, stack: Stack, kv: Items[LayerKV], batch: ForwardBatch, taps: Taps | None = None

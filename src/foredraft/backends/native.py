@@ -71,14 +71,6 @@ def _matrix(name: str, tensor: Tensor) -> torch.Size:
     return tensor.shape
 
 
-def _rows_of_logits(logits: Tensor) -> tuple[int, int, int]:
-    """Rows, columns, and how far rows lie apart: they may be part of wider ones."""
-    rows, columns = _matrix("logits", logits)
-    if logits.dtype is not torch.float32 or not logits.is_cpu or logits.stride(1) != 1:
-        raise ValueError(f"logits must be float32 rows in CPU memory, not {logits.dtype} on {logits.device}.")
-    return rows, columns, logits.stride(0) if rows > 1 else columns
-
-
 def _check_parts(weight: Linear) -> None:
     if any(part.inputs != weight.inputs for part in weight.parts) or weight.outputs != sum(
         part.outputs for part in weight.parts
@@ -250,37 +242,42 @@ class NativeBackend:
     def store(self, x: Tensor, cache: Tensor, column: int, slots: Tensor) -> None:
         cache[:, column : column + x.shape[1]][slots] = x.to(cache.dtype)
 
-    def previous_slots(self, batch: ForwardBatch) -> Tensor:
-        slots = torch.empty(batch.num_rows, dtype=torch.int64)
-        if code := self._library.fd_previous_slots(self._reference(batch, _describe_batch), slots.data_ptr()):
-            raise _refusal("previous_slots", code)
-        return slots
-
     def read(self, cache: Tensor, parts: Tensor | None, slots: Tensor) -> Tensor:
+        at = _pointer("slots", slots, torch.int64, len(slots))
+        return self._read(self._library.fd_read, cache, parts, len(slots), at, len(slots))
+
+    def read_previous(self, cache: Tensor, parts: Tensor | None, batch: ForwardBatch) -> Tensor:
+        where = self._reference(batch, _describe_batch)
+        return self._read(self._library.fd_read_previous, cache, parts, batch.num_rows, where)
+
+    def _read(self, kernel: Any, cache: Tensor, parts: Tensor | None, rows: int, *where: Any) -> Tensor:
         description = self._reference(cache, self._describe_cache)
-        rows, count = len(slots), cache.shape[1] if parts is None else len(parts)
-        at = _pointer("slots", slots, torch.int64, rows)
+        count = cache.shape[1] if parts is None else len(parts)
         chosen = None if parts is None else _pointer("parts", parts, torch.int64, count)
         y = torch.empty(rows, count * cache.shape[2], dtype=torch.float32)
-        if code := self._library.fd_read(description, chosen, count, at, rows, y.data_ptr()):
+        if code := kernel(description, chosen, count, *where, y.data_ptr()):
             raise _refusal("read", code)
         return y
 
     def top(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        rows, columns, stride = _rows_of_logits(logits)
+        return self._top(logits, count, False)
+
+    def likely(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        return self._top(logits, count, True)
+
+    def _top(self, logits: Tensor, count: int, probabilities: bool) -> tuple[Tensor, Tensor]:
+        rows, columns = _matrix("logits", logits)
+        if logits.dtype is not torch.float32 or not logits.is_cpu or logits.stride(1) != 1:
+            raise ValueError(f"logits must be float32 rows in CPU memory, not {logits.dtype} on {logits.device}.")
+        stride = logits.stride(0) if rows > 1 else columns  # rows may be part of wider ones
         count = min(count, columns)
         values, places = torch.empty(rows, count), torch.empty(rows, count, dtype=torch.int64)
-        found = values.data_ptr(), places.data_ptr()
-        if rows and (code := self._library.fd_top(logits.data_ptr(), rows, columns, stride, count, *found)):
+        found = (values.data_ptr(), places.data_ptr())
+        if rows and (
+            code := self._library.fd_top(logits.data_ptr(), rows, columns, stride, count, probabilities, *found)
+        ):
             raise _refusal("top", code)
         return values, places
-
-    def log_sums(self, logits: Tensor) -> Tensor:
-        rows, columns, stride = _rows_of_logits(logits)
-        sums = torch.empty(rows)
-        if rows and (code := self._library.fd_log_sums(logits.data_ptr(), rows, columns, stride, sums.data_ptr())):
-            raise _refusal("log_sums", code)
-        return sums
 
     def run_layers(
         self, x: Tensor, stack: Stack, kv: Items[LayerKV], batch: ForwardBatch, taps: Taps | None = None

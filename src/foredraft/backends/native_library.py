@@ -74,10 +74,9 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
         *(POINTER(StackDescription), POINTER(c_void_p), POINTER(BatchDescription), POINTER(TapsDescription)),
         *(c_void_p, c_void_p),
     ),
-    "fd_previous_slots": (POINTER(BatchDescription), c_void_p),
     "fd_read": (POINTER(CacheDescription), c_void_p, c_int64, c_void_p, c_int64, c_void_p),
-    "fd_top": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p),
-    "fd_log_sums": (c_void_p, c_int64, c_int64, c_int64, c_void_p),
+    "fd_read_previous": (POINTER(CacheDescription), c_void_p, c_int64, POINTER(BatchDescription), c_void_p),
+    "fd_top": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_int, c_void_p, c_void_p),
 }
 
 

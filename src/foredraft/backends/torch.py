@@ -114,18 +114,19 @@ class TorchBackend:
     def store(self, x: Tensor, cache: Tensor, column: int, slots: Tensor) -> None:
         cache[:, column : column + x.shape[1]][slots] = x.to(cache.dtype)
 
-    def previous_slots(self, batch: ForwardBatch) -> Tensor:
-        return batch.previous_slots
-
     def read(self, cache: Tensor, parts: Tensor | None, slots: Tensor) -> Tensor:
         return read(cache, parts, slots, self.activation_dtype)
+
+    def read_previous(self, cache: Tensor, parts: Tensor | None, batch: ForwardBatch) -> Tensor:
+        return self.read(cache, parts, batch.previous_slots)
 
     def top(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         best = logits.sort(dim=1, descending=True, stable=True)
         return best.values[:, :count], best.indices[:, :count]
 
-    def log_sums(self, logits: Tensor) -> Tensor:
-        return logits.logsumexp(1)
+    def likely(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        values, columns = self.top(logits, count)
+        return (values - logits.logsumexp(1, keepdim=True)).exp(), columns
 
     def run_layers(
         self, x: Tensor, stack: Stack, kv: Items[LayerKV], batch: ForwardBatch, taps: Taps | None = None

@@ -1,5 +1,6 @@
 /* Embedding: single rows taken back out of the packed panels, as float32. */
 #include "layout.h"
+#include "pool.h"
 
 /* One factor, as load_factors has it. */
 static float factor(int kind, const uint8_t *block, const uint8_t *group, int row, int o) {
@@ -41,6 +42,20 @@ static void unpack_row(const fd_weight *weight, int64_t output, float *y) {
     }
 }
 
+typedef struct {
+    const fd_weight *weight;
+    int64_t first;
+    const int64_t *ids;
+    float *y;
+} embed_job;
+
+static void embed_row(void *context, int64_t row, int worker) {
+    (void)worker;
+    const embed_job *job = context;
+    int64_t output = job->ids[row] - job->first, inputs = job->weight->inputs;
+    if (output >= 0 && output < job->weight->outputs) unpack_row(job->weight, output, job->y + row * inputs);
+}
+
 int fd_embed(const fd_weight *weight, int64_t first, int64_t total, const int64_t *ids, int64_t rows, float *y) {
     int error = check_weight(weight);
     if (error) return error;
@@ -48,9 +63,9 @@ int fd_embed(const fd_weight *weight, int64_t first, int64_t total, const int64_
     if (rows < 0 || first < 0 || first + weight->outputs > total) return FD_SHAPE;
     for (int64_t row = 0; row < rows; row++)
         if (ids[row] < 0 || ids[row] >= total) return FD_RANGE;
-    for (int64_t row = 0; row < rows; row++) {
-        int64_t output = ids[row] - first;
-        if (output >= 0 && output < weight->outputs) unpack_row(weight, output, y + row * weight->inputs);
-    }
+    embed_job job = {weight, first, ids, y};
+    pool_take();
+    pool_run(rows, rows * weight->inputs * 8, embed_row, &job);
+    pool_give();
     return FD_OK;
 }

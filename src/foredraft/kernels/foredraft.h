@@ -141,18 +141,17 @@ int fd_attend(const float *q, const fd_kv *kv, const fd_attention *shape, const 
 int fd_run_layers(const fd_stack *stack, const fd_kv *const *kv, const fd_batch *batch, const fd_taps *taps, float *x,
                   float *normed);
 
-/* The slot of the key before a row's own, in sequence order; that of the sequence's first where there is none. */
-int fd_previous_slots(const fd_batch *batch, int64_t *slots);
-
 /* y [rows, count, width]: some parts of the rows at some slots, widened; parts NULL: all. */
 int fd_read(const fd_cache *cache, const int64_t *parts, int64_t count, const int64_t *slots, int64_t rows, float *y);
+/* The same at the slot of the key before each row's own, in sequence order; where there is none, at the first of its
+ * sequence. */
+int fd_read_previous(const fd_cache *cache, const int64_t *parts, int64_t count, const fd_batch *batch, float *y);
 
-/* The largest `count` numbers of rows that are `stride` apart, largest first and the lowest column first among equals.
- * NaN is not a number; where there are too few, -infinity at column 0 follows. */
-int fd_top(const float *x, int64_t rows, int64_t columns, int64_t stride, int64_t count, float *values,
+/* The largest `count` numbers of rows that are `stride` apart, largest first and the lowest column first among equals;
+ * or what exp makes of them, as shares of the sum over the row. NaN is not a number; where there are too few, -infinity
+ * at column 0 follows. */
+int fd_top(const float *x, int64_t rows, int64_t columns, int64_t stride, int64_t count, int as_shares, float *values,
            int64_t *places);
-/* log(sum(exp)) of such rows. */
-int fd_log_sums(const float *x, int64_t rows, int64_t columns, int64_t stride, float *sums);
 
 /* The token with the largest logit + temperature * gumbel(key, token) of those whose logit reaches the floor, the
  * lowest of equals; -1 where none does. */

@@ -1,5 +1,5 @@
 /* What turns the logits of a drafting model into candidates with probabilities: the largest few numbers of every row, and
- * the logarithm of the sum of its exponentials. */
+ * their share of what all of them are. */
 #include "foredraft.h"
 #include "pool.h"
 #include "block_max.h"
@@ -9,17 +9,14 @@
 typedef struct {
     const float *x;
     int64_t stride, columns, count;
+    int as_shares;
     float *values;
     int64_t *places;
 } top_job;
 
-static float log_sum(const float *x, int64_t columns) {
-    float highest = -INFINITY;
-    for (int64_t i = 0; i < columns; i += MAX_BLOCK) {
-        float here = block_max(x + i, columns - i < MAX_BLOCK ? columns - i : MAX_BLOCK);
-        highest = here > highest ? here : highest;
-    }
-    if (highest == -INFINITY) return highest;
+/* values = exp(values) as shares of the sum of exp(x), whose largest comes first. */
+static void shares(const float *x, int64_t columns, int64_t count, float *values) {
+    float highest = values[0];
     vf sums[4] = {{0}, {0}, {0}, {0}};
     for (int64_t i = 0; i < columns; i += 4 * LANES) {
         vf v[4];
@@ -33,7 +30,8 @@ static float log_sum(const float *x, int64_t columns) {
         vexp_all(v, 4, 1);
         FOR(u, 4) sums[u] += v[u];
     }
-    return highest + logf(sum_lanes((sums[0] + sums[1]) + (sums[2] + sums[3])));
+    float sum = sum_lanes((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    for (int64_t i = 0; i < count; i++) values[i] = expf(values[i] - highest) / sum;
 }
 
 /* Columns come in ascending order, and one only passes those that are smaller: equal ones stay in order. */
@@ -62,31 +60,16 @@ static void top_row(void *context, int64_t row, int worker) {
         values[found] = -INFINITY;
         places[found] = 0;
     }
+    if (job->as_shares) shares(x, job->columns, job->count, values);
 }
 
-static void log_sum_row(void *context, int64_t row, int worker) {
-    (void)worker;
-    const top_job *job = context;
-    job->values[row] = log_sum(job->x + row * job->stride, job->columns);
-}
-
-int fd_top(const float *x, int64_t rows, int64_t columns, int64_t stride, int64_t count, float *values,
+int fd_top(const float *x, int64_t rows, int64_t columns, int64_t stride, int64_t count, int as_shares, float *values,
            int64_t *places) {
     if (!x || !values || !places) return FD_NULL;
     if (rows < 0 || columns < 1 || count < 1 || count > columns || stride < columns) return FD_SHAPE;
-    top_job job = {x, stride, columns, count, values, places};
+    top_job job = {x, stride, columns, count, as_shares, values, places};
     pool_take();
-    pool_run(rows, rows * columns * 2, top_row, &job);
-    pool_give();
-    return FD_OK;
-}
-
-int fd_log_sums(const float *x, int64_t rows, int64_t columns, int64_t stride, float *sums) {
-    if (!x || !sums) return FD_NULL;
-    if (rows < 0 || columns < 1 || stride < columns) return FD_SHAPE;
-    top_job job = {x, stride, columns, 0, sums, NULL};
-    pool_take();
-    pool_run(rows, rows * columns * 8, log_sum_row, &job);
+    pool_run(rows, rows * columns * (as_shares ? 8 : 2), top_row, &job);
     pool_give();
     return FD_OK;
 }

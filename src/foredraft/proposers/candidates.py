@@ -6,7 +6,6 @@ can. Under the other rules tokens are sampled with noise of their own, from a di
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
@@ -75,10 +74,9 @@ def coupled(
     greedy = [row for row, node in enumerate(nodes) if _is_plain(node.sequence)]
     if greedy:
         some = logits if len(greedy) == len(nodes) else logits.pick(greedy)
-        values, columns = backend.top(some.values, count)
-        log_sums, tokens = backend.log_sums(some.values).tolist(), some.tokens(columns).tolist()
-        for row, ids, best, log_sum in zip(greedy, tokens, values.tolist(), log_sums, strict=True):
-            found[row] = [(token, math.exp(value - log_sum)) for token, value in zip(ids, best, strict=True)]
+        shares, columns = backend.likely(some.values, count)
+        for row, tokens, probabilities in zip(greedy, some.tokens(columns).tolist(), shares.tolist(), strict=True):
+            found[row] = list(zip(tokens, probabilities, strict=True))
     for row, node in enumerate(nodes):
         if not found[row]:
             found[row] = _drawn(logits, row, node, count, contenders, vocab_size, backend)

@@ -36,6 +36,10 @@ class DraftRunner:
         ahead = DraftAhead(runner, self.vocab_size)
         self._ahead = run_ahead(ahead, runner.backend, runner.decoder.layers[0].shape, self.block_size)
 
+    @property
+    def runs_ahead(self) -> bool:
+        return self._ahead is not None
+
     def can_draft(self, sequence: Sequence, known: int) -> bool:
         return self.can_read(sequence.token_ids[known:])
 

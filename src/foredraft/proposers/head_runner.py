@@ -80,6 +80,10 @@ class HeadRunner(ABC):
         self._max_len, self._max_sequences = target.max_model_len, target.max_num_seqs
         self._computed = computed
 
+    @property
+    def runs_ahead(self) -> bool:
+        return self._ahead is not None
+
     def ahead(self, works: Items[Work], shape: TreeShape) -> Levels | None:
         """See DraftingModel."""
         return None

@@ -31,6 +31,10 @@ class DraftingModel(Protocol):
     vocab_size: int  # of the target
     catch_up_beside: int  # the most catch-up tokens of all sequences, where up-to-date ones would wait for them
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether whole drafts can run on its device."""
+
     def can_draft(self, sequence: Sequence, known: int) -> bool:
         """Whether everything is there that the tokens from `known` on need to be run."""
 
@@ -84,7 +88,8 @@ class TreeDrafter:
     def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
         trees = [self._begun(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
         share_catch_up([tree for tree in trees if tree.budget], self.model.catch_up_beside)
-        self._run_ahead([tree for tree in trees if self._can_run_ahead(tree)])
+        if self.model.runs_ahead:
+            self._run_ahead([tree for tree in trees if self._can_run_ahead(tree)])
         while growing := [tree for tree in trees if tree.grows]:
             works = self._works(growing)
             logits = self.model.logits(works)

@@ -37,12 +37,11 @@ class EagleHead:
 
     def extend(self, batch: ForwardBatch) -> Tensor:
         """Run draft tokens. The row before each has been run."""
-        feature = self.backend.read(self._features, None, self.backend.previous_slots(batch))
-        return self._logits(batch, self.run(batch, feature)[1])
+        return self._logits(batch, self.run(batch, self.backend.read_previous(self._features, None, batch))[1])
 
     def tapped(self, batch: ForwardBatch) -> Tensor:
         """What the rows of committed tokens read: [rows, hidden]."""
-        return self.backend.linear(self.taps.rows(self.backend.previous_slots(batch)), self.fc)
+        return self.backend.linear(self.taps.previous(batch), self.fc)
 
     def run(self, batch: ForwardBatch, feature: Tensor) -> tuple[Tensor, Tensor]:
         """The output of rows, which the next ones read, and its norm. May overwrite `feature`."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from foredraft.backends.base import AttentionShape, Backend, Entry, Layer, Linear, Stack, Taps, Weight
+from foredraft.batch import ForwardBatch
 from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel
 from foredraft.models.decoder import attention_shape, pack_linear
@@ -116,3 +117,7 @@ class TapReader:
     def rows(self, slots: Tensor) -> Tensor:
         """[rows, taps × target_hidden]"""
         return self._backend.read(self._cache, self._places, slots)
+
+    def previous(self, batch: ForwardBatch) -> Tensor:
+        """The same at the key before each row's own: [rows, taps × target_hidden]"""
+        return self._backend.read_previous(self._cache, self._places, batch)
