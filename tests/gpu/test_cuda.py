@@ -63,8 +63,9 @@ def test_noise_is_that_of_the_cpu() -> None:
 def test_no_request_waits_for_a_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from foredraft.backends import cuda_draws, cuda_plan
 
-    folder = save_model(random_model("llama"), tmp_path)
-    llm = LLM(str(folder), device="cuda", dtype="bfloat16", spec="off", max_model_len=600)
+    model = random_model("llama")
+    model.config.max_position_embeddings = 1024
+    llm = LLM(str(save_model(model, tmp_path)), device="cuda", dtype="bfloat16", spec="off", max_model_len=600)
     for module in (cuda_plan, cuda_draws):
         monkeypatch.setattr(module, "capture", lambda *arguments: pytest.fail("a graph was captured for a request"))
     params = SamplingParams(max_tokens=40, temperature=0.9, seed=3, ignore_eos=True)

@@ -54,10 +54,7 @@ PARAMETERS: list[tuple[dict[str, Any], str]] = [
     ({"frequency_penalty": -3}, "frequency_penalty=-3 must be a number from -2 to 2."),
     ({"repetition_penalty": 1e-44}, "repetition_penalty=1e-44 must be a number from 0.01 to 100."),
     ({"stop": ["x"] * 65}, "stop has 65 strings; at most 64 are allowed."),
-    (
-        {"stop": ["x", "y" * 257]},
-        f"stop has the string '{'y' * 76}... of 257 characters; at most 256 are allowed.",
-    ),
+    ({"stop": ["x", "y" * 257]}, f"stop has the string '{'y' * 76}... of 257 characters; at most 256 are allowed."),
     (
         {"stop": [7] * 1000},
         f"stop={str([7] * 1000)[:77]}... must be a non-empty string or a list of non-empty strings.",
@@ -68,10 +65,7 @@ PARAMETERS: list[tuple[dict[str, Any], str]] = [
     ({"acceptance": "m" * 999}, f"acceptance='{'m' * 76}... is not known; use match, rejection, block."),
     ({"logit_bias": {"a": 1}}, "logit_bias has the entry 'a': 1; it must map token ids to numbers from -100 to 100."),
     ({"logit_bias": {5: 101}}, "logit_bias has the entry 5: 101; it must map token ids to numbers from -100 to 100."),
-    (
-        {"logit_bias": {True: 1}},
-        "logit_bias has the entry True: 1; it must map token ids to numbers from -100 to 100.",
-    ),
+    ({"logit_bias": {True: 1}}, "logit_bias has the entry True: 1; it must map token ids to numbers from -100 to 100."),
     ({"logit_bias": {1.5: 1}}, "logit_bias has the entry 1.5: 1; it must map token ids to numbers from -100 to 100."),
     (
         {"logit_bias": {5: float("nan")}},
