@@ -103,7 +103,7 @@ class Controller:
         stretch: not to query until a query is due, and to query for all if the ledger covers the whole stretch."""
         offers = ledger.worth.offers(candidate, load, self.costs, self._token_s(load))
         is_timed = self.costs.draft(candidate.name, 1, 1) is not None
-        left_s, is_queried = ledger.balance_s, False
+        left_s, saved_s, is_queried = ledger.balance_s, ledger.saved_s, False
         decided: list[Decision] = []
         until_s = inf
         for work, chance in zip(works, chances, strict=True):
@@ -111,11 +111,12 @@ class Controller:
             if is_queried and not is_timed:
                 reason = RESTING  # one sequence is enough to time it
             elif offer := next((offer for offer in offers if offer.cost_s <= left_s), None):
-                reason, due_s = self._decide(candidate, ledger, work.sequence, 1 - chance, offer)
+                catch_up_s = self._catch_up_s(candidate, ledger, work.sequence)
+                reason, due_s = self._decide(candidate, ledger, work.sequence, 1 - chance, offer, catch_up_s, saved_s)
                 until_s = min(until_s, due_s)
                 if reason in (DRAFTED, PROBE):
                     nodes, is_queried = offer.nodes, True
-                    left_s -= offer.cost_s
+                    left_s, saved_s = left_s - offer.cost_s, saved_s - catch_up_s
                     ledger.queried_s = self._now_s
             decided.append((nodes, reason))
         ledger.is_probed = any(reason == PROBE for _, reason in decided)
@@ -128,14 +129,25 @@ class Controller:
                 ledger.decided_until_s = until_s if missing_s <= 0 else self._now_s + missing_s / _SHARE
         return decided
 
-    def _decide(
-        self, candidate: Candidate, ledger: Ledger, sequence: Sequence, chance: float, offer: Offer
-    ) -> tuple[str, float]:
-        """Whether to query for a sequence, and when that is due in any case."""
+    def _catch_up_s(self, candidate: Candidate, ledger: Ledger, sequence: Sequence) -> float:
+        """What is still to be spent before a proposer can draft for a sequence."""
         behind = ledger.behind.get(sequence.id, Behind())
-        missing = 0 if candidate.is_free else behind.num_missing(sequence)
-        catch_up_s = self.costs.catch_up(candidate.name, missing)
-        is_covered = not missing or behind.spent_s > 0 or catch_up_s < ledger.saved_s
+        return 0.0 if candidate.is_free else self.costs.catch_up(candidate.name, behind.num_missing(sequence))
+
+    def _decide(
+        self,
+        candidate: Candidate,
+        ledger: Ledger,
+        sequence: Sequence,
+        chance: float,
+        offer: Offer,
+        catch_up_s: float,
+        saved_s: float,
+    ) -> tuple[str, float]:
+        """Whether to query for a sequence, and when that is due in any case. `saved_s` is left of all savings: the
+        sequences of a step share them."""
+        has_begun = ledger.behind.get(sequence.id, Behind()).spent_s > 0
+        is_covered = not catch_up_s or has_begun or catch_up_s < saved_s
         gain_s = chance * ledger.worth.relative(sequence.id) * offer.gain_s - offer.cost_s
         if gain_s > 0 and catch_up_s <= gain_s * (sequence.max_tokens - sequence.num_output_tokens):
             return DRAFTED if is_covered else LEDGER, inf
@@ -262,8 +274,8 @@ class Controller:
         self._learn_from_plain_steps()
         run = Load.of(works)
         plain, expected = self.costs.run(load.rows, load.keys), self.costs.run(run.rows, run.keys)
-        token_s = plain / max(1, load.sequences)
-        plain_s = token_s * sum(len(commit.tokens) for commit in commits)
+        token_s = self._plain_token_s(load)
+        plain_s = plain + token_s * (sum(len(commit.tokens) for commit in commits) - load.sequences)
         self._learn_from_run(run, run_s, overhead_s, query_s, plain, plain_s)
         row_s = 0.0
         if run.rows > load.rows:
@@ -314,9 +326,14 @@ class Controller:
         for ledger in self._ledgers.values():
             ledger.book(_SHARE * without_s)
 
+    def _plain_token_s(self, load: Load) -> float:
+        """What a token takes in plain steps. Rows of prompts beside it are run in any case: a token saves none."""
+        sequences = max(1, load.sequences)
+        return self.costs.run(sequences, load.keys * sequences // max(1, load.rows)) / sequences
+
     def _token_s(self, load: Load) -> float:
         """What a token takes at present, with what drafts save."""
-        return self.costs.run(load.rows, load.keys) / max(1, load.sequences) / max(1.0, self._plain_s / self._spent_s)
+        return self._plain_token_s(load) / max(1.0, self._plain_s / self._spent_s)
 
     def _best_count(self, works: Items[Work], nodes: list[_Node], load: Load) -> int:
         """How many of the most probable nodes save the most time."""
