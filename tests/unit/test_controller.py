@@ -228,6 +228,29 @@ def test_one_sequence_is_enough_to_time_a_proposer() -> None:
     assert [nodes > 0 for nodes, _ in controller.budgets(MODEL, works, [0.0, 0.0], load)] == [True, False]
 
 
+def test_prompts_beside_it_do_not_raise_what_a_token_is_worth() -> None:
+    """They are run in any case: eight sequences gain nothing by a coin's throw each, whatever else the step runs."""
+    controller = Controller(Costs(Calibration(VerifyCurve(ROWS, tuple(0.005 + 0.002 * rows for rows in ROWS)), 0, 0.0)))
+    controller.costs.is_known = lambda rows: True  # type: ignore[method-assign]
+    works = [Work(sequence_of(9, number), 1, 4) for number in range(8)]
+    controller.observe_query(MODEL, works, [1] * 8, [chain(1, 0.5, "model")] * 8, 0.001)
+    for rows in (8, 40):
+        chosen, _ = controller.choose(works, [chain(1, 0.5, "model")] * 8, Load(rows, 0, 8))
+        assert not any(chosen)
+
+
+def test_those_who_catch_up_share_what_was_saved() -> None:
+    controller, load = ready(MODEL), Load(4, 400, 4)
+    works = [Work(sequence_of(100, 1000 + number), 1, 4) for number in range(4)]
+    controller.costs.is_known = lambda rows: True  # type: ignore[method-assign]
+    allowance_s = controller._ledger(MODEL).saved_s
+    controller.costs.observe_catch_up("model", 100, 0.6 * allowance_s)
+    for _ in range(4):
+        controller.costs.observe_draft("model", 4, 1, 1e-5)
+    budgets = controller.budgets(MODEL, works, [0.0] * 4, load)
+    assert [nodes > 0 for nodes, _ in budgets] == [True, False, False, False]
+
+
 def test_what_is_at_hand_leaves_nothing_to_gain() -> None:
     controller, work, load = ready(MODEL), Work(sequence_of(9), 1, 4), Load(1, 9, 1)
     for _ in range(4):
