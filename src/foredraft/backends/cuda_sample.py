@@ -27,6 +27,7 @@ _LOG_TERMS = tl.constexpr(12)
 _ROOT_HALF = tl.constexpr(math.sqrt(0.5))
 _LOG_2 = tl.constexpr(math.log(2))
 _LOWEST = tl.constexpr(float("-inf"))
+_LOWEST_FINITE = tl.constexpr(torch.finfo(torch.float32).min)
 
 
 @triton.jit
@@ -152,7 +153,7 @@ def _floors_kernel(logits, temperatures, top_ks, top_ps, min_p_logs, floors, fin
     if is_finite & (temperature != 0):
         narrow = temperature.to(tl.float32)
         floor = (highest.to(tl.float64) + temperature * min_p_log).to(tl.float32)
-        kept = tl.full((), _LOWEST, tl.float32)
+        kept = tl.full((), _LOWEST_FINITE, tl.float32)  # a logit of -inf cannot be drawn
         lowest = tl.min(smallest, 0)
         if (top_k > 0) & (top_k < vocab):
             count, _, _ = _reaching(row_logits, vocab, lowest, highest, narrow, False, SCAN)
