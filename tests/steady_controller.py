@@ -27,10 +27,10 @@ class SteadyCosts(Costs):
     def catch_up(self, proposer: str, tokens: int) -> float:
         return 0.0
 
-    def observe_run(self, rows: int, keys: int, seconds: float) -> None:
+    def observe_runs(self, rows: int, keys: int, times: Items[float]) -> None:
         """Nothing changes."""
 
-    def observe_overhead(self, seconds: float) -> None:
+    def observe_deciding(self, proposer: str, sequences: int, seconds: float) -> None:
         """Nothing changes."""
 
 
@@ -52,8 +52,8 @@ class SteadyController(Controller):
         drafts: Items[Mapping[str, Draft] | None],
         commits: Items[Commit],
         load: Load,
-        run_s: float,
-        overhead_s: float,
+        step_s: float,
+        deciding_s: float,
     ) -> None:
         run = Load.of(works)
         super().observe(works, drafts, commits, load, self.costs.run(run.rows, run.keys), 0.0)

@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from math import inf
 
 from foredraft.control.controller import Controller
 from foredraft.control.costs import Calibration, Costs
@@ -24,6 +25,7 @@ CHEAP = Calibration(VerifyCurve(ROWS, tuple(0.010 + 0.0005 * rows for rows in RO
 DEAR = Calibration(VerifyCurve(ROWS, tuple(0.010 + 0.004 * rows for rows in ROWS)), 0, 0.0)
 NARROW = Calibration(VerifyCurve(ROWS, tuple(0.003 + 0.0016 * rows for rows in ROWS)), 0, 0.0)  # 16 rows: 6 steps
 FLAT = Calibration(VerifyCurve(ROWS, tuple(0.0015 + 0.000005 * rows for rows in ROWS)), 0, 0.0)
+GPU = Calibration(VerifyCurve(ROWS, tuple(0.00076 + 0.00002 * rows for rows in ROWS)), 0, 0.0)  # of a small model
 
 Place = tuple[int, int]  # a request and a position of its text
 WRONG = -1
@@ -88,12 +90,14 @@ class World:
         noise: float = 0.0,
         hiccup_every: int = 10**9,  # steps, one of which takes three times as long
         fixed: dict[str, int] | None = None,  # nodes by proposer: these are drafted and verified in every step
+        deciding_s: float = 0.0,  # of every step in which the controller decides about a proposer
     ) -> None:
         self.truth = truth.curve
         self.controller = Controller(Costs(calibrated or truth))
         self.players = sorted(players, key=lambda player: not player.is_free)
         self.random = random.Random(1)
-        self.noise, self.hiccup_every, self.fixed = noise, hiccup_every, fixed
+        self.noise, self.hiccup_every, self.fixed, self.deciding_s = noise, hiccup_every, fixed, deciding_s
+        self._rests_until_s, self._resting = -inf, list[int]()  # for these requests
         self.elapsed = self.plain = 0.0
         self.num_tokens = 0
         self.reasons: Counter[str] = Counter()
@@ -125,10 +129,17 @@ class World:
         load = Load.of(works)
         made: list[dict[str, Draft]] = [{} for _ in works]
         merged: list[list[Draft]] = [[] for _ in works]
-        seconds = 0.0
+        seconds = deciding_s = 0.0
         self.queried.append(Counter())
-        for player in self.players:
-            seconds += self._query(player, works, load, made, merged)
+        requests = [text.id for text in texts]
+        if self.fixed is not None or requests != self._resting or self.controller.now_s >= self._rests_until_s:
+            for player in self.players:
+                seconds += self._query(player, works, load, made, merged)
+            self._resting, self._rests_until_s = requests, -inf
+            deciding_s = self.deciding_s if self.fixed is None else 0.0
+            if self.fixed is None and not self.queried[-1]:
+                names = [player.name for player in self.players]
+                self._rests_until_s = self.controller.rests_until_s(names, works)
         trees = [merge(drafts, 64) if drafts else NO_DRAFT for drafts in merged]
         if self.fixed is None:
             trees, reasons = self.controller.choose(works, trees, load)
@@ -139,8 +150,8 @@ class World:
         run_s *= 3 if len(self.verified) % self.hiccup_every == 0 else 1
         commits = [_commit(work) for work in works]
         if self.fixed is None:
-            self.controller.observe(works, made, commits, load, run_s, 0.0)
-        self.elapsed += seconds + run_s
+            self.controller.observe(works, made, commits, load, run_s, deciding_s)
+        self.elapsed += seconds + run_s + deciding_s
         for commit in commits:
             self.plain += len(commit.tokens) * self.truth.seconds_at(len(texts)) / len(texts) * (1 + self.noise / 2)
             self.num_tokens += len(commit.tokens)

@@ -81,7 +81,7 @@ class Steps:
             for sequence in self.sequences:
                 sequence.token_ids.append(5)
             commits = [Commit(work.sequence, (5,), (TARGET,), (None,)) for work in works]
-            self.speculation.observe(works, commits, STEP_S, 0.0)
+            self.speculation.observe(works, commits, STEP_S)
 
 
 def test_what_rests_is_not_decided_about_in_every_step() -> None:

@@ -19,11 +19,12 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
 from copy import deepcopy
 from dataclasses import replace
+from itertools import groupby
 from math import inf
 
 from foredraft.control.acceptance import Acceptance
 from foredraft.control.costs import Costs
-from foredraft.control.ledger import UNDECIDED, Behind, Decision, Ledger, Rest
+from foredraft.control.ledger import UNDECIDED, Behind, Decision, Ledger
 from foredraft.control.worth import Candidate, Load, Offer
 from foredraft.types import NO_DRAFT, Commit, Draft, Sequence, Work
 
@@ -50,13 +51,15 @@ class Controller:
         self.acceptance = Acceptance()
         self._allowance_s = _ALLOWANCE * costs.run(1, 0)
         self._ledgers: dict[str, Ledger] = {}
-        self._now_s = 0.0  # the time that all steps took so far
+        self.now_s = 0.0  # the time that all steps took so far
         # Of the last steps: the time that they took, and that plain decoding would have taken for their tokens.
         self._spent_s = self._plain_s = self._allowance_s
         self._query_s = 0.0  # of the queries of this step
+        self._queried: list[str] = []  # proposers, in this step
         # The times of the last runs with drafts, in units of the expected time.
         self._lateness = deque([1.0] * (_BLAME_STEPS // 2), maxlen=_BLAME_STEPS)
-        self._plain: list[tuple[Load, float, float, float]] = []  # steps without drafts that were not learnt from yet
+        # Steps without drafts that were not learnt from yet: their load, and their time without and with all queries.
+        self._plain: list[tuple[Load, float, float]] = []
         self._empty: list[_Query] = []  # and queries that brought nothing
         self._steps = 0
 
@@ -74,10 +77,11 @@ class Controller:
             self._learn_from_plain_steps()
             return [(0, MEASURING)] * len(works)
         ledger, of = self._ledger(candidate), (load.sequences, load.rows.bit_length())
-        if ledger.decided_for != of or self._now_s >= ledger.decided_until_s:
+        if ledger.decided_for != of or self.now_s >= ledger.decided_until_s:
             ledger.forget_decisions()
         decided = [ledger.decisions.get(work.sequence.id, UNDECIDED) for work in works]
-        if UNDECIDED in decided or any(chances):
+        # Not to query stands whatever is at hand: that leaves less to gain.
+        if UNDECIDED in decided or any(nodes and chance for (nodes, _), chance in zip(decided, chances, strict=True)):
             ledger.decided_for = of
             decided = self._decided(candidate, ledger, works, chances, load)
         return [
@@ -85,16 +89,11 @@ class Controller:
             for (nodes, reason), work in zip(decided, works, strict=True)
         ]
 
-    def rest(self, names: Iterable[str], works: Items[Work]) -> Rest:
-        """The stretch for which it is decided that none of these proposers is queried for any of these works, after
-        all have been decided about."""
+    def rests_until_s(self, names: Iterable[str], works: Items[Work]) -> float:
+        """Until when, on the clock of `now_s`, it is decided that none of these proposers is queried for any of these
+        works, after all have been decided about."""
         ledgers = [self._ledgers.get(name) for name in names]
-        until_s = min((-inf if ledger is None else ledger.rests_until_s(works) for ledger in ledgers), default=-inf)
-        return Rest(until_s, self._steps // _REFRESH_STEPS)
-
-    def is_resting(self, rest: Rest) -> bool:
-        """Whether that stretch lasts."""
-        return self._now_s < rest.until_s and self._steps // _REFRESH_STEPS == rest.refreshes
+        return min((-inf if ledger is None else ledger.rests_until_s(works) for ledger in ledgers), default=-inf)
 
     def _decided(
         self, candidate: Candidate, ledger: Ledger, works: Items[Work], chances: Items[float], load: Load
@@ -117,7 +116,7 @@ class Controller:
                 if reason in (DRAFTED, PROBE):
                     nodes, is_queried = offer.nodes, True
                     left_s, saved_s = left_s - offer.cost_s, saved_s - catch_up_s
-                    ledger.queried_s = self._now_s
+                    ledger.queried_s = self.now_s
             decided.append((nodes, reason))
         ledger.is_probed = any(reason == PROBE for _, reason in decided)
         is_covered = _REFRESH_STEPS * (ledger.balance_s - left_s) <= ledger.balance_s
@@ -126,7 +125,7 @@ class Controller:
             ledger.decisions = {work.sequence.id: one for work, one in zip(works, decided, strict=True)}
             if not is_queried:
                 missing_s = min(offer.cost_s for offer in offers) - left_s
-                ledger.decided_until_s = until_s if missing_s <= 0 else self._now_s + missing_s / _SHARE
+                ledger.decided_until_s = until_s if missing_s <= 0 else self.now_s + missing_s / _SHARE
         return decided
 
     def _catch_up_s(self, candidate: Candidate, ledger: Ledger, sequence: Sequence) -> float:
@@ -155,13 +154,14 @@ class Controller:
             return RESTING, inf
         due_s = ledger.queried_s + (offer.cost_s + catch_up_s) / _SHARE
         # One call may have been delayed: a few are made before a proposer is judged by what they took.
-        return PROBE if self._now_s >= due_s or not self.costs.is_timed(candidate.name) else RESTING, due_s
+        return PROBE if self.now_s >= due_s or not self.costs.is_timed(candidate.name) else RESTING, due_s
 
     def observe_query(
         self, candidate: Candidate, works: Items[Work], budgets: Items[int], drafts: Items[Draft], seconds: float
     ) -> list[Draft]:
         """Learn from a query and what it took; returns the drafts with scores that follow the record."""
         self._query_s += seconds
+        self._queried.append(candidate.name)
         query = candidate, works, budgets, drafts, seconds
         if candidate.is_free and not any(drafts) and self._is_up_to_date(candidate, works):
             self._empty.append(query)
@@ -249,12 +249,12 @@ class Controller:
         drafts: Items[Mapping[str, Draft] | None],
         commits: Items[Commit],
         load: Load,
-        run_s: float,
-        overhead_s: float,
+        step_s: float,
+        deciding_s: float,
     ) -> None:
-        """Learn from a step, in which the target's run and all the rest but queries took so long. `drafts` are those of
-        each proposer as it made them, and none is empty; None stands for a sequence that is not the controller's.
-        `load` is without them.
+        """Learn from a step, which took `step_s` beside queries and beside what deciding about them took. `drafts` are
+        those of each proposer as it made them, and none is empty; None stands for a sequence that is not the
+        controller's. `load` is without them.
 
         Steps without drafts teach only the cost of runs. Several of them are learnt from at once: code that runs once a
         step has left the processor's caches, and is slow.
@@ -264,10 +264,12 @@ class Controller:
             for ledger in self._ledgers.values():
                 ledger.worth.refresh()
                 ledger.forget_decisions()
-        query_s, self._query_s = self._query_s, 0.0
-        self._now_s += query_s + run_s + overhead_s
+        spent_s, self._query_s = self._query_s + step_s + deciding_s, 0.0
+        self.now_s += spent_s
+        if self._queried:
+            self._charge(deciding_s, load)
         if not any(drafts) and not any(work.draft for work in works):
-            self._plain.append((load, run_s, overhead_s, query_s))
+            self._plain.append((load, step_s, spent_s))
             if len(self._plain) >= _REFRESH_STEPS:
                 self._learn_from_plain_steps()
             return
@@ -276,10 +278,11 @@ class Controller:
         plain, expected = self.costs.run(load.rows, load.keys), self.costs.run(run.rows, run.keys)
         token_s = self._plain_token_s(load)
         plain_s = plain + token_s * (sum(len(commit.tokens) for commit in commits) - load.sequences)
-        self._learn_from_run(run, run_s, overhead_s, query_s, plain, plain_s)
+        self.costs.observe_runs(run.rows, run.keys, [step_s])
+        self._count_time(spent_s, plain, plain_s)
         row_s = 0.0
         if run.rows > load.rows:
-            self._lateness.append((run_s + overhead_s) / expected)
+            self._lateness.append(step_s / expected)
             late = sorted(self._lateness)[len(self._lateness) // 2]
             row_s = (late * expected - plain) / (run.rows - load.rows)
         rows, accepted = Counter[str](), Counter[str]()
@@ -310,21 +313,28 @@ class Controller:
         queries, self._empty = self._empty, []
         for query in queries:
             self._learn_from_query(*query)
-        for load, run_s, overhead_s, query_s in self._plain:
-            self._learn_from_run(load, run_s, overhead_s, query_s, run_s + overhead_s, run_s + overhead_s)
+        for rows, steps in groupby(self._plain, key=lambda step: step[0].rows):
+            loads, times, _ = zip(*steps, strict=True)
+            self.costs.observe_runs(rows, sum(load.keys for load in loads) // len(loads), times)
+        for _, step_s, spent_s in self._plain:
+            self._count_time(spent_s, step_s, step_s)
         self._plain.clear()
 
-    def _learn_from_run(
-        self, run: Load, run_s: float, overhead_s: float, query_s: float, without_s: float, plain_s: float
-    ) -> None:
-        """A run of so many rows, which would have taken `without_s` without drafts. Plain decoding would have taken
+    def _count_time(self, spent_s: float, without_s: float, plain_s: float) -> None:
+        """A step took so long, and would have taken `without_s` without drafts. Plain decoding would have taken
         `plain_s` for its tokens."""
-        self.costs.observe_overhead(overhead_s)
-        self.costs.observe_run(run.rows, run.keys, run_s)
-        self._spent_s = _PACE_MEMORY * self._spent_s + query_s + run_s + overhead_s
+        self._spent_s = _PACE_MEMORY * self._spent_s + spent_s
         self._plain_s = _PACE_MEMORY * self._plain_s + plain_s
         for ledger in self._ledgers.values():
             ledger.book(_SHARE * without_s)
+
+    def _charge(self, deciding_s: float, load: Load) -> None:
+        """The proposers that were queried pay for what that took beside their drafts, all alike."""
+        each_s = deciding_s / len(self._queried)
+        for name in self._queried:
+            self.costs.observe_deciding(name, load.sequences, each_s)
+            self._ledgers[name].book(-each_s)
+        self._queried.clear()
 
     def _plain_token_s(self, load: Load) -> float:
         """What a token takes in plain steps. Rows of prompts beside it are run in any case: a token saves none."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from foredraft.control.economics import VerifyCurve
@@ -17,6 +18,7 @@ _SHAPE_STEPS = 16  # a row count's own correction is over so many of its runs, a
 _KNOWN = 4  # runs of a row count, or calls of a proposer, that make it known
 _STALE = 256  # steps after which it must be seen again
 _DRAFTS = 8  # what drafts take is over so many last calls
+_DECISIONS = 32  # and what deciding takes
 _POSSIBLE = (0.4, 3.0)  # a run outside these multiples of the expected time is no measurement
 
 
@@ -41,14 +43,13 @@ class Costs:
         self._last_run = [0] * len(self._by_shape)
         self._num_runs = 0
         self._since_renewal = 0
-        self._overhead = 0.0
-        self._overheads: deque[float] = deque(maxlen=_SPEED_STEPS)
         self._drafts: dict[str, dict[int, deque[float]]] = {}  # by proposer and nodes, for one sequence
         self._per_token: dict[str, deque[float]] = {}  # by proposer, of catch-up tokens
+        self._deciding: dict[str, deque[float]] = {}  # by proposer, for one sequence
 
     def run(self, rows: int, keys: int) -> float:
         """Seconds of a step with so many rows that read so many keys in all."""
-        return self._speed * self._unscaled(self._curve, rows, keys) + self._overhead
+        return self._speed * self._unscaled(self._curve, rows, keys)
 
     def is_known(self, rows: int) -> bool:
         """Whether real runs of about so many rows were seen lately, so that their estimate can be relied upon."""
@@ -82,25 +83,35 @@ class Costs:
         times = self._per_token.get(proposer)
         return 0.0 if times is None else tokens * _median(times)
 
-    def observe_run(self, rows: int, keys: int, seconds: float) -> None:
-        """A real run of the target."""
-        expected = self._unscaled(self._measured.curve, rows, keys)
-        self._recent.append(seconds / self._unscaled(self._curve, rows, keys))
+    def deciding(self, proposer: str) -> float:
+        """Seconds that a query takes for each sequence beside the draft itself: to decide on it, to choose from what it
+        brings, to learn from it. A mean, for it takes long only where there are drafts; of a delay, little counts."""
+        times = self._deciding.get(proposer)
+        if times is None:
+            return 0.0
+        most = _POSSIBLE[1] * _median(times)
+        return sum(min(seconds, most) for seconds in times) / len(times)
+
+    def observe_runs(self, rows: int, keys: int, times: Items[float]) -> None:
+        """Real steps with so many rows, and their seconds without those of proposers and of deciding."""
+        expected, known = (self._unscaled(curve, rows, keys) for curve in (self._measured.curve, self._curve))
+        self._recent.extend(seconds / known for seconds in times)
         self._speed = _median(self._recent)
-        shape = seconds / (expected * self._speed)
-        self._num_runs += 1
-        if _POSSIBLE[0] < shape < _POSSIBLE[1]:
+        self._num_runs += len(times)
+        shapes = [seconds / (expected * self._speed) for seconds in times]
+        possible = [shape for shape in shapes if _POSSIBLE[0] < shape < _POSSIBLE[1]]
+        if possible:
             place = self._nearest(rows)
-            self._by_shape[place].append(shape)
+            self._by_shape[place].extend(possible)
             self._last_run[place] = self._num_runs
-            self._since_renewal += 1
+            self._since_renewal += len(possible)
             if self._since_renewal >= _SHAPE_STEPS:
                 self._renew()
 
-    def observe_overhead(self, seconds: float) -> None:
-        """The time of a real step beside drafting and the target's run: sampling, bookkeeping."""
-        self._overheads.append(seconds)
-        self._overhead = _median(self._overheads)
+    def observe_deciding(self, proposer: str, sequences: int, seconds: float) -> None:
+        """What a query of a proposer for so many sequences took beside its draft."""
+        times = self._deciding.setdefault(proposer, deque(maxlen=_DECISIONS))
+        times.append(seconds / max(1, sequences))
 
     def observe_draft(self, proposer: str, nodes: int, sequences: int, seconds: float) -> None:
         """A real call of a proposer for so many sequences with so many nodes each."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
 
 from foredraft.control.worth import Candidate, Worth
 from foredraft.types import Sequence, Work
@@ -28,13 +27,6 @@ class Behind:
     def num_missing(self, sequence: Sequence) -> int:
         computed = self.computed if self.preemptions == sequence.counters.preemptions else 0
         return missing if (missing := sequence.num_tokens - computed) > _UP_TO_DATE else 0
-
-
-class Rest(NamedTuple):
-    """A stretch in which nobody is queried, as long as the same sequences run."""
-
-    until_s: float  # then a query is due
-    refreshes: int  # with the next one, queries are weighed anew
 
 
 class Ledger:

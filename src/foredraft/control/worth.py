@@ -55,7 +55,7 @@ class Offer(NamedTuple):
 
     nodes: int
     gain_s: float  # that its tokens save, less what the rows cost that are worth verifying
-    cost_s: float  # of the query
+    cost_s: float  # of the query, deciding on it included
 
 
 class Worth:
@@ -123,10 +123,11 @@ class Worth:
                     if expected * token_s - row_s > best_s:
                         best_s = expected * token_s - row_s
                 gains[nodes] += best_s
+        deciding_s = costs.deciding(candidate.name)
         offers: list[Offer] = []
         for nodes in [candidate.most] if candidate.is_free else _NODE_COUNTS:
             if nodes <= candidate.most:
-                cost_s = (costs.draft(candidate.name, nodes, sequences) or 0.0) / sequences
-                offers.append(Offer(nodes, gains[nodes] / len(drafts), cost_s))
+                draft_s = (costs.draft(candidate.name, nodes, sequences) or 0.0) / sequences
+                offers.append(Offer(nodes, gains[nodes] / len(drafts), draft_s + deciding_s))
         self._offers[key] = sorted(offers, key=lambda offer: offer.cost_s - offer.gain_s)
         return self._offers[key]

@@ -171,7 +171,6 @@ class Engine:
             verdicts = self._with_target_argmax(
                 output.logits, works, verify(output.logits, works, self.runner.backend.sample)
             )
-        ran = time.perf_counter()  # not before: a device that works on its own is waited for in verify
         verdicts, stops, stable = self._cut(works, verdicts)
         self.kv.keep(works, verdicts, stops)
         commits = self.scheduler.update_from_output(works, verdicts, stops)
@@ -180,7 +179,7 @@ class Engine:
         self._num_steps += 1
         self._step_times_s.append(done - started)
         self.chunk_limit.observe(batch.num_rows, num_decoding, done - started)
-        self.speculation.observe(works, commits, run_s=ran - drafted, overhead_s=done - ran)
+        self.speculation.observe(works, commits, step_s=done - drafted)
         events: list[TokenEvent] = []
         for index, (commit, marks) in enumerate(zip(commits, stable, strict=True)):
             if commit.finish_reason is not None or self._live[commit.sequence.id].is_reported:

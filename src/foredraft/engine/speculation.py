@@ -14,7 +14,6 @@ from typing import Protocol, TypeVar
 from foredraft.control.controller import MEASURING, NOTHING_PROPOSED, Controller
 from foredraft.control.costs import Calibration, Costs
 from foredraft.control.economics import VerifyCurve
-from foredraft.control.ledger import Rest
 from foredraft.control.worth import Candidate, Load
 from foredraft.engine.assignments import Assignment, Assignments
 from foredraft.proposers.base import Proposer
@@ -54,7 +53,8 @@ class _Step:
         self.reasons: defaultdict[int, list[str]] = defaultdict(list)
         self.query_s = 0.0
         self.is_queried = False  # whether any proposer was
-        self.rest: Rest | None = None  # how long nobody need be queried after it
+        self.deciding_s = 0.0  # what it took beside the queries
+        self.rests_until_s = -inf  # how long nobody need be queried after it, on the controller's clock
         self.any_adaptive = any(assignment.adaptive for assignment in assigned)
         # What runs without the controller's drafts; of no interest where it decides about nobody.
         self.load = Load.of(works) if self.any_adaptive else Load(0, 0, 0)
@@ -88,6 +88,7 @@ class Speculation:
         self._controller_wanted = False
         self._controller_failed = False
         self._step: _Step | None = None
+        self._learning_s = 0.0  # what the controller took to learn from the last step
 
     def prepare(self, spec: Spec) -> int:
         """Make what a request will need, before it is admitted; returns how many slots its drafts may take. A request
@@ -119,6 +120,7 @@ class Speculation:
         queried last: what the others have found decides whether it is worth it."""
         if self._is_resting(works):
             return works
+        started = self._clock()
         step = self._step = _Step(works, self.assignments.of(works))
         named = {name for assignment in step.assigned for name in assignment.names}
         for is_free in (True, False):
@@ -131,19 +133,20 @@ class Speculation:
         chosen = self._chosen(works, step)
         if not step.is_queried and all(of.adaptive and work.num_lookahead_tokens for work, of in step.items()):
             names = [proposer.name for name, proposer in self.assignments.proposers.items() if name in named]
-            step.rest = self._controlled(lambda controller: controller.rest(names, works))
+            step.rests_until_s = self._controlled(lambda c: c.rests_until_s(names, works)) or -inf
+        step.deciding_s = self._clock() - started - step.query_s
         return chosen
 
     def _is_resting(self, works: list[Work]) -> bool:
         """Whether this step repeats the last one, in which the controller let nobody be queried: for the same
         sequences, and as long as it keeps to that. Then it has the same reasons, and takes next to no time."""
         last, controller = self._step, self.controller
-        if last is None or last.rest is None or controller is None or not controller.is_resting(last.rest):
+        if last is None or controller is None or controller.now_s >= last.rests_until_s:
             return False
         sequences = [work.sequence.id for work in works]
         if last.sequences != sequences or not all(work.num_lookahead_tokens for work in works):
             return False
-        last.works, last.load = works, Load.of(works)
+        last.works, last.load, last.deciding_s = works, Load.of(works), 0.0
         return True
 
     @property
@@ -159,14 +162,15 @@ class Speculation:
         """Why a sequence of the last step, by its place there, got the draft that it got, or none."""
         return () if self._step is None else tuple(self._step.reasons.get(index, ()))
 
-    def observe(self, works: Items[Work], commits: Items[Commit], run_s: float, overhead_s: float) -> None:
-        """Proposers learn the committed tokens, and the controller what they cost."""
+    def observe(self, works: Items[Work], commits: Items[Commit], step_s: float) -> None:
+        """Proposers learn the committed tokens, and the controller what they cost. The step took `step_s` after
+        `propose`."""
         for name, proposer in self.assignments.proposers.items():
             self._observe(name, proposer, commits)
         step = self._step
         assert step is not None
         if step.proposed:
-            self._count_savings(works, commits, step.query_s + run_s + overhead_s)
+            self._count_savings(works, commits, step.query_s + step.deciding_s + step_s)
         for index, reasons in step.reasons.items():
             decisions = works[index].sequence.counters.decisions
             for reason in reasons:
@@ -174,7 +178,9 @@ class Speculation:
         if self.controller is None or not step.any_adaptive:
             return  # no request here left the choice to the controller, so none waits for it to learn
         mine = [step.made.get(index, {}) if of.adaptive else None for index, of in enumerate(step.assigned)]
-        self._controlled(lambda controller: controller.observe(works, mine, commits, step.load, run_s, overhead_s))
+        started, deciding_s = self._clock(), step.deciding_s + self._learning_s
+        self._controlled(lambda controller: controller.observe(works, mine, commits, step.load, step_s, deciding_s))
+        self._learning_s = self._clock() - started
 
     def _count_savings(self, works: Items[Work], commits: Items[Commit], step_s: float) -> None:
         """What each sequence with a draft gained on as many plain steps of this batch as it got tokens."""

@@ -120,7 +120,7 @@ class StepReplica:
         commits = self._scheduler.update_from_output(works, verdicts, stops)
         clock.now += run_s + overhead_s
         self._chunk_limit.observe(load.rows, num_decoding, clock.now - started)
-        self._speculation.observe(works, commits, run_s, overhead_s)
+        self._speculation.observe(works, commits, run_s + overhead_s)
         self._note(commits)
         return works, commits
 
