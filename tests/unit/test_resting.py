@@ -91,7 +91,7 @@ def test_what_rests_is_not_decided_about_in_every_step() -> None:
     before = sequence.counters.decisions.copy()
     with mock.patch.object(Controller, "budgets", autospec=True, side_effect=Controller.budgets) as budgets:
         steps.run(160)
-    assert budgets.call_count <= 20, "once in sixteen steps, and when a query is due"
+    assert budgets.call_count <= 6, "when a query is due, which is once in a hundred steps, and after it"
     told = sequence.counters.decisions - before
     assert told[NOTHING_PROPOSED] == 160, "each step says why it had no draft"
     assert sum(told.values()) == 320
