@@ -29,7 +29,7 @@ class _Captured:
     host: NDArray[np.int64]  # [5, rows], pinned: key, top-k, and as bits of float64 temperature, top-p, log of min-p
     settings: Tensor  # the same, on the device
     tokens: Tensor  # on the device
-    drawn: Tensor  # on the host, pinned
+    drawn: NDArray[np.int32]  # on the host, pinned
     written: list[tuple[float, ...]]  # the settings that `host` has beside keys
 
 
@@ -43,12 +43,11 @@ class Draws:
     def draw(self, logits: Tensor, nodes: Items[NodeDraw], replayed_rows: int) -> list[int]:
         """The token of every node. `replayed_rows` is the number of rows of a captured run, whose next replay leaves
         its logits in the same place; 0: there is none."""
-        in_order = [node.row for node in nodes] == list(range(len(logits)))
+        in_order = [node.row for node in nodes] == list(range(logits.shape[0]))
         adjusted = [index for index, node in enumerate(nodes) if node.sequence.adjusts_logits]
-        held = logits.untyped_storage().nbytes() // (logits.shape[1] * logits.element_size())
-        if in_order and not adjusted and 0 < replayed_rows <= held:
-            whole = logits.as_strided((replayed_rows, logits.shape[1]), logits.stride())
-            return self._replayed(whole, nodes)
+        captured = self._captured(logits, replayed_rows) if in_order and not adjusted and replayed_rows else None
+        if captured is not None:
+            return self._replayed(captured, nodes)
         rows = logits if in_order else logits[torch.tensor([node.row for node in nodes], device=self._device)]
         if adjusted:
             rows = rows.clone()
@@ -59,14 +58,22 @@ class Draws:
         tokens: list[int] = _drawn(rows, torch.from_numpy(host).to(self._device)).tolist()
         return tokens
 
-    def _replayed(self, logits: Tensor, nodes: Items[NodeDraw]) -> list[int]:
-        key = (logits.data_ptr(), len(logits))
+    def _captured(self, logits: Tensor, rows: int) -> _Captured | None:
+        """The draws from the logits of a captured run of so many rows, the first of which are given; None: these are
+        not among them."""
+        key = (logits.data_ptr(), rows)
         captured = self._graphs.get(key)
         if captured is None:
-            captured = self._graphs[key] = self._capture(logits)
+            vocab = logits.shape[1]
+            if rows > logits.untyped_storage().nbytes() // (vocab * logits.element_size()):
+                return None
+            captured = self._graphs[key] = self._capture(logits.as_strided((rows, vocab), logits.stride()))
             if len(self._graphs) > _MOST_GRAPHS:
                 self._graphs.popitem(last=False)
         self._graphs.move_to_end(key)
+        return captured
+
+    def _replayed(self, captured: _Captured, nodes: Items[NodeDraw]) -> list[int]:
         # The last replay has ended: its tokens were waited for.
         _fill(captured.host[:, : len(nodes)], nodes, captured.written)
         captured.graph.replay()
@@ -87,7 +94,7 @@ class Draws:
             return tokens
 
         graph, tokens = capture(self._device, run)
-        return _Captured(graph, host.numpy(), settings, tokens, drawn, [])
+        return _Captured(graph, host.numpy(), settings, tokens, drawn.numpy(), [])
 
 
 def _drawn(rows: Tensor, settings: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,6 +35,7 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.groups: dict[str, Group] = {}
+        self._moves = torch.zeros((2, 0), dtype=torch.int64)  # sources and targets, where a device can read them
 
     def add_group(self, name: str, config: ModelConfig, backend: Backend, scratch_blocks: int = 0) -> list[LayerKV]:
         """Make the layers of a model part of the cache. Its scratch blocks come behind the blocks of the pool; no
@@ -51,7 +53,6 @@ class KVCache:
         self.groups[TAPS_GROUP] = Group(cache[None], follows_target=True)
         return Taps(layers, cache)
 
-    @torch.inference_mode()
     def keep(self, works: Items[Work], verdicts: Items[Verdict], stops: Items[Stop]) -> None:
         """Move what belongs to the accepted nodes to the slots of the committed tokens, in all groups that follow the
         target. Chains are there already."""
@@ -63,11 +64,17 @@ class KVCache:
             for depth, node in enumerate(verdict.path[: stop.num_kept]):
                 if node != depth:
                     moves.append((slot(first + node, self.block_size), slot(first + depth, self.block_size)))
-        if not moves:
-            return
+        if moves:
+            self._move(moves)
+
+    @torch.inference_mode()
+    def _move(self, moves: list[tuple[int, int]]) -> None:
         following = [group.memory for group in self.groups.values() if group.follows_target]
-        device = following[0].device
-        upload = torch.tensor(moves, pin_memory=device.type == "cuda").T
-        sources, targets = upload.to(device, non_blocking=True)
+        device, count = following[0].device, len(moves)
+        if self._moves.shape[1] < count:
+            self._moves = torch.zeros((2, 2 * count), dtype=torch.int64, pin_memory=device.type == "cuda")
+        # The last moves have been read: the device has been waited for since then.
+        self._moves.numpy()[:, :count] = np.array(moves).T
+        sources, targets = self._moves.to(device, non_blocking=True)[:, :count]
         for memory in following:
             memory.index_copy_(1, targets, memory.index_select(1, sources))
