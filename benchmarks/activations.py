@@ -16,7 +16,6 @@ import argparse
 import json
 import subprocess
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -69,7 +68,7 @@ def logits_of(llm: LLM, texts: list[list[int]]) -> Tensor:
         sequence = Sequence(-1, "", 0, tokens, len(tokens), SamplingParams(temperature=0).resolved({}), 0, 1)
         assert engine.scheduler.pool.reserve(sequence, len(tokens))
         batch = pack([Work(sequence, len(tokens))], engine.kv.block_size)
-        rows.append(engine.runner.forward(replace(batch, logit_rows=None)).logits.clone())
+        rows.append(engine.runner.forward(batch._replace(logit_rows=None)).logits.clone())
         engine.scheduler.pool.free(sequence)
     return torch.cat(rows)
 

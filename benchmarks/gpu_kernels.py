@@ -12,6 +12,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from foredraft.backends import cuda_linear, cuda_rows
 from foredraft.backends.base import AttentionShape, Layer, LayerKV, Linear, Stack, Weight
 from foredraft.backends.cuda import CudaBackend
 from foredraft.backends.cuda_plan import Plan, single_plan
-from foredraft.batch import ForwardBatch
+from foredraft.batch import PackedBatch
 
 DEVICE = torch.device("cuda")
 BLOCK_SIZE = 16
@@ -138,22 +139,21 @@ class Model:
             size = (slots, self.shape.kv_heads, self.shape.head_dim)
             for _ in self.stack.layers:
                 self.kv.append(LayerKV(*(torch.randn(size, device=DEVICE).bfloat16() for _ in range(2))))
-        tables = torch.randperm(sequences * width).int().view(sequences, width)
-        row = torch.arange(rows)
+        tables = np.random.permutation(sequences * width).astype(np.int32).reshape(sequences, width)
+        row = np.arange(rows)
         sequence = row if apart else row * 0
         positions = row * 0 + context if apart else context + row
-        batch = ForwardBatch(
-            token_ids=row * 0,
-            positions=positions,
-            slots=tables[sequence, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE,
-            sequences=sequence.int(),
+        slots = tables[sequence, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+        batch = PackedBatch(
+            wide=np.array([row * 0, positions, slots], np.int64),
+            narrow=np.array([sequence, positions + 1, row * 0], np.int32),
             block_tables=tables,
-            prefix_lens=(positions + 1).int(),
-            paths=torch.zeros((rows, 0), dtype=torch.int32),
-            path_lens=torch.zeros(rows, dtype=torch.int32),
+            paths=np.zeros((rows, 0), np.int32),
+            row_counts=[1] * rows if apart else [rows],
             logit_rows=None,
             block_size=BLOCK_SIZE,
             max_keys=-(-length // 1024) * 1024,
+            reach=length,
         )
         return single_plan(batch, self.attention, DEVICE)
 

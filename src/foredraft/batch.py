@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import MutableSequence
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foredraft.types import Work
+
+_Path = tuple[int, ...]  # offsets in the sequence's own KV
 
 
 @dataclass(frozen=True)
@@ -81,50 +85,127 @@ class ForwardBatch:
         return blocks.long() * self.block_size + offsets % self.block_size
 
 
-def pack(works: Items[Work], block_size: int) -> ForwardBatch:
+class PackedBatch(NamedTuple):
+    """A batch on the host, as `Backend.prepare` gets it: what ForwardBatch has, in few arrays. Any operation on a small
+    array takes longer than what it computes, and one on a small tensor even longer."""
+
+    wide: NDArray[np.int64]  # [3, rows]: token ids, positions, slots
+    narrow: NDArray[np.int32]  # [3, rows]: sequences, prefix lengths, path lengths
+    block_tables: NDArray[np.int32]  # [sequences, blocks]
+    paths: NDArray[np.int32]  # [rows, depth]
+    row_counts: list[int]  # of each sequence
+    logit_rows: list[int] | None
+    block_size: int
+    max_keys: int
+    reach: int  # keys of a sequence, from its first on, among which all are that rows see or store
+
+    @property
+    def num_rows(self) -> int:
+        return self.wide.shape[1]
+
+    @property
+    def num_logits(self) -> int:
+        return self.num_rows if self.logit_rows is None else len(self.logit_rows)
+
+    @property
+    def borders(self) -> list[int]:
+        """Where the rows of each sequence begin, and where the last ones end."""
+        return [0, *accumulate(self.row_counts)]
+
+    def tensors(self) -> ForwardBatch:
+        """The same batch as tensors, on the CPU."""
+        token_ids, positions, slots = map(torch.from_numpy, self.wide)
+        sequences, prefix_lens, path_lens = map(torch.from_numpy, self.narrow)
+        return ForwardBatch(
+            token_ids,
+            positions,
+            slots,
+            sequences,
+            torch.from_numpy(self.block_tables),
+            prefix_lens,
+            torch.from_numpy(self.paths),
+            path_lens,
+            None if self.logit_rows is None else torch.from_numpy(np.array(self.logit_rows, np.int64)),
+            self.block_size,
+            self.max_keys,
+        )
+
+
+def pack(works: Items[Work], block_size: int) -> PackedBatch:
     """Lay the works out row by row, in order. Each work's logits are its last `num_logits` rows, also in order."""
     token_ids: list[int] = []
-    offsets: list[int] = []  # of every row's K and V among those of its sequence
-    counts: list[int] = []  # rows of each work
+    positions: list[int] = []
+    slots: list[int] = []
+    sequences: list[int] = []
+    prefix_lens: list[int] = []
+    paths: list[_Path] = []
+    row_counts: list[int] = []
     logit_rows: list[int] = []
-    nodes = _NodeRows()
-    for work in works:
-        sequence, count = work.sequence, work.num_new_tokens
-        start, first = sequence.num_computed_tokens, len(token_ids)
-        if count == 1:
-            token_ids.append(sequence.token_ids[start])
-            offsets.append(start)
-        else:
-            token_ids += sequence.token_ids[start : start + count]
-            offsets += range(start, start + count)
-        if work.draft.tokens:
-            nodes.add(work, len(token_ids))
-            token_ids += work.draft.tokens[work.num_computed_nodes :]
-            offsets += range(start + count + work.num_computed_nodes, start + count + len(work.draft))
+    reach = 0
+    for index, work in enumerate(works):
+        sequence, draft, first = work.sequence, work.draft, len(token_ids)
+        start = sequence.num_computed_tokens
+        end = start + work.num_new_tokens
+        token_ids += sequence.token_ids[start:end]
+        positions += range(start, end)
+        prefix_lens += range(start + 1, end + 1)
+        paths += [()] * work.num_new_tokens
+        _add_slots(slots, sequence.block_table, start, end, block_size)
+        if draft.tokens:
+            computed = work.num_computed_nodes
+            token_ids += draft.tokens[computed:]
+            _add_slots(slots, sequence.block_table, end + computed, end + len(draft.tokens), block_size)
+            for position, prefix_len, path in _node_keys(draft.parents, end)[computed:]:
+                positions.append(position)
+                prefix_lens.append(prefix_len)
+                paths.append(path)
         rows = len(token_ids)
-        counts.append(rows - first)
+        row_counts.append(rows - first)
+        sequences += [index] * (rows - first)
         logit_rows += range(rows - work.num_logits, rows)
-
-    tables = _block_tables(works)
-    sequences = np.arange(len(works), dtype=np.int32)
-    if len(token_ids) > len(works):
-        sequences = sequences.repeat(counts)
-    at = np.array(offsets, np.int64)
-    block, place = np.divmod(at, block_size)
-    positions, prefix_lens, paths, path_lens = nodes.keys(at)
-    return ForwardBatch(
-        token_ids=torch.from_numpy(np.array(token_ids, np.int64)),
-        positions=torch.from_numpy(positions),
-        slots=torch.from_numpy(tables[sequences, block] * np.int64(block_size) + place),
-        sequences=torch.from_numpy(sequences),
-        block_tables=torch.from_numpy(tables),
-        prefix_lens=torch.from_numpy(prefix_lens),
-        paths=torch.from_numpy(paths),
-        path_lens=torch.from_numpy(path_lens),
-        logit_rows=torch.from_numpy(np.array(logit_rows, np.int64)) if len(logit_rows) < len(token_ids) else None,
+        reach = max(reach, end + len(draft.tokens))
+    path_lens = [len(path) for path in paths]
+    depth = max(path_lens)
+    return PackedBatch(
+        wide=np.array([token_ids, positions, slots], np.int64),
+        narrow=np.array([sequences, prefix_lens, path_lens], np.int32),
+        block_tables=_block_tables(works),
+        paths=_padded(paths, depth) if depth else np.zeros((len(paths), 0), np.int32),
+        row_counts=row_counts,
+        logit_rows=logit_rows if len(logit_rows) < len(token_ids) else None,
         block_size=block_size,
-        max_keys=max(positions.tolist() if paths.size else offsets) + 1,
+        max_keys=max(positions) + 1,
+        reach=reach,
     )
+
+
+def _add_slots(slots: list[int], table: MutableSequence[int], offset: int, end: int, block_size: int) -> None:
+    """Add the slots of a sequence's keys from `offset` up to `end`, block by block."""
+    while offset < end:
+        block, place = divmod(offset, block_size)
+        count = min(end - offset, block_size - place)
+        slot = table[block] * block_size + place
+        slots += range(slot, slot + count)
+        offset += count
+
+
+def _node_keys(parents: Items[int], end: int) -> list[tuple[int, int, _Path]]:
+    """Of every node of a draft behind `end` tokens: position, prefix length and path. A path that goes straight on
+    behind the prefix is part of it: the leading nodes that are one chain have none."""
+    keys: list[tuple[int, int, _Path]] = []
+    whole: list[_Path] = []  # every node's path with all its ancestors
+    is_straight = True
+    for node, parent in enumerate(parents):
+        path = (*whole[parent], end + node) if parent >= 0 else (end + node,)
+        whole.append(path)
+        is_straight = is_straight and parent == node - 1
+        position = end + len(path) - 1
+        keys.append((position, position + 1, ()) if is_straight else (position, end, path))
+    return keys
+
+
+def _padded(paths: list[_Path], depth: int) -> NDArray[np.int32]:
+    return np.array([path + (0,) * (depth - len(path)) for path in paths], np.int32)
 
 
 def _block_tables(works: Items[Work]) -> NDArray[np.int32]:
@@ -141,38 +222,3 @@ def _block_tables(works: Items[Work]) -> NDArray[np.int32]:
     tables = np.zeros((len(works), widest), np.int32)
     tables[np.arange(widest) < np.array(lengths)[:, None]] = known
     return tables
-
-
-class _NodeRows:
-    """The rows of draft nodes: what sets them apart from rows of known tokens."""
-
-    def __init__(self) -> None:
-        self._rows: list[int] = []
-        self._prefix_lens: list[int] = []
-        self._paths: list[tuple[int, ...]] = []
-
-    def add(self, work: Work, row: int) -> None:
-        """The nodes of one draft that are still to be run, from `row` on."""
-        end = work.sequence.num_computed_tokens + work.num_new_tokens
-        paths: list[tuple[int, ...]] = []
-        for node, parent in enumerate(work.draft.parents):
-            paths.append((*(paths[parent] if parent >= 0 else ()), end + node))
-        paths = paths[work.num_computed_nodes :]
-        self._rows += range(row, row + len(paths))
-        self._prefix_lens += [end] * len(paths)
-        self._paths += paths
-
-    def keys(
-        self, at: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-        """Positions, prefix lengths, paths and path lengths of all rows, whose own keys have these offsets."""
-        lens = [len(path) for path in self._paths]
-        depth, count = max(lens, default=0), len(at)
-        prefix_lens, path_lens = (at + 1).astype(np.int32), np.zeros(count, np.int32)
-        paths = np.zeros((count, depth), np.int32)
-        if not lens:
-            return at, prefix_lens, paths, path_lens
-        rows = np.array(self._rows)
-        prefix_lens[rows], path_lens[rows] = self._prefix_lens, lens
-        paths[rows] = [path + (0,) * (depth - len(path)) for path in self._paths]
-        return (prefix_lens + path_lens - 1).astype(np.int64), prefix_lens, paths, path_lens

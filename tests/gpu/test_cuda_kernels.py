@@ -5,14 +5,15 @@ Without a device, TRITON_INTERPRET=1 runs what does not ask for bits, slowly, on
 
 from __future__ import annotations
 
-import dataclasses
 import os
+from itertools import groupby
 
 import pytest
 import torch
 from torch import Tensor
 
 from foredraft.backends.base import Layer, LayerKV, Linear, Stack, Weight, run_layers
+from foredraft.batch import PackedBatch
 from foredraft.params import SamplingParams
 from foredraft.sampling.draw import draw
 from foredraft.sampling.noise import stream_key
@@ -210,10 +211,22 @@ def attended(scene: Scene, q: Tensor, rows: list[int] | None = None, dtype: str 
     return backend(dtype).attend(q.to(DEVICE), cache, scene.shape, planned(scene, rows)).cpu()
 
 
-def planned(scene: Scene, rows: list[int] | None = None, **changes: Tensor) -> Plan:
+def planned(scene: Scene, rows: list[int] | None = None, slots: Tensor | None = None) -> Plan:
     """The scene's rows as the kernels see them, in a plan of their own size."""
-    batch = dataclasses.replace(scene.batch(rows), **changes)
-    return single_plan(batch.to(torch.device("cpu")), scene.shape, DEVICE, scene.cache.k.dtype)
+    batch = scene.batch(rows)
+    slots = batch.slots if slots is None else slots.cpu()
+    packed = PackedBatch(
+        wide=torch.stack([batch.token_ids, batch.positions, slots]).numpy(),
+        narrow=torch.stack([batch.sequences, batch.prefix_lens, batch.path_lens]).numpy(),
+        block_tables=batch.block_tables.numpy(),
+        paths=batch.paths.numpy(),
+        row_counts=[len(list(run)) for _, run in groupby(batch.sequences.tolist())],
+        logit_rows=list(range(batch.num_rows)),
+        block_size=batch.block_size,
+        max_keys=batch.max_keys,
+        reach=batch.max_keys,
+    )
+    return single_plan(packed, scene.shape, DEVICE, scene.cache.k.dtype)
 
 
 class TestAttention:

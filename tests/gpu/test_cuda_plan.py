@@ -62,7 +62,7 @@ def test_keys_are_where_the_batch_says(length: int, nodes: int) -> None:
         batch = pack([work(rng, length, nodes), work(rng, 40, 2), work(rng, length, 0)], SIZE)
         plan = plans.plan(batch, SHAPE)
         assert plan.bucket is not None and plan.num_rows in ROW_BUCKETS
-        check(batch, plan)
+        check(batch.tensors(), plan)
 
 
 def test_prompts_have_a_plan_of_their_own() -> None:
@@ -71,9 +71,9 @@ def test_prompts_have_a_plan_of_their_own() -> None:
     batch = pack([work(rng, 700, 0, new=600), work(rng, 90, 7), work(rng, 33, 0, new=20)], SIZE)
     plan = plans.plan(batch, SHAPE)
     assert plan.bucket is None and plan.split is not None and plan.whole is not None
-    check(batch, plan)
+    check(batch.tensors(), plan)
     assert batch.logit_rows is not None and plan.logit_rows is not None
-    assert plan.logit_rows.tolist() == batch.logit_rows.tolist()
+    assert plan.logit_rows.tolist() == batch.logit_rows
 
 
 def test_short_prompts_are_captured_in_the_plans_that_were_warmed() -> None:
@@ -86,4 +86,4 @@ def test_short_prompts_are_captured_in_the_plans_that_were_warmed() -> None:
         batch = pack(works, SIZE)
         plan = plans.plan(batch, SHAPE)
         assert any(plan is each for each in warmed)
-        check(batch, plan)
+        check(batch.tensors(), plan)

@@ -80,7 +80,7 @@ def results(
     everything = [tensor for group in cache.groups.values() for tensor in group.memory]
     for tensor in everything:
         tensor.zero_()
-    return [decoder.run(pack(works, BLOCK), kv, backend, taps) for works in steps] + everything
+    return [decoder.run(pack(works, BLOCK).tensors(), kv, backend, taps) for works in steps] + everything
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4"])
@@ -157,7 +157,7 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
 def scene(decoder: Decoder, backend: NativeBackend) -> tuple[Tensor, list[LayerKV], ForwardBatch]:
     """Residual rows, caches and a batch that fit the decoder."""
     kv = KVCache(BLOCKS, BLOCK).add_group("target", decoder.config, backend)
-    batch = pack(runs(random.Random(1))[0], BLOCK)
+    batch = pack(runs(random.Random(1))[0], BLOCK).tensors()
     return backend.embed(batch.token_ids, decoder.embedding), kv, batch
 
 

@@ -72,7 +72,7 @@ def wanted_rows(batch: ForwardBatch) -> list[int]:
 @settings(max_examples=200)
 def test_agrees_with_the_reference(seed: int, block_size: int) -> None:
     works = random_works(random.Random(seed), block_size)
-    batch = pack(works, block_size)
+    batch = pack(works, block_size).tensors()
     rows, wanted = reference(works, block_size)
     assert rows_of(batch) == rows
     assert wanted_rows(batch) == wanted
@@ -86,7 +86,7 @@ def test_agrees_with_the_reference(seed: int, block_size: int) -> None:
 def test_the_parts_say_the_same_as_the_whole(seed: int, block_size: int) -> None:
     """What native kernels read instead of `key_slots`: prefix, path and block table."""
     works = random_works(random.Random(seed), block_size)
-    batch = pack(works, block_size)
+    batch = pack(works, block_size).tensors()
     assert torch.equal(batch.prefix_lens + batch.path_lens, batch.positions + 1)
     owners = [index for index, work in enumerate(works) for _ in range(work.num_rows)]
     assert batch.sequences.tolist() == owners
@@ -103,7 +103,7 @@ def test_the_parts_say_the_same_as_the_whole(seed: int, block_size: int) -> None
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=50)
 def test_beyond_its_last_key_a_row_repeats_its_own_first(seed: int) -> None:
-    batch = pack(random_works(random.Random(seed), 4), 4)
+    batch = pack(random_works(random.Random(seed), 4), 4).tensors()
     for row, position in enumerate(batch.positions.tolist()):
         beyond = batch.key_slots[row, position + 1 :]
         assert beyond.tolist() == [int(batch.key_slots[row, 0])] * len(beyond)
@@ -115,7 +115,7 @@ class TestByHand:
         sequence = make_sequence([10, 11, 12, 13, 14])
         sequence.num_computed_tokens = 3
         sequence.block_table = [7, 2, 4]
-        return pack([Work(sequence, 2, len(draft), draft)], 4)
+        return pack([Work(sequence, 2, len(draft), draft)], 4).tensors()
 
     def test_no_draft(self) -> None:
         batch = self.packed(NO_DRAFT)
@@ -129,14 +129,15 @@ class TestByHand:
         assert wanted_rows(batch) == [1]
 
     def test_a_tree(self) -> None:
-        """Nodes 20 and 21 are siblings; 22 follows 20. A sibling is invisible, and shares its position."""
+        """Nodes 20 and 21 are siblings; 22 follows 20. A sibling is invisible, and shares its position. What goes on
+        straight is part of the prefix."""
         batch = self.packed(make_draft([20, 21, 22], [-1, -1, 0]))
         assert batch.token_ids.tolist() == [13, 14, 20, 21, 22]
         assert batch.positions.tolist() == [3, 4, 5, 5, 6]
         assert batch.slots.tolist() == [31, 8, 9, 10, 11]
-        assert batch.prefix_lens.tolist() == [4, 5, 5, 5, 5]
-        assert batch.paths.tolist() == [[0, 0], [0, 0], [5, 0], [6, 0], [5, 7]]
-        assert batch.path_lens.tolist() == [0, 0, 1, 1, 2]
+        assert batch.prefix_lens.tolist() == [4, 5, 6, 5, 5]
+        assert batch.paths.tolist() == [[0, 0], [0, 0], [0, 0], [6, 0], [5, 7]]
+        assert batch.path_lens.tolist() == [0, 0, 0, 1, 2]
         assert batch.key_slots[2:].tolist() == [
             [28, 29, 30, 31, 8, 9, 28],
             [28, 29, 30, 31, 8, 10, 28],

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foredraft.batch import ForwardBatch
+from foredraft.batch import ForwardBatch, PackedBatch
 from foredraft.sampling.node_draws import NodeDraw
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ class Backend(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """x through all layers: the bits of the function `run_layers`. Returns x and its norm. May overwrite x."""
 
-    def prepare(self, batch: ForwardBatch, shape: AttentionShape) -> ForwardBatch:
+    def prepare(self, batch: PackedBatch, shape: AttentionShape) -> ForwardBatch:
         """The plan of one run through layers of this shape: the batch on this device, maybe with further rows that read
         and write nothing, and with the logits of all rows wanted."""
 

@@ -38,7 +38,7 @@ from foredraft.backends.cuda_pack import Packed, pack
 from foredraft.backends.cuda_plan import ROW_BUCKETS, Graphs, Plan, Plans
 from foredraft.backends.cuda_trees import CudaTreeOps
 from foredraft.backends.tree_ops import TreeOps
-from foredraft.batch import ForwardBatch
+from foredraft.batch import ForwardBatch, PackedBatch
 from foredraft.sampling.node_draws import NodeDraw
 
 
@@ -61,7 +61,7 @@ class CudaBackend:
         self.tree_ops: TreeOps | None = CudaTreeOps()
         self._replayed_rows = 0  # of the last run; 0: it was not captured
 
-    def prepare(self, batch: ForwardBatch, shape: AttentionShape) -> Plan:
+    def prepare(self, batch: PackedBatch, shape: AttentionShape) -> Plan:
         self._select()
         return self._plans.plan(batch, shape)
 

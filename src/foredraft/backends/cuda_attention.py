@@ -14,6 +14,7 @@ summed by a product with ones. What a kernel may choose freely (warps, queries t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -266,6 +267,7 @@ def _whole_kernel(
     tl.store(out + places, stored_as_bfloat16(result, out), mask=exists[:, None] & (d < HEAD_DIM))
 
 
+@cache
 def rows_together(shape: AttentionShape, dtype: torch.dtype, whole: bool) -> int:
     """The most rows that a group may have."""
     return _queries_together(shape, dtype, whole) // (shape.num_heads // shape.num_kv_heads)

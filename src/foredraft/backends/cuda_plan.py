@@ -7,11 +7,12 @@ chunks gets a plan of its own size.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from foredraft.backends.base import AttentionShape, T
 from foredraft.backends.cuda_attention import KeyView, rows_of_group, rows_together
-from foredraft.batch import ForwardBatch
+from foredraft.batch import ForwardBatch, PackedBatch
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _PATH_BUCKETS = (16, 64)
@@ -59,11 +60,9 @@ class _Layout:
     logits: int
 
     def fields(self) -> Iterator[tuple[str, type[np.integer[Any]], tuple[int, ...]]]:
-        for name in ("token_ids", "positions", "slots"):
-            yield name, np.int64, (self.rows,)
+        yield "wide", np.int64, (3, self.rows)
         yield "logit_rows", np.int64, (self.logits,)
-        for name in ("sequences", "prefix_lens", "path_lens"):
-            yield name, np.int32, (self.rows,)
+        yield "narrow", np.int32, (3, self.rows)
         yield "block_tables", np.int32, (self.sequences, self.width)
         yield "paths", np.int32, (self.rows, self.depth)
         yield "split_rows", np.int32, (self.split_rows,)
@@ -91,6 +90,8 @@ class _Staging:
             self.arrays[name] = pinned.numpy()[start : start + length].view(dtype).reshape(shape)
             kind = torch.int64 if dtype is np.int64 else torch.int32
             self.tensors[name] = self._device[start : start + length].view(kind).view(shape)
+        self.tensors.update(zip(("token_ids", "positions", "slots"), self.tensors["wide"], strict=True))
+        self.tensors.update(zip(("sequences", "prefix_lens", "path_lens"), self.tensors["narrow"], strict=True))
 
     def wait(self) -> None:
         """Until the last upload has been read: only then may the host's buffer be written again."""
@@ -111,19 +112,16 @@ class Plans:
         self._kv_dtype = kv_dtype
         self._buckets: dict[Bucket, tuple[_Staging, Plan]] = {}
 
-    def plan(self, batch: ForwardBatch, shape: AttentionShape) -> Plan:
-        borders = _borders(batch)
-        has_prompt = batch.logit_rows is not None and (borders[1:] - borders[:-1]).max() >= _WHOLE_ROWS
+    def plan(self, batch: PackedBatch, shape: AttentionShape) -> Plan:
+        has_prompt = batch.logit_rows is not None and max(batch.row_counts) >= _WHOLE_ROWS
         if batch.num_rows > (_PROMPT_ROWS if has_prompt else ROW_BUCKETS[-1]):
             return single_plan(batch, shape, self._device, self._kv_dtype)
-        prefix_lens, path_lens = _with_chains_as_prefix(batch)
         together = rows_together(shape, self._kv_dtype, whole=False)
-        bucket = _bucket(batch, int(path_lens.max()), together)
-        staging, plan = self._bucket(bucket, batch.block_size)
+        staging, plan = self._bucket(_bucket(batch, together), batch.block_size)
         staging.wait()
-        _fill(staging.arrays, batch, prefix_lens, path_lens)
-        together = rows_of_group(batch.num_rows, together, has_paths=bool(path_lens.any()))
-        _fill_groups(staging.arrays["split_groups"], borders, together)
+        _fill(staging.arrays, batch)
+        together = rows_of_group(batch.num_rows, together, has_paths=batch.paths.shape[1] > 0)
+        _fill_groups(staging.arrays["split_groups"], batch.borders, together)
         staging.upload()
         return plan
 
@@ -136,9 +134,8 @@ class Plans:
                 keys = _key_bucket(keys + 1)
                 staging, plan = self._bucket((rows, keys, _PATH_BUCKETS[0], together), block_size)
                 staging.wait()
-                for name in ("token_ids", "positions", "sequences", "prefix_lens", "path_lens", "split_groups"):
-                    staging.arrays[name][:] = 0
-                staging.arrays["slots"][:] = _NOWHERE
+                _fill_up(staging.arrays, 0)
+                staging.arrays["split_groups"][:] = 0
                 staging.upload()
                 yield plan
 
@@ -154,11 +151,11 @@ class Plans:
 
 
 def single_plan(
-    batch: ForwardBatch, shape: AttentionShape, device: torch.device, kv_dtype: torch.dtype = torch.bfloat16
+    batch: PackedBatch, shape: AttentionShape, device: torch.device, kv_dtype: torch.dtype = torch.bfloat16
 ) -> Plan:
     """A plan of the batch's own size, which no graph is captured with."""
-    prefix_lens, path_lens = _with_chains_as_prefix(batch)
-    runs = [range(start, stop) for start, stop in pairwise(_borders(batch).tolist())]
+    runs = [range(start, stop) for start, stop in pairwise(batch.borders)]
+    path_lens = batch.narrow[2]
     whole = [run for run in runs if len(run) >= _WHOLE_ROWS and not path_lens[run.start : run.stop].any()]
     split = [run for run in runs if run not in whole]
     of_split, of_whole = (rows_together(shape, kv_dtype, whole) for whole in (False, True))
@@ -170,12 +167,12 @@ def single_plan(
         0 if batch.logit_rows is None else len(batch.logit_rows),
     )
     staging = _Staging(layout, device)
-    _fill(staging.arrays, batch, prefix_lens, path_lens)
+    _fill(staging.arrays, batch)
     for view, view_runs, together in (("split", split, of_split), ("whole", whole, of_whole)):
         staging.arrays[f"{view}_rows"][:] = [row for run in view_runs for row in run]
-        _fill_groups(staging.arrays[f"{view}_groups"], np.cumsum([0, *map(len, view_runs)]), together)
+        _fill_groups(staging.arrays[f"{view}_groups"], [0, *accumulate(map(len, view_runs))], together)
     if batch.logit_rows is not None:
-        staging.arrays["logit_rows"][:] = batch.logit_rows.numpy()
+        staging.arrays["logit_rows"][:] = batch.logit_rows
     staging.upload()
     views = [name for name, rows in (("split", split), ("whole", whole)) if rows]
     return _plan(staging.tensors, batch.block_size, batch.max_keys, views, batch.logit_rows is not None)
@@ -223,11 +220,10 @@ def capture(device: torch.device, run: Callable[[], T], pool: Any = None) -> tup
     return graph, result
 
 
-def _bucket(batch: ForwardBatch, depth: int, together: int) -> Bucket:
-    rows = next(size for size in ROW_BUCKETS if size >= batch.num_rows)
+def _bucket(batch: PackedBatch, together: int) -> Bucket:
+    rows, depth = ROW_BUCKETS[bisect_left(ROW_BUCKETS, batch.num_rows)], batch.paths.shape[1]
     # A row of a tree sees few keys, but nodes lie one behind the other: their slots reach beyond the longest path.
-    paths = batch.paths.numpy()
-    reach = max(batch.max_keys, 1 + int(paths.max()) if paths.size else 0)
+    reach = max(batch.max_keys, batch.reach)
     return rows, _key_bucket(reach), next((size for size in _PATH_BUCKETS if size >= depth), depth), together
 
 
@@ -238,59 +234,36 @@ def _key_bucket(reach: int) -> int:
     return keys
 
 
-def _with_chains_as_prefix(batch: ForwardBatch) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Prefix and path lengths in which a path that goes straight on is part of the prefix."""
-    prefix_lens, path_lens, paths = (x.numpy() for x in (batch.prefix_lens, batch.path_lens, batch.paths))
-    if not paths.shape[1]:
-        return prefix_lens, path_lens
-    places = np.arange(paths.shape[1], dtype=np.int32)[None, :]
-    straight = ((paths == prefix_lens[:, None] + places) | (places >= path_lens[:, None])).all(1)
-    return np.where(straight, prefix_lens + path_lens, prefix_lens), np.where(straight, 0, path_lens)
-
-
-def _borders(batch: ForwardBatch) -> NDArray[np.int64]:
-    """Where runs of neighbouring rows of one sequence begin, and where the last one ends."""
-    if batch.num_rows == len(batch.block_tables):
-        return np.arange(batch.num_rows + 1)
-    sequences = batch.sequences.numpy()
-    starts = np.flatnonzero(sequences[1:] != sequences[:-1]) + 1
-    return np.concatenate(([0], starts, [len(sequences)]))
-
-
 def _num_groups(runs: list[range], together: int) -> int:
     return sum(-(-len(run) // together) for run in runs)
 
 
-def _fill(
-    arrays: dict[str, NDArray[Any]],
-    batch: ForwardBatch,
-    prefix_lens: NDArray[np.int32],
-    path_lens: NDArray[np.int32],
-) -> None:
+def _fill(arrays: dict[str, NDArray[Any]], batch: PackedBatch) -> None:
     """Write the batch, and behind it rows that read and write nothing."""
-    rows, (sequences, width) = batch.num_rows, batch.block_tables.shape
-    for name in ("token_ids", "positions", "slots", "sequences"):
-        arrays[name][:rows] = getattr(batch, name).numpy()
-    arrays["prefix_lens"][:rows], arrays["path_lens"][:rows] = prefix_lens, path_lens
-    if rows < len(arrays["slots"]):
-        for name in ("token_ids", "positions", "sequences", "prefix_lens", "path_lens"):
-            arrays[name][rows:] = 0
-        arrays["slots"][rows:] = _NOWHERE
+    rows, depth, (sequences, width) = batch.num_rows, batch.paths.shape[1], batch.block_tables.shape
+    arrays["wide"][:, :rows] = batch.wide
+    arrays["narrow"][:, :rows] = batch.narrow
+    if rows < arrays["wide"].shape[1]:
+        _fill_up(arrays, rows)
     width = min(width, arrays["block_tables"].shape[1])
-    arrays["block_tables"][:sequences, :width] = batch.block_tables.numpy()[:, :width]
-    if path_lens.any():
-        depth = min(batch.paths.shape[1], arrays["paths"].shape[1])
-        arrays["paths"][:rows, :depth] = batch.paths.numpy()[:, :depth]
+    arrays["block_tables"][:sequences, :width] = batch.block_tables[:, :width]
+    if depth:
+        arrays["paths"][:rows, :depth] = batch.paths
 
 
-def _fill_groups(groups: NDArray[Any], borders: NDArray[np.int64], together: int) -> None:
+def _fill_up(arrays: dict[str, NDArray[Any]], rows: int) -> None:
+    """Make all rows behind the first ones such that they read and write nothing."""
+    arrays["wide"][:2, rows:] = 0
+    arrays["wide"][2, rows:] = _NOWHERE
+    arrays["narrow"][:, rows:] = 0
+
+
+def _fill_groups(groups: NDArray[Any], borders: list[int], together: int) -> None:
     """Write the bounds of groups: runs between borders, cut where they are longer than `together`. Groups behind the
     last one are empty."""
-    if (borders[1:] - borders[:-1]).max(initial=0) > together:
-        cuts = [range(start, stop, together) for start, stop in pairwise(borders.tolist())]
-        borders = np.array([place for cut in cuts for place in cut] + [borders[-1]])
-    groups[: len(borders)] = borders
-    groups[len(borders) :] = borders[-1]
+    bounds = [place for start, stop in pairwise(borders) for place in range(start, stop, together)]
+    groups[: len(bounds)] = bounds
+    groups[len(bounds) :] = borders[-1]
 
 
 def _plan(

@@ -36,7 +36,7 @@ from foredraft.backends.native_library import (
 from foredraft.backends.native_memory import WeightMemory
 from foredraft.backends.native_weights import BLOCK, KINDS, describe_plain
 from foredraft.backends.tree_ops import TreeOps
-from foredraft.batch import ForwardBatch
+from foredraft.batch import ForwardBatch, PackedBatch
 from foredraft.config import QUANT_GROUP, check_threads
 from foredraft.sampling.node_draws import LazyDraws, NodeDraw
 
@@ -308,8 +308,8 @@ class NativeBackend:
             stack.kv, stack.caches = tuple(kv), (c_void_p * len(kv))(*addresses)
         return stack.caches
 
-    def prepare(self, batch: ForwardBatch, shape: AttentionShape) -> ForwardBatch:
-        return batch
+    def prepare(self, batch: PackedBatch, shape: AttentionShape) -> ForwardBatch:
+        return batch.tensors()
 
     def replay(self, owner: object, plan: ForwardBatch, compute: Callable[[ForwardBatch], T]) -> T:
         return compute(plan)

@@ -27,7 +27,7 @@ from foredraft.backends.base import (
     run_layers,
 )
 from foredraft.backends.tree_ops import TreeOps
-from foredraft.batch import ForwardBatch
+from foredraft.batch import ForwardBatch, PackedBatch
 from foredraft.sampling.draw import draw
 from foredraft.sampling.node_draws import LazyDraws, NodeDraw
 
@@ -133,8 +133,8 @@ class TorchBackend:
     ) -> tuple[Tensor, Tensor]:
         return run_layers(self, x, stack, kv, batch, taps)
 
-    def prepare(self, batch: ForwardBatch, shape: AttentionShape) -> ForwardBatch:
-        return batch if self.device.type == "cpu" else batch.to(self.device)
+    def prepare(self, batch: PackedBatch, shape: AttentionShape) -> ForwardBatch:
+        return batch.tensors() if self.device.type == "cpu" else batch.tensors().to(self.device)
 
     def replay(self, owner: object, plan: ForwardBatch, compute: Callable[[ForwardBatch], T]) -> T:
         return compute(plan)

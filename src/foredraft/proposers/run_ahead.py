@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from itertools import accumulate
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from foredraft.backends import tree_ops
 from foredraft.backends.base import AttentionShape, Backend
 from foredraft.backends.tree_ops import LEAST_PROBABILITY, Choice, Nodes, Noise, TreeOps
-from foredraft.batch import ForwardBatch
+from foredraft.batch import ForwardBatch, PackedBatch
 from foredraft.proposers.candidates import NodeLogits
 from foredraft.proposers.draft_trees import TreeShape, static_shares
 from foredraft.sampling.noise import signed, stream_key
@@ -54,63 +54,69 @@ class AheadModel(Protocol):
 
 class Levels:
     """All levels of the trees of a call, on the host. The nodes of a level are the best candidates behind the level
-    before; the last level has candidates only."""
+    before; the last level has candidates only.
+
+    Candidates are numbered as their nodes come: `width` behind the end of the sequence, then as many behind each node
+    of the first level, and so on.
+    """
 
     def __init__(self, program: _Program) -> None:
-        shape, size = program.shape, program.size
-        tokens, shares, places = (program.read[name].numpy() for name in ("tokens", "probabilities", "places"))
-        self._shape = shape
-        # Of every sequence, by level: the candidates behind each node, and which of them are the next level's nodes.
-        self._tokens = _by_lane(tokens, size, shape.width)
-        self._shares = _by_lane(np.clip(shares, LEAST_PROBABILITY, 1.0).astype(np.float64), size, shape.width)
-        self._places = places.reshape(-1, size, shape.width).swapaxes(0, 1).tolist()
+        self._shape, self._size = program.shape, program.size
+        tokens, shares, places = (program.found[name] for name in ("tokens", "probabilities", "places"))
+        # By row: the first level has one for each sequence, the others `width` of them.
+        self._tokens: list[list[int]] = tokens.tolist()
+        self._shares: list[list[float]] = np.minimum(np.maximum(shares, LEAST_PROBABILITY), 1.0).tolist()
+        self._places: list[int] = places.tolist()  # of every node, among the candidates of its sequence and level
+
+    def _rows(self, lane: int) -> list[int]:
+        """The rows of a sequence, in order of levels and nodes."""
+        size, width = self._size, self._shape.width
+        starts = range(size + lane * width, len(self._tokens), size * width)
+        return [lane, *(row for start in starts for row in range(start, start + width))]
+
+    def _nodes(self, rows: list[int]) -> list[int]:
+        """The candidates of a sequence that are nodes: those that its rows but the first are behind."""
+        size, width = self._size, self._shape.width
+        firsts = [0, *range(width, width * len(rows), width * width)]  # candidates of the levels
+        return [firsts[index // width] + self._places[row - size] for index, row in enumerate(rows[1:])]
 
     def chain(self, lane: int) -> list[int]:
         """The tokens of leading nodes that were run one behind the other: all of a chain, the first of a tree."""
-        tokens, places = self._tokens[lane], self._places[lane]
-        return [tokens[level][0][first] for level, (first, *others) in enumerate(places) if not others or not level]
+        rows, width = self._rows(lane), self._shape.width
+        nodes = self._nodes(rows)[: 1 if width > 1 else None]
+        return [self._tokens[rows[node // width]][node % width] for node in nodes]
 
     def draft(self, lane: int, budget: int, name: str) -> Draft:
         """The draft of one sequence: the best candidates of all levels, or, where the shape does not prune, the nodes
         that were run and the best of the last level."""
-        shape, tokens, shares, places = self._shape, self._tokens[lane], self._shares[lane], self._places[lane]
-        by_rank = static_shares(shape.width) if shape.static else None
-        found: list[int] = []
-        parents: list[int] = []
-        scores: list[float] = []
-        weights: list[float] = []
-        nodes: list[int] = []  # candidates that are nodes
-        above = [-1]
-        for level, of_rows in enumerate(tokens):
-            first = len(found)
-            for parent, row_tokens, row_shares in zip(above, of_rows, shares[level], strict=True):
-                score, weight = (scores[parent], weights[parent]) if parent >= 0 else (1.0, 1.0)
-                found += row_tokens
-                parents += [parent] * len(row_tokens)
-                scores += [score * share for share in row_shares]
-                weights += [weight * share for share in by_rank or row_shares]
-            if level < len(places):
-                above = [first + place for place in places[level]]
-                nodes += above
+        shape, width, rows = self._shape, self._shape.width, self._rows(lane)
+        nodes = self._nodes(rows)
+        above = [-1, *nodes]  # the candidate that each row is behind
+        scores = _products(above, [self._shares[row] for row in rows])
+        weights = _products(above, [static_shares(width)] * len(rows)) if shape.static else scores
         if shape.prunes:
-            best = sorted(range(len(found)), key=weights.__getitem__, reverse=True)[:budget]
+            best = sorted(range(len(scores)), key=weights.__getitem__, reverse=True)[:budget]
             kept = sorted(best)  # no candidate weighs more than its parent, and none comes before it
         else:
-            last = sorted(range(first + 1, len(found)), key=weights.__getitem__, reverse=True)
-            kept = [*nodes, first, *last[: shape.width - 1]][:budget]
+            first = len(scores) - (width * width if nodes else width)
+            last = sorted(range(first + 1, len(scores)), key=weights.__getitem__, reverse=True)
+            kept = [*nodes, first, *last[: width - 1]][:budget]
         place = {-1: -1, **{node: index for index, node in enumerate(kept)}}
         return Draft(
-            tuple(found[node] for node in kept),
-            tuple(place[parents[node]] for node in kept),
-            tuple(scores[node] for node in kept),
+            tuple([self._tokens[rows[node // width]][node % width] for node in kept]),
+            tuple([place[above[node // width]] for node in kept]),
+            tuple([scores[node] for node in kept]),
             (name,) * len(kept),
         )
 
 
-def _by_lane(found: NDArray[Any], size: int, width: int) -> list[list[list[list[Any]]]]:
-    """[sequence, level, node, candidate]; the first level has one node."""
-    deeper = found[size:].reshape(-1, size, width, width).swapaxes(0, 1).tolist()
-    return [[[first], *levels] for first, levels in zip(found[:size].tolist(), deeper, strict=True)]
+def _products(above: list[int], shares: list[list[float]]) -> list[float]:
+    """Of every candidate, the product of the shares on its path, in order."""
+    products: list[float] = []
+    for parent, of_row in zip(above, shares, strict=True):
+        product = products[parent] if parent >= 0 else 1.0
+        products += [product * share for share in of_row]
+    return products
 
 
 class RunAhead:
@@ -135,7 +141,7 @@ class RunAhead:
                     program.wait()  # what the next run is told must not reach this one
 
     @torch.inference_mode()
-    def __call__(self, works: Items[Work], first: ForwardBatch, shape: TreeShape) -> Levels | None:
+    def __call__(self, works: Items[Work], first: PackedBatch, shape: TreeShape) -> Levels | None:
         """All levels of the trees behind works, which all reach the end of their sequences. `first` has the rows that
         are run first. None: there are too many for one program."""
         size = next((size for size in _SIZES if size >= len(works)), 0)
@@ -143,7 +149,7 @@ class RunAhead:
             return None
         # The plan's block tables serve all levels, so they reach as far as the last one.
         reach = max(work.sequence.num_tokens for work in works) + _MOST_NODES + self.block_size
-        plan = self.backend.prepare(replace(first, max_keys=reach), self.attention)
+        plan = self.backend.prepare(first._replace(max_keys=reach), self.attention)
         program = self._program(plan, (min(size, len(plan.block_tables)), shape))
         program.tell(works, first)
         self.backend.replay(program, plan, program.run)
@@ -185,6 +191,7 @@ class _Program:
         device, width, levels = ahead.backend.device, shape.width, shape.depth - 1
         pinned = device.type == "cuda"
         self._told = torch.zeros((_KEYS + shape.depth, size), dtype=torch.int64, pin_memory=pinned)
+        self._columns = self._told.numpy()
         self._inputs = torch.zeros_like(self._told, device=device, pin_memory=False)
         rows = size * (1 + levels * width)
 
@@ -194,7 +201,8 @@ class _Program:
         found = {"tokens": made(torch.int64, rows, width), "probabilities": made(torch.float32, rows, width)}
         nodes = {name: made(torch.int64, rows - size) for name in ("token_ids", "parents", "places")}
         self._left = {**found, "places": nodes["places"]}
-        self.read = {name: torch.zeros_like(x, device="cpu", pin_memory=pinned) for name, x in self._left.items()}
+        self._read = {name: torch.zeros_like(x, device="cpu", pin_memory=pinned) for name, x in self._left.items()}
+        self.found = {name: x.numpy() for name, x in self._read.items()}
         self._found = [tree_ops.Candidates(**{name: x[:size] for name, x in found.items()})]
         self._positions, self._slots = (made(torch.int64, levels, size * width) for _ in range(2))
         self._offsets, self._prefix_lens = (made(torch.int32, levels, size * width) for _ in range(2))
@@ -227,20 +235,19 @@ class _Program:
         shares = torch.tensor(static_shares(width), dtype=torch.float64, device=device) if shape.static else None
         self._choice = Choice(shares, keeps_first=not shape.prunes)
 
-    def tell(self, works: Items[Work], first: ForwardBatch) -> None:
+    def tell(self, works: Items[Work], first: PackedBatch) -> None:
         """Write what the next run is to know of its sequences."""
-        told, sequences = self._told.numpy(), first.sequences.numpy()
-        told[:] = 0
-        last_rows = np.flatnonzero(np.append(sequences[1:] != sequences[:-1], True))
-        for lane, (work, row) in enumerate(zip(works, last_rows, strict=True)):
-            sequence = work.sequence
+        columns, temperatures = self._columns, [work.sequence.params.temperature or 0.0 for work in works]
+        ends = accumulate(first.row_counts)
+        told: list[list[int]] = []
+        for (sequence, *_), end, temperature in zip(works, ends, temperatures, strict=True):
             slots = len(sequence.block_table) * self._ahead.block_size
-            told[:_TEMPERATURE, lane] = row, sequence.num_tokens, sequence.token_ids[-1], slots
-            temperature = sequence.params.temperature or 0.0
-            told[_TEMPERATURE : _TEMPERATURE + 1, lane].view("float64")[:] = temperature
-            if temperature:
-                places = range(sequence.num_tokens, sequence.num_tokens + self.shape.depth)
-                told[_KEYS:, lane] = [signed(stream_key(sequence.noise_seed, place)) for place in places]
+            places = range(sequence.num_tokens, sequence.num_tokens + self.shape.depth)
+            keys = [signed(stream_key(sequence.noise_seed, place)) if temperature else 0 for place in places]
+            told.append([end - 1, sequence.num_tokens, sequence.token_ids[-1], slots, 0, *keys])
+        columns[:, : len(works)] = np.array(told).T
+        columns[_TEMPERATURE, : len(works)].view(np.float64)[:] = temperatures
+        columns[:, len(works) :] = 0
 
     def run(self, plan: ForwardBatch) -> None:
         ahead, size = self._ahead, self.size
@@ -258,7 +265,7 @@ class _Program:
             ops.likely(logits.values, logits.token_ids, self._noise(level + 1), self._found[level + 1])
             before = nodes
         for name, tensor in self._left.items():
-            self.read[name].copy_(tensor, non_blocking=True)
+            self._read[name].copy_(tensor, non_blocking=True)
 
     def wait(self) -> None:
         if self._inputs.is_cuda:

@@ -143,6 +143,8 @@ class TreeDrafter:
         sequence = replace(tree.sequence, num_computed_tokens=tree.known)
         if tree.num_missing > tree.catch_up:
             return Work(sequence, tree.catch_up)
+        if not size and not below:
+            return Work(sequence, tree.num_missing)
         nodes = Draft(
             (*tree.tokens, *below.tokens),
             (*tree.parents, *(size + parent if parent >= 0 else size - 1 for parent in below.parents)),

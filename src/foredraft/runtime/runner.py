@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from foredraft.backends.base import AttentionShape, Backend, LayerKV, Taps
-from foredraft.batch import ForwardBatch
+from foredraft.batch import ForwardBatch, PackedBatch
 from foredraft.models.decoder import Decoder
 from foredraft.params import SamplingParams
 from foredraft.sampling.node_draws import NodeDraw
@@ -34,7 +34,7 @@ class Runner:
         self._replayed = Replayed(backend, decoder.layers[0].shape)
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch) -> ForwardOutput:
+    def forward(self, batch: PackedBatch) -> ForwardOutput:
         """The batch through the model."""
         return ForwardOutput(self._replayed(batch, self._compute))
 
@@ -59,15 +59,16 @@ class Replayed:
     def __init__(self, backend: Backend, shape: AttentionShape) -> None:
         self._backend, self._shape = backend, shape
 
-    def __call__(self, batch: ForwardBatch, compute: Callable[[ForwardBatch], Tensor]) -> Tensor:
+    def __call__(self, batch: PackedBatch, compute: Callable[[ForwardBatch], Tensor]) -> Tensor:
         """[wanted rows, vocab]. A backend may run more rows than there are, and compute all their logits: what was not
         wanted is cut off here."""
         plan = self._backend.prepare(batch, self._shape)
         logits = self._backend.replay(self, plan, compute)
-        if plan is batch or (plan.num_rows == batch.num_rows and plan.num_logits == batch.num_logits):
+        if plan.num_rows == batch.num_rows and plan.num_logits == batch.num_logits:
             return logits
-        wanted = slice(batch.num_rows) if batch.logit_rows is None else batch.logit_rows.to(plan.positions.device)
-        return logits[wanted]
+        if batch.logit_rows is None:
+            return logits[: batch.num_rows]
+        return logits[torch.tensor(batch.logit_rows, dtype=torch.int64, device=logits.device)]
 
     @torch.inference_mode()
     def warm(

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from foredraft.backends.base import AttentionShape, Backend, LayerKV, Linear, Stack
-from foredraft.batch import ForwardBatch
+from foredraft.batch import ForwardBatch, PackedBatch
 from foredraft.models.heads.weights import HeadWeights, TapReader, layer_shape
 from foredraft.types import Sequence
 
@@ -92,7 +92,7 @@ class DFlashHead:
         return backend.run_layers(x, self.stack, self.kv, batch)[1]
 
 
-def pack_blocks(sequences: list[Sequence], tables: list[array[int]], block: int, block_size: int) -> ForwardBatch:
+def pack_blocks(sequences: list[Sequence], tables: list[array[int]], block: int, block_size: int) -> PackedBatch:
     """A block of rows for every sequence. Its K and V lie behind the sequence's own blocks, in what `tables` has
     there."""
     count, rows = len(sequences), np.arange(block)
@@ -104,22 +104,19 @@ def pack_blocks(sequences: list[Sequence], tables: list[array[int]], block: int,
     slots = (
         np.take_along_axis(block_tables, places // block_size, 1).astype(np.int64) * block_size + places % block_size
     )
-
-    def each(values: np.ndarray, dtype: type[np.integer]) -> Tensor:
-        return torch.from_numpy(np.repeat(values, block).astype(dtype))
-
-    return ForwardBatch(
-        token_ids=each(np.array([sequence.token_ids[-1] for sequence in sequences]), np.int64),
-        positions=torch.from_numpy((lengths[:, None] - 1 + rows[None, :]).reshape(-1).astype(np.int64)),
-        slots=torch.from_numpy(slots.reshape(-1)),
-        sequences=each(np.arange(count), np.int32),
-        block_tables=torch.from_numpy(block_tables),
-        prefix_lens=each(lengths - 1, np.int32),
-        paths=torch.from_numpy(np.repeat(places, block, axis=0).astype(np.int32)),
-        path_lens=torch.full((count * block,), block, dtype=torch.int32),
+    anchors = np.array([sequence.token_ids[-1] for sequence in sequences]).repeat(block)
+    positions = (lengths[:, None] - 1 + rows[None, :]).reshape(-1)
+    prefix_lens, path_lens = (lengths - 1).repeat(block), np.full(count * block, block)
+    return PackedBatch(
+        wide=np.array([anchors, positions, slots.reshape(-1)], np.int64),
+        narrow=np.array([np.arange(count).repeat(block), prefix_lens, path_lens], np.int32),
+        block_tables=block_tables,
+        paths=np.repeat(places, block, axis=0).astype(np.int32),
+        row_counts=[block] * count,
         logit_rows=None,
         block_size=block_size,
         max_keys=int(lengths.max()) - 1 + block,
+        reach=int(places.max()) + 1,
     )
 
 
