@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,7 +16,7 @@ from foredraft.llm import LLM
 from foredraft.params import SamplingParams
 from foredraft.proposers.draft_trees import Tree, TreeShape
 from foredraft.proposers.head_runner import HeadDrafter
-from foredraft.proposers.run_ahead import RunAhead
+from foredraft.proposers.run_ahead import Levels, RunAhead
 from foredraft.proposers.tree_drafter import TreeDrafter
 from foredraft.types import Sequence
 from tests.tiny_heads import save_heads
@@ -119,3 +121,19 @@ def test_nodes_are_chosen_by_the_rule_of_trees(prunes: bool) -> None:
         assert tree.tokens[-shape.width :] == before.token_ids.tolist()
         assert tree.parents[-shape.width :] == [parent + above for parent in before.parents.tolist()]
         assert tree.weights[-shape.width :] == before.weights.tolist()
+
+
+def test_the_likeliest_path_comes_first() -> None:
+    """Where it is accepted, nothing has to be moved."""
+    found = {
+        "tokens": np.arange(10).reshape(5, 2),
+        "probabilities": np.array([[0.6, 0.3], [0.7, 0.2], [0.5, 0.4], [0.9, 0.05], [0.8, 0.1]]),
+        "places": np.array([0, 1, 0, 2]),
+    }
+    program: Any = SimpleNamespace(shape=TreeShape(3, 2, prunes=True, nodes=5), size=1, found=found)
+    levels = Levels(program)
+    draft = levels.draft(0, 5, "test")
+    assert draft.tokens == (0, 2, 6, 1, 4)
+    assert draft.parents == (-1, 0, 1, -1, 3)
+    assert draft.scores == pytest.approx((0.6, 0.42, 0.378, 0.3, 0.15))
+    assert levels.chain(0) == [0]

@@ -96,7 +96,10 @@ class Levels:
         weights = _products(above, [static_shares(width)] * len(rows)) if shape.static else scores
         if shape.prunes:
             best = sorted(range(len(scores)), key=weights.__getitem__, reverse=True)[:budget]
-            kept = sorted(best)  # no candidate weighs more than its parent, and none comes before it
+            # No candidate weighs more than its parent, and none comes before it. Those that are most probably accepted
+            # come first, one behind the other: then their K and V lie where they belong.
+            chain = _likeliest(above, width, set(best))
+            kept = chain + sorted(set(best).difference(chain))
         else:
             first = len(scores) - (width * width if nodes else width)
             last = sorted(range(first + 1, len(scores)), key=weights.__getitem__, reverse=True)
@@ -108,6 +111,18 @@ class Levels:
             tuple([scores[node] for node in kept]),
             (name,) * len(kept),
         )
+
+
+def _likeliest(above: list[int], width: int, kept: set[int]) -> list[int]:
+    """The best candidate behind the end of the sequence, the best one behind that, and so on, as far as they are
+    kept."""
+    row_behind = {node: row for row, node in enumerate(above)}
+    chain: list[int] = []
+    row: int | None = 0
+    while row is not None and row * width in kept:
+        chain.append(row * width)
+        row = row_behind.get(chain[-1])
+    return chain
 
 
 def _products(above: list[int], shares: list[list[float]]) -> list[float]:
