@@ -101,7 +101,8 @@ class PackedBatch(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        return self.wide.shape[1]
+        count: int = self.wide.shape[1]
+        return count
 
     @property
     def num_logits(self) -> int:

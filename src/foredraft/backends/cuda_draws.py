@@ -61,12 +61,12 @@ class Draws:
     def _captured(self, logits: Tensor, rows: int) -> _Captured | None:
         """The draws from the logits of a captured run of so many rows, the first of which are given; None: these are
         not among them."""
+        vocab = logits.shape[1]
+        if rows > logits.untyped_storage().nbytes() // (vocab * logits.element_size()):
+            return None
         key = (logits.data_ptr(), rows)
         captured = self._graphs.get(key)
         if captured is None:
-            vocab = logits.shape[1]
-            if rows > logits.untyped_storage().nbytes() // (vocab * logits.element_size()):
-                return None
             captured = self._graphs[key] = self._capture(logits.as_strided((rows, vocab), logits.stride()))
             if len(self._graphs) > _MOST_GRAPHS:
                 self._graphs.popitem(last=False)
