@@ -69,8 +69,13 @@ class Draft:
             depths.append(1 + (depths[parent] if parent >= 0 else 0))
         return depths
 
+    def with_scores(self, scores: Items[float]) -> Draft:
+        return Draft(self.tokens, self.parents, tuple(scores), self.origin, self.q)
+
     def only(self, nodes: list[int]) -> Draft:
         """The draft of these nodes alone, in ascending order; no node may be kept without its parent."""
+        if len(nodes) == len(self.tokens) and self.q is None:
+            return self
         place = {-1: -1, **{node: index for index, node in enumerate(nodes)}}
         return Draft(
             tuple(self.tokens[node] for node in nodes),

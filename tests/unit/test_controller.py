@@ -384,6 +384,19 @@ def test_costs_follow_the_machine_and_ignore_outliers() -> None:
     assert costs.draft("unknown", 1, 1) is None
 
 
+def test_plain_steps_do_not_seem_slower_where_only_drafts_are_seen() -> None:
+    """Rows of drafts take half as long again as the calibration has them; then the machine becomes slower."""
+    costs, plain_s, draft_s = Costs(CHEAP), CHEAP.curve.seconds_at(1), 1.5 * CHEAP.curve.seconds_at(16)
+    costs.observe_runs(1, 0, [plain_s] * 8)
+    for _ in range(100):
+        costs.observe_runs(16, 0, [draft_s])
+    assert costs.run(1, 0) == pytest.approx(plain_s)
+    assert costs.run(16, 0) == pytest.approx(draft_s)
+    for _ in range(100):
+        costs.observe_runs(16, 0, [2 * draft_s])
+    assert costs.run(1, 0) == pytest.approx(2 * plain_s)
+
+
 def test_drafts_cost_what_calls_took_and_more_for_more_sequences() -> None:
     costs = Costs(DEAR)
     for nodes, seconds in ((4, 0.002), (4, 0.9), (4, 0.002), (8, 0.003)):

@@ -7,9 +7,9 @@ that record by its own results, so a new request starts with what other requests
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import log2
 
 from foredraft.types import Draft
 
@@ -17,8 +17,8 @@ _PRIOR = 30.0  # trials that the proposer's own confidence counts for
 _MOST = 400.0  # trials that are remembered of a class
 _OWN_TRIALS = 16.0  # trials that the common record counts for in a request's own correction
 _OWN_MEMORY = 0.95  # the share of a request's record that is kept after one more trial: about twenty trials count
-_CLASSES = 2.0  # per doubling of the odds, and the classes at both ends:
-_LEAST, _SUREST = -8, 14
+# Confidences that part the classes, two of which are a doubling of the odds: from about 1 in 17 to 127 in 128.
+_BORDERS = [1 / (1 + 2 ** -((place + 0.5) / 2)) for place in range(-8, 14)]
 
 _Origin = tuple[str, bool]  # a proposer, and whether the token is the first of a draft: later ones are accepted more
 _Class = tuple[_Origin, int]  # and the class of its confidence
@@ -57,24 +57,27 @@ class Acceptance:
         """For every node the probability that it is reached and accepted; never above its parent's."""
         own, survivals = self._requests.get(sequence_id, {}), list[float]()
         for node, parent in enumerate(draft.parents):
-            confidence = _confidence(draft, node)
-            kind = _class_of(draft, node, confidence)
+            kind, confidence = _class_of(draft, node)
             probability = self._common_rate(kind, confidence)
             if kind[0] in own:
                 probability = own[kind[0]].corrected(probability)
-            survivals.append(probability * (survivals[parent] if parent >= 0 else 1.0))
+            survivals.append(probability * survivals[parent] if parent >= 0 else probability)
         return survivals
 
     def observe(self, sequence_id: int, draft: Draft, tokens: Sequence[int]) -> None:
         """Score a draft, verified or not, by the tokens that were committed."""
+        requests = self._requests.setdefault(sequence_id, {})
         for node, is_right in _trials(draft, tokens):
-            confidence = _confidence(draft, node)
-            kind = _class_of(draft, node, confidence)
-            own = self._requests.setdefault(sequence_id, {}).setdefault(kind[0], _Own())
+            kind, confidence = _class_of(draft, node)
+            own = requests.get(kind[0])
+            if own is None:
+                own = requests[kind[0]] = _Own()
             own.trials = own.trials * _OWN_MEMORY + 1
             own.right = own.right * _OWN_MEMORY + is_right
             own.expected = own.expected * _OWN_MEMORY + self._common_rate(kind, confidence)
-            record = self._common.setdefault(kind, _Record())
+            record = self._common.get(kind)
+            if record is None:
+                record = self._common[kind] = _Record()
             if record.trials >= _MOST:
                 record.right, record.trials = record.right / 2, record.trials / 2
             record.right += is_right
@@ -105,12 +108,9 @@ def _trials(draft: Draft, tokens: Sequence[int]) -> Iterator[tuple[int, bool]]:
         node = right
 
 
-def _confidence(draft: Draft, node: int) -> float:
-    parent = draft.parents[node]
-    return min(1.0, draft.scores[node] / (draft.scores[parent] if parent >= 0 else 1.0))
-
-
-def _class_of(draft: Draft, node: int, confidence: float) -> _Class:
-    doubt = 1 - confidence
-    place = round(_CLASSES * log2(confidence / doubt)) if doubt else _SUREST
-    return (draft.origin[node], draft.parents[node] < 0), max(_LEAST, min(_SUREST, place))
+def _class_of(draft: Draft, node: int) -> tuple[_Class, float]:
+    """The class of a node, and the confidence in it."""
+    parent, confidence = draft.parents[node], draft.scores[node]
+    if parent >= 0:
+        confidence = min(1.0, confidence / draft.scores[parent])
+    return ((draft.origin[node], parent < 0), bisect(_BORDERS, confidence)), confidence

@@ -18,13 +18,12 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
 from copy import deepcopy
-from dataclasses import replace
 from itertools import groupby
 from math import inf
 
 from foredraft.control.acceptance import Acceptance
 from foredraft.control.costs import Costs
-from foredraft.control.ledger import UNDECIDED, Behind, Decision, Ledger
+from foredraft.control.ledger import NOTHING_RUN, UNDECIDED, Behind, Decision, Ledger
 from foredraft.control.worth import Candidate, Load, Offer
 from foredraft.types import NO_DRAFT, Commit, Draft, Sequence, Work
 
@@ -55,7 +54,7 @@ class Controller:
         # Of the last steps: the time that they took, and that plain decoding would have taken for their tokens.
         self._spent_s = self._plain_s = self._allowance_s
         self._query_s = 0.0  # of the queries of this step
-        self._queried: list[str] = []  # proposers, in this step
+        self._queried: dict[str, int] = {}  # by proposer, in this step: works and nodes that there are to decide about
         # The times of the last runs with drafts, in units of the expected time.
         self._lateness = deque([1.0] * (_BLAME_STEPS // 2), maxlen=_BLAME_STEPS)
         # Steps without drafts that were not learnt from yet: their load, and their time without and with all queries.
@@ -82,6 +81,7 @@ class Controller:
         decided = [ledger.decisions.get(work.sequence.id, UNDECIDED) for work in works]
         # Not to query stands whatever is at hand: that leaves less to gain.
         if UNDECIDED in decided or any(nodes and chance for (nodes, _), chance in zip(decided, chances, strict=True)):
+            self._learn_from_plain_steps()  # which have added to the ledger
             ledger.decided_for = of
             decided = self._decided(candidate, ledger, works, chances, load)
         return [
@@ -91,17 +91,18 @@ class Controller:
 
     def rests_until_s(self, names: Iterable[str], works: Items[Work]) -> float:
         """Until when, on the clock of `now_s`, it is decided that none of these proposers is queried for any of these
-        works, after all have been decided about."""
-        ledgers = [self._ledgers.get(name) for name in names]
-        return min((-inf if ledger is None else ledger.rests_until_s(works) for ledger in ledgers), default=-inf)
+        works, after all have been decided about: until a query is due, or tokens may take another time."""
+        ledgers, load = [self._ledgers.get(name) for name in names], Load.of(works)
+        due_s = min((-inf if ledger is None else ledger.rests_until_s(works) for ledger in ledgers), default=-inf)
+        return min(due_s, self.now_s + self.costs.run(load.rows, load.keys) / (1 - _PACE_MEMORY))
 
     def _decided(
         self, candidate: Candidate, ledger: Ledger, works: Items[Work], chances: Items[float], load: Load
     ) -> list[Decision]:
         """Decide about every work. Without drafts at hand, decisions that the next steps would repeat stand for a
         stretch: not to query until a query is due, and to query for all if the ledger covers the whole stretch."""
-        offers = ledger.worth.offers(candidate, load, self.costs, self._token_s(load))
-        is_timed = self.costs.draft(candidate.name, 1, 1) is not None
+        offers = ledger.worth.offers(candidate, load, self.costs, self._token_s)
+        is_timed = self.costs.draft(candidate.name, candidate.most, 1) is not None
         left_s, saved_s, is_queried = ledger.balance_s, ledger.saved_s, False
         decided: list[Decision] = []
         until_s = inf
@@ -120,8 +121,8 @@ class Controller:
             decided.append((nodes, reason))
         ledger.is_probed = any(reason == PROBE for _, reason in decided)
         is_covered = _REFRESH_STEPS * (ledger.balance_s - left_s) <= ledger.balance_s
-        all_drafted = candidate.is_free and is_covered and all(reason == DRAFTED for _, reason in decided)
-        if is_timed and not any(chances) and (all_drafted or not is_queried):
+        all_drafted = is_timed and candidate.is_free and is_covered and all(reason == DRAFTED for _, reason in decided)
+        if not any(chances) and (all_drafted or not is_queried):
             ledger.decisions = {work.sequence.id: one for work, one in zip(works, decided, strict=True)}
             if not is_queried:
                 missing_s = min(offer.cost_s for offer in offers) - left_s
@@ -130,8 +131,8 @@ class Controller:
 
     def _catch_up_s(self, candidate: Candidate, ledger: Ledger, sequence: Sequence) -> float:
         """What is still to be spent before a proposer can draft for a sequence."""
-        behind = ledger.behind.get(sequence.id, Behind())
-        return 0.0 if candidate.is_free else self.costs.catch_up(candidate.name, behind.num_missing(sequence))
+        missing = 0 if candidate.is_free else ledger.behind.get(sequence.id, NOTHING_RUN).num_missing(sequence)
+        return self.costs.catch_up(candidate.name, missing) if missing else 0.0
 
     def _decide(
         self,
@@ -145,7 +146,7 @@ class Controller:
     ) -> tuple[str, float]:
         """Whether to query for a sequence, and when that is due in any case. `saved_s` is left of all savings: the
         sequences of a step share them."""
-        has_begun = ledger.behind.get(sequence.id, Behind()).spent_s > 0
+        has_begun = ledger.behind.get(sequence.id, NOTHING_RUN).spent_s > 0
         is_covered = not catch_up_s or has_begun or catch_up_s < saved_s
         gain_s = chance * ledger.worth.relative(sequence.id) * offer.gain_s - offer.cost_s
         if gain_s > 0 and catch_up_s <= gain_s * (sequence.max_tokens - sequence.num_output_tokens):
@@ -161,7 +162,7 @@ class Controller:
     ) -> list[Draft]:
         """Learn from a query and what it took; returns the drafts with scores that follow the record."""
         self._query_s += seconds
-        self._queried.append(candidate.name)
+        self._queried[candidate.name] = len(works) + sum(map(len, drafts))
         query = candidate, works, budgets, drafts, seconds
         if candidate.is_free and not any(drafts) and self._is_up_to_date(candidate, works):
             self._empty.append(query)
@@ -194,20 +195,23 @@ class Controller:
         for work, budget, draft, one, tokens in zip(works, budgets, drafts, behind, missing, strict=True):
             sequence = work.sequence
             survivals = self.acceptance.survivals(sequence.id, draft)
-            calibrated.append(replace(draft, scores=tuple(survivals)) if draft else draft)
+            calibrated.append(draft.with_scores(survivals) if draft else draft)
             if tokens:
                 one.spent_s += catch_up_s
-                # A proposer that takes longer than the target itself would does not catch up: it is slow.
-                if one.spent_s <= self.costs.run(tokens, tokens * sequence.num_tokens):
+                # A proposer that takes longer than the target itself would, for these tokens and for those that it
+                # drafts, does not catch up: it is slow.
+                most_s = self.costs.run(tokens, tokens * sequence.num_tokens) + budget * self.costs.run(1, 0)
+                if one.spent_s <= most_s:
                     is_catching_up = True
                     if not draft and not candidate.is_free:
                         continue  # it goes on in the next steps
                     self.costs.observe_catch_up(name, tokens, one.spent_s)
             ledger.behind[sequence.id] = Behind(sequence.counters.preemptions, sequence.num_tokens)
-            ledger.worth.observe(sequence.id, survivals, budget)
+            ledger.worth.observe(sequence.id, survivals, budget, candidate.most)
         if not is_catching_up:
-            drafting_s = seconds
             self.costs.observe_draft(name, nodes, len(works), seconds)
+            # As with late runs, one late call may have another cause: what is booked is a median.
+            drafting_s = seconds = min(seconds, self.costs.draft(name, nodes, len(works)) or 0.0)
             if known_s is None:
                 ledger.worth.refresh()
         ledger.saved_s -= seconds - drafting_s
@@ -329,11 +333,12 @@ class Controller:
             ledger.book(_SHARE * without_s)
 
     def _charge(self, deciding_s: float, load: Load) -> None:
-        """The proposers that were queried pay for what that took beside their drafts, all alike."""
-        each_s = deciding_s / len(self._queried)
-        for name in self._queried:
-            self.costs.observe_deciding(name, load.sequences, each_s)
-            self._ledgers[name].book(-each_s)
+        """The proposers that were queried pay for what that took beside their drafts, most for whom there was most to
+        decide."""
+        each_s = deciding_s / sum(self._queried.values())
+        for name, count in self._queried.items():
+            self.costs.observe_deciding(name, load.sequences, count * each_s)
+            self._ledgers[name].book(-count * each_s)
         self._queried.clear()
 
     def _plain_token_s(self, load: Load) -> float:
@@ -364,14 +369,14 @@ class Controller:
         kept: list[list[int]] = [[] for _ in works]
         keys = load.keys + sum(_reach(works[index]) for _, index, _ in nodes)
         extra_s = self.costs.run(load.rows + len(nodes), keys) - self.costs.run(load.rows, load.keys)
-        risked: Counter[str] = Counter()
+        row_s = extra_s / max(1, len(nodes))
+        left_s = {name: ledger.balance_s for name, ledger in self._ledgers.items()}
         for _, index, node in nodes:
             draft = drafts[index]
             assert draft is not None
             name, parent = draft.origin[node], draft.parents[node]
-            is_covered = (risked[name] + 1) * extra_s / len(nodes) <= self._ledgers[name].balance_s
-            if is_covered and (parent < 0 or parent in kept[index]):
-                risked[name] += 1
+            if row_s <= left_s[name] and (parent < 0 or parent in kept[index]):
+                left_s[name] -= row_s
                 kept[index].append(node)
         return kept
 

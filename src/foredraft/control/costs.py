@@ -15,6 +15,7 @@ from foredraft.control.economics import VerifyCurve
 
 _SPEED_STEPS = 16  # the machine's speed is that of so many last steps
 _SHAPE_STEPS = 16  # a row count's own correction is over so many of its runs, and renewed as often
+_TELLING = 8  # and begins with so many: fewer would bend the curve by their noise
 _KNOWN = 4  # runs of a row count, or calls of a proposer, that make it known
 _STALE = 256  # steps after which it must be seen again
 _DRAFTS = 8  # what drafts take is over so many last calls
@@ -37,6 +38,7 @@ class Costs:
     def __init__(self, calibration: Calibration) -> None:
         self._measured = calibration
         self._curve = calibration.curve
+        self._seconds: dict[int, float] = {}  # of rows, as the curve has them: a choice looks many up
         self._speed = 1.0
         self._recent: deque[float] = deque(maxlen=_SPEED_STEPS)
         self._by_shape: list[deque[float]] = [deque(maxlen=_SHAPE_STEPS) for _ in calibration.curve.rows]
@@ -44,12 +46,13 @@ class Costs:
         self._num_runs = 0
         self._since_renewal = 0
         self._drafts: dict[str, dict[int, deque[float]]] = {}  # by proposer and nodes, for one sequence
+        self._draft_s: dict[str, dict[int, float]] = {}  # their medians
         self._per_token: dict[str, deque[float]] = {}  # by proposer, of catch-up tokens
         self._deciding: dict[str, deque[float]] = {}  # by proposer, for one sequence
 
     def run(self, rows: int, keys: int) -> float:
         """Seconds of a step with so many rows that read so many keys in all."""
-        return self._speed * self._unscaled(self._curve, rows, keys)
+        return self._speed * self._with_keys(self._curve_seconds(rows), rows, keys)
 
     def is_known(self, rows: int) -> bool:
         """Whether real runs of about so many rows were seen lately, so that their estimate can be relied upon."""
@@ -66,17 +69,16 @@ class Costs:
         Linear between node counts that were timed, in proportion to the nodes beyond them. A proposer is taken to slow
         down with the number of sequences as the target does.
         """
-        timed = self._drafts.get(proposer)
+        timed = self._draft_s.get(proposer)
         if timed is None:
             return None
-        fewer = max((count for count in timed if count <= nodes), default=0)
-        more = min((count for count in timed if count >= nodes), default=0)
-        lower, upper = (_median(timed[count]) if count else 0.0 for count in (fewer, more))
-        if not more:
-            seconds = lower * nodes / fewer
-        else:
-            seconds = lower + (upper - lower) * (nodes - fewer) / (more - fewer) if more > fewer else upper
-        return seconds * self._curve.relative(sequences)
+        if nodes in timed:
+            return timed[nodes] * self._relative(sequences)
+        fewer = max((count for count in timed if count < nodes), default=0)
+        more = min((count for count in timed if count > nodes), default=0)
+        lower, upper = timed.get(fewer, 0.0), timed.get(more, 0.0)
+        seconds = lower + (upper - lower) * (nodes - fewer) / (more - fewer) if more else lower * nodes / fewer
+        return seconds * self._relative(sequences)
 
     def catch_up(self, proposer: str, tokens: int) -> float:
         """Seconds that a proposer needs for so many catch-up tokens; 0 while that is unknown."""
@@ -93,19 +95,24 @@ class Costs:
         return sum(min(seconds, most) for seconds in times) / len(times)
 
     def observe_runs(self, rows: int, keys: int, times: Items[float]) -> None:
-        """Real steps with so many rows, and their seconds without those of proposers and of deciding."""
-        expected, known = (self._unscaled(curve, rows, keys) for curve in (self._measured.curve, self._curve))
-        self._recent.extend(seconds / known for seconds in times)
-        self._speed = _median(self._recent)
+        """Real steps with so many rows, and their seconds without those of proposers and of deciding.
+
+        The first runs of a row count tell how it compares with others that are known by then: they do not mean that the
+        machine has become slower. Otherwise plain steps would seem to take longer while there are only drafts."""
+        place, records = self._nearest(rows), self._by_shape
+        is_new = len(records[place]) < _TELLING
+        if not is_new or not any(len(record) >= _TELLING for record in records):
+            known = self._with_keys(self._curve_seconds(rows), rows, keys)
+            self._recent.extend(seconds / known for seconds in times)
+            self._speed = _median(self._recent)
         self._num_runs += len(times)
-        shapes = [seconds / (expected * self._speed) for seconds in times]
-        possible = [shape for shape in shapes if _POSSIBLE[0] < shape < _POSSIBLE[1]]
+        expected = self._speed * self._with_keys(self._measured.curve.seconds_at(rows), rows, keys)
+        possible = [seconds / expected for seconds in times if _POSSIBLE[0] < seconds / expected < _POSSIBLE[1]]
         if possible:
-            place = self._nearest(rows)
-            self._by_shape[place].extend(possible)
+            records[place].extend(possible)
             self._last_run[place] = self._num_runs
             self._since_renewal += len(possible)
-            if self._since_renewal >= _SHAPE_STEPS:
+            if self._since_renewal >= _SHAPE_STEPS or (is_new and len(records[place]) >= _TELLING):
                 self._renew()
 
     def observe_deciding(self, proposer: str, sequences: int, seconds: float) -> None:
@@ -116,15 +123,24 @@ class Costs:
     def observe_draft(self, proposer: str, nodes: int, sequences: int, seconds: float) -> None:
         """A real call of a proposer for so many sequences with so many nodes each."""
         timed = self._drafts.setdefault(proposer, {}).setdefault(nodes, deque(maxlen=_DRAFTS))
-        timed.append(seconds / self._curve.relative(sequences))
+        timed.append(seconds / self._relative(sequences))
+        self._draft_s.setdefault(proposer, {})[nodes] = _median(timed)
 
     def observe_catch_up(self, proposer: str, tokens: int, seconds: float) -> None:
         """A proposer has run so many catch-up tokens before it drafted."""
         self._per_token.setdefault(proposer, deque(maxlen=_DRAFTS)).append(seconds / tokens)
 
-    def _unscaled(self, curve: VerifyCurve, rows: int, keys: int) -> float:
+    def _relative(self, rows: int) -> float:
+        return self._curve_seconds(rows) / self._curve_seconds(1)
+
+    def _curve_seconds(self, rows: int) -> float:
+        seconds = self._seconds.get(rows)
+        if seconds is None:
+            seconds = self._seconds[rows] = self._curve.seconds_at(rows)
+        return seconds
+
+    def _with_keys(self, seconds: float, rows: int, keys: int) -> float:
         further = keys - rows * self._measured.context
-        seconds = curve.seconds_at(rows)
         return max(seconds / 2, seconds + further * self._measured.seconds_per_key)
 
     def _nearest(self, rows: int) -> int:
@@ -136,9 +152,10 @@ class Costs:
         """Correct the curve by the real times of row counts, where there are enough runs."""
         self._since_renewal = 0
         measured = self._measured.curve
-        factors = [_median(shapes) if len(shapes) >= _SHAPE_STEPS // 2 else 1.0 for shapes in self._by_shape]
+        factors = [_median(shapes) if len(shapes) >= _TELLING else 1.0 for shapes in self._by_shape]
         bent = tuple(seconds * factor for seconds, factor in zip(measured.seconds, factors, strict=True))
         self._curve = VerifyCurve(measured.rows, bent)
+        self._seconds.clear()
 
 
 def _median(values: Collection[float]) -> float:

@@ -29,6 +29,9 @@ class Behind:
         return missing if (missing := sequence.num_tokens - computed) > _UP_TO_DATE else 0
 
 
+NOTHING_RUN = Behind()
+
+
 class Ledger:
     """Starts with an allowance, from which a proposer's losses are paid."""
 

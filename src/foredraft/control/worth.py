@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from itertools import accumulate
 from operator import mul
@@ -75,17 +75,18 @@ class Worth:
         self._own: dict[int, tuple[float, float]] = {}  # by sequence: drafts, and expected tokens in them
         self._offers: dict[tuple[int, int, int], list[Offer]] = {}  # by most nodes, sequences and rows, about
 
-    def observe(self, sequence_id: int, survivals: Items[float], budget: int) -> None:
-        """The proposer was queried, and drafted these nodes or none. Where it used its whole budget, more nodes are
-        taken to follow as promised: otherwise a small budget would never be raised again."""
+    def observe(self, sequence_id: int, survivals: Items[float], budget: int, most: int) -> None:
+        """The proposer was queried, and drafted these nodes or none. Where it used its whole budget, more nodes, up to
+        the most, are taken to follow as promised: otherwise a small budget would never be raised again."""
         nodes = sorted(survivals, reverse=True)
-        if nodes and len(nodes) >= budget:
-            last, *further = self._promised[len(nodes) - 1 :]
+        if budget <= len(nodes) < most:
+            last, *further = self._promised[len(nodes) - 1 : most]
             nodes += [nodes[-1] * promised / last for promised in further]
-        self._tokens += sum(nodes) - (sum(self._recent[0]) if len(self._recent) == _RECENT else 0.0)
+        expected = sum(nodes)
+        self._tokens += expected - (sum(self._recent[0]) if len(self._recent) == _RECENT else 0.0)
         self._recent.append(nodes)
         drafts, tokens = self._own.get(sequence_id, (0.0, 0.0))
-        self._own[sequence_id] = _OWN_MEMORY * drafts + 1, _OWN_MEMORY * tokens + sum(nodes)
+        self._own[sequence_id] = _OWN_MEMORY * drafts + 1, _OWN_MEMORY * tokens + expected
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         for sequence_id in sequence_ids:
@@ -102,13 +103,15 @@ class Worth:
         share: float = (_OWN_PRIOR + tokens / mean) / (_OWN_PRIOR + drafts)
         return share
 
-    def offers(self, candidate: Candidate, load: Load, costs: Costs, token_s: float) -> list[Offer]:
-        """Budgets, the one with the highest gain less cost first, if all sequences get the same. `token_s` is what a
-        token takes at present."""
+    def offers(
+        self, candidate: Candidate, load: Load, costs: Costs, token_takes: Callable[[Load], float]
+    ) -> list[Offer]:
+        """Budgets, the one with the highest gain less cost first, if all sequences get the same. `token_takes` tells
+        what a token takes at present."""
         key = candidate.most, load.sequences, load.rows.bit_length()
         if key in self._offers:
             return self._offers[key]
-        sequences, reach = max(1, load.sequences), load.keys // max(1, load.rows)
+        sequences, reach, token_s = max(1, load.sequences), load.keys // max(1, load.rows), token_takes(load)
         plain = costs.run(load.rows, load.keys)
         rows_s = [0.0]  # extra seconds per sequence of so many nodes for each
         for nodes in range(sequences, sequences * candidate.most + 1, sequences):

@@ -123,8 +123,10 @@ class Speculation:
         started = self._clock()
         step = self._step = _Step(works, self.assignments.of(works))
         named = {name for assignment in step.assigned for name in assignment.names}
+        if not named and not step.any_adaptive:
+            return works
         for is_free in (True, False):
-            for name, proposer in self.assignments.proposers.items() if named else ():
+            for name, proposer in self.assignments.proposers.items():
                 if proposer.free is is_free and name in named:
                     self._query(name, proposer, step)
         for index, drafts in step.proposed.items():
