@@ -137,47 +137,62 @@ def pack(works: Items[Work], block_size: int) -> PackedBatch:
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
-    sequences: list[int] = []
-    prefix_lens: list[int] = []
-    paths: list[_Path] = []
+    paths: dict[int, _Path] = {}  # of rows that have one
     row_counts: list[int] = []
-    logit_rows: list[int] = []
+    logit_counts: list[int] = []
     reach = 0
-    for index, work in enumerate(works):
-        sequence, draft, first = work.sequence, work.draft, len(token_ids)
-        start = sequence.num_computed_tokens
-        end = start + work.num_new_tokens
-        token_ids += sequence.token_ids[start:end]
-        positions += range(start, end)
-        prefix_lens += range(start + 1, end + 1)
-        paths += [()] * work.num_new_tokens
-        _add_slots(slots, sequence.block_table, start, end, block_size)
+    for work in works:
+        sequence, count, _, draft, computed = work
+        start, first, table = sequence.num_computed_tokens, len(token_ids), sequence.block_table
+        end = start + count
+        if count == 1:  # as for most works of large batches
+            token_ids.append(sequence.token_ids[start])
+            positions.append(start)
+            slots.append(table[start // block_size] * block_size + start % block_size)
+        else:
+            token_ids += sequence.token_ids[start:end]
+            positions += range(start, end)
+            _add_slots(slots, table, start, end, block_size)
         if draft.tokens:
-            computed = work.num_computed_nodes
             token_ids += draft.tokens[computed:]
-            _add_slots(slots, sequence.block_table, end + computed, end + len(draft.tokens), block_size)
-            for position, prefix_len, path in _node_keys(draft.parents, end)[computed:]:
+            _add_slots(slots, table, end + computed, end + len(draft.tokens), block_size)
+            for position, path in _node_keys(draft.parents, end)[computed:]:
+                if path:
+                    paths[len(positions)] = path
                 positions.append(position)
-                prefix_lens.append(prefix_len)
-                paths.append(path)
-        rows = len(token_ids)
-        row_counts.append(rows - first)
-        sequences += [index] * (rows - first)
-        logit_rows += range(rows - work.num_logits, rows)
-        reach = max(reach, end + len(draft.tokens))
-    path_lens = [len(path) for path in paths]
-    depth = max(path_lens)
+            reach = max(reach, end + len(draft.tokens))
+        row_counts.append(len(token_ids) - first)
+        logit_counts.append(work.num_logits)
+    rows, max_keys = len(token_ids), max(positions) + 1
+    wide = np.array([token_ids, positions, slots], np.int64)
+    narrow = np.zeros((3, rows), np.int32)
+    narrow[0] = np.arange(rows) if rows == len(works) else np.arange(len(works)).repeat(row_counts)
+    narrow[1] = wide[1] + 1
+    depth = max(map(len, paths.values()), default=0)
+    if depth:
+        of_rows = [paths.get(row, ()) for row in range(rows)]
+        narrow[2] = [len(path) for path in of_rows]
+        narrow[1] -= narrow[2]  # what a row sees is its prefix and its path
+        dense = np.array([path + (0,) * (depth - len(path)) for path in of_rows], np.int32)
+    else:
+        dense = np.zeros((rows, 0), np.int32)
     return PackedBatch(
-        wide=np.array([token_ids, positions, slots], np.int64),
-        narrow=np.array([sequences, prefix_lens, path_lens], np.int32),
+        wide=wide,
+        narrow=narrow,
         block_tables=_block_tables(works),
-        paths=_padded(paths, depth) if depth else np.zeros((len(paths), 0), np.int32),
+        paths=dense,
         row_counts=row_counts,
-        logit_rows=logit_rows if len(logit_rows) < len(token_ids) else None,
+        logit_rows=None if sum(logit_counts) == rows else _last_rows(row_counts, logit_counts),
         block_size=block_size,
-        max_keys=max(positions) + 1,
-        reach=reach,
+        max_keys=max_keys,
+        reach=max(reach, max_keys),
     )
+
+
+def _last_rows(row_counts: list[int], counts: list[int]) -> list[int]:
+    """The last `counts` rows of each work."""
+    ends = zip(accumulate(row_counts), counts, strict=True)
+    return [row for end, count in ends for row in range(end - count, end)]
 
 
 def _add_slots(slots: list[int], table: MutableSequence[int], offset: int, end: int, block_size: int) -> None:
@@ -190,23 +205,18 @@ def _add_slots(slots: list[int], table: MutableSequence[int], offset: int, end: 
         offset += count
 
 
-def _node_keys(parents: Items[int], end: int) -> list[tuple[int, int, _Path]]:
-    """Of every node of a draft behind `end` tokens: position, prefix length and path. A path that goes straight on
-    behind the prefix is part of it: the leading nodes that are one chain have none."""
-    keys: list[tuple[int, int, _Path]] = []
+def _node_keys(parents: Items[int], end: int) -> list[tuple[int, _Path]]:
+    """Of every node of a draft behind `end` tokens: position and path. A path that goes straight on behind the prefix
+    is part of it: the leading nodes that are one chain have none."""
+    keys: list[tuple[int, _Path]] = []
     whole: list[_Path] = []  # every node's path with all its ancestors
     is_straight = True
     for node, parent in enumerate(parents):
         path = (*whole[parent], end + node) if parent >= 0 else (end + node,)
         whole.append(path)
         is_straight = is_straight and parent == node - 1
-        position = end + len(path) - 1
-        keys.append((position, position + 1, ()) if is_straight else (position, end, path))
+        keys.append((end + len(path) - 1, () if is_straight else path))
     return keys
-
-
-def _padded(paths: list[_Path], depth: int) -> NDArray[np.int32]:
-    return np.array([path + (0,) * (depth - len(path)) for path in paths], np.int32)
 
 
 def _block_tables(works: Items[Work]) -> NDArray[np.int32]:

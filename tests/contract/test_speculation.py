@@ -19,6 +19,7 @@ from foredraft.llm import LLM
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import ProposerChoice, Spec, parse_spec
 from foredraft.types import Commit, CompletionOutput, Draft, Sequence
+from tests.steady_controller import SteadyController
 from tests.tiny_models import VOCAB, random_model, save_model
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5], [8, 9, 7]]
@@ -73,6 +74,9 @@ def test_a_proposer_that_fails_is_left_alone(
 ) -> None:
     plain = LLM(str(folder)).generate(PROMPTS, PARAMS, spec="off")
     llm = LLM(str(folder))
+    llm.engine.speculation.controller = (
+        SteadyController()
+    )  # a tiny model gains less than deciding takes
     broken = llm.engine.speculation.assignments.proposers["broken"] = Broken(where)
     spec = Spec((ProposerChoice("broken"), ProposerChoice("ngram")), adaptive=adaptive)
     with caplog.at_level(logging.ERROR):
