@@ -7,7 +7,7 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from foredraft.batch import ForwardBatch
+from foredraft.batch import PackedBatch
 from foredraft.engine.async_engine import AsyncEngine
 from foredraft.engine.stream import Stream
 from foredraft.llm import LLM
@@ -46,7 +46,7 @@ class Gated(Runner):
         super().__init__(healthy.decoder, healthy.backend, healthy.kv)
         self.entered, self.let_through = threading.Event(), threading.Event()
 
-    def forward(self, batch: ForwardBatch) -> ForwardOutput:
+    def forward(self, batch: PackedBatch) -> ForwardOutput:
         self.entered.set()
         assert self.let_through.wait(30)
         return super().forward(batch)

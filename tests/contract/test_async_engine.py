@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from foredraft.batch import ForwardBatch
+from foredraft.batch import PackedBatch
 from foredraft.engine import async_engine, calibration
 from foredraft.engine.async_engine import AsyncEngine
 from foredraft.engine.stream import Stream
@@ -184,7 +184,7 @@ def test_an_event_loop_that_is_gone_takes_only_its_own_requests_along(llm: LLM) 
 
 def test_a_step_that_fails_ends_its_requests_and_not_the_engine(llm: LLM) -> None:
     class Fails(Runner):
-        def forward(self, batch: ForwardBatch) -> ForwardOutput:
+        def forward(self, batch: PackedBatch) -> ForwardOutput:
             raise RuntimeError("out of memory")
 
     async def main() -> None:

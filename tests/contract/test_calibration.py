@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from foredraft.batch import ForwardBatch
+from foredraft.batch import PackedBatch
 from foredraft.cli.main import run
 from foredraft.control.costs import Calibration
 from foredraft.engine import calibration
@@ -119,8 +119,8 @@ def test_runs_are_timed_after_their_context_and_with_their_logits(
     llm, forward = LLM(str(folder)), Runner.forward
     timed: set[tuple[int, int, int]] = set()  # rows, logits, keys before the first row
 
-    def recorded(self: Runner, batch: ForwardBatch) -> ForwardOutput:
-        timed.add((batch.num_rows, batch.num_logits, int(batch.prefix_lens[0]) - 1))
+    def recorded(self: Runner, batch: PackedBatch) -> ForwardOutput:
+        timed.add((batch.num_rows, batch.num_logits, int(batch.tensors().prefix_lens[0]) - 1))
         return forward(self, batch)
 
     monkeypatch.setattr(Runner, "forward", recorded)

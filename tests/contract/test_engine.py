@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from foredraft.batch import ForwardBatch
+from foredraft.batch import PackedBatch
 from foredraft.engine.chunks import ChunkLimit
 from foredraft.errors import InvalidPrompt
 from foredraft.llm import LLM
@@ -126,7 +126,7 @@ def test_a_long_prompt_is_cut_into_chunks_beside_a_stream(llm: LLM, monkeypatch:
     rows: list[int] = []
     forward = llm.engine.runner.forward
 
-    def counted(batch: ForwardBatch) -> ForwardOutput:
+    def counted(batch: PackedBatch) -> ForwardOutput:
         rows.append(batch.num_rows)
         return forward(batch)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from foredraft.batch import ForwardBatch
+from foredraft.batch import PackedBatch
 from foredraft.llm import LLM
 from foredraft.proposers.registry import Spec
 from foredraft.runtime.runner import ForwardOutput, Runner
@@ -36,12 +36,12 @@ class Poisoned(Runner):
         self.bad_starts: set[int] = set()  # slots that hold the first token of such a text
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch) -> ForwardOutput:
-        output = super().forward(batch)
-        self.bad_starts.update(batch.slots[(batch.positions == 0) & (batch.token_ids == self.poison)].tolist())
-        rows = range(batch.num_rows) if batch.logit_rows is None else batch.logit_rows.tolist()
+    def forward(self, batch: PackedBatch) -> ForwardOutput:
+        output, run = super().forward(batch), batch.tensors()
+        self.bad_starts.update(run.slots[(run.positions == 0) & (run.token_ids == self.poison)].tolist())
+        rows = range(run.num_rows) if batch.logit_rows is None else batch.logit_rows
         for index, row in enumerate(rows):
-            if int(batch.key_slots[row, 0]) in self.bad_starts and int(batch.positions[row]) > 8:
+            if int(run.key_slots[row, 0]) in self.bad_starts and int(run.positions[row]) > 8:
                 output.logits[index] = torch.nan
         return output
 
@@ -79,7 +79,7 @@ def test_logits_that_penalties_make_infinite_end_only_their_own_request(
     run_layers = llm.engine.runner.forward
 
     @torch.inference_mode()
-    def forward(batch: ForwardBatch) -> ForwardOutput:
+    def forward(batch: PackedBatch) -> ForwardOutput:
         output = run_layers(batch)
         output.logits[:, 5] = 3e38
         return output

@@ -74,9 +74,7 @@ def test_a_proposer_that_fails_is_left_alone(
 ) -> None:
     plain = LLM(str(folder)).generate(PROMPTS, PARAMS, spec="off")
     llm = LLM(str(folder))
-    llm.engine.speculation.controller = (
-        SteadyController()
-    )  # a tiny model gains less than deciding takes
+    llm.engine.speculation.controller = SteadyController()  # a tiny model gains less than deciding takes
     broken = llm.engine.speculation.assignments.proposers["broken"] = Broken(where)
     spec = Spec((ProposerChoice("broken"), ProposerChoice("ngram")), adaptive=adaptive)
     with caplog.at_level(logging.ERROR):

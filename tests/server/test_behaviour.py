@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from foredraft.batch import ForwardBatch
+from foredraft.batch import PackedBatch
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
 from foredraft.runtime.runner import ForwardOutput, Runner
@@ -68,7 +68,7 @@ class Gate(Runner):
         self.is_open = threading.Event()
         self.error: Exception | None = None
 
-    def forward(self, batch: ForwardBatch) -> ForwardOutput:
+    def forward(self, batch: PackedBatch) -> ForwardOutput:
         assert self.is_open.wait(30)
         if self.error is not None:
             raise self.error
