@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,9 @@ def test_noise_is_that_of_the_cpu() -> None:
     assert torch.equal(gumbel(uniform(key, ids)), gumbel(uniform(key, ids.cuda())).cpu())
 
 
-def test_no_request_waits_for_a_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_request_waits_for_a_graph_or_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime.jit import JITFunction
+
     from foredraft.backends import cuda_draws, cuda_plan
 
     model = random_model("llama")
@@ -68,12 +71,33 @@ def test_no_request_waits_for_a_graph(tmp_path: Path, monkeypatch: pytest.Monkey
     llm = LLM(str(save_model(model, tmp_path)), device="cuda", dtype="bfloat16", spec="off", max_model_len=600)
     for module in (cuda_plan, cuda_draws):
         monkeypatch.setattr(module, "capture", lambda *arguments: pytest.fail("a graph was captured for a request"))
+    monkeypatch.setattr(JITFunction, "_do_compile", lambda *arguments: pytest.fail(f"{arguments[0]} was compiled"))
     params = SamplingParams(max_tokens=40, temperature=0.9, seed=3, ignore_eos=True)
     prompts = [
-        [1 + (7 * place + index) % (VOCAB - 1) for place in range(size)] for index, size in enumerate((3, 60, 520))
+        [1 + (7 * place + index) % (VOCAB - 1) for place in range(size)]
+        for index, size in enumerate((3, 60, 129, 257, 303, 520))
     ]
+    for prompt in prompts:
+        llm.generate([prompt], params, spec="off")
     for spec in ("off", "ngram:k=8", "suffix"):
         llm.generate(prompts, params, spec=spec)
+
+
+def test_the_garbage_collector_waits_while_a_graph_is_captured() -> None:
+    """It may find another graph, whose end in the middle of a capture ends the process."""
+    from foredraft.backends.cuda_plan import capture
+
+    x, was_enabled = torch.zeros(4, device="cuda"), list[bool]()
+
+    def run() -> torch.Tensor:
+        was_enabled.append(gc.isenabled())
+        return x + 1
+
+    graph, result = capture(x.device, run)
+    graph.replay()
+    assert result.tolist() == [1.0] * 4
+    assert was_enabled == [True, False], "first it is run, then captured"
+    assert gc.isenabled()
 
 
 @pytest.mark.parametrize("acceptance", ["rejection", "block"])

@@ -285,7 +285,7 @@ class Backend(Protocol):
 
     def warm_plans(self, shape: AttentionShape, block_size: int, max_keys: int) -> Iterable[ForwardBatch]:
         """Plans that read and write nothing. A model that runs each of them once, and draws from its logits, makes no
-        later run of at most `max_keys` keys wait for a graph. None where nothing is captured."""
+        later run of at most `max_keys` keys wait for a graph or a compiler. None where neither is needed."""
 
     def sample(self, logits: Tensor, nodes: Items[NodeDraw]) -> Items[int]:
         """The token of every node, drawn from its row of logits [rows, vocab]: that of `sampling.draw` on every

@@ -134,7 +134,8 @@ def _load_queries(q, row, head, exists, HEADS: tl.constexpr, HEAD_DIM: tl.conste
     return tl.load(q + places, mask=exists[:, None] & (d < HEAD_DIM), other=0.0)
 
 
-@triton.jit
+# What differs from batch to batch is not compiled for: a request would wait for the compiler.
+@triton.jit(do_not_specialize=["table_width", "depth", "blocks"], do_not_specialize_on_alignment=["total_out"])
 def _split_kernel(
     q, k_cache, v_cache, highest_out, total_out, mixed_out,
     rows, groups, sequences, block_tables, prefix_lens, paths, path_lens, table_width, depth, block_size, blocks, scale,
@@ -200,7 +201,7 @@ def _split_kernel(
     tl.store(mixed_out + partial[:, None] * HEAD_DIM + d, mixed, mask=exists[:, None] & (d < HEAD_DIM))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"], do_not_specialize_on_alignment=["total_in"])
 def _merge_kernel(
     highest_in, total_in, mixed_in, out, rows, prefix_lens, path_lens, blocks,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr, BK: tl.constexpr,
@@ -230,7 +231,7 @@ def _merge_kernel(
     tl.store(out + places, stored_as_bfloat16(result, out), mask=d < HEAD_DIM)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_width"])
 def _whole_kernel(
     q, k_cache, v_cache, out, rows, groups, sequences, block_tables, prefix_lens, path_lens, table_width, block_size,
     scale,

@@ -7,9 +7,11 @@ chunks gets a plan of its own size.
 
 from __future__ import annotations
 
+import gc
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
@@ -23,6 +25,7 @@ from torch import Tensor
 
 from foredraft.backends.base import AttentionShape, T
 from foredraft.backends.cuda_attention import KeyView, rows_of_group, rows_together
+from foredraft.backends.cuda_linear import SPLIT_ROWS
 from foredraft.batch import ForwardBatch, PackedBatch
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -30,6 +33,7 @@ _PATH_BUCKETS = (16, 64)
 _FEWEST_KEYS, _MORE_KEYS = 512, 4  # buckets of keys: the first, and by how much each is larger than the one before
 _WHOLE_ROWS = 32  # so many rows of one sequence without paths go through their keys together
 _PROMPT_ROWS = 128  # runs with more rows than this are not captured if prompts are among them
+_LONG_PROMPT = 2 * SPLIT_ROWS  # rows of a run that needs every kernel which only prompts need
 _MOST_GRAPHS = 48  # that are kept for one model
 _NOWHERE = -1  # the slot of a padding row: nothing is stored
 
@@ -60,9 +64,11 @@ class _Layout:
     logits: int
 
     def fields(self) -> Iterator[tuple[str, type[np.integer[Any]], tuple[int, ...]]]:
-        yield "wide", np.int64, (3, self.rows)
+        # Each row of these begins at a multiple of 16 bytes: kernels are compiled anew for pointers that do not.
+        aligned = -(-self.rows // 4) * 4
+        yield "wide", np.int64, (3, aligned)
         yield "logit_rows", np.int64, (self.logits,)
-        yield "narrow", np.int32, (3, self.rows)
+        yield "narrow", np.int32, (3, aligned)
         yield "block_tables", np.int32, (self.sequences, self.width)
         yield "paths", np.int32, (self.rows, self.depth)
         yield "split_rows", np.int32, (self.split_rows,)
@@ -90,8 +96,9 @@ class _Staging:
             self.arrays[name] = pinned.numpy()[start : start + length].view(dtype).reshape(shape)
             kind = torch.int64 if dtype is np.int64 else torch.int32
             self.tensors[name] = self._device[start : start + length].view(kind).view(shape)
-        self.tensors.update(zip(("token_ids", "positions", "slots"), self.tensors["wide"], strict=True))
-        self.tensors.update(zip(("sequences", "prefix_lens", "path_lens"), self.tensors["narrow"], strict=True))
+        wide, narrow = (self.tensors[name][:, : layout.rows] for name in ("wide", "narrow"))
+        self.tensors.update(zip(("token_ids", "positions", "slots"), wide, strict=True))
+        self.tensors.update(zip(("sequences", "prefix_lens", "path_lens"), narrow, strict=True))
 
     def wait(self) -> None:
         """Until the last upload has been read: only then may the host's buffer be written again."""
@@ -126,7 +133,9 @@ class Plans:
         return plan
 
     def empty(self, shape: AttentionShape, block_size: int, max_keys: int) -> Iterator[Plan]:
-        """The plans of all buckets of rows up to a number of keys, with rows that read and write nothing."""
+        """The plans of all buckets of rows up to a number of keys, and of a prompt, with rows that read and write
+        nothing."""
+        yield single_plan(_nothing(_LONG_PROMPT, block_size), shape, self._device, self._kv_dtype)
         together = rows_together(shape, self._kv_dtype, whole=False)
         for rows in reversed(ROW_BUCKETS):  # the memory of a large run serves the smaller ones too
             keys = 0
@@ -215,9 +224,21 @@ def capture(device: torch.device, run: Callable[[], T], pool: Any = None) -> tup
     torch.cuda.current_stream(device).wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     # Other threads may allocate and copy meanwhile: a draft model is loaded off the engine's thread.
-    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+    with _no_collection(), torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
         result = run()
     return graph, result
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the garbage collector from running: a graph that it destroys while another is captured ends the process."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _bucket(batch: PackedBatch, together: int) -> Bucket:
@@ -249,6 +270,14 @@ def _fill(arrays: dict[str, NDArray[Any]], batch: PackedBatch) -> None:
     arrays["block_tables"][:sequences, :width] = batch.block_tables[:, :width]
     if depth:
         arrays["paths"][:rows, :depth] = batch.paths
+
+
+def _nothing(rows: int, block_size: int) -> PackedBatch:
+    """A prompt of one sequence, whose rows read and write nothing."""
+    wide, narrow = np.zeros((3, rows), np.int64), np.zeros((3, rows), np.int32)
+    wide[2] = _NOWHERE
+    tables, paths = np.zeros((1, 1), np.int32), np.zeros((rows, 0), np.int32)
+    return PackedBatch(wide, narrow, tables, paths, [rows], [rows - 1], block_size, max_keys=1, reach=1)
 
 
 def _fill_up(arrays: dict[str, NDArray[Any]], rows: int) -> None:

@@ -82,6 +82,7 @@ def load_model(model: str, options: EngineConfig, spec: Spec, progress: Progress
     taps = kv.add_taps(tapped, config.hidden_size, backend) if tapped else None
     runner = Runner(decoder, backend, layers, taps)
     runner.warm(options.block_size, max_model_len)
+    kv.warm()
     target = TargetModel(
         *(checkpoint, tokenizer, runner, kv, max_model_len, options.max_num_seqs, dtype, options.threads),
         *(DraftModels(kv), heads),

@@ -67,6 +67,10 @@ class KVCache:
         if moves:
             self._move(moves)
 
+    def warm(self) -> None:
+        """Move a key onto itself: a device loads its code for that the first time."""
+        self._move([(0, 0)])
+
     @torch.inference_mode()
     def _move(self, moves: list[tuple[int, int]]) -> None:
         following = [group.memory for group in self.groups.values() if group.follows_target]
