@@ -64,15 +64,17 @@ FLAT, STEEP, LINEAR = (VerifyCurve((1, 16), (1.0, 1.0 + 15 * row)) for row in (0
 @pytest.mark.parametrize(
     ("curve", "least_s", "best"),
     [
-        (FLAT, 0.0, "dflash"),  # an EAGLE head runs once per token
-        (STEEP, 0.0, "eagle"),  # and one row each time
-        (LINEAR, 0.0, None),
-        (FLAT, 0.5, "dflash"),
-        (FLAT, 2.0, None),  # a draft takes two plain steps, whatever it reads
+        (FLAT, {}, "dflash"),  # an EAGLE head runs once per token
+        (STEEP, {}, "eagle"),  # and one row each time
+        (LINEAR, {}, None),
+        (FLAT, {"eagle": 0.5, "dflash": 0.5}, "dflash"),
+        (FLAT, {"eagle": 0.2, "dflash": 1.4}, "eagle"),
+        (FLAT, {"medusa": 1.4, "eagle": 0.2}, "eagle"),  # what was not measured is taken to be as slow as the slowest
+        (FLAT, {"eagle": 2.0}, None),  # a draft takes two plain steps, whatever it reads
     ],
 )
 def test_the_machine_decides_which_head_is_best(
-    tmp_path: Path, curve: VerifyCurve, least_s: float, best: str | None
+    tmp_path: Path, curve: VerifyCurve, least_s: dict[str, float], best: str | None
 ) -> None:
     rates = {"eagle": 0.7, "medusa": 0.2, "dflash": 0.7}
     heads = {
@@ -84,8 +86,8 @@ def test_the_machine_decides_which_head_is_best(
 
 def test_a_head_without_a_measured_acceptance_is_tried(tmp_path: Path) -> None:
     heads = {"medusa": HeadFiles(tmp_path, head_config("medusa", acceptance=()))}
-    assert best_head(heads, TARGET, 0.0, FLAT) == ProposerChoice("medusa")
-    assert best_head({}, TARGET, 0.0, FLAT) is None
+    assert best_head(heads, TARGET, {}, FLAT) == ProposerChoice("medusa")
+    assert best_head({}, TARGET, {}, FLAT) is None
 
 
 def test_a_head_is_loaded_by_the_first_request_that_may_use_it(folder: Path, head: str) -> None:

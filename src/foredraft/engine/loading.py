@@ -25,7 +25,7 @@ from foredraft.models.decoder import load_decoder
 from foredraft.models.heads.catalog import find_heads
 from foredraft.models.tokenizer import Tokenizer
 from foredraft.proposers.base import TargetModel
-from foredraft.proposers.best_head import DEVICE_DRAFT_S, best_head
+from foredraft.proposers.best_head import DEVICE_DRAFTS_S, best_head
 from foredraft.proposers.draft_models import DraftModels
 from foredraft.proposers.registry import Spec, build_proposer
 from foredraft.runtime.kv import TARGET_GROUP, KVCache
@@ -101,7 +101,7 @@ def load_model(model: str, options: EngineConfig, spec: Spec, progress: Progress
             make_proposer=partial(build_proposer, target=target),
             calibrator=Calibrator(runner, pool, max_model_len, dtype, cache_folder().parent / "costs.json"),
             vocab_size=config.vocab_size,
-            choose_head=partial(best_head, heads, config, DEVICE_DRAFT_S if backend.tree_ops else 0.0),
+            choose_head=partial(best_head, heads, config, DEVICE_DRAFTS_S if backend.tree_ops else {}),
         ),
         chunk_limit=ChunkLimit(options.max_chunk_s),
         grammars=Grammars(tokenizer.to_json, config.vocab_size, eos_token_ids),

@@ -11,19 +11,22 @@ from foredraft.models.heads.catalog import HeadFiles
 from foredraft.models.heads.config import HeadConfig
 from foredraft.proposers.registry import ProposerChoice
 
-DEVICE_DRAFT_S = 0.75e-3  # what a whole draft takes on a GPU, however small the head: a chain of 5 of EAGLE on an H200
+# What a whole draft takes on a GPU, however small the head, by its kind: measured on an H200.
+DEVICE_DRAFTS_S = {"eagle": 0.8e-3, "dflash": 1.1e-3}
 
 
 def best_head(
-    heads: Mapping[str, HeadFiles], target: ModelConfig, least_s: float, curve: VerifyCurve
+    heads: Mapping[str, HeadFiles], target: ModelConfig, least_s: Mapping[str, float], curve: VerifyCurve
 ) -> ProposerChoice | None:
     """The head that promises the highest speed for one sequence; None where plain decoding is as fast.
 
     A promise is made of the head's measured acceptance, the cost of the target's runs by their rows, and the weights
-    that a draft reads: a head is taken to run as fast as the target for each of its weights. That, and `least_s`, is
-    the least it can take, so a head that could pay is never left out.
+    that a draft reads: a head is taken to run as fast as the target for each of its weights. That, and `least_s` of
+    its kind, is the least it can take, so a head that could pay is never left out. A kind that is not in `least_s` is
+    taken to be as slow as the slowest that is.
     """
-    speeds = {kind: _speedup(files.config, target, least_s, curve) for kind, files in heads.items()}
+    slowest_s = max(least_s.values(), default=0.0)
+    speeds = {kind: _speedup(files.config, target, least_s.get(kind, slowest_s), curve) for kind, files in heads.items()}
     best = max(speeds, key=speeds.__getitem__, default=None)
     return None if best is None or speeds[best] <= 1 else ProposerChoice(best)
 
