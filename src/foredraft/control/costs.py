@@ -47,7 +47,7 @@ class Costs:
         self._since_renewal = 0
         self._drafts: dict[str, dict[int, deque[float]]] = {}  # by proposer and nodes, for one sequence
         self._draft_s: dict[str, dict[int, float]] = {}  # their medians
-        self._per_token: dict[str, deque[float]] = {}  # by proposer, of catch-up tokens
+        self._catch_ups: dict[str, deque[float]] = {}  # by proposer, in runs of the target for as many tokens
         self._deciding: dict[str, deque[float]] = {}  # by proposer, for one sequence
 
     def run(self, rows: int, keys: int) -> float:
@@ -81,9 +81,10 @@ class Costs:
         return seconds * self._relative(sequences)
 
     def catch_up(self, proposer: str, tokens: int) -> float:
-        """Seconds that a proposer needs for so many catch-up tokens; 0 while that is unknown."""
-        times = self._per_token.get(proposer)
-        return 0.0 if times is None else tokens * _median(times)
+        """Seconds that a proposer needs for so many catch-up tokens, with whose number it is taken to slow down as the
+        target does; 0 while that is unknown."""
+        shares = self._catch_ups.get(proposer)
+        return _median(shares) * self._curve_seconds(tokens) if shares and tokens else 0.0
 
     def deciding(self, proposer: str) -> float:
         """Seconds that a query takes for each sequence beside the draft itself: to decide on it, to choose from what it
@@ -128,7 +129,8 @@ class Costs:
 
     def observe_catch_up(self, proposer: str, tokens: int, seconds: float) -> None:
         """A proposer has run so many catch-up tokens before it drafted."""
-        self._per_token.setdefault(proposer, deque(maxlen=_DRAFTS)).append(seconds / tokens)
+        shares = self._catch_ups.setdefault(proposer, deque(maxlen=_DRAFTS))
+        shares.append(seconds / self._curve_seconds(tokens))
 
     def _relative(self, rows: int) -> float:
         return self._curve_seconds(rows) / self._curve_seconds(1)
