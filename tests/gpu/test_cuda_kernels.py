@@ -213,7 +213,7 @@ def attended(scene: Scene, q: Tensor, rows: list[int] | None = None, dtype: str 
 
 def planned(scene: Scene, rows: list[int] | None = None, slots: Tensor | None = None) -> Plan:
     """The scene's rows as the kernels see them, in a plan of their own size."""
-    batch = scene.batch(rows)
+    batch = scene.batch(rows).to(torch.device("cpu"))
     slots = batch.slots if slots is None else slots.cpu()
     packed = PackedBatch(
         wide=torch.stack([batch.token_ids, batch.positions, slots]).numpy(),

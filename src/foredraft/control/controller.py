@@ -34,6 +34,7 @@ MEASURING, RESTING, PROBE = "measuring", "resting", "probe"
 _SHARE = 0.005  # of all time, for each proposer: what it may lose
 _ALLOWANCE = 4.0  # plain steps: and at the start,
 _UNNOTICED_S = 0.02  # or this, where steps are short: the time of so few would not tell what a proposer is worth
+_MOST_SAVED = 64.0  # plain steps: and in all, after gains
 _PACE_MEMORY = 0.98  # the share that is kept after one more step: what a token takes is over about fifty
 
 _BLAME_STEPS = 5  # drafts are charged the median lateness of so many runs: one late run may have another cause
@@ -49,12 +50,13 @@ class Controller:
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
         self.acceptance = Acceptance()
-        few_steps_s = _ALLOWANCE * costs.run(1, 0)
-        self._allowance_s = max(few_steps_s, _UNNOTICED_S)
+        step_s = costs.run(1, 0)
+        self._allowance_s = max(_ALLOWANCE * step_s, _UNNOTICED_S)
+        self._most_s = max(_MOST_SAVED * step_s, _UNNOTICED_S)
         self._ledgers: dict[str, Ledger] = {}
         self.now_s = 0.0  # the time that all steps took so far
         # Of the last steps: the time that they took, and that plain decoding would have taken for their tokens.
-        self._spent_s = self._plain_s = few_steps_s
+        self._spent_s = self._plain_s = _ALLOWANCE * step_s
         self._query_s = 0.0  # of the queries of this step
         self._queried: dict[str, int] = {}  # by proposer, in this step: works and nodes that there are to decide about
         # The times of the last runs with drafts, in units of the expected time.
@@ -312,7 +314,7 @@ class Controller:
 
     def _ledger(self, candidate: Candidate) -> Ledger:
         if candidate.name not in self._ledgers:
-            self._ledgers[candidate.name] = Ledger(candidate, self._allowance_s)
+            self._ledgers[candidate.name] = Ledger(candidate, self._allowance_s, self._most_s)
         return self._ledgers[candidate.name]
 
     def _learn_from_plain_steps(self) -> None:

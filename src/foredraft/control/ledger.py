@@ -9,7 +9,6 @@ from math import inf
 from foredraft.control.worth import Candidate, Worth
 from foredraft.types import Sequence, Work
 
-_MOST_SAVED = 16.0  # allowances: the cap of a ledger, so that old gains do not pay for ever
 _UP_TO_DATE = 16  # tokens that a proposer runs together with its next draft, at no cost of their own
 
 Decision = tuple[int, str]  # nodes that a proposer may draft for a sequence, and why
@@ -33,12 +32,13 @@ NOTHING_RUN = Behind()
 
 
 class Ledger:
-    """Starts with an allowance, from which a proposer's losses are paid."""
+    """Starts with an allowance, from which a proposer's losses are paid. It holds at most `most_s`, so that old gains do
+    not pay for ever."""
 
-    def __init__(self, candidate: Candidate, allowance_s: float) -> None:
+    def __init__(self, candidate: Candidate, allowance_s: float, most_s: float) -> None:
         self.worth = Worth(candidate)
         self.balance_s = self.saved_s = allowance_s  # catching up is paid from all savings, which have no cap
-        self.most_s = _MOST_SAVED * allowance_s
+        self.most_s = most_s
         self.queried_s = 0.0  # when it was last queried
         self.is_probed = False  # whether it was last queried although that did not pay
         self.behind: dict[int, Behind] = {}  # by sequence
