@@ -16,12 +16,12 @@ from statistics import geometric_mean
 from tests.unit.controller_world import World
 from tests.unit.test_controller_mixes import MACHINES, MIXES, SETTINGS
 
-from foredraft.control import acceptance, controller, ledger, worth
+from foredraft.control import acceptance, controller, worth
 
 SWEEPS = {
     "_SHARE": (controller, (0.0025, 0.005, 0.01)),
     "_ALLOWANCE": (controller, (1.0, 2.0, 4.0, 8.0)),
-    "_MOST_SAVED": (ledger, (2.0, 4.0, 16.0, 64.0)),
+    "_MOST_SAVED": (controller, (8.0, 16.0, 64.0, 256.0)),
     "_PACE_MEMORY": (controller, (0.9, 0.98, 0.995)),
     "_RECENT": (worth, (8, 32, 64)),
     "_OWN_PRIOR": (worth, (2.0, 8.0, 32.0)),

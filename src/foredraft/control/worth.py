@@ -16,6 +16,7 @@ _RECENT = 32  # drafts by which a proposer is judged, empty ones too
 _OWN_PRIOR = 8.0  # drafts that those of all requests count for in a request's own mean
 _OWN_MEMORY = 0.95  # the share of a request's own drafts that is kept after one more: about twenty count
 _MEASURED = 8  # drafts that a measured acceptance counts for, until as many as are judged by are made
+_NEXT_TO_NOTHING = 0.03  # of a plain step: a query that takes no more is always tried where it could pay
 UNKNOWN = 0.75  # the acceptance of a proposer that brings no measured one
 _LEAST = 0.01  # the least acceptance that a proposer may promise
 _NODE_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # budgets of proposers that take time
@@ -61,8 +62,8 @@ class Offer(NamedTuple):
 class Worth:
     """The last drafts of one proposer: of each, the probabilities of its nodes to be accepted, best first.
 
-    One draft as good as the proposer promises stays among them. So those that take next to no time are always tried
-    where they could pay at all.
+    One draft as good as the proposer promises is among them until there are enough others. Where a query takes next to
+    nothing it stays, so that such proposers are always tried where they could pay at all.
     """
 
     def __init__(self, candidate: Candidate) -> None:
@@ -116,7 +117,11 @@ class Worth:
         rows_s = [0.0]  # extra seconds per sequence of so many nodes for each
         for nodes in range(sequences, sequences * candidate.most + 1, sequences):
             rows_s.append((costs.run(load.rows + nodes, load.keys + nodes * reach) - plain) / sequences)
-        drafts = [self._promised, *self._recent]
+        deciding_s = costs.deciding(candidate.name)
+        most_s = (costs.draft(candidate.name, candidate.most, sequences) or 0.0) / sequences + deciding_s
+        drafts = list(self._recent)
+        if len(drafts) < _RECENT or most_s <= _NEXT_TO_NOTHING * costs.run(1, reach):
+            drafts.append(self._promised)
         gains = [0.0] * len(rows_s)  # by budget, of the best cuts of all drafts
         for survivals in filter(None, drafts):
             expected = best_s = 0.0
@@ -126,7 +131,6 @@ class Worth:
                     if expected * token_s - row_s > best_s:
                         best_s = expected * token_s - row_s
                 gains[nodes] += best_s
-        deciding_s = costs.deciding(candidate.name)
         offers: list[Offer] = []
         for nodes in [candidate.most] if candidate.is_free else _NODE_COUNTS:
             if nodes <= candidate.most:
