@@ -12,8 +12,10 @@ import platform
 import shlex
 import subprocess
 import sys
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 SOURCES = Path(__file__).resolve().parent
 
@@ -101,41 +103,54 @@ def usable_levels() -> list[Level]:
     return [level for level in levels() if level.library.exists() and level.features <= features]
 
 
-def compile_level(level: Level) -> None:
-    """Compile one level in place; raises OSError or subprocess.CalledProcessError when that fails."""
-    compiler = shlex.split(os.environ.get("CC", "cc"))
-    sources = sorted(str(path) for path in SOURCES.glob("*.c"))
+def _start(level: Level, pool: Executor, folder: Path) -> list[Future[Path]]:
+    """Compile every source of a level to an object in the folder, the longest first."""
+
+    def compiled(source: Path) -> Path:
+        target = folder / f"{level.name}-{source.stem}.o"
+        _run_compiler([*level.flags, f'-DFD_SOURCES="{digest}"', "-c", str(source), "-o", str(target)])
+        return target
+
+    digest = sources_digest()
+    largest_first = sorted(SOURCES.glob("*.c"), key=lambda source: (source.name != "linear.c", source.name))
+    return [pool.submit(compiled, source) for source in largest_first]
+
+
+def _link(level: Level, objects: list[Future[Path]]) -> None:
     unfinished = level.library.with_suffix(f".{os.getpid()}.tmp")
     try:
-        command = [
-            *compiler,
-            *FLAGS,
-            *level.flags,
-            f'-DFD_SOURCES="{sources_digest()}"',
-            "-o",
-            str(unfinished),
-            *sources,
-            "-lm",
-        ]
-        subprocess.run(command, check=True, capture_output=True, text=True)
+        _run_compiler([*level.flags, "-o", str(unfinished), *(str(each.result()) for each in objects), "-lm"])
         unfinished.replace(level.library)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _run_compiler(arguments: list[str]) -> None:
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    subprocess.run([*compiler, *FLAGS, *arguments], check=True, capture_output=True, text=True)
+
+
+def compile_level(level: Level) -> None:
+    """Compile one level in place, on all cores; raises OSError or subprocess.CalledProcessError when that fails."""
+    with TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+        _link(level, _start(level, pool, Path(folder)))
 
 
 def compile_all() -> list[Path]:
     """Compile every level. What fails is left out with one line of warning, and the portable backend remains."""
     libraries: list[Path] = []
     failures: dict[str, str] = {}  # level -> why
-    for level in levels():
-        try:
-            compile_level(level)
-            libraries.append(level.library)
-        except OSError as error:
-            failures[level.name] = f"the C compiler does not run ({error})"
-        except subprocess.CalledProcessError as error:
-            lines = str(error.stderr).strip().splitlines() or ["the C compiler gave no reason"]
-            failures[level.name] = next((line for line in lines if "error" in line), lines[0])
+    with TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+        started = [(level, _start(level, pool, Path(folder))) for level in levels()]
+        for level, objects in started:
+            try:
+                _link(level, objects)
+                libraries.append(level.library)
+            except OSError as error:
+                failures[level.name] = f"the C compiler does not run ({error})"
+            except subprocess.CalledProcessError as error:
+                lines = str(error.stderr).strip().splitlines() or ["the C compiler gave no reason"]
+                failures[level.name] = next((line for line in lines if "error" in line), lines[0])
     if failures:
         reason = next(iter(failures.values()))
         print(f"warning: native kernels were not built for {', '.join(failures)}: {reason}", file=sys.stderr)
