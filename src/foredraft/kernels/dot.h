@@ -1,5 +1,6 @@
 /* Exact integer dot products of activations (activations.h) with weight codes of 8, 6 or 4 bits, for one group of 32
- * inputs or half of one. All sums fit 32 bits, so the result is the same integer everywhere, for any number of rows.
+ * inputs or half of one. All sums fit 32 bits, so the result is the same integer everywhere, for any number of rows; it
+ * is given as a float, the nearest one.
  *
  * ARM multiplies signed bytes (sdot). x86 multiplies unsigned codes by signed activations (vpdpbusd, pmaddubsw): codes
  * below zero are raised by an offset, and the sum starts from minus what that adds, offset * (sum of the activations).
@@ -18,24 +19,45 @@
 
 #define MAX_ROWS (LANES == 16 ? 8 : 4) /* of a tile of vectors */
 
-typedef vi dots_of_tile[MAX_ROWS][PANEL_VECS];
+typedef vf dots_of_tile[MAX_ROWS][PANEL_VECS];
 
+INLINE vf to_float(vi x) { return __builtin_convertvector(x, vf); }
+
+#if defined(__aarch64__)
+
+/* vdotq_laneq_s32, in words that keep the sum in its register; and what machines without it do instead. */
 #if defined(__ARM_FEATURE_DOTPROD)
-
-/* vdotq_laneq_s32 and zero, in words that keep the sum in its register: GCC 12 would copy a register of zeros (one
- * instruction), while clearing with movi is free. */
 #define sdot_quad(acc, w, x, j)                                                     \
     ({                                                                              \
         int32x4_t sum_ = acc;                                                       \
         __asm__("sdot %0.4s, %1.16b, %2.4b[" #j "]" : "+w"(sum_) : "w"(w), "w"(x)); \
         sum_;                                                                       \
     })
+#else
+INLINE int32x4_t sdot(int32x4_t acc, int8x16_t w, int8x16_t x) {
+    int16x8_t first = vmull_s8(vget_low_s8(w), vget_low_s8(x)), second = vmull_high_s8(w, x);
+    return vaddq_s32(acc, vpaddq_s32(vpaddlq_s16(first), vpaddlq_s16(second)));
+}
+#define sdot_quad(acc, w, x, j) sdot(acc, w, vreinterpretq_s8_s32(vdupq_laneq_s32(vreinterpretq_s32_s8(x), j)))
+#endif
 
+/* Zero. GCC 12 would copy a register of zeros (one instruction), while clearing with movi is free. */
 INLINE int32x4_t cleared(void) {
     int32x4_t zero;
     __asm__ volatile("movi %0.4s, #0" : "=w"(zero)); /* volatile: one for each sum */
     return zero;
 }
+
+/* A conversion takes as long as four other instructions. Sums of one plane, which have less than 22 bits, do without:
+ * they start from the bits of a float of 24 bits whose last place counts 1 (1/4 where sums are four times too large),
+ * and so become those of that float plus the sum. */
+static const float last_place_1[4] = {0x1.8p23f, 0x1.8p23f, 0x1.8p23f, 0x1.8p23f};
+static const float last_place_4th[4] = {0x1.8p21f, 0x1.8p21f, 0x1.8p21f, 0x1.8p21f};
+
+INLINE int32x4_t start_of_sum(int planes, const float *start) {
+    return planes == 1 ? (int32x4_t)constant(start) : cleared();
+}
+INLINE vf end_of_sum(int32x4_t sum, const float *start) { return (vf)sum - start[0]; }
 
 /* sums[row][vec] = the dot products of `rows` activation groups with vectors vec .. vec+vecs-1 of the codes, over the
  * halves first .. first+halves-1 (16 inputs each) of the group. The codes are bytes, whatever the scaling.
@@ -49,7 +71,7 @@ INLINE void dot_codes(const int8_t *codes, enum scaling scaling, int first, int 
     codes += vec * 16 + first * 4 * PANEL * 4;
     int32x4_t acc[4][PANEL_VECS];
     FOR(r, rows)
-        FOR(v, vecs) acc[r][v] = cleared();
+        FOR(v, vecs) acc[r][v] = start_of_sum(planes, last_place_1);
     FOR(turn, planes) {
         int plane = planes - 1 - turn;
         FOR(half, halves) {
@@ -71,7 +93,7 @@ INLINE void dot_codes(const int8_t *codes, enum scaling scaling, int first, int 
         }
     }
     FOR(r, rows)
-        FOR(v, vecs) sums[r][v] = (vi)acc[r][v];
+        FOR(v, vecs) sums[r][v] = planes == 1 ? end_of_sum(acc[r][v], last_place_1) : to_float((vi)acc[r][v]);
 }
 
 /* The same straight from 4-bit codes, for the few rows of plain decoding and short drafts: each code is unpacked once
@@ -83,7 +105,7 @@ INLINE void dot_nibbles(const uint8_t *codes, const x_group *const x[], int plan
     int32x4_t acc[2][4][PANEL_VECS];
     FOR(plane, planes)
         FOR(r, rows)
-            FOR(v, vecs) acc[plane][r][v] = cleared();
+            FOR(v, vecs) acc[plane][r][v] = start_of_sum(planes, last_place_1);
     FOR(half, 2) {
         const uint8_t *w = codes + half * 2 * PANEL * 4;
         int8x16_t xs[2][4];
@@ -105,7 +127,8 @@ INLINE void dot_nibbles(const uint8_t *codes, const x_group *const x[], int plan
     }
     FOR(r, rows)
         FOR(v, vecs)
-            sums[r][v] = (vi)(planes == 1 ? acc[0][r][v] : vaddq_s32(vshlq_n_s32(acc[1][r][v], 8), acc[0][r][v]));
+            sums[r][v] = planes == 1 ? end_of_sum(acc[0][r][v], last_place_1)
+                                     : to_float((vi)vaddq_s32(vshlq_n_s32(acc[1][r][v], 8), acc[0][r][v]));
 }
 
 /* The same straight from 6-bit codes, over the halves first .. first+halves-1. Codes stay in the upper six bits of their
@@ -119,7 +142,7 @@ INLINE void dot_sixes(const uint8_t *codes, enum scaling scaling, int first, int
     int32x4_t acc[2][4][PANEL_VECS];
     FOR(plane, planes)
         FOR(r, rows)
-            FOR(v, vecs) acc[plane][r][v] = cleared();
+            FOR(v, vecs) acc[plane][r][v] = start_of_sum(planes, last_place_4th);
     FOR(half, halves) {
         int8x16_t xs[2][4];
         FOR(plane, planes)
@@ -128,7 +151,7 @@ INLINE void dot_sixes(const uint8_t *codes, enum scaling scaling, int first, int
             const uint8_t *w = codes + half * 3 * PANEL * 4 + v * 16;
             uint8x16_t upper = vdupq_n_u8(0xfc);
             uint8x16_t a = vld1q_u8(w), b = vld1q_u8(w + PANEL * 4), c = vld1q_u8(w + 2 * PANEL * 4);
-            uint8x16_t rest = vshlq_n_u8(vsliq_n_u8(vsliq_n_u8(c, b, 2), a, 4), 2);
+            uint8x16_t rest = vsliq_n_u8(vsliq_n_u8(vshlq_n_u8(c, 2), b, 4), a, 6);
 #define ONE_QUAD(j, code)                                                                                       \
     FOR(r, rows)                                                                                                \
         FOR(plane, planes)                                                                                      \
@@ -142,8 +165,8 @@ INLINE void dot_sixes(const uint8_t *codes, enum scaling scaling, int first, int
     }
     FOR(r, rows)
         FOR(v, vecs)
-            sums[r][v] = (vi)(planes == 1 ? vshrq_n_s32(acc[0][r][v], 2)
-                                          : vsraq_n_s32(vshlq_n_s32(acc[1][r][v], 6), acc[0][r][v], 2));
+            sums[r][v] = planes == 1 ? end_of_sum(acc[0][r][v], last_place_4th)
+                                     : to_float((vi)vsraq_n_s32(vshlq_n_s32(acc[1][r][v], 6), acc[0][r][v], 2));
 }
 
 #else
@@ -182,7 +205,7 @@ INLINE void add_quads(vi *acc, vi *pairs, vu codes, const int8_t *x, int most, i
     *acc = (vi)_mm512_dpbusd_epi32((__m512i)*acc, (__m512i)codes, (__m512i)xs);
 #elif LANES == 8 && defined(__AVXVNNI__)
     *acc = (vi)_mm256_dpbusd_avx_epi32((__m256i)*acc, (__m256i)codes, (__m256i)xs);
-#elif defined(__SSSE3__)
+#else
 #if LANES == 16
 #define MULTIPLY_BYTES(a, b) (vi) _mm512_maddubs_epi16((__m512i)(a), (__m512i)(b))
 #define ADD_WORDS(a, b) (vi) _mm512_add_epi16((__m512i)(a), (__m512i)(b))
@@ -208,8 +231,6 @@ INLINE void add_quads(vi *acc, vi *pairs, vu codes, const int8_t *x, int most, i
 #undef MULTIPLY_BYTES
 #undef ADD_WORDS
 #undef ADD_PAIRS
-#else
-    FOR_STEP(bit, 32, 8) *acc += (vi)((codes >> bit) & 255) * ((vi)((vu)xs << (24 - bit)) >> 24);
 #endif
 }
 
@@ -225,7 +246,7 @@ INLINE void add_quad(tile_sums *sums, vu codes, int most, int q, int turn, int t
 INLINE void combine_planes(const tile_sums *sums, int planes, int rows, int vecs, dots_of_tile out) {
     FOR(r, rows)
         FOR(v, vecs)
-            out[r][v] = planes == 1 ? sums->acc[0][r][v] : (vi)((vu)sums->acc[1][r][v] << 8) + sums->acc[0][r][v];
+            out[r][v] = to_float(planes == 1 ? sums->acc[0][r][v] : (vi)((vu)sums->acc[1][r][v] << 8) + sums->acc[0][r][v]);
 }
 
 /* Per vector of 4 inputs: a load and an addition, then one vpdpbusd a row and plane. */

@@ -5,7 +5,9 @@
 /* One factor, as load_factors has it. */
 static float factor(int kind, const uint8_t *block, const uint8_t *group, int row, int o) {
     float factors[LANES];
-    store(factors, load_factors(kind, block, group, row, o / LANES * LANES));
+    block_factors shared;
+    load_block(kind, block, o / LANES, 1, &shared);
+    store(factors, load_factors(kind, &shared, group, row, o / LANES, 0));
     return factors[o % LANES];
 }
 

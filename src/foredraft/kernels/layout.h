@@ -6,8 +6,9 @@
  *         shift (even) and a mask (odd); also what the bfloat16 dot products of newer machines want
  *
  * The inputs of f32 and bf16 are padded with zeros to a multiple of 4. The other kinds hold groups of 32 inputs, and the
- * K kinds blocks of 8 groups. A factor is a float16, or in K kinds a small integer times the float16 of its block: the
- * numbers that the file has, which are multiplied when they are needed (exactly: 11 bits by 8).
+ * K kinds blocks of 8 groups. A factor is a float16, or in K kinds an int8, stored as a byte that is larger by
+ * BYTE_OFFSET, times the float16 of its block: the numbers that the file has, which are multiplied when they are needed
+ * (exactly: 11 bits by 8).
  *
  *   kind  a block has             a group has                codes      bytes of a group, bits a weight
  *   q8                            16 scales                  bytes      544               8.5
@@ -31,6 +32,7 @@
 
 #define GROUP 32
 #define BLOCK_GROUPS 8
+#define BYTE_OFFSET 128
 #define GROUP_CODES (PANEL * GROUP) /* of a group; also their bytes where they are unpacked */
 
 /* What a group has beside codes: one scale per output, a scale and a minimum, or a scale for each half. */
@@ -58,11 +60,28 @@ INLINE const uint8_t *group_of(int kind, const void *panel, int64_t g) {
     return block_of(kind, panel, g) + block_head(kind) + g % groups_per_block(kind) * group_bytes(kind);
 }
 
-/* The factors of row `row` (0: scales; 1: minimums, or the scales of the second half) for outputs o .. o+LANES-1. */
-INLINE vf load_factors(int kind, const uint8_t *block, const uint8_t *group, int row, int o) {
-    if (!is_k(kind)) return load_halves(group + (row * PANEL + o) * 2);
-    int block_row = block_rows(kind) == 2 ? row : 0;
-    return load_halves(block + (block_row * PANEL + o) * 2) * load_bytes(group + row * PANEL + o);
+/* What the groups of a block share in K kinds: the float16 of each row of factors, and what a product with it and the
+ * byte of a group is too large by, negated; in memory, as load_again reads it. */
+typedef struct {
+    vf factors[2][PANEL_VECS];
+    float excess[2][PANEL_VECS][LANES];
+} block_factors;
+
+INLINE void load_block(int kind, const uint8_t *block, int vec, int vecs, block_factors *out) {
+    FOR(row, block_rows(kind))
+        FOR(v, vecs) {
+            out->factors[row][v] = load_halves(block + (row * PANEL + (vec + v) * LANES) * 2);
+            store(out->excess[row][v], out->factors[row][v] * -(BYTE_OFFSET + RAISED));
+        }
+}
+
+/* The factors of row `row` (0: scales; 1: minimums, or the scales of the second half) of a group, for vector vec + v of
+ * the outputs; `block` as loaded from vector `vec`. Exact, as are the sums on the way. */
+INLINE vf load_factors(int kind, const block_factors *block, const uint8_t *group, int row, int vec, int v) {
+    int first = (vec + v) * LANES, block_row = block_rows(kind) == 2 ? row : 0;
+    if (!is_k(kind)) return load_halves(group + (row * PANEL + first) * 2);
+    vf raised = load_raised(group + row * PANEL + first);
+    return muladd(load_again(block->excess[block_row][v]), block->factors[block_row][v], raised);
 }
 
 INLINE int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }

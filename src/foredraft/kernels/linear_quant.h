@@ -11,18 +11,16 @@
 
 #include "dot.h"
 
-#define PREFETCH_BYTES 4096 /* how far ahead of the codes in use the weights are asked for */
-
-INLINE vf to_float(vi x) { return __builtin_convertvector(x, vf); }
+#define PREFETCH_BYTES 8192 /* how far ahead of the codes in use the weights are asked for */
 
 /* acc += what the dot products of a group, or of half of one, stand for. */
 INLINE void add_dots(vf acc[][PANEL_VECS], dots_of_tile dots, enum scaling scaling, const vf scales[],
                      const vf minimums[], const x_group *const x[], int rows, int vecs) {
-    FOR(r, rows)
-        FOR(v, vecs) {
-            acc[r][v] = muladd(acc[r][v], scales[v] * x[r]->scale, to_float(dots[r][v]));
-            if (scaling == MINIMUM) acc[r][v] = muladd(acc[r][v], minimums[v], splat(x[r]->sum));
-        }
+    FOR(r, rows) {
+        quad scale_and_sum = load_quad(&x[r]->scale);
+        FOR(v, vecs) acc[r][v] = muladd(acc[r][v], multiply_quad(scales[v], scale_and_sum, 0), dots[r][v]);
+        if (scaling == MINIMUM) FOR(v, vecs) acc[r][v] = muladd_quad(acc[r][v], minimums[v], scale_and_sum, 1);
+    }
 }
 
 /* The same group of `rows` rows. */
@@ -46,6 +44,8 @@ INLINE void packed_tile(int kind, const void *panel, int64_t groups, const x_gro
     const uint8_t *block = panel;
     for (int64_t left = groups; left; block += block_bytes(kind)) {
         const uint8_t *group = block + block_head(kind);
+        block_factors shared;
+        load_block(kind, block, vec, vecs, &shared);
         for (int i = 0; i < groups_per_block(kind); i++, left--, x = next_x(x, planes), group += group_bytes(kind)) {
             const uint8_t *codes = group + factor_bytes(kind);
             const x_group *xs[MAX_ROWS];
@@ -60,8 +60,8 @@ INLINE void packed_tile(int kind, const void *panel, int64_t groups, const x_gro
                 else dot_nibbles(codes, xs, planes, rows, vec, vecs, dots);
                 vf scales[PANEL_VECS], minimums[PANEL_VECS];
                 FOR(v, vecs) {
-                    scales[v] = load_factors(kind, block, group, part, (vec + v) * LANES);
-                    if (scaling == MINIMUM) minimums[v] = load_factors(kind, block, group, 1, (vec + v) * LANES);
+                    scales[v] = load_factors(kind, &shared, group, part, vec, v);
+                    if (scaling == MINIMUM) minimums[v] = load_factors(kind, &shared, group, 1, vec, v);
                 }
                 add_dots(acc, dots, scaling, scales, minimums, xs, rows, vecs);
             }
@@ -151,12 +151,14 @@ INLINE void widen_codes(int bits, const uint8_t *restrict packed, int8_t *restri
 INLINE wide_panel widen_panel(int kind, const void *panel, int64_t groups, void *scratch) {
     float *factors = scratch;
     int8_t *codes = (int8_t *)(factors + groups * 2 * PANEL);
+    block_factors shared;
     for (int64_t g = 0; g < groups; g++) {
-        const uint8_t *block = block_of(kind, panel, g), *group = group_of(kind, panel, g);
+        const uint8_t *group = group_of(kind, panel, g);
+        if (g % groups_per_block(kind) == 0) load_block(kind, block_of(kind, panel, g), 0, PANEL_VECS, &shared);
         if (code_bits(kind) < 8) widen_codes(code_bits(kind), group + factor_bytes(kind), codes + g * GROUP_CODES);
         FOR(row, group_rows(kind))
-            FOR_STEP(o, PANEL, LANES)
-                store(factors + (g * 2 + row) * PANEL + o, load_factors(kind, block, group, row, o));
+            FOR(v, PANEL_VECS)
+                store(factors + (g * 2 + row) * PANEL + v * LANES, load_factors(kind, &shared, group, row, 0, v));
     }
     const char *next = (const char *)panel + panel_bytes(kind, groups * GROUP);
     int in_place = code_bits(kind) == 8;

@@ -41,9 +41,11 @@ INLINE void pack_codes(int bits, const uint8_t *codes, int o, uint8_t *packed) {
         }
 }
 
-/* One factor of output o of the panel, `bytes` wide: number `index` of row-major [outputs, count]. */
+/* One factor of the output's place in its panel, a float16 or a byte: number `index` of row-major [outputs, count]. */
 INLINE void pack_factor(const void *factors, int64_t output, int64_t count, int64_t index, int bytes, uint8_t *packed) {
-    memcpy(packed + output % PANEL * bytes, (const char *)factors + (output * count + index) * bytes, (size_t)bytes);
+    int64_t from = output * count + index, to = output % PANEL;
+    if (bytes == 2) memcpy(packed + to * 2, (const uint16_t *)factors + from, 2);
+    else packed[to] = (uint8_t)(((const int8_t *)factors)[from] + BYTE_OFFSET);
 }
 
 static void pack_quantised(const pack_job *job, uint8_t *panel, int64_t first, int lanes) {

@@ -79,13 +79,22 @@ INLINE vf muladd(vf acc, vf a, vf b) {
 #endif
 }
 
-/* A constant, in a register of its own that a multiply-add may overwrite. NEON has no other kind: GCC would keep one
- * copy and move it each time, in the units that multiply; loading it again leaves those alone. */
-INLINE vf constant(const float *four) {
+/* LANES floats, in a register of their own that a multiply-add may overwrite. NEON has no other kind of multiply-add: GCC
+ * would keep one copy and move it each time, in the units that multiply; loading it again leaves those alone. */
+INLINE vf load_again(const float *p) {
 #if defined(__aarch64__)
     vf v;
-    __asm__ volatile("ldr %q0, %1" : "=w"(v) : "m"(*(const float(*)[4])four));
+    __asm__ volatile("ldr %q0, %1" : "=w"(v) : "m"(*(const float(*)[4])p));
     return v;
+#else
+    return load(p);
+#endif
+}
+
+/* A constant for the same use. */
+INLINE vf constant(const float *four) {
+#if defined(__aarch64__)
+    return load_again(four);
 #else
     return splat(four[0]);
 #endif
@@ -111,10 +120,17 @@ INLINE quad load_quad(const float *p) { return vld1q_f32(p); }
         __asm__("fmla %0.4s, %1.4s, %2.s[" #j "]" : "+w"(sum_) : "w"(w), "w"(x)); \
         sum_;                                                                     \
     })
+#define multiply_quad(w, x, j)                                                        \
+    ({                                                                                \
+        vf product_;                                                                  \
+        __asm__("fmul %0.4s, %1.4s, %2.s[" #j "]" : "=w"(product_) : "w"(w), "w"(x)); \
+        product_;                                                                     \
+    })
 #else
 typedef const float *quad;
 INLINE quad load_quad(const float *p) { return p; }
 #define muladd_quad(acc, w, x, j) muladd(acc, w, splat((x)[j]))
+#define multiply_quad(w, x, j) ((w) * (x)[j])
 #endif
 
 INLINE vf pick(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
@@ -358,22 +374,28 @@ INLINE void store_low_bytes(int8_t *p, vi v) {
 #endif
 }
 
-/* LANES neighbouring int8, as floats. NEON puts each byte on top of a lane, and takes the lane for a number with 24
- * binary places; the assembly is what vld1q_lane_u32 stands for, without the lanes that GCC would keep. */
-INLINE vf load_bytes(const void *p) {
+/* LANES neighbouring bytes, as floats that are RAISED too large. NEON puts each byte into a float of 2**15, where it
+ * counts itself: a conversion would take four times as long. The assembly is what vld1q_lane_u32 stands for, without the
+ * lanes that GCC would keep. */
 #if defined(__aarch64__)
-    static const uint8_t tops[16] = {255, 255, 255, 0, 255, 255, 255, 1, 255, 255, 255, 2, 255, 255, 255, 3};
-    uint8x16_t four;
-    __asm__("ldr %s0, %1" : "=w"(four) : "m"(*(const int8_t(*)[4])p));
-    return vcvtq_n_f32_s32(vreinterpretq_s32_u8(vqtbl1q_u8(four, vld1q_u8(tops))), 24);
-#elif LANES == 16
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p)));
-#elif LANES == 8
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p)));
+#define RAISED 0x1p15f
 #else
-    const int8_t *bytes = p;
+#define RAISED 0.0f
+#endif
+INLINE vf load_raised(const uint8_t *p) {
+#if defined(__aarch64__)
+    static const uint8_t places[16] = {255, 0, 255, 255, 255, 1, 255, 255, 255, 2, 255, 255, 255, 3, 255, 255};
+    static const float raised[4] = {RAISED, RAISED, RAISED, RAISED};
+    uint8x16_t four;
+    __asm__("ldr %s0, %1" : "=w"(four) : "m"(*(const uint8_t(*)[4])p));
+    return (vf)vqtbx1q_u8((uint8x16_t)constant(raised), four, vld1q_u8(places));
+#elif LANES == 16
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)));
+#elif LANES == 8
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+#else
     vf v;
-    for (int i = 0; i < LANES; i++) v[i] = (float)bytes[i];
+    for (int i = 0; i < LANES; i++) v[i] = (float)p[i];
     return v;
 #endif
 }
