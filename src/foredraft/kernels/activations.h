@@ -10,7 +10,7 @@
 #include "layout.h"
 
 typedef struct {
-    float scale;
+    float scale;        /* the first two side by side: read as one by add_dots */
     float sum;          /* of the x */
     int32_t negated[2]; /* minus the sum of the integers of each half: what unsigned codes start from, see dot.h */
     int8_t codes[];     /* [planes][32], the low plane first */

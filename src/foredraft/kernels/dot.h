@@ -246,7 +246,8 @@ INLINE void add_quad(tile_sums *sums, vu codes, int most, int q, int turn, int t
 INLINE void combine_planes(const tile_sums *sums, int planes, int rows, int vecs, dots_of_tile out) {
     FOR(r, rows)
         FOR(v, vecs)
-            out[r][v] = to_float(planes == 1 ? sums->acc[0][r][v] : (vi)((vu)sums->acc[1][r][v] << 8) + sums->acc[0][r][v]);
+            out[r][v] = to_float(planes == 1 ? sums->acc[0][r][v]
+                                             : (vi)((vu)sums->acc[1][r][v] << 8) + sums->acc[0][r][v]);
 }
 
 /* Per vector of 4 inputs: a load and an addition, then one vpdpbusd a row and plane. */

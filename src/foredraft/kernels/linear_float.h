@@ -7,6 +7,10 @@
 
 #include "layout.h"
 
+/* How far ahead of the weights in use more are asked for from memory. On a Neoverse N1 the processor's own prefetching
+ * costs 3 % of one row, and 512 bytes alone cost 3 % of two rows and of five. */
+#define FAR_AHEAD 8192
+
 /* Where a tile reads x and writes y, and how far it goes. */
 typedef struct {
     const float *x; /* [rows, x_stride], inputs padded with zeros to a multiple of 4 */
@@ -29,7 +33,7 @@ INLINE void float_tile(const void *panel, int bf16, const float_span *span, int6
     float *y = span->y + row * PANEL + vec * LANES;
     const float *w = (const float *)panel + vec * LANES;
     const uint32_t *pairs = (const uint32_t *)panel + vec * LANES;
-    const char *ahead = (const char *)panel + 512; /* the processor's own prefetching leaves 3 % of plain decoding */
+    const char *weights = panel;
     int at_once = bf16 && rows == 8 ? 4 : rows; /* rows that meet the weights together */
     int burst = rows * vecs + 4 * vecs + at_once < REGISTERS; /* whether there is room to widen four inputs at a time */
     vf acc[TILE_ROWS][PANEL_VECS];
@@ -37,9 +41,12 @@ INLINE void float_tile(const void *panel, int bf16, const float_span *span, int6
         FOR(v, vecs) acc[r][v] = span->first_block ? (vf){0} : load(y + r * PANEL + v * LANES);
 
     for (int64_t k = 0; k < span->inputs; k += 4) {
-        if (vec == 0 && row == 0)
-            FOR_STEP(line, bf16 ? 128 : 256, 64) __builtin_prefetch(ahead + line);
-        ahead += bf16 ? 128 : 256;
+        if (vec == 0)
+            FOR_STEP(line, bf16 ? 128 : 256, 64) {
+                __builtin_prefetch(weights + line + 512);
+                __builtin_prefetch(weights + line + FAR_AHEAD, 0, 2);
+            }
+        weights += bf16 ? 128 : 256;
         vf even[2][PANEL_VECS], odd[2][PANEL_VECS];
         FOR_STEP(first, rows, at_once) {
             quad xs[TILE_ROWS];

@@ -1,7 +1,8 @@
 /* The vector operations that the kernels are written in: `vf` holds LANES floats, whatever the machine calls them.
  *
  * Plain arithmetic on vf, vi and vu is GCC vector arithmetic; only what the compiler cannot be trusted to find (fused
- * multiply-add, dot products of bytes, horizontal sums) is spelled in intrinsics, and only in this file and dot.h. */
+ * multiply-add, dot products of bytes, horizontal sums) is spelled in intrinsics, and only in this file, layout.h and
+ * dot.h. */
 #ifndef FD_SIMD_H
 #define FD_SIMD_H
 
@@ -371,32 +372,6 @@ INLINE void store_low_bytes(int8_t *p, vi v) {
     _mm_storel_epi64((__m128i *)p, _mm_unpacklo_epi32(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1)));
 #else
     for (int i = 0; i < LANES; i++) p[i] = (int8_t)v[i];
-#endif
-}
-
-/* LANES neighbouring bytes, as floats that are RAISED too large. NEON puts each byte into a float of 2**15, where it
- * counts itself: a conversion would take four times as long. The assembly is what vld1q_lane_u32 stands for, without the
- * lanes that GCC would keep. */
-#if defined(__aarch64__)
-#define RAISED 0x1p15f
-#else
-#define RAISED 0.0f
-#endif
-INLINE vf load_raised(const uint8_t *p) {
-#if defined(__aarch64__)
-    static const uint8_t places[16] = {255, 0, 255, 255, 255, 1, 255, 255, 255, 2, 255, 255, 255, 3, 255, 255};
-    static const float raised[4] = {RAISED, RAISED, RAISED, RAISED};
-    uint8x16_t four;
-    __asm__("ldr %s0, %1" : "=w"(four) : "m"(*(const uint8_t(*)[4])p));
-    return (vf)vqtbx1q_u8((uint8x16_t)constant(raised), four, vld1q_u8(places));
-#elif LANES == 16
-    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)));
-#elif LANES == 8
-    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)));
-#else
-    vf v;
-    for (int i = 0; i < LANES; i++) v[i] = (float)p[i];
-    return v;
 #endif
 }
 
