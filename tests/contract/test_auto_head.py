@@ -84,6 +84,16 @@ def test_the_machine_decides_which_head_is_best(
     assert best_head(heads, TARGET, least_s, curve) == (best and ProposerChoice(best))
 
 
+def test_a_draft_model_is_one_of_them(tmp_path: Path) -> None:
+    def config(kind: str, rate: float) -> HeadFiles:
+        return HeadFiles(tmp_path, head_config(kind, acceptance=(rate,) * 4, draft_vocab_size=1, num_layers=1))
+
+    heads = {"eagle": config("eagle", 0.7), "draft_model": config("draft_model", 0.72)}
+    assert best_head(heads, TARGET, 0.0, FLAT) == ProposerChoice("draft_model")
+    heads["draft_model"] = config("draft_model", 0.68)
+    assert best_head(heads, TARGET, 0.0, FLAT) == ProposerChoice("eagle")
+
+
 def test_a_head_without_a_measured_acceptance_is_tried(tmp_path: Path) -> None:
     heads = {"medusa": HeadFiles(tmp_path, head_config("medusa", acceptance=()))}
     assert best_head(heads, TARGET, {}, FLAT) == ProposerChoice("medusa")

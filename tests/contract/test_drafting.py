@@ -203,7 +203,6 @@ def test_sampled_siblings_are_drawn_without_replacement(folder: Path) -> None:
         ("auto(ngram+suffix:k=many)", "must be of type int"),
         ("suffix:depth=inf", "above 0 and up to 64"),
         ("suffix:depth=nan", "above 0 and up to 64"),
-        ("draft_model", "needs a model"),
         ("draft_model:model=x,k=40,width=2", "k times width at most 64"),
         ("draft_model:model=x,dtype=int3", "use auto, float32"),
         ("early_exit:layers=-1", "must be at least 0"),

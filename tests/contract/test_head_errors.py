@@ -15,7 +15,7 @@ from foredraft.backends.torch import TorchBackend
 from foredraft.errors import ForedraftError, InvalidModel, InvalidParameter, InvalidSpec
 from foredraft.llm import LLM
 from foredraft.models.catalog import open_checkpoint
-from foredraft.models.heads.catalog import shipped_heads
+from foredraft.models.heads.catalog import find_heads, shipped_heads
 from foredraft.models.heads.weights import TapReader
 from tests.tiny_heads import KINDS, random_head, save_head, save_heads, tiny_config
 from tests.tiny_models import random_model, save_model
@@ -83,6 +83,9 @@ def test_folders_that_hold_no_head_or_two(folder: Path, eagle: Path, tmp_path: P
     refused(folder, folder, "is missing; train or download the head again")
     changed(eagle, tmp_path / "one"), changed(eagle, tmp_path / "two")
     refused(folder, tmp_path, "has two eagle heads, one and two")
+    shutil.rmtree(tmp_path / "two")
+    shutil.copytree(folder, tmp_path / "draft")  # as `foredraft train eagle draft` writes one beside the heads
+    assert set(find_heads(str(tmp_path), open_checkpoint(folder))) == {"eagle"}
     with pytest.raises(InvalidParameter, match="head=3 must be auto, None, a folder or a hub id"):
         LLM(str(folder), head=3)  # type: ignore[arg-type]
 

@@ -27,6 +27,7 @@ def head_config(kind: str, correction: str = "none", **changes: object) -> HeadC
         "eagle": {"taps": (1, 2, 3), "block": 5},
         "medusa": {"taps": (4,), "block": 3, "num_layers": 2},
         "dflash": {"taps": (1, 3), "block": 4, "num_layers": 2},
+        "draft_model": {"taps": (), "block": 4, "num_layers": 2},
     }[kind]
     if correction != "none":
         own |= {"correction": correction, "rank": 6}

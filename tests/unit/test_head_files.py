@@ -56,7 +56,7 @@ def test_a_large_head_is_written_in_several_files(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"kind": "hydra"}, "field kind is 'hydra', but eagle, medusa, dflash are known"),
+        ({"kind": "hydra"}, "field kind is 'hydra', but eagle, medusa, dflash, draft_model are known"),
         ({"taps": [2, 9]}, r"field taps is \[2, 9\], but numbers from 0 to 4, the target's layers, are needed"),
         ({"taps": []}, "field taps is"),
         ({"hidden_size": 64}, "field hidden_size is 64, but eagle heads are as wide as their target: 32"),

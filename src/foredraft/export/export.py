@@ -43,6 +43,11 @@ def export(folder: Path, engine: Engine, out: Path, target: Checkpoint, verifier
         return _copied(folder, engine, out, verifier)
     config = HeadConfig.read(folder)
     check_target(folder, config, target)
+    if config.kind not in _LAYOUTS:
+        raise InvalidModel(
+            f"{folder} is a draft model that knows a part of its target's tokens, which other engines do not load; "
+            "export the folder that `foredraft train draft` has written."
+        )
     if list(config.taps) != sorted(set(config.taps)):
         raise InvalidModel(f"{folder}: the taps {list(config.taps)} do not rise, as other engines deliver them.")
     layout = _LAYOUTS[config.kind](Head(config, read_tensors(folder, config), target, verifier), engine)

@@ -23,6 +23,14 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
+class DraftVocabulary:
+    """The tokens of a model that knows fewer than its target, by the target's ids."""
+
+    token_ids: Tensor  # [draft_vocab] int64: of every column of the logits
+    rows: Tensor  # [target_vocab] int64: of the embedding, for every token
+
+
+@dataclass(frozen=True)
 class Decoder:
     """A loaded model: embedding, layers, final norm, head, and the table of rotations."""
 
@@ -32,11 +40,13 @@ class Decoder:
     norm: Tensor
     head: Linear
     rope: Tensor  # [positions, 2, rotary_dim / 2]: cos, sin
+    vocabulary: DraftVocabulary | None = None  # None: tokens are rows of the embedding and columns of the logits
 
     def run(self, batch: ForwardBatch, kv: list[LayerKV], backend: Backend, taps: Taps | None = None) -> Tensor:
         """All rows through all layers and the final norm. The residual streams that are tapped are written on the
         way."""
-        x = backend.embed(batch.token_ids, self.embedding)
+        rows = batch.token_ids if self.vocabulary is None else self.vocabulary.rows[batch.token_ids]
+        x = backend.embed(rows, self.embedding)
         if self.config.embedding_multiplier != 1:
             x = x * self.config.embedding_multiplier
         return backend.run_layers(x, self._stack, kv, batch, taps)[1]

@@ -32,10 +32,12 @@ def best_head(
 
 
 def _speedup(config: HeadConfig, target: ModelConfig, least_s: float, curve: VerifyCurve) -> float:
-    """With chains of the best length. An EAGLE head runs one row per token, the others run a block of rows once."""
+    """With chains of the best length. EAGLE heads and draft models run one row per token, the others run a block of
+    rows once."""
     acceptance = config.acceptance or (UNKNOWN,) * config.block
     share = _weights(config) / _target_weights(target)
-    per_token, per_draft = (share, 0.0) if config.kind == "eagle" else (0.0, share * curve.relative(config.block))
+    runs_per_token = config.kind in ("eagle", "draft_model")
+    per_token, per_draft = (share, 0.0) if runs_per_token else (0.0, share * curve.relative(config.block))
     per_draft = max(per_draft, least_s / curve.seconds_at(1))
     return best_length(
         acceptance, per_token, lambda rows: curve.relative(rows) + (per_draft if rows > 1 else 0.0)

@@ -4,15 +4,20 @@ Shines on open text, where nothing can be copied, if the smaller model is severa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from foredraft.backends.base import Backend
 from foredraft.backends.choose import choose_backend
 from foredraft.config import DTYPES
 from foredraft.errors import InvalidSpec
 from foredraft.models.catalog import open_checkpoint, resolve
 from foredraft.models.checkpoint import Checkpoint
-from foredraft.models.decoder import load_decoder
+from foredraft.models.decoder import Decoder, load_decoder
+from foredraft.models.heads.catalog import HeadFiles
+from foredraft.models.heads.draft_model import load_draft_model
+from foredraft.models.heads.weights import HeadWeights
 from foredraft.models.tokenizer import Tokenizer
 from foredraft.proposers.base import TargetModel
 from foredraft.proposers.computed_tokens import ComputedTokens
@@ -23,13 +28,11 @@ from foredraft.runtime.runner import Runner
 
 @dataclass(frozen=True)
 class DraftModelOptions(DrafterOptions):
-    model: str = ""  # a catalogue name, file, folder or hub id
+    model: str = ""  # a catalogue name, file, folder or hub id; none: the one that was distilled from the target
     dtype: str = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.model:
-            raise InvalidSpec("draft_model needs a model: write draft_model:model=NAME_OR_PATH.")
         if self.dtype not in ("auto", *DTYPES):
             raise InvalidSpec(f"draft_model: dtype={self.dtype!r} is not known; use auto, {', '.join(DTYPES)}.")
 
@@ -40,26 +43,63 @@ class DraftModel(ModelDrafter):
     Options = DraftModelOptions
 
     def __init__(self, options: DraftModelOptions, target: TargetModel) -> None:
-        checkpoint = open_checkpoint(resolve(options.model))
-        check_same_vocabulary(options.model, checkpoint.tokenizer(), target.tokenizer)
-        if checkpoint.config.max_position_embeddings < target.max_model_len:
-            positions = checkpoint.config.max_position_embeddings
-            raise InvalidSpec(
-                f"draft_model: {options.model} knows {positions} positions, the target uses {target.max_model_len}; "
-                f"start with max_model_len={positions} or take another draft model."
-            )
-        dtype = checkpoint.precision if options.dtype == "auto" else options.dtype
-        model = second_model(f"draft_model {options.model} {dtype}", checkpoint, dtype, target)
-        super().__init__("draft_model", model, options)
+        if options.model:
+            super().__init__("draft_model", _named(options.model, options.dtype, target), options)
+        else:
+            files = _distilled_files(target)
+            super().__init__("draft_model", _distilled(files, options.dtype, target), options)
+            self.acceptance = files.config.acceptance
+
+
+def _named(name: str, dtype: str, target: TargetModel) -> DraftRunner:
+    """A model of the user's choice."""
+    checkpoint = open_checkpoint(resolve(name))
+    check_same_vocabulary(name, checkpoint.tokenizer(), target.tokenizer)
+    positions = checkpoint.config.max_position_embeddings
+    if positions < target.max_model_len:
+        raise InvalidSpec(
+            f"draft_model: {name} knows {positions} positions, the target uses {target.max_model_len}; "
+            f"start with max_model_len={positions} or take another draft model."
+        )
+    return second_model(f"draft_model {name}", checkpoint, checkpoint.precision if dtype == "auto" else dtype, target)
+
+
+def _distilled(files: HeadFiles, dtype: str, target: TargetModel) -> DraftRunner:
+    """The model that was distilled from the target, in the bits of its file unless told."""
+    is_auto = dtype == "auto"
+    weights_dtype = target.dtype if is_auto else dtype
+
+    def load(backend: Backend) -> Decoder:
+        weights = HeadWeights(files.folder, files.config, weights_dtype, is_auto, backend)
+        embedding = target.checkpoint.weight("model.embed_tokens.weight")
+        return load_draft_model(weights, embedding, target.max_model_len, backend)
+
+    return _beside(f"draft_model {dtype}", weights_dtype, target, load)
+
+
+def _distilled_files(target: TargetModel) -> HeadFiles:
+    if "draft_model" not in target.heads:
+        raise InvalidSpec(
+            "draft_model needs a model, because none was loaded with the target: write draft_model:model=NAME_OR_PATH, "
+            "or train one: foredraft train draft --out PATH."
+        )
+    return target.heads["draft_model"]
 
 
 def second_model(name: str, checkpoint: Checkpoint, dtype: str, target: TargetModel) -> DraftRunner:
-    """A model beside the target, with a layer group of its own; loaded once under its name."""
+    """A whole model beside the target."""
+    return _beside(
+        f"{name} {dtype}", dtype, target, lambda backend: load_decoder(checkpoint, dtype, target.max_model_len, backend)
+    )
+
+
+def _beside(name: str, dtype: str, target: TargetModel, load_model: Callable[[Backend], Decoder]) -> DraftRunner:
+    """A model with a layer group of its own; loaded once under its name."""
 
     def load() -> DraftRunner:
         backend = choose_backend(target.runner.backend.name, dtype, target.runner.backend.device, target.threads)
-        decoder = load_decoder(checkpoint, dtype, target.max_model_len, backend)
-        runner = Runner(decoder, backend, target.kv.add_group(name, checkpoint.config, backend))
+        decoder = load_model(backend)
+        runner = Runner(decoder, backend, target.kv.add_group(name, decoder.config, backend))
         runner.warm(target.kv.block_size, target.max_model_len)
         return DraftRunner(
             runner,

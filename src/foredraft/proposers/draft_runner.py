@@ -68,8 +68,8 @@ class DraftRunner:
         return self._ahead(works, pack(works, self.block_size), shape)
 
     def logits(self, works: Items[Work]) -> NodeLogits:
-        """The logits that the works need: [rows, vocab], where vocab is the narrower of the two."""
-        return NodeLogits(self.runner.forward(pack(works, self.block_size)).logits[:, : self.vocab_size])
+        """The logits that the works need."""
+        return _by_token(self.runner.forward(pack(works, self.block_size)).logits, self.runner, self.vocab_size)
 
 
 class DraftAhead:
@@ -89,4 +89,11 @@ class DraftAhead:
         return runner.decoder.run(batch, runner.kv, runner.backend)
 
     def _logits(self, normed: Tensor) -> NodeLogits:
-        return NodeLogits(self._runner.decoder.logits(normed, self._runner.backend)[:, : self._vocab_size])
+        logits = self._runner.decoder.logits(normed, self._runner.backend)
+        return _by_token(logits, self._runner, self._vocab_size)
+
+
+def _by_token(logits: Tensor, runner: Runner, vocab_size: int) -> NodeLogits:
+    """[rows, vocab], where vocab is the model's own, or the narrower of its and the target's."""
+    own = runner.decoder.vocabulary
+    return NodeLogits(logits[:, :vocab_size]) if own is None else NodeLogits(logits, own.token_ids)

@@ -29,4 +29,4 @@ class Quantised(ModelDrafter):
 
     def __init__(self, options: QuantisedOptions, target: TargetModel) -> None:
         dtype = f"int{options.bits}"
-        super().__init__("quantised", second_model(f"quantised {dtype}", target.checkpoint, dtype, target), options)
+        super().__init__("quantised", second_model("quantised", target.checkpoint, dtype, target), options)

@@ -11,8 +11,12 @@ import torch
 from torch import Tensor
 
 from foredraft.errors import InvalidModel
-from foredraft.models.heads.config import HeadConfig
-from foredraft.models.heads.files import SHARD_BYTES
+from foredraft.models.catalog import open_checkpoint
+from foredraft.models.checkpoint import Checkpoint
+from foredraft.models.heads.config import CONFIG_FILE, HeadConfig
+from foredraft.models.heads.files import SHARD_BYTES, check_target
+from foredraft.models.heads.shapes import D2T, T2D
+from foredraft.models.json_file import read_json
 from foredraft.models.tokenizer import Tokenizer
 from foredraft.train.drafter import Drafter, Facts
 from foredraft.train.features import FrozenTarget
@@ -117,6 +121,46 @@ class DraftDrafter(Drafter):
                 "provenance": provenance,
             },
         }
+
+
+def as_head(folder: Path, target: Checkpoint, token_ids: Tensor) -> tuple[HeadConfig, dict[str, Tensor]]:
+    """The draft model in `folder` as a head of its target: with these tokens only, which are sorted. The embeddings of
+    the others become functions of the target's, as close as one matrix gives them."""
+    draft, record = open_checkpoint(folder), read_json(folder / CONFIG_FILE)["foredraft"]
+    sizes = draft.config
+    config = HeadConfig(
+        kind="draft_model",
+        target_name=record["target_name"],
+        target_digest=record["target_digest"],
+        target_hidden_size=target.config.hidden_size,
+        target_vocab_size=target.config.vocab_size,
+        target_num_layers=target.config.num_layers,
+        taps=(),
+        hidden_size=sizes.hidden_size,
+        intermediate_size=sizes.intermediate_size,
+        num_heads=sizes.num_heads,
+        num_kv_heads=sizes.num_kv_heads,
+        head_dim=sizes.head_dim,
+        num_layers=sizes.num_layers,
+        rope_theta=sizes.rope_theta,
+        norm_eps=sizes.rms_norm_eps,
+        draft_vocab_size=len(token_ids),
+        block=max(1, len(record["acceptance"])),
+        acceptance=tuple(record["acceptance"]),
+        provenance=record["provenance"],
+    )
+    check_target(folder, config, target)
+    tensors = {name.removeprefix("model."): draft.weight(name).dense() for name in draft.names() if "norm" not in name}
+    tensors |= {name.removeprefix("model."): draft.vector(name) for name in draft.names() if "norm" in name}
+    table = tensors.pop("embed_tokens.weight")
+    known = torch.zeros(len(table), dtype=torch.bool)
+    known[token_ids] = True
+    fitted = known if known.all() else ~known
+    theirs = target.weight("model.embed_tokens.weight").dense()[fitted]
+    tensors["embed_tokens.weight"] = table[known]
+    tensors["unknown_proj.weight"] = torch.linalg.lstsq(theirs, table[fitted]).solution.T
+    tensors = {name: tensor.bfloat16() for name, tensor in tensors.items()}
+    return config, tensors | {D2T: token_ids - torch.arange(len(token_ids)), T2D: known}
 
 
 def _shards(tensors: dict[str, Tensor]) -> list[list[str]]:

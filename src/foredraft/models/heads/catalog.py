@@ -10,6 +10,7 @@ from foredraft.models.catalog import resolve
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.heads.config import CONFIG_FILE, HeadConfig
 from foredraft.models.heads.files import check_target, read_weights, target_digest
+from foredraft.models.json_file import read_json
 
 SHIPPED = Path(__file__).parent / "shipped"  # a folder per model, with a folder per head
 
@@ -31,9 +32,7 @@ def find_heads(head: str | None, checkpoint: Checkpoint) -> dict[str, HeadFiles]
     if head == "auto":
         return shipped_heads(checkpoint)
     place = resolve(head)
-    folders = (
-        [place] if (place / CONFIG_FILE).is_file() else sorted(file.parent for file in place.glob(f"*/{CONFIG_FILE}"))
-    )
+    folders = [place] if (place / CONFIG_FILE).is_file() else _folders_of_heads(place)
     if not folders:
         raise InvalidModel(
             f"head={head!r} has no {CONFIG_FILE}, neither itself nor in its folders; give a folder that `foredraft "
@@ -51,6 +50,12 @@ def find_heads(head: str | None, checkpoint: Checkpoint) -> dict[str, HeadFiles]
             )
         found[config.kind] = HeadFiles(folder, config)
     return found
+
+
+def _folders_of_heads(place: Path) -> list[Path]:
+    """Training may have written a draft model beside the heads: that is a model, which a spec names."""
+    files = sorted(place.glob(f"*/{CONFIG_FILE}"))
+    return [file.parent for file in files if "model_type" not in read_json(file)]
 
 
 def shipped_heads(checkpoint: Checkpoint, shipped: Path = SHIPPED) -> dict[str, HeadFiles]:

@@ -12,7 +12,7 @@ from foredraft.models.fields import MAX_LAYERS, is_whole, shown
 from foredraft.models.json_file import read_json
 
 CONFIG_FILE = "config.json"
-KINDS = ("eagle", "medusa", "dflash")
+KINDS = ("eagle", "medusa", "dflash", "draft_model")
 CORRECTIONS = ("none", "markov", "refiner")
 BLOCK_INPUTS = ("injected", "masked")
 _MOST = 2**31 - 1
@@ -20,12 +20,14 @@ _MOST = 2**31 - 1
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """One trained head. It belongs to the target whose digest it names and reads that model's residual streams.
+    """One trained head. It belongs to the target whose digest it names and reads that model's residual streams; only a
+    distilled draft model, which counts as a head here, reads tokens alone.
 
     Tap k is the residual stream after k layers: `target_num_layers` is the one before the final norm.
-    `block` is an EAGLE head's default depth, the number of a Medusa head's offsets, or the rows of a DFlash block.
-    Those rows are `injected`, so that each knows the anchor and the last feature, and taps are normed; or `masked`, as
-    in other engines: the anchor's embedding, then that of `mask_token_id`, and taps as they are.
+    `block` is an EAGLE head's default depth, the number of a Medusa head's offsets, the rows of a DFlash block, or how
+    deep a draft model was measured. The rows of a block are `injected`, so that each knows the anchor and the last
+    feature, and taps are normed; or `masked`, as in other engines: the anchor's embedding, then that of
+    `mask_token_id`, and taps as they are.
     """
 
     kind: str  # one of KINDS
@@ -34,7 +36,7 @@ class HeadConfig:
     target_hidden_size: int
     target_vocab_size: int
     target_num_layers: int
-    taps: tuple[int, ...]
+    taps: tuple[int, ...]  # none for a draft model
     hidden_size: int
     intermediate_size: int
     num_heads: int
@@ -93,7 +95,10 @@ class HeadConfig:
         if self.mask_token_id >= self.target_vocab_size:
             problem = f"is {self.mask_token_id}, but the target has {self.target_vocab_size} tokens"
             raise _error(file, "mask_token_id", problem)
-        if not self.taps or any(not 0 <= tap <= self.target_num_layers for tap in self.taps):
+        reads_taps = self.kind != "draft_model"
+        if not reads_taps and self.taps:
+            raise _error(file, "taps", f"is {shown(list(self.taps))}, but a draft model reads none")
+        if (reads_taps and not self.taps) or any(not 0 <= tap <= self.target_num_layers for tap in self.taps):
             allowed = f"numbers from 0 to {self.target_num_layers}, the target's layers, are needed"
             raise _error(file, "taps", f"is {shown(list(self.taps))}, but {allowed}")
         if self.kind in ("eagle", "medusa") and self.hidden_size != self.target_hidden_size:

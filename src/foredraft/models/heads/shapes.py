@@ -11,7 +11,7 @@ D2T, T2D = "d2t", "t2d"  # int64 [draft_vocab]: target id = i + d2t[i]; bool [ta
 
 def tensor_shapes(config: HeadConfig) -> Shapes:
     """Every tensor of a head, nothing else."""
-    of_kind = {"eagle": _eagle, "medusa": _medusa, "dflash": _dflash}[config.kind](config)
+    of_kind = _OF_KIND[config.kind](config)
     vocabulary: Shapes = {D2T: (config.draft_vocab_size,), T2D: (config.target_vocab_size,)}
     return of_kind | vocabulary
 
@@ -64,6 +64,21 @@ def _dflash(config: HeadConfig) -> Shapes:
         shapes["refiner.table.weight"] = (config.target_vocab_size + 1, rank)  # the last row: previous token unknown
         shapes["refiner.out_proj.weight"] = (hidden, rank)
     return shapes
+
+
+def _draft_model(config: HeadConfig) -> Shapes:
+    hidden = config.hidden_size
+    shapes: Shapes = {
+        "embed_tokens.weight": (config.draft_vocab_size, hidden),  # the output head too
+        "unknown_proj.weight": (hidden, config.target_hidden_size),  # the embedding of other tokens, from the target's
+        "norm.weight": (hidden,),
+    }
+    for index in range(config.num_layers):
+        shapes |= _layer(f"layers.{index}", config, inputs=hidden)
+    return shapes
+
+
+_OF_KIND = {"eagle": _eagle, "medusa": _medusa, "dflash": _dflash, "draft_model": _draft_model}
 
 
 def _layer(prefix: str, config: HeadConfig, inputs: int) -> Shapes:

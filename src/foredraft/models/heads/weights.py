@@ -19,6 +19,8 @@ from foredraft.models.heads.shapes import D2T
 from foredraft.models.quantise import convert
 from foredraft.models.rope import rope_table
 
+_DTYPES = {"f32": "float32", "bf16": "bfloat16", "q8": "int8", "q4": "int4"}  # of the kinds of weights that heads have
+
 
 class HeadWeights:
     """Reads the tensors of a head, converts them to `dtype`, one of config.DTYPES, and packs them. With `keeps_codes`,
@@ -37,10 +39,20 @@ class HeadWeights:
     def vector(self, name: str) -> Tensor:
         return decoded(self._tensors[name]).float().clone().to(self._backend.device)
 
+    def matrix(self, name: str) -> Tensor:
+        """Dense float32, for what is computed once."""
+        return decoded(self._tensors[name]).float()
+
     def linear(self, *names: str, bias: Tensor | None = None, is_head: bool = False) -> Linear:
         """One layer out of tensors that read the same input. As in a target, 4 bits are not for output heads and
         tables, unless the file has them so."""
         return pack_linear([self._weight(name, is_head) for name in names], bias, self._backend)
+
+    def extended(self, name: str, rows: Tensor) -> Linear:
+        """A table with further rows below those of a tensor, in the precision of these."""
+        own = self._weight(name, is_head=True)
+        further = convert(Weight("f32", rows), _DTYPES[own.kind], is_head=False, file_precision="float32")
+        return pack_linear([own, further], None, self._backend)
 
     def _weight(self, name: str, is_head: bool) -> Weight:
         tensor = self._tensors[name]
