@@ -1,7 +1,8 @@
 """Writes a trained head, or a distilled draft model, in the bits that it is shipped with.
 
 python tools/ship_head.py TRAINED --out src/foredraft/models/heads/shipped/MODEL/KIND [--bits 8]
-    [--target MODEL] [--more NAME=BITS ...] [--vocabulary HEAD]
+    [--target NAME] [--more NAME=BITS ...] [--acceptance RATE ...]
+python tools/ship_head.py DRAFT --out … --vocabulary HEAD [--model MODEL] [--text TEXT]
 """
 
 from __future__ import annotations
@@ -13,12 +14,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from foredraft.backends.base import Weight
 from foredraft.models.catalog import DEFAULT_MODEL, open_checkpoint, resolve
 from foredraft.models.heads.coding import BITS
 from foredraft.models.heads.config import HeadConfig
 from foredraft.models.heads.files import read_tensors, write_head
 from foredraft.models.heads.shapes import D2T
+from foredraft.train.batches import Batch, Batches
 from foredraft.train.draft import as_head
+from foredraft.train.rounding import rounded_layers
+from foredraft.train.shards import read_text
+
+Head = tuple[HeadConfig, dict[str, Tensor | Weight]]
+ROUNDING_TOKENS = 12_000  # of the text that rounding looks at
 
 
 def main() -> None:
@@ -29,21 +37,19 @@ def main() -> None:
     parser.add_argument("--target", help="the target's name in config.json, if it is to be another")
     parser.add_argument("--more", nargs="*", default=[], metavar="NAME=BITS", help="tensors that have other bits")
     parser.add_argument(
-        "--vocabulary",
-        type=Path,
-        metavar="HEAD",
-        help=f"TRAINED is a draft model of {DEFAULT_MODEL}: keep these tokens",
+        "--acceptance", nargs="*", type=float, metavar="RATE", help="by depth, as measured in these bits"
+    )
+    parser.add_argument("--vocabulary", type=Path, metavar="HEAD", help="the head whose tokens a draft model keeps")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="that a draft model was distilled from")
+    parser.add_argument(
+        "--text", type=Path, help="its training text: the layers of a draft model are rounded to 4 bits with it"
     )
     arguments = parser.parse_args()
-    if arguments.vocabulary:
-        config, tensors = as_head(
-            arguments.trained, open_checkpoint(resolve(DEFAULT_MODEL)), _tokens(arguments.vocabulary)
-        )
-    else:
-        config = HeadConfig.read(arguments.trained)
-        tensors = read_tensors(arguments.trained, config)
+    config, tensors = _draft(arguments) if arguments.vocabulary else _head(arguments.trained)
     if arguments.target:
         config = replace(config, target_name=arguments.target)
+    if arguments.acceptance:
+        config = replace(config, acceptance=tuple(arguments.acceptance))
     bits = dict.fromkeys(tensors, arguments.bits)
     bits |= {name: int(count) for name, count in (each.split("=") for each in arguments.more)}
     write_head(arguments.out, config, tensors, bits)
@@ -51,10 +57,28 @@ def main() -> None:
     print(f"{arguments.out}: {size / 1e6:.1f} MB")
 
 
-def _tokens(head: Path) -> Tensor:
-    """The draft vocabulary of a head, by the target's ids."""
-    offsets = read_tensors(head, HeadConfig.read(head))[D2T]
-    return offsets + torch.arange(len(offsets))
+def _head(folder: Path) -> Head:
+    config = HeadConfig.read(folder)
+    return config, dict(read_tensors(folder, config))
+
+
+def _draft(arguments: argparse.Namespace) -> Head:
+    target = open_checkpoint(resolve(arguments.model))
+    offsets = read_tensors(arguments.vocabulary, HeadConfig.read(arguments.vocabulary))[D2T]
+    config, tensors = as_head(arguments.trained, target, offsets + torch.arange(len(offsets)))
+    if not arguments.text:
+        return config, dict(tensors)
+    batches = _batches(arguments.text, config.target_digest)
+    return config, tensors | rounded_layers(config, tensors, target.weight("model.embed_tokens.weight"), batches)
+
+
+def _batches(text: Path, target_digest: str) -> list[Batch]:
+    chosen: list[Batch] = []
+    for batch in Batches(read_text(text, target_digest), tokens_per_batch=2048, seed=0).from_step(0):
+        chosen.append(batch)
+        if sum(int(each.lengths.sum()) for each in chosen) > ROUNDING_TOKENS:
+            break
+    return chosen
 
 
 if __name__ == "__main__":

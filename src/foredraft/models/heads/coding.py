@@ -16,21 +16,29 @@ SCALES, MINIMUMS = ".scales", ".minimums"
 BITS = (16, 8, 4)
 
 
-def encoded(tensors: Mapping[str, Tensor], bits: Mapping[str, int]) -> dict[str, Tensor]:
-    """The tensors as they are written. `bits` names those that have fewer than 16; what has no groups stays."""
+def encoded(tensors: Mapping[str, Tensor | Weight], bits: Mapping[str, int]) -> dict[str, Tensor]:
+    """The tensors as they are written. `bits` names those that have fewer than 16; what has no groups stays, and so do
+    codes that are there already."""
     written: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        wanted = bits.get(name, 16)
-        if wanted == 16 or tensor.dim() != 2 or not tensor.is_floating_point() or tensor.shape[1] % QUANT_GROUP:
-            written[name] = tensor
+        weight = tensor if isinstance(tensor, Weight) else _in_bits(tensor, bits.get(name, 16))
+        if isinstance(weight, Tensor):
+            written[name] = weight
             continue
-        weight = convert(Weight("bf16", tensor.bfloat16()), f"int{wanted}", is_head=False, file_precision="bfloat16")
-        written[name] = weight.values if wanted == 8 else weight.values[:, ::2] | weight.values[:, 1::2] << 4
         assert weight.scales is not None
         written[name + SCALES] = weight.scales
-        if weight.minimums is not None:
+        if weight.minimums is None:
+            written[name] = weight.values
+        else:
+            written[name] = weight.values[:, ::2] | weight.values[:, 1::2] << 4
             written[name + MINIMUMS] = weight.minimums
     return written
+
+
+def _in_bits(tensor: Tensor, bits: int) -> Tensor | Weight:
+    if bits == 16 or tensor.dim() != 2 or not tensor.is_floating_point() or tensor.shape[1] % QUANT_GROUP:
+        return tensor
+    return convert(Weight("bf16", tensor.bfloat16()), f"int{bits}", is_head=False, file_precision="bfloat16")
 
 
 def coded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor | Weight]:

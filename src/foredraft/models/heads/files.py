@@ -56,14 +56,14 @@ def check_target(folder: Path, config: HeadConfig, checkpoint: Checkpoint) -> No
 
 
 def write_head(
-    folder: Path, config: HeadConfig, tensors: Mapping[str, Tensor], bits: Mapping[str, int] | None = None
+    folder: Path, config: HeadConfig, weights: Mapping[str, Tensor | Weight], bits: Mapping[str, int] | None = None
 ) -> None:
     """The head in `folder`, in place of what is there; large heads in several files. Floating tensors should be
-    bfloat16; `bits` names matrices that are written in 8 or 4."""
+    bfloat16; `bits` names those that are written in 8 or 4."""
     from safetensors.torch import save_file
 
-    _check_tensors(folder, config, tensors)
-    tensors = encoded(tensors, bits or {})
+    _check_tensors(folder, config, weights)
+    tensors = encoded(weights, bits or {})
     folder.mkdir(parents=True, exist_ok=True)
     shards: list[dict[str, Tensor]] = [{}]
     used = 0
