@@ -89,9 +89,9 @@ def test_a_draft_model_is_one_of_them(tmp_path: Path) -> None:
         return HeadFiles(tmp_path, head_config(kind, acceptance=(rate,) * 4, draft_vocab_size=1, num_layers=1))
 
     heads = {"eagle": config("eagle", 0.7), "draft_model": config("draft_model", 0.72)}
-    assert best_head(heads, TARGET, 0.0, FLAT) == ProposerChoice("draft_model")
+    assert best_head(heads, TARGET, {}, FLAT) == ProposerChoice("draft_model")
     heads["draft_model"] = config("draft_model", 0.68)
-    assert best_head(heads, TARGET, 0.0, FLAT) == ProposerChoice("eagle")
+    assert best_head(heads, TARGET, {}, FLAT) == ProposerChoice("eagle")
 
 
 def test_a_head_without_a_measured_acceptance_is_tried(tmp_path: Path) -> None:

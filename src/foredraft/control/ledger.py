@@ -32,8 +32,8 @@ NOTHING_RUN = Behind()
 
 
 class Ledger:
-    """Starts with an allowance, from which a proposer's losses are paid. It holds at most `most_s`, so that old gains do
-    not pay for ever."""
+    """Starts with an allowance, from which a proposer's losses are paid. It holds at most `most_s`, so that old gains
+    do not pay for ever."""
 
     def __init__(self, candidate: Candidate, allowance_s: float, most_s: float) -> None:
         self.worth = Worth(candidate)

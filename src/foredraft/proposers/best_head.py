@@ -26,7 +26,9 @@ def best_head(
     taken to be as slow as the slowest that is.
     """
     slowest_s = max(least_s.values(), default=0.0)
-    speeds = {kind: _speedup(files.config, target, least_s.get(kind, slowest_s), curve) for kind, files in heads.items()}
+    speeds = {
+        kind: _speedup(files.config, target, least_s.get(kind, slowest_s), curve) for kind, files in heads.items()
+    }
     best = max(speeds, key=speeds.__getitem__, default=None)
     return None if best is None or speeds[best] <= 1 else ProposerChoice(best)
 
@@ -38,10 +40,13 @@ def _speedup(config: HeadConfig, target: ModelConfig, least_s: float, curve: Ver
     share = _weights(config) / _target_weights(target)
     runs_per_token = config.kind in ("eagle", "draft_model")
     per_token, per_draft = (share, 0.0) if runs_per_token else (0.0, share * curve.relative(config.block))
-    per_draft = max(per_draft, least_s / curve.seconds_at(1))
-    return best_length(
-        acceptance, per_token, lambda rows: curve.relative(rows) + (per_draft if rows > 1 else 0.0)
-    ).speedup
+
+    def cost(rows: int) -> float:
+        """Of a chain and its verification, in plain steps."""
+        draft = max((rows - 1) * per_token + per_draft, least_s / curve.seconds_at(1))
+        return curve.relative(rows) + (draft if rows > 1 else 0.0)
+
+    return best_length(acceptance, 0.0, cost).speedup
 
 
 def _weights(config: HeadConfig) -> int:
