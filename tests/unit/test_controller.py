@@ -15,7 +15,7 @@ from foredraft.control.economics import VerifyCurve
 from foredraft.control.worth import Candidate, Load, Worth
 from foredraft.params import SamplingParams
 from foredraft.types import NO_DRAFT, Draft, Sequence, Work
-from tests.unit.controller_world import CHEAP, DEAR, GPU, NARROW, ROWS, Place, Player, World, chance
+from tests.unit.controller_world import CHEAP, DEAR, NARROW, ROWS, Place, Player, World
 
 Probability = Callable[[Place], float]
 
@@ -89,56 +89,6 @@ ADVERSARIES: dict[str, Callable[[float], Player]] = {
 def test_adversaries_cost_next_to_nothing(adversary: str, truth: Calibration, noise: float) -> None:
     world = World(truth, [ADVERSARIES[adversary](truth.curve.seconds_at(1))], noise=noise).write(250, requests=2)
     assert world.elapsed <= 1.02 * world.plain + 0.05
-
-
-def seldom_right(drafts: float = 0.2) -> Player:
-    """What copying finds in open text: a draft now and then, which is right in three of ten cases."""
-
-    def finds(place: Place) -> bool:
-        return chance(9, *place) < drafts
-
-    return Player("copier", constant(0.3), query_s=2e-5, confidence=constant(0.45), drafts=finds, seed=1)
-
-
-def slow_head(right: Probability) -> Player:
-    """Takes more than a plain step of the GPU for a draft, however short."""
-    return head(right, 0.00002, query_s=0.0009, missing_s=4e-7, acceptance=(0.75,) * 5, seed=2)
-
-
-OPEN_TEXT: dict[str, Callable[[], list[Player]]] = {
-    "nothing to copy": lambda: [seldom_right(drafts=0.0)],
-    "little to copy": lambda: [seldom_right()],
-    "a head that nearly pays": lambda: [
-        seldom_right(),
-        slow_head(lambda place: 0.8 if chance(11, *place) < 0.4 else 0.3),
-    ],
-    "a head that is wrong": lambda: [seldom_right(), slow_head(constant(0.2))],
-}
-
-
-@pytest.mark.parametrize("deciding_s", [0.00003, 0.00006])
-@pytest.mark.parametrize("players", OPEN_TEXT)
-def test_deciding_is_paid_by_what_it_is_about(players: str, deciding_s: float) -> None:
-    """A plain step takes 0.78 ms, as for a small model on a GPU. Deciding in every step would cost 4 or 8 % of it."""
-    world = World(GPU, OPEN_TEXT[players](), noise=0.1, deciding_s=deciding_s).write(128, requests=30, prompt=60)
-    assert world.elapsed <= 1.02 * world.plain
-
-
-def test_deciding_does_not_keep_from_what_pays() -> None:
-    often = Player("copier", constant(0.7), query_s=2e-5, drafts=lambda place: chance(9, *place) < 0.5, seed=1)
-    free, paid = (World(GPU, [often], deciding_s=deciding_s).write(1500) for deciding_s in (0.0, 0.00006))
-    assert share_of_queries(paid, "copier") > 0.99
-    assert paid.elapsed < free.elapsed + 1.02 * 0.00006 * len(paid.queried)
-
-
-def test_what_deciding_takes_is_a_mean_without_delays() -> None:
-    costs = Costs(GPU)
-    for seconds in (0.00002, 0.00002, 0.00005, 0.09):
-        costs.observe_deciding("copier", 1, seconds)
-    costs.observe_deciding("head", 4, 0.0002)
-    assert costs.deciding("copier") == pytest.approx((0.00002 + 0.00002 + 0.00005 + 0.00006) / 4)
-    assert costs.deciding("head") == pytest.approx(0.00005), "of one sequence"
-    assert costs.deciding("unknown") == 0
 
 
 def test_those_who_were_queried_share_what_deciding_took() -> None:
