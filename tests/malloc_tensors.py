@@ -44,7 +44,7 @@ class _Torch:
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
 
-    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
+    def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return _moved(torch.empty(*shape, dtype=dtype))
 
     def empty_like(self, tensor: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ def results(
     cache = KVCache(BLOCKS, BLOCK)
     kv = cache.add_group("target", config, backend)
     taps = cache.add_taps(layers, config.hidden_size, backend) if layers else None
-    everything = [tensor for group in cache.groups.values() for tensor in group.memory]
+    everything = [tensor for layer in kv for tensor in (layer.k, layer.v)] + ([taps.cache] if taps else [])
     for tensor in everything:
         tensor.zero_()
     return [decoder.run(pack(works, BLOCK).tensors(), kv, backend, taps) for works in steps] + everything
