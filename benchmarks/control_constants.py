@@ -21,6 +21,7 @@ from foredraft.control import acceptance, controller, worth
 SWEEPS = {
     "_SHARE": (controller, (0.0025, 0.005, 0.01)),
     "_ALLOWANCE": (controller, (1.0, 2.0, 4.0, 8.0)),
+    "_UNNOTICED_S": (controller, (0.005, 0.01, 0.015, 0.02)),
     "_MOST_SAVED": (controller, (8.0, 16.0, 64.0, 256.0)),
     "_PACE_MEMORY": (controller, (0.9, 0.98, 0.995)),
     "_RECENT": (worth, (8, 32, 64)),

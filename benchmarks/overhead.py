@@ -80,6 +80,7 @@ def main() -> None:
         clock.wrap(proposer, "observe", LEARN)
     clock.wrap(speculation, "propose", DRAFT)
     clock.wrap(speculation, "observe", OBSERVE)
+    clock.wrap(speculation, "learn", OBSERVE)
     steps: list[dict[str, float]] = []
     for start in range(0, len(prompts), arguments.batch):
         speculation.clear()

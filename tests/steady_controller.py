@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
 
-from foredraft.control.controller import Controller
+from foredraft.control.controller import Controller, StepTimes
 from foredraft.control.costs import Calibration, Costs
 from foredraft.control.economics import VerifyCurve
 from foredraft.control.worth import Candidate, Load
@@ -52,8 +52,10 @@ class SteadyController(Controller):
         drafts: Items[Mapping[str, Draft] | None],
         commits: Items[Commit],
         load: Load,
-        step_s: float,
-        deciding_s: float,
+        times: StepTimes,
     ) -> None:
         run = Load.of(works)
-        super().observe(works, drafts, commits, load, self.costs.run(run.rows, run.keys), 0.0)
+        super().observe(works, drafts, commits, load, StepTimes(self.costs.run(run.rows, run.keys)))
+
+    def observe_plain(self, load: Load, times: StepTimes) -> None:
+        super().observe_plain(load, StepTimes(self.costs.run(load.rows, load.keys)))

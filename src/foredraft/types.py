@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import MutableSequence
 from collections.abc import Sequence as Items
 from dataclasses import KW_ONLY, dataclass, field
+from itertools import count
+from operator import lt
 from typing import Any, Literal, NamedTuple
 
 from foredraft.constraint import Constraint
@@ -33,7 +35,7 @@ class Draft:
     def __post_init__(self) -> None:
         if not len(self.tokens) == len(self.parents) == len(self.scores) == len(self.origin):
             raise ValueError("a draft's tokens, parents, scores and origin must have one length")
-        if any(not -1 <= parent < node for node, parent in enumerate(self.parents)):
+        if self.parents and (min(self.parents) < -1 or not all(map(lt, self.parents, count()))):
             raise ValueError("a draft's parents must come before their children")
 
     def __len__(self) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import inf
 
-from foredraft.control.controller import Controller
+from foredraft.control.controller import Controller, StepTimes
 from foredraft.control.costs import Calibration, Costs
 from foredraft.control.economics import VerifyCurve
 from foredraft.control.worth import Candidate, Load
@@ -90,14 +90,15 @@ class World:
         noise: float = 0.0,
         hiccup_every: int = 10**9,  # steps, one of which takes three times as long
         fixed: dict[str, int] | None = None,  # nodes by proposer: these are drafted and verified in every step
-        deciding_s: float = 0.0,  # of every step in which the controller decides about a proposer
+        deciding_s: float = 0.0,  # of every step in which the controller decides, or has drafts to choose from
     ) -> None:
         self.truth = truth.curve
         self.controller = Controller(Costs(calibrated or truth))
         self.players = sorted(players, key=lambda player: not player.is_free)
         self.random = random.Random(1)
         self.noise, self.hiccup_every, self.fixed, self.deciding_s = noise, hiccup_every, fixed, deciding_s
-        self._rests_until_s, self._resting = -inf, list[int]()  # for these requests
+        # Until when the budgets of the last step stand for steps with the same requests, and without drafts.
+        self._stand_until_s, self._requests, self._budgets = -inf, list[int](), dict[str, list[int]]()
         self.elapsed = self.plain = 0.0
         self.num_tokens = 0
         self.reasons: Counter[str] = Counter()
@@ -132,14 +133,18 @@ class World:
         seconds = deciding_s = 0.0
         self.queried.append(Counter())
         requests = [text.id for text in texts]
-        if self.fixed is not None or requests != self._resting or self.controller.now_s >= self._rests_until_s:
-            for player in self.players:
-                seconds += self._query(player, works, load, made, merged)
-            self._resting, self._rests_until_s = requests, -inf
-            deciding_s = self.deciding_s if self.fixed is None else 0.0
-            if self.fixed is None and not self.queried[-1]:
+        stands = requests == self._requests and self.controller.now_s < self._stand_until_s
+        for player in self.players:
+            seconds += self._query(
+                player, works, load, made, merged, self._budgets.get(player.name) if stands else None
+            )
+        if self.fixed is None and (any(made) or not stands):
+            deciding_s, self._requests, self._stand_until_s = self.deciding_s, requests, -inf
+            if not any(made):
                 names = [player.name for player in self.players]
-                self._rests_until_s = self.controller.rests_until_s(names, works)
+                self._stand_until_s = self.controller.stands_until_s(names, works, load)
+        made_by = Counter(name for drafts in made for name, draft in drafts.items() for _ in draft.tokens)
+        asked = {name: len(works) + made_by[name] for name in self.queried[-1]}
         trees = [merge(drafts, 64) if drafts else NO_DRAFT for drafts in merged]
         if self.fixed is None:
             trees, reasons = self.controller.choose(works, trees, load)
@@ -149,8 +154,10 @@ class World:
         run_s = self.truth.seconds_at(Load.of(works).rows) * (1 + self.noise * self.random.random())
         run_s *= 3 if len(self.verified) % self.hiccup_every == 0 else 1
         commits = [_commit(work) for work in works]
-        if self.fixed is None:
-            self.controller.observe(works, made, commits, load, run_s, deciding_s)
+        if self.fixed is None and any(made):
+            self.controller.observe(works, made, commits, load, StepTimes(run_s, seconds, deciding_s, asked))
+        elif self.fixed is None:
+            self.controller.observe_plain(load, StepTimes(run_s, seconds, deciding_s, asked))
         self.elapsed += seconds + run_s + deciding_s
         for commit in commits:
             self.plain += len(commit.tokens) * self.truth.seconds_at(len(texts)) / len(texts) * (1 + self.noise / 2)
@@ -158,15 +165,22 @@ class World:
             commit.sequence.token_ids += commit.tokens
 
     def _query(
-        self, player: Player, works: list[Work], load: Load, made: list[dict[str, Draft]], merged: list[list[Draft]]
+        self,
+        player: Player,
+        works: list[Work],
+        load: Load,
+        made: list[dict[str, Draft]],
+        merged: list[list[Draft]],
+        budgets: list[int] | None,
     ) -> float:
-        if self.fixed is None:
+        """Query a proposer, with budgets that stand if there are any; returns the seconds that it took."""
+        if self.fixed is not None:
+            budgets = [self.fixed.get(player.name, 0)] * len(works)
+        elif budgets is None:
             chances = [max((sum(_roots(draft)) for draft in drafts), default=0.0) for drafts in merged]
             decided = self.controller.budgets(player.candidate, works, chances, load)
-            budgets = [nodes for nodes, _ in decided]
+            budgets = self._budgets[player.name] = [nodes for nodes, _ in decided]
             self.reasons.update(f"{player.name}: {reason}" for _, reason in decided)
-        else:
-            budgets = [self.fixed.get(player.name, 0)] * len(works)
         chosen = [index for index, budget in enumerate(budgets) if budget]
         if not chosen:
             return 0.0

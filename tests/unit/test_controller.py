@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 from foredraft.control.acceptance import Acceptance
-from foredraft.control.controller import DRAFTED, MEASURING, NOTHING_PROPOSED, RESTING, Controller
+from foredraft.control.controller import DRAFTED, MEASURING, NOTHING_PROPOSED, RESTING, Controller, StepTimes
 from foredraft.control.costs import Calibration, Costs
 from foredraft.control.economics import VerifyCurve
 from foredraft.control.worth import Candidate, Load, Worth
@@ -94,12 +94,24 @@ def test_adversaries_cost_next_to_nothing(adversary: str, truth: Calibration, no
 def test_those_who_were_queried_share_what_deciding_took() -> None:
     controller, work, load = ready(MODEL), Work(sequence_of(9), 1, 4), Load(1, 9, 1)
     controller.observe_query(MODEL, [work], [4], [chain(4, origin="model")], 0.0)
-    before = controller._ledger(MODEL).balance_s
-    controller.observe([work], [{}], [], load, 0.0105, 0.004)
-    controller.observe([work], [{}], [], load, 0.0105, 0.004)  # in this step nobody was queried
+    controller.observe_plain(load, StepTimes(0.0105, 0.0, 0.9, {"model": 5}))  # the first one is slow
     controller.copy()  # which learns from them
+    before = controller._ledger(MODEL).balance_s
+    controller.observe_plain(load, StepTimes(0.0105, 0.0, 0.004, {"model": 5}))
+    controller.observe_plain(load, StepTimes(0.0105, 0.0, 0.004))  # in this step nobody was queried
+    controller.copy()
     assert controller._ledger(MODEL).balance_s == pytest.approx(before - 0.004 + 2 * 0.005 * 0.0105)
     assert controller.costs.deciding("model") == pytest.approx(0.004)
+
+
+def test_a_delay_does_not_empty_a_ledger() -> None:
+    controller, load = ready(MODEL), Load(1, 9, 1)
+    controller._ledger(MODEL)
+    for deciding_s in (*[0.0001] * 20, 0.5):
+        before = controller._ledger(MODEL).balance_s
+        controller.observe_plain(load, StepTimes(0.0105, 0.0, deciding_s, {"model": 5}))
+        controller.copy()
+    assert controller._ledger(MODEL).balance_s > before - 0.001
 
 
 def test_speculation_comes_back_by_itself() -> None:
@@ -194,9 +206,9 @@ def sequence_of(num_tokens: int, sequence_id: int = 1) -> Sequence:
 
 def ready(candidate: Candidate) -> Controller:
     """A controller that knows what plain decoding takes."""
-    controller, work = Controller(Costs(CHEAP)), Work(sequence_of(1, 99), 1, 4)
+    controller = Controller(Costs(CHEAP))
     for _ in range(16):
-        controller.observe([work], [None], [], Load(1, 1, 1), 0.0105, 0.0)
+        controller.observe_plain(Load(1, 1, 1), StepTimes(0.0105))
     assert controller.budgets(candidate, [], [], Load(1, 1, 1)) == []
     return controller
 
@@ -221,6 +233,7 @@ def test_catching_up_beside_drafts_for_others_is_no_drafting_time() -> None:
     controller, first, second = ready(MODEL), Work(sequence_of(9), 1, 4), Work(sequence_of(640, 2), 1, 4)
     for _ in range(2):
         controller.observe_query(MODEL, [first], [4], [chain(4)], 0.004)
+    controller.copy()  # which learns from them
     known = controller.costs.draft("model", 4, 2)
     assert known is not None
     for call in range(3):

@@ -1,15 +1,17 @@
-"""Steps in which the controller lets nobody be queried: they repeat the decision, and do not make it again."""
+"""Steps that repeat decisions and do not make them again: nobody is queried, or only those who take next to no time and
+find nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
+from typing import Any
 from unittest import mock
 
-from foredraft.control.controller import NOTHING_PROPOSED, Controller
+from foredraft.control.controller import DRAFTED, NOTHING_PROPOSED, Controller
 from foredraft.control.costs import Calibration
 from foredraft.control.economics import VerifyCurve
-from foredraft.engine.speculation import Speculation
+from foredraft.engine.speculation import FAILED, Speculation
 from foredraft.proposers.registry import ProposerChoice, Spec
 from foredraft.types import NO_DRAFT, TARGET, Commit, Draft, Sequence, Work
 from tests.unit.unit_helpers import make_sequence
@@ -38,15 +40,17 @@ class Slow:
     free = False
     wants_target_argmax = False
     num_lookahead_tokens = 4
+    query_s = QUERY_S
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.queried: list[list[int]] = []  # the sequences of every query
+        self.draft = NO_DRAFT
 
     def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
-        self.machine.now += QUERY_S
+        self.machine.now += self.query_s
         self.queried.append([sequence.id for sequence in sequences])
-        return [NO_DRAFT] * len(sequences)
+        return [self.draft] * len(sequences)
 
     def observe(self, commits: Items[Commit]) -> None: ...
     def release(self, sequence_ids: Iterable[int]) -> None: ...
@@ -54,12 +58,19 @@ class Slow:
     def clear(self) -> None: ...
 
 
-class Steps:
-    """Plain steps of some sequences."""
+class Quick(Slow):
+    """Takes no time, and finds nothing as a rule."""
 
-    def __init__(self) -> None:
+    free = True
+    query_s = 0.0
+
+
+class Steps:
+    """Steps of some sequences, whose tokens are all the same."""
+
+    def __init__(self, proposer: type[Slow] = Slow) -> None:
         self.machine = Machine()
-        self.proposer = Slow(self.machine)
+        self.proposer = proposer(self.machine)
         self.speculation = Speculation(
             lambda choice: self.proposer, self.machine, vocab_size=9, clock=lambda: self.machine.now
         )
@@ -73,7 +84,9 @@ class Steps:
         self.sequences.append(sequence)
         return sequence
 
-    def run(self, count: int) -> None:
+    def run(self, count: int) -> list[Work]:
+        """Returns the works of the last step."""
+        works: list[Work] = []
         for _ in range(count):
             for sequence in self.sequences:
                 sequence.num_computed_tokens = sequence.num_tokens - 1
@@ -82,6 +95,11 @@ class Steps:
                 sequence.token_ids.append(5)
             commits = [Commit(work.sequence, (5,), (TARGET,), (None,)) for work in works]
             self.speculation.observe(works, commits, STEP_S)
+        return works
+
+
+def watched_budgets() -> Any:
+    return mock.patch.object(Controller, "budgets", autospec=True, side_effect=Controller.budgets)
 
 
 def test_what_rests_is_not_decided_about_in_every_step() -> None:
@@ -89,7 +107,7 @@ def test_what_rests_is_not_decided_about_in_every_step() -> None:
     sequence = steps.add()
     steps.run(200)
     before = sequence.counters.decisions.copy()
-    with mock.patch.object(Controller, "budgets", autospec=True, side_effect=Controller.budgets) as budgets:
+    with watched_budgets() as budgets:
         steps.run(160)
     assert budgets.call_count <= 6, "when a query is due, which is once in a hundred steps, and after it"
     told = sequence.counters.decisions - before
@@ -111,6 +129,65 @@ def test_a_new_sequence_ends_the_rest() -> None:
     steps.add()
     steps.run(200)
     newcomer = steps.add()
-    with mock.patch.object(Controller, "budgets", autospec=True, side_effect=Controller.budgets) as budgets:
+    with watched_budgets() as budgets:
         steps.run(1)
     assert [work.sequence.id for work in budgets.call_args.args[2]] == [0, newcomer.id]
+
+
+def test_queries_that_find_nothing_are_repeated_and_not_decided_about() -> None:
+    steps = Steps(Quick)
+    sequence = steps.add()
+    steps.run(50)
+    before, queries = sequence.counters.decisions.copy(), len(steps.proposer.queried)
+    with watched_budgets() as budgets:
+        steps.run(160)
+    assert len(steps.proposer.queried) - queries == 160, "a copy may begin with every token"
+    assert budgets.call_count <= 160 / 16 + 1
+    assert sequence.counters.decisions - before == {"slow: drafted": 160, NOTHING_PROPOSED: 160}
+
+
+def test_what_a_repeated_query_finds_is_verified_in_the_same_step() -> None:
+    steps = Steps(Quick)
+    steps.add()
+    steps.run(50)
+    queries = len(steps.proposer.queried)
+    steps.proposer.draft = Draft((5, 5), (-1, 0), (0.9, 0.8), ("slow", "slow"))
+    (work,) = steps.run(1)
+    assert work.draft.tokens == (5, 5)
+    assert len(steps.proposer.queried) == queries + 1, "it is asked once"
+
+
+def test_decisions_stand_when_drafts_end() -> None:
+    steps = Steps(Quick)
+    sequence = steps.add()
+    steps.run(50)
+    steps.proposer.draft = Draft((5, 5), (-1, 0), (0.9, 0.8), ("slow", "slow"))
+    steps.run(1)
+    steps.proposer.draft, before = NO_DRAFT, sequence.counters.decisions.copy()
+    with watched_budgets() as budgets:
+        (work,) = steps.run(1)
+    assert not budgets.called and not work.draft
+    assert sequence.counters.decisions - before == {"slow: drafted": 1, NOTHING_PROPOSED: 1}
+    assert steps.speculation.reasons(0)[-1] != DRAFTED
+
+
+def test_a_proposer_that_fails_in_a_repeated_query_is_not_asked_again() -> None:
+    steps = Steps(Quick)
+    sequence = steps.add()
+    steps.run(50)
+    with mock.patch.object(steps.proposer, "propose", side_effect=RuntimeError("a bug")) as propose:
+        steps.run(20)
+    assert propose.call_count == 1
+    assert sequence.counters.decisions[FAILED] == 19
+
+
+def test_a_prompt_beside_it_ends_the_repetition() -> None:
+    steps = Steps(Quick)
+    steps.add()
+    steps.run(50)
+    prompt = make_sequence([1, 2, 3], id=9, max_tokens=100)
+    steps.speculation.register(prompt, AUTO)
+    works = [Work(steps.sequences[0], 1, 4), Work(prompt, 2)]
+    assert steps.speculation.propose(works) == works
+    assert steps.speculation.reasons(1) == (), "a prompt that is not at its end is not decided about"
+    assert steps.proposer.queried[-1] == [0]

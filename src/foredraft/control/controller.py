@@ -20,6 +20,8 @@ from collections.abc import Sequence as Items
 from copy import deepcopy
 from itertools import groupby
 from math import inf
+from types import MappingProxyType
+from typing import NamedTuple
 
 from foredraft.control.acceptance import Acceptance
 from foredraft.control.costs import Costs
@@ -33,15 +35,38 @@ MEASURING, RESTING, PROBE = "measuring", "resting", "probe"
 # docs/control.md has the sweeps that set these.
 _SHARE = 0.005  # of all time, for each proposer: what it may lose
 _ALLOWANCE = 4.0  # plain steps: and at the start,
-_UNNOTICED_S = 0.02  # or this, where steps are short: the time of so few would not tell what a proposer is worth
+_UNNOTICED_S = 0.01  # or this, where steps are short: the time of so few would not tell what a proposer is worth
 _MOST_SAVED = 64.0  # plain steps: and in all, after gains
 _PACE_MEMORY = 0.98  # the share that is kept after one more step: what a token takes is over about fifty
 
 _BLAME_STEPS = 5  # drafts are charged the median lateness of so many runs: one late run may have another cause
-_REFRESH_STEPS = 16  # steps without drafts that are learnt from at once, and after which queries are weighed anew
+_REFRESH_STEPS = 16  # after so many steps queries are weighed anew
+_LONG = 8.0  # times the mean: what deciding takes beyond has another cause
+_LEARNT_AT_ONCE = 64  # steps without drafts
 
 _Node = tuple[float, int, int]  # survival, index of the work, node of its draft
-_Query = tuple[Candidate, Items[Work], Items[int], Items[Draft], float]  # budgets, drafts and seconds of one
+
+
+class _Query(NamedTuple):
+    candidate: Candidate
+    works: Items[Work]
+    budgets: Items[int]
+    survivals: Items[list[float]]  # of the nodes that were drafted for each work
+    missing: Items[int]  # catch-up tokens that were run for each
+    seconds: float
+
+
+class StepTimes(NamedTuple):
+    """What a step took, and for whom the controller had to decide."""
+
+    run_s: float  # beside the queries of proposers and what deciding took
+    query_s: float = 0.0
+    deciding_s: float = 0.0
+    queried: Mapping[str, int] = MappingProxyType({})  # by proposer: works and nodes that there were to decide about
+
+    @property
+    def all_s(self) -> float:
+        return self.run_s + self.query_s + self.deciding_s
 
 
 class Controller:
@@ -57,18 +82,16 @@ class Controller:
         self.now_s = 0.0  # the time that all steps took so far
         # Of the last steps: the time that they took, and that plain decoding would have taken for their tokens.
         self._spent_s = self._plain_s = _ALLOWANCE * step_s
-        self._query_s = 0.0  # of the queries of this step
-        self._queried: dict[str, int] = {}  # by proposer, in this step: works and nodes that there are to decide about
         # The times of the last runs with drafts, in units of the expected time.
         self._lateness = deque([1.0] * (_BLAME_STEPS // 2), maxlen=_BLAME_STEPS)
-        # Steps without drafts that were not learnt from yet: their load, and their time without and with all queries.
-        self._plain: list[tuple[Load, float, float]] = []
-        self._empty: list[_Query] = []  # and queries that brought nothing
+        # What waits to be learnt from: steps without drafts, and queries.
+        self._plain: list[tuple[Load, StepTimes]] = []
+        self._queries: list[_Query] = []
         self._steps = 0
 
     def copy(self) -> Controller:
         """A controller with the same state. Both share what is known of the machine."""
-        self._learn_from_plain_steps()
+        self._learn_from_waiting()
         return deepcopy(self, {id(self.costs): self.costs})
 
     def budgets(
@@ -77,7 +100,7 @@ class Controller:
         """How many nodes a proposer may draft for each work, and why. `chances` are the probabilities that a draft at
         hand has the next token: then there is nothing to gain."""
         if not candidate.is_free and not self.costs.is_known(load.rows):
-            self._learn_from_plain_steps()
+            self._learn_from_waiting()
             return [(0, MEASURING)] * len(works)
         ledger, of = self._ledger(candidate), (load.sequences, load.rows.bit_length())
         if ledger.decided_for != of or self.now_s >= ledger.decided_until_s:
@@ -85,7 +108,7 @@ class Controller:
         decided = [ledger.decisions.get(work.sequence.id, UNDECIDED) for work in works]
         # Not to query stands whatever is at hand: that leaves less to gain.
         if UNDECIDED in decided or any(nodes and chance for (nodes, _), chance in zip(decided, chances, strict=True)):
-            self._learn_from_plain_steps()  # which have added to the ledger
+            self._learn_from_waiting()  # which have added to the ledger
             ledger.decided_for = of
             decided = self._decided(candidate, ledger, works, chances, load)
         return [
@@ -93,11 +116,11 @@ class Controller:
             for (nodes, reason), work in zip(decided, works, strict=True)
         ]
 
-    def rests_until_s(self, names: Iterable[str], works: Items[Work]) -> float:
-        """Until when, on the clock of `now_s`, it is decided that none of these proposers is queried for any of these
-        works, after all have been decided about: until a query is due, or tokens may take another time."""
-        ledgers, load = [self._ledgers.get(name) for name in names], Load.of(works)
-        due_s = min((-inf if ledger is None else ledger.rests_until_s(works) for ledger in ledgers), default=-inf)
+    def stands_until_s(self, names: Iterable[str], works: Items[Work], load: Load) -> float:
+        """Until when, on the clock of `now_s`, what is decided about these proposers and works stands while queries
+        bring nothing: until one is due that is not made, or tokens may take another time. -inf: it does not stand."""
+        ledgers = [self._ledgers.get(name) for name in names]
+        due_s = min((-inf if ledger is None else ledger.stands_until_s(works) for ledger in ledgers), default=-inf)
         return min(due_s, self.now_s + self.costs.run(load.rows, load.keys) / (1 - _PACE_MEMORY))
 
     def _decided(
@@ -115,7 +138,7 @@ class Controller:
             if is_queried and not is_timed:
                 reason = RESTING  # one sequence is enough to time it
             elif offer := next((offer for offer in offers if offer.cost_s <= left_s), None):
-                catch_up_s = self._catch_up_s(candidate, ledger, work.sequence)
+                catch_up_s = ledger.catch_up_s(candidate, work.sequence, self.costs)
                 reason, due_s = self._decide(candidate, ledger, work.sequence, 1 - chance, offer, catch_up_s, saved_s)
                 until_s = min(until_s, due_s)
                 if reason in (DRAFTED, PROBE):
@@ -128,15 +151,12 @@ class Controller:
         all_drafted = is_timed and candidate.is_free and is_covered and all(reason == DRAFTED for _, reason in decided)
         if not any(chances) and (all_drafted or not is_queried):
             ledger.decisions = {work.sequence.id: one for work, one in zip(works, decided, strict=True)}
-            if not is_queried:
+            if is_queried:
+                ledger.decided_until_s = self.now_s + _REFRESH_STEPS * self.costs.run(load.rows, load.keys)
+            else:
                 missing_s = min(offer.cost_s for offer in offers) - left_s
                 ledger.decided_until_s = until_s if missing_s <= 0 else self.now_s + missing_s / _SHARE
         return decided
-
-    def _catch_up_s(self, candidate: Candidate, ledger: Ledger, sequence: Sequence) -> float:
-        """What is still to be spent before a proposer can draft for a sequence."""
-        missing = 0 if candidate.is_free else ledger.behind.get(sequence.id, NOTHING_RUN).num_missing(sequence)
-        return self.costs.catch_up(candidate.name, missing) if missing else 0.0
 
     def _decide(
         self,
@@ -165,62 +185,50 @@ class Controller:
         self, candidate: Candidate, works: Items[Work], budgets: Items[int], drafts: Items[Draft], seconds: float
     ) -> list[Draft]:
         """Learn from a query and what it took; returns the drafts with scores that follow the record."""
-        self._query_s += seconds
-        self._queried[candidate.name] = len(works) + sum(map(len, drafts))
-        query = candidate, works, budgets, drafts, seconds
-        if candidate.is_free and not any(drafts) and self._is_up_to_date(candidate, works):
-            self._empty.append(query)
-            return list(drafts)
-        self._learn_from_plain_steps()
-        ledger = self._ledger(candidate)
-        ledger.forget_decisions()
-        if ledger.is_probed:
-            ledger.worth.refresh()  # what a probe has found may show that queries pay again
-        return self._learn_from_query(*query)
-
-    def _is_up_to_date(self, candidate: Candidate, works: Items[Work]) -> bool:
-        """Whether a proposer has run all of these sequences, so that a query of it takes no more than usual."""
         behind = self._ledger(candidate).behind
-        return all(
-            (one := behind.get(work.sequence.id)) is not None and not one.num_missing(work.sequence) for work in works
-        )
+        missing = [behind.get(work.sequence.id, NOTHING_RUN).num_missing(work.sequence) for work in works]
+        record = self.acceptance.survivals
+        survivals = [
+            record(work.sequence.id, draft) if draft.tokens else [] for work, draft in zip(works, drafts, strict=True)
+        ]
+        self._queries.append(_Query(candidate, works, budgets, survivals, missing, seconds))
+        if any(missing):  # else that can wait until the target runs
+            self._learn_from_waiting()
+        return [draft.with_scores(of) if of else draft for draft, of in zip(drafts, survivals, strict=True)]
 
-    def _learn_from_query(
-        self, candidate: Candidate, works: Items[Work], budgets: Items[int], drafts: Items[Draft], seconds: float
-    ) -> list[Draft]:
+    def _learn_from_query(self, query: _Query) -> None:
+        candidate, works, budgets, survivals, missing, seconds = query
         ledger, name, nodes = self._ledger(candidate), candidate.name, max(budgets)
         known_s = self.costs.draft(name, nodes, len(works))
-        behind = [ledger.behind.setdefault(work.sequence.id, Behind()) for work in works]
-        missing = [one.num_missing(work.sequence) for one, work in zip(behind, works, strict=True)]
-        drafting_s = min(seconds, known_s or 0.0) if any(drafts) else 0.0
+        drafting_s = min(seconds, known_s or 0.0) if any(survivals) else 0.0
         catch_up_s = (seconds - drafting_s) / max(1, sum(map(bool, missing)))
         is_catching_up = False
-        calibrated: list[Draft] = []
-        for work, budget, draft, one, tokens in zip(works, budgets, drafts, behind, missing, strict=True):
+        for work, budget, drafted, tokens in zip(works, budgets, survivals, missing, strict=True):
             sequence = work.sequence
-            survivals = self.acceptance.survivals(sequence.id, draft)
-            calibrated.append(draft.with_scores(survivals) if draft else draft)
             if tokens:
+                one = ledger.behind.setdefault(sequence.id, Behind())
                 one.spent_s += catch_up_s
                 # A proposer that takes longer than the target itself would, for these tokens and for those that it
                 # drafts, does not catch up: it is slow.
                 most_s = self.costs.run(tokens, tokens * sequence.num_tokens) + budget * self.costs.run(1, 0)
                 if one.spent_s <= most_s:
                     is_catching_up = True
-                    if not draft and not candidate.is_free:
+                    if not drafted and not candidate.is_free:
                         continue  # it goes on in the next steps
                     self.costs.observe_catch_up(name, tokens, one.spent_s)
             ledger.behind[sequence.id] = Behind(sequence.counters.preemptions, sequence.num_tokens)
-            ledger.worth.observe(sequence.id, survivals, budget, candidate.most)
+            ledger.worth.observe(sequence.id, drafted, budget, candidate.most)
         if not is_catching_up:
             self.costs.observe_draft(name, nodes, len(works), seconds)
             # As with late runs, one late call may have another cause: what is booked is a median.
             drafting_s = seconds = min(seconds, self.costs.draft(name, nodes, len(works)) or 0.0)
             if known_s is None:
                 ledger.worth.refresh()
+        if ledger.is_probed and any(survivals):  # what a probe has found may show that queries pay again
+            ledger.forget_decisions()
+            ledger.worth.refresh()
         ledger.saved_s -= seconds - drafting_s
         ledger.book(-drafting_s)
-        return calibrated
 
     def choose(self, works: Items[Work], drafts: Items[Draft | None], load: Load) -> tuple[list[Draft], list[str]]:
         """What to verify of each draft, and why; None stands for a sequence that is not the controller's.
@@ -230,17 +238,18 @@ class Controller:
         """
         if not any(drafts):
             return [NO_DRAFT] * len(drafts), [NOTHING_PROPOSED] * len(drafts)
-        self._learn_from_plain_steps()
         nodes: list[_Node] = []
         for index, draft in enumerate(drafts):
             if draft is not None and draft.q is None:
                 nodes += [(survival, index, node) for node, survival in enumerate(draft.scores)]
         nodes.sort(key=lambda node: (-node[0], node[1], node[2]))
+        reaches = [_reach(work) for work in works]
+        added_s = self.costs.added(load.rows, load.keys, [reaches[index] for _, index, _ in nodes])
         # The gain of drafting is unknown until the cost of plain decoding is known.
         is_known = self.costs.is_known(load.rows)
-        nodes = nodes[: self._best_count(works, nodes, load)] if is_known else []
-        wanted = {index for _, index, _ in nodes}
-        kept = self._affordable(works, drafts, nodes, load)
+        count = self._best_count(nodes, added_s, self._token_s(load)) if is_known else 0
+        wanted = {index for _, index, _ in nodes[:count]}
+        kept = self._affordable(len(works), drafts, nodes[:count], added_s[count - 1] / count if count else 0.0)
         chosen: list[Draft] = []
         reasons: list[str] = []
         for index, draft in enumerate(drafts):
@@ -257,40 +266,22 @@ class Controller:
         drafts: Items[Mapping[str, Draft] | None],
         commits: Items[Commit],
         load: Load,
-        step_s: float,
-        deciding_s: float,
+        times: StepTimes,
     ) -> None:
-        """Learn from a step, which took `step_s` beside queries and beside what deciding about them took. `drafts` are
-        those of each proposer as it made them, and none is empty; None stands for a sequence that is not the
-        controller's. `load` is without them.
-
-        Steps without drafts teach only the cost of runs. Several of them are learnt from at once: code that runs once a
-        step has left the processor's caches, and is slow.
-        """
-        self._steps += 1
-        if self._steps % _REFRESH_STEPS == 0:
-            for ledger in self._ledgers.values():
-                ledger.worth.refresh()
-                ledger.forget_decisions()
-        spent_s, self._query_s = self._query_s + step_s + deciding_s, 0.0
-        self.now_s += spent_s
-        if self._queried:
-            self._charge(deciding_s, load)
-        if not any(drafts) and not any(work.draft for work in works):
-            self._plain.append((load, step_s, spent_s))
-            if len(self._plain) >= _REFRESH_STEPS:
-                self._learn_from_plain_steps()
-            return
-        self._learn_from_plain_steps()
+        """Learn from a step. `drafts` are those of each proposer as it made them, and none is empty; None stands for a
+        sequence that is not the controller's. `load` is without them."""
+        self._count_step(times)
+        self._learn_from_waiting()
+        self._charge(times, load)
         run = Load.of(works)
         plain, expected = self.costs.run(load.rows, load.keys), self.costs.run(run.rows, run.keys)
         token_s = self._plain_token_s(load)
         plain_s = plain + token_s * (sum(len(commit.tokens) for commit in commits) - load.sequences)
-        self.costs.observe_runs(run.rows, run.keys, [step_s])
-        self._count_time(spent_s, plain, plain_s)
+        self.costs.observe_runs(run.rows, run.keys, [times.run_s])
+        self._count_time(times.all_s, plain, plain_s)
         row_s = 0.0
         if run.rows > load.rows:
-            self._lateness.append(step_s / expected)
+            self._lateness.append(times.run_s / expected)
             late = sorted(self._lateness)[len(self._lateness) // 2]
             row_s = (late * expected - plain) / (run.rows - load.rows)
         rows, accepted = Counter[str](), Counter[str]()
@@ -303,8 +294,16 @@ class Controller:
         for name in rows:
             self._ledgers[name].book(accepted[name] * token_s - rows[name] * row_s)
 
+    def observe_plain(self, load: Load, times: StepTimes) -> None:
+        """Learn from a step without drafts, which teaches only the cost of runs and of queries. Several of them are
+        learnt from at once: code that runs once a step has left the processor's caches, and is slow."""
+        self._count_step(times)
+        self._plain.append((load, times))
+        if len(self._plain) >= _LEARNT_AT_ONCE:
+            self._learn_from_waiting()
+
     def release(self, sequence_ids: Iterable[int]) -> None:
-        self._learn_from_plain_steps()  # before those that are gone are forgotten
+        self._learn_from_waiting()  # before those that are gone are forgotten
         gone = list(sequence_ids)
         self.acceptance.release(gone)
         for ledger in self._ledgers.values():
@@ -317,16 +316,26 @@ class Controller:
             self._ledgers[candidate.name] = Ledger(candidate, self._allowance_s, self._most_s)
         return self._ledgers[candidate.name]
 
-    def _learn_from_plain_steps(self) -> None:
-        queries, self._empty = self._empty, []
+    def _learn_from_waiting(self) -> None:
+        queries, self._queries = self._queries, []
         for query in queries:
-            self._learn_from_query(*query)
+            self._learn_from_query(query)
         for rows, steps in groupby(self._plain, key=lambda step: step[0].rows):
-            loads, times, _ = zip(*steps, strict=True)
-            self.costs.observe_runs(rows, sum(load.keys for load in loads) // len(loads), times)
-        for _, step_s, spent_s in self._plain:
-            self._count_time(spent_s, step_s, step_s)
+            loads, times = zip(*steps, strict=True)
+            keys = sum(load.keys for load in loads) // len(loads)
+            self.costs.observe_runs(rows, keys, [each.run_s for each in times])
+        for load, of_step in self._plain:
+            self._count_time(of_step.all_s, of_step.run_s, of_step.run_s)
+            self._charge(of_step, load)
         self._plain.clear()
+
+    def _count_step(self, times: StepTimes) -> None:
+        self.now_s += times.all_s
+        self._steps += 1
+        if self._steps % _REFRESH_STEPS == 0:
+            for ledger in self._ledgers.values():
+                ledger.worth.refresh()
+                ledger.forget_decisions()
 
     def _count_time(self, spent_s: float, without_s: float, plain_s: float) -> None:
         """A step took so long, and would have taken `without_s` without drafts. Plain decoding would have taken
@@ -336,14 +345,14 @@ class Controller:
         for ledger in self._ledgers.values():
             ledger.book(_SHARE * without_s)
 
-    def _charge(self, deciding_s: float, load: Load) -> None:
+    def _charge(self, times: StepTimes, load: Load) -> None:
         """The proposers that were queried pay for what that took beside their drafts, most for whom there was most to
         decide."""
-        each_s = deciding_s / sum(self._queried.values())
-        for name, count in self._queried.items():
-            self.costs.observe_deciding(name, load.sequences, count * each_s)
-            self._ledgers[name].book(-count * each_s)
-        self._queried.clear()
+        for name, count in times.queried.items():
+            share_s = times.deciding_s * count / sum(times.queried.values())
+            self.costs.observe_deciding(name, load.sequences, share_s)
+            # Of a delay, no more is booked than queries take as a rule.
+            self._ledgers[name].book(-min(share_s, _LONG * load.sequences * self.costs.deciding(name)))
 
     def _plain_token_s(self, load: Load) -> float:
         """What a token takes in plain steps. Rows of prompts beside it are run in any case: a token saves none."""
@@ -354,26 +363,19 @@ class Controller:
         """What a token takes at present, with what drafts save."""
         return self._plain_token_s(load) / max(1.0, self._plain_s / self._spent_s)
 
-    def _best_count(self, works: Items[Work], nodes: list[_Node], load: Load) -> int:
-        """How many of the most probable nodes save the most time."""
-        keys, plain, token_s = load.keys, self.costs.run(load.rows, load.keys), self._token_s(load)
+    def _best_count(self, nodes: list[_Node], added_s: list[float], token_s: float) -> int:
+        """How many of the most probable nodes save the most time, if so many add so much to the step."""
         best, best_s, saved_s = 0, 0.0, 0.0
-        for count, (survival, index, _) in enumerate(nodes, 1):
-            keys += _reach(works[index])
+        for count, ((survival, _, _), extra_s) in enumerate(zip(nodes, added_s, strict=True), 1):
             saved_s += survival * token_s
-            net_s = saved_s - (self.costs.run(load.rows + count, keys) - plain)
-            if net_s > best_s:
-                best, best_s = count, net_s
+            if saved_s - extra_s > best_s:
+                best, best_s = count, saved_s - extra_s
         return best
 
-    def _affordable(
-        self, works: Items[Work], drafts: Items[Draft | None], nodes: list[_Node], load: Load
-    ) -> list[list[int]]:
-        """By work, the nodes that the ledgers of their proposers can afford to lose; none without its parent."""
-        kept: list[list[int]] = [[] for _ in works]
-        keys = load.keys + sum(_reach(works[index]) for _, index, _ in nodes)
-        extra_s = self.costs.run(load.rows + len(nodes), keys) - self.costs.run(load.rows, load.keys)
-        row_s = extra_s / max(1, len(nodes))
+    def _affordable(self, count: int, drafts: Items[Draft | None], nodes: list[_Node], row_s: float) -> list[list[int]]:
+        """By work, of which there are so many, the nodes that the ledgers of their proposers can afford to lose; none
+        without its parent."""
+        kept: list[list[int]] = [[] for _ in range(count)]
         left_s = {name: ledger.balance_s for name, ledger in self._ledgers.items()}
         for _, index, node in nodes:
             draft = drafts[index]

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from math import inf
 
+from foredraft.control.costs import Costs
 from foredraft.control.worth import Candidate, Worth
 from foredraft.types import Sequence, Work
 
@@ -48,12 +49,16 @@ class Ledger:
         """Decide anew with the next step."""
         self.decisions: dict[int, Decision] = {}  # those that stand, by sequence
         self.decided_for = (0, 0)  # sequences and rows, about: they stand for this load
-        self.decided_until_s = inf  # then a query is due
+        self.decided_until_s = inf  # then they are made anew: a query is due, or has been repeated often enough
 
-    def rests_until_s(self, works: Items[Work]) -> float:
-        """Until when no query is due for these works; -inf where not all decisions stand."""
-        stands = all(self.decisions.get(work.sequence.id, UNDECIDED)[0] == 0 for work in works)
-        return self.decided_until_s if stands else -inf
+    def stands_until_s(self, works: Items[Work]) -> float:
+        """Until when decisions stand about all of these works; -inf where they do not."""
+        return self.decided_until_s if all(work.sequence.id in self.decisions for work in works) else -inf
+
+    def catch_up_s(self, candidate: Candidate, sequence: Sequence, costs: Costs) -> float:
+        """What is still to be spent before the proposer can draft for a sequence."""
+        missing = 0 if candidate.is_free else self.behind.get(sequence.id, NOTHING_RUN).num_missing(sequence)
+        return costs.catch_up(candidate.name, missing) if missing else 0.0
 
     def book(self, seconds: float) -> None:
         self.saved_s += seconds

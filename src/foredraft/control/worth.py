@@ -125,11 +125,13 @@ class Worth:
         gains = [0.0] * len(rows_s)  # by budget, of the best cuts of all drafts
         for survivals in filter(None, drafts):
             expected = best_s = 0.0
-            for nodes, row_s in enumerate(rows_s):
-                if 0 < nodes <= len(survivals):
-                    expected += survivals[nodes - 1]
-                    if expected * token_s - row_s > best_s:
-                        best_s = expected * token_s - row_s
+            for nodes, survival in enumerate(survivals[: candidate.most], 1):
+                expected += survival
+                gain_s = expected * token_s - rows_s[nodes]
+                if gain_s > best_s:
+                    best_s = gain_s
+                gains[nodes] += best_s
+            for nodes in range(len(survivals) + 1, len(gains)):
                 gains[nodes] += best_s
         offers: list[Offer] = []
         for nodes in [candidate.most] if candidate.is_free else _NODE_COUNTS:

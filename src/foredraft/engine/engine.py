@@ -162,11 +162,14 @@ class Engine:
         """One run of the target for everybody who is scheduled."""
         started = time.perf_counter()
         num_decoding = self.scheduler.num_decoding
-        scheduled = self.scheduler.schedule(self.chunk_limit.rows_beside(num_decoding))
+        scheduled = self.scheduler.schedule(
+            self.chunk_limit.rows_beside(num_decoding), with_lookahead=not self.speculation.is_resting
+        )
         works = self.speculation.propose(scheduled)
         drafted = time.perf_counter()
         batch = pack(works, self.kv.block_size)
         output = self.runner.forward(batch)
+        self.speculation.learn()
         with torch.inference_mode():
             verdicts = self._with_target_argmax(
                 output.logits, works, verify(output.logits, works, self.runner.backend.sample)

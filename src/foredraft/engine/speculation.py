@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as Items
 from functools import partial
 from math import inf
@@ -15,7 +14,8 @@ from foredraft.control.controller import MEASURING, NOTHING_PROPOSED, Controller
 from foredraft.control.costs import Calibration, Costs
 from foredraft.control.economics import VerifyCurve
 from foredraft.control.worth import Candidate, Load
-from foredraft.engine.assignments import Assignment, Assignments
+from foredraft.engine.assignments import Assignments
+from foredraft.engine.step_record import Query, StepRecord
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.merge import merge, pruned
 from foredraft.proposers.registry import ProposerChoice, Spec
@@ -41,32 +41,6 @@ class Calibrates(Protocol):
         """Make one run; returns the calibration with the last."""
 
 
-class _Step:
-    """What one step remembers until its commits are known. Most works of most steps have no drafts: what is kept by
-    index of the works has entries only for those that do."""
-
-    def __init__(self, works: list[Work], assigned: list[Assignment]) -> None:
-        self.works = works  # without drafts
-        self.assigned = assigned  # of each work
-        self.made: dict[int, dict[str, Draft]] = {}  # by work and proposer, as they were made; none is empty
-        self.proposed: dict[int, dict[str, Draft]] = {}  # as they are merged: the controller corrects the scores
-        self.reasons: defaultdict[int, list[str]] = defaultdict(list)
-        self.query_s = 0.0
-        self.is_queried = False  # whether any proposer was
-        self.deciding_s = 0.0  # what it took beside the queries
-        self.rests_until_s = -inf  # how long nobody need be queried after it, on the controller's clock
-        self.any_adaptive = any(assignment.adaptive for assignment in assigned)
-        # What runs without the controller's drafts; of no interest where it decides about nobody.
-        self.load = Load.of(works) if self.any_adaptive else Load(0, 0, 0)
-
-    def items(self) -> Iterable[tuple[Work, Assignment]]:
-        return zip(self.works, self.assigned, strict=True)
-
-    @property
-    def sequences(self) -> list[int]:
-        return [work.sequence.id for work in self.works]
-
-
 class Speculation:
     """Drafts for every step, from the proposers that its requests chose, cut by the controller where they left that to
     it. Proposers and controller may fail without harm: sequences go on without them."""
@@ -87,8 +61,8 @@ class Speculation:
         self.controller: Controller | None = None  # none before the machine was measured
         self._controller_wanted = False
         self._controller_failed = False
-        self._step: _Step | None = None
-        self._learning_s = 0.0  # what the controller took to learn from the last step
+        self._step: StepRecord | None = None
+        self._learns: Callable[[Controller], None] | None = None  # from the last step; not done yet
 
     def prepare(self, spec: Spec) -> int:
         """Make what a request will need, before it is admitted; returns how many slots its drafts may take. A request
@@ -115,41 +89,61 @@ class Speculation:
     def register(self, sequence: Sequence, spec: Spec) -> None:
         self.assignments.register(sequence, spec)
 
+    @property
+    def is_resting(self) -> bool:
+        """Whether it is decided that nobody is queried in the next step. Then drafts need no slots."""
+        last, controller = self._step, self.controller
+        return (
+            last is not None and controller is not None and not last.queries and controller.now_s < last.stands_until_s
+        )
+
     def propose(self, works: list[Work]) -> list[Work]:
         """Give every work that has slots for one a draft, merged from those of its proposers. Those that take time are
         queried last: what the others have found decides whether it is worth it."""
-        if self._is_resting(works):
-            return works
         started = self._clock()
-        step = self._step = _Step(works, self.assignments.of(works))
+        early = self._repeated_queries(works)
+        if early is not None and not any(any(query.drafts.values()) for query in early.values()):
+            self._repeat(works, early, started)
+            return works
+        step = self._step = StepRecord(works, self.assignments.of(works))
         named = {name for assignment in step.assigned for name in assignment.names}
         if not named and not step.any_adaptive:
             return works
         for is_free in (True, False):
             for name, proposer in self.assignments.proposers.items():
                 if proposer.free is is_free and name in named:
-                    self._query(name, proposer, step)
+                    self._query(name, proposer, step, early or {})
         for index, drafts in step.proposed.items():
             works = works if works is not step.works else list(works)
             works[index] = self._merged(works[index], drafts)
         chosen = self._chosen(works, step)
-        if not step.is_queried and all(of.adaptive and work.num_lookahead_tokens for work, of in step.items()):
+        if all(of.adaptive and work.num_lookahead_tokens for work, of in step.items()):
             names = [proposer.name for name, proposer in self.assignments.proposers.items() if name in named]
-            step.rests_until_s = self._controlled(lambda c: c.rests_until_s(names, works)) or -inf
+            step.stands_until_s = self._controlled(lambda c: c.stands_until_s(names, works, step.load)) or -inf
         step.deciding_s = self._clock() - started - step.query_s
         return chosen
 
-    def _is_resting(self, works: list[Work]) -> bool:
-        """Whether this step repeats the last one, in which the controller let nobody be queried: for the same
-        sequences, and as long as it keeps to that. Then it has the same reasons, and takes next to no time."""
+    def _repeated_queries(self, works: list[Work]) -> dict[str, Query] | None:
+        """The queries of the last step, made again, where its decisions stand for this one. None: they do not."""
         last, controller = self._step, self.controller
-        if last is None or controller is None or controller.now_s >= last.rests_until_s:
-            return False
-        sequences = [work.sequence.id for work in works]
-        if last.sequences != sequences or not all(work.num_lookahead_tokens for work in works):
-            return False
-        last.works, last.load, last.deciding_s = works, Load.of(works), 0.0
-        return True
+        if last is None or controller is None or controller.now_s >= last.stands_until_s or not last.is_like(works):
+            return None
+        queries: dict[str, Query] = {}
+        for name, query in last.queries.items():
+            if any(self.assignments.has_failed(name, work.sequence) for work in works):
+                return None
+            queries[name] = self._asked(name, query.proposer, query.candidate, works, query.budgets)
+        return queries
+
+    def _repeat(self, works: list[Work], queries: dict[str, Query], started: float) -> None:
+        """Let this step repeat the last one: nothing was drafted, so there is nothing to decide."""
+        last, query_s = self._step, 0.0
+        assert last is not None
+        for _, candidate, budgets, drafts, seconds in queries.values():
+            query_s += seconds
+            nodes, none = list(budgets.values()), list(drafts.values())
+            self._controlled(lambda c: c.observe_query(candidate, works, nodes, none, seconds))  # noqa: B023
+        last.repeat(works, query_s, self._clock() - started - query_s)
 
     @property
     def any_wants_target_argmax(self) -> bool:
@@ -165,8 +159,8 @@ class Speculation:
         return () if self._step is None else tuple(self._step.reasons.get(index, ()))
 
     def observe(self, works: Items[Work], commits: Items[Commit], step_s: float) -> None:
-        """Proposers learn the committed tokens, and the controller what they cost. The step took `step_s` after
-        `propose`."""
+        """Proposers learn the committed tokens. What they cost, the controller is to `learn`. The step took `step_s`
+        after `propose`."""
         for name, proposer in self.assignments.proposers.items():
             self._observe(name, proposer, commits)
         step = self._step
@@ -179,10 +173,20 @@ class Speculation:
                 decisions[reason] += 1
         if self.controller is None or not step.any_adaptive:
             return  # no request here left the choice to the controller, so none waits for it to learn
-        mine = [step.made.get(index, {}) if of.adaptive else None for index, of in enumerate(step.assigned)]
-        started, deciding_s = self._clock(), step.deciding_s + self._learning_s
-        self._controlled(lambda controller: controller.observe(works, mine, commits, step.load, step_s, deciding_s))
-        self._learning_s = self._clock() - started
+        self.learn()  # from the step before, if nobody has asked for it
+        load, times = step.load, step.times(step_s)
+        if step.made or any(work.draft.tokens for work in works):
+            mine = [step.made.get(index, {}) if of.adaptive else None for index, of in enumerate(step.assigned)]
+            self._learns = lambda controller: controller.observe(works, mine, commits, load, times)
+        else:
+            self._learns = lambda controller: controller.observe_plain(load, times)
+
+    def learn(self) -> None:
+        """Let the controller learn from the last step. That is due while the next one runs: a GPU leaves the host time
+        for it, and no draft waits for it."""
+        learns, self._learns = self._learns, None
+        if learns is not None:
+            self._controlled(learns)
 
     def _count_savings(self, works: Items[Work], commits: Items[Commit], step_s: float) -> None:
         """What each sequence with a draft gained on as many plain steps of this batch as it got tokens."""
@@ -195,6 +199,7 @@ class Speculation:
                 work.sequence.counters.saved_s += len(commit.tokens) * plain_s - step_s
 
     def release(self, sequence_ids: Iterable[int]) -> None:
+        self.learn()  # before those that are gone are forgotten
         ids = list(sequence_ids)
         self.assignments.release(ids)
         self._controlled(lambda controller: controller.release(ids))
@@ -204,23 +209,21 @@ class Speculation:
         for name, proposer in self.assignments.proposers.items():
             self.assignments.guarded(name, proposer.clear)
 
-    def _query(self, name: str, proposer: Proposer, step: _Step) -> None:
-        """Add one proposer's drafts to the step."""
+    def _query(self, name: str, proposer: Proposer, step: StepRecord, early: Mapping[str, Query]) -> None:
+        """Add one proposer's drafts to the step, those that it has already made among them."""
         candidate = _candidate(proposer)
         budgets = self._budgets(name, candidate, step)
         if not budgets:
             return
-        step.is_queried = True
-        started = self._clock()
-        works = [step.works[index] for index in budgets]
-        drafts = self._drafts(name, proposer, works, list(budgets.values()))
-        seconds = self._clock() - started
-        step.query_s += seconds
+        query = early.get(name) or self._asked(name, proposer, candidate, step.works, budgets)
+        step.queries[name] = query._replace(budgets=budgets)
+        step.query_s += query.seconds
         made: dict[int, Draft] = {}
-        for index, work, draft in zip(budgets, works, drafts, strict=True):
+        for index in budgets:
+            draft, sequence = query.drafts[index], step.works[index].sequence
             if draft:
-                draft = pruned(draft, work.sequence)
-            elif self.assignments.has_failed(name, work.sequence):
+                draft = pruned(draft, sequence)
+            elif self.assignments.has_failed(name, sequence):
                 step.reasons[index].append(FAILED)
             made[index] = draft
             if draft:
@@ -228,14 +231,25 @@ class Speculation:
         mine = [index for index in budgets if step.assigned[index].adaptive]
         if mine:  # the controller learns from those that were its decision
             some, nodes = [step.works[index] for index in mine], [budgets[index] for index in mine]
-            raw, own_s = [made[index] for index in mine], seconds * len(mine) / len(budgets)
+            raw, own_s = [made[index] for index in mine], query.seconds * len(mine) / len(budgets)
+            step.controlled_s += own_s
+            step.decided[candidate.name] = len(mine) + sum(map(len, raw))
             known = self._controlled(lambda c: c.observe_query(candidate, some, nodes, raw, own_s))
             made.update(zip(mine, known or (), strict=False))
         for index, draft in made.items():
             if draft:
                 step.proposed.setdefault(index, {})[name] = draft
 
-    def _budgets(self, name: str, candidate: Candidate, step: _Step) -> dict[int, int]:
+    def _asked(
+        self, name: str, proposer: Proposer, candidate: Candidate, works: list[Work], wanted: Mapping[int, int]
+    ) -> Query:
+        """Ask a proposer for drafts of so many nodes, by index of the works, as far as those have slots for them."""
+        started = self._clock()
+        budgets = {index: min(nodes, works[index].num_lookahead_tokens) for index, nodes in wanted.items()}
+        drafts = self._drafts(name, proposer, [works[index] for index in budgets], list(budgets.values()))
+        return Query(proposer, candidate, budgets, dict(zip(budgets, drafts)), self._clock() - started)
+
+    def _budgets(self, name: str, candidate: Candidate, step: StepRecord) -> dict[int, int]:
         """How many nodes a proposer drafts, by index of the works that it drafts for."""
         budgets: dict[int, int] = {}
         mine: list[int] = []
@@ -314,7 +328,7 @@ class Speculation:
         names = self.assignments[work.sequence].names
         return work.with_draft(merge([drafts[name] for name in names if name in drafts], work.num_lookahead_tokens))
 
-    def _chosen(self, works: list[Work], step: _Step) -> list[Work]:
+    def _chosen(self, works: list[Work], step: StepRecord) -> list[Work]:
         """The works with what the controller lets pass of the drafts that are its to decide about."""
         mine = [of.adaptive and work.num_lookahead_tokens > 0 for work, of in step.items()]
         if not any(mine):

@@ -110,8 +110,11 @@ class StepReplica:
         """One step of the engine, see `Engine.step`."""
         clock, started = self.clock, self.clock.now
         num_decoding = self._scheduler.num_decoding
-        works = self._scheduler.schedule(self._chunk_limit.rows_beside(num_decoding))
+        works = self._scheduler.schedule(
+            self._chunk_limit.rows_beside(num_decoding), with_lookahead=not self._speculation.is_resting
+        )
         works = self._speculation.propose(works)
+        self._speculation.learn()
         load = Load.of(works)
         verdicts = [_verdict(work) for work in works]
         run_s = self._machine.run_s(load.rows, load.keys)
