@@ -179,6 +179,15 @@ class Sequence:
     def output_token_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
 
+    def computed_up_to(self, num_computed_tokens: int) -> Sequence:
+        """A copy for a model that has run so many tokens. What `replace` does, in half of its time: this is done for
+        every sequence and draft."""
+        copied = object.__new__(Sequence)
+        for name in Sequence.__slots__:
+            setattr(copied, name, getattr(self, name))
+        copied.num_computed_tokens = num_computed_tokens
+        return copied
+
     def slot(self, offset: int, block_size: int) -> int:
         """Where in the cache its token at `offset` lies."""
         return self.block_table[offset // block_size] * block_size + offset % block_size

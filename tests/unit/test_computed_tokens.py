@@ -21,7 +21,7 @@ def test_a_text_is_known_as_far_as_it_went_as_drafted() -> None:
     computed = ComputedTokens(SIZE)
     before = text(1, [1, 2, 3, 4, 5], [7, 3, 9])
     assert computed.num_computed(before) == 0
-    computed.record(before, [1, 2, 3, 4, 5, 6, 8], 9)
+    computed.record(before, 5, [6, 8], 9)
     assert computed.num_computed(text(1, [1, 2, 3, 4, 5, 6, 7, 1], [7, 3])) == 6
     assert computed.num_computed(text(1, [1, 2, 3, 4, 5, 6, 8, 1], [7, 3])) == 7
 
@@ -30,7 +30,7 @@ def test_a_new_text_is_known_by_the_blocks_that_it_shares() -> None:
     computed = ComputedTokens(SIZE)
     first = text(1, [1, 2, 3, 4, 5], [7, 3])
     computed.num_computed(first)
-    computed.record(first, [1, 2, 3, 4, 5], 8)
+    computed.record(first, 5, [], 8)
     assert computed.num_computed(text(2, [1, 2, 3, 4, 9], [7, 5])) == 4
     assert computed.num_computed(text(3, [1, 2, 3, 4, 9], [6, 5])) == 0
     assert computed.num_computed(text(4, [1, 2, 2, 4, 9], [7, 5])) == 0
@@ -40,7 +40,7 @@ def test_what_a_drafting_model_has_computed_is_shared_among_equal_salts() -> Non
     computed = ComputedTokens(SIZE)
     first = text(1, [1, 2, 3, 4, 5], [7, 3], salt="one")
     computed.num_computed(first)
-    computed.record(first, [1, 2, 3, 4, 5], 8)
+    computed.record(first, 5, [], 8)
     assert computed.num_computed(text(2, [1, 2, 3, 4, 9], [7, 5], salt="one")) == 4
     assert computed.num_computed(text(3, [1, 2, 3, 4, 9], [7, 5], salt="other")) == 0
     assert computed.num_computed(text(4, [1, 2, 3, 4, 9], [7, 5])) == 0
@@ -52,10 +52,10 @@ def test_drafts_in_a_block_that_served_another_text_are_not_known() -> None:
     first, second = text(1, [1, 2, 3, 4], [7, 3]), text(2, [5, 5, 5, 5], [8, 3])
     for sequence in (first, second):
         computed.num_computed(sequence)
-    computed.record(first, [1, 2, 3, 4, 5, 6], 8)
+    computed.record(first, 4, [5, 6], 8)
     assert computed.num_computed(text(1, [1, 2, 3, 4, 5, 6, 7], [7, 3])) == 6
     assert computed.num_computed(text(1, [1, 2, 3, 4, 5, 6, 7], [7, 9])) == 4
-    computed.record(second, [5, 5, 5, 5, 6, 6], 8)
+    computed.record(second, 4, [6, 6], 8)
     assert computed.num_computed(text(1, [1, 2, 3, 4, 5, 6, 7], [7, 3])) == 4
 
 
@@ -64,9 +64,9 @@ def test_a_block_of_drafts_that_came_otherwise_keeps_no_name() -> None:
     computed = ComputedTokens(SIZE)
     with_drafts = text(1, [1, 2, 3, 4, 5, 6, 7, 8, 9], [7, 3, 2])
     computed.num_computed(with_drafts)
-    computed.record(with_drafts, with_drafts.token_ids, 12)
+    computed.record(with_drafts, 9, [], 12)
     otherwise = text(1, [1, 2, 3, 4, 5, 0, 0, 0, 0], [7, 3, 2])
     computed.num_computed(otherwise)
-    computed.record(otherwise, otherwise.token_ids, 12)
+    computed.record(otherwise, 9, [], 12)
     assert computed.num_computed(text(2, [1, 2, 3, 4, 5, 6, 7, 8, 9], [7, 3, 2])) == 4
     assert computed.num_computed(text(3, [1, 2, 3, 4, 5, 0, 0, 0, 1], [7, 3, 2])) == 8

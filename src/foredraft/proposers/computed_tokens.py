@@ -8,11 +8,14 @@ same tokens. The rest is run again: a model never drafts from stale state.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from foredraft.prefix import extended_name, root_name
 from foredraft.proposers.occurrences import shared_prefix
 from foredraft.types import Sequence
+
+_MOST_DRAFTED = 256  # draft tokens at the end of a sequence: 64 of each stage that drafts for another
 
 
 @dataclass
@@ -46,22 +49,24 @@ class ComputedTokens:
             if block != now or self._writer.get(block) != sequence.id:
                 break
             held += 1
-        known = shared_prefix(computed.tokens, sequence.token_ids)
+        known = _num_shared(computed.tokens, sequence.token_ids)
         return min(known, held * self._block_size, sequence.num_tokens - 1)
 
-    def record(self, sequence: Sequence, tokens: list[int], num_slots: int) -> None:
-        """The model has run `tokens` at the sequence's slots, and may have left anything at those from there to
-        `num_slots`."""
+    def record(self, sequence: Sequence, known: int, drafted: Items[int], num_slots: int) -> None:
+        """The model has run the first `known` tokens of the sequence at its slots, and, if those are all, `drafted`
+        ones behind them. It may have left anything at the slots from there to `num_slots`."""
         computed, size = self._sequences[sequence.id], self._block_size
-        committed = shared_prefix(tokens, sequence.token_ids)
-        kept = min(committed, shared_prefix(computed.tokens, tokens)) // size
+        same = min(known, _num_shared(computed.tokens, sequence.token_ids))
+        computed.tokens[same:] = [*sequence.token_ids[same:known], *drafted]
+        kept = min(same // size, len(computed.names))
         del computed.names[kept:]
-        computed.tokens, computed.blocks = tokens, list(sequence.block_table[: -(-len(tokens) // size)])
+        held = min(kept, sequence.num_computed_tokens // size)  # the target's own blocks stay
+        computed.blocks[held:] = sequence.block_table[held : -(-len(computed.tokens) // size)]
         for block in sequence.block_table[kept : -(-num_slots // size)]:
             self._writer[block] = sequence.id
             self._valid.pop(block, None)
-        for index in range(len(computed.names), committed // size):
-            computed.names.append(self._next_name(computed, tokens))
+        for index in range(len(computed.names), known // size):
+            computed.names.append(self._next_name(computed, computed.tokens))
             self._valid[sequence.block_table[index]] = computed.names[index]
 
     def release(self, sequence_ids: Iterable[int]) -> None:
@@ -77,6 +82,7 @@ class ComputedTokens:
                 break
             computed.names.append(name)
         computed.tokens = sequence.token_ids[: len(computed.names) * self._block_size]
+        computed.blocks = list(sequence.block_table[: len(computed.names)])
         return computed
 
     def _next_name(self, computed: _Computed, tokens: list[int]) -> bytes:
@@ -84,3 +90,11 @@ class ComputedTokens:
         start = len(computed.names) * self._block_size
         parent = computed.names[-1] if computed.names else computed.root
         return extended_name(parent, tokens[start : start + self._block_size])
+
+
+def _num_shared(tokens: list[int], now: list[int]) -> int:
+    """How many leading tokens two states of one sequence have in common. They differ in draft tokens only, so it is
+    enough to compare the last ones: the sequence may be long."""
+    limit = min(len(tokens), len(now))
+    tail = max(0, limit - _MOST_DRAFTED)
+    return limit if tokens[tail:limit] == now[tail:limit] else shared_prefix(tokens, now)

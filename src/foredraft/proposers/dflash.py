@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import replace
 
 import torch
 
@@ -66,9 +65,9 @@ class DFlashRunner(HeadRunner):
         ahead = DFlashAhead(head, correction)
         self._ahead = run_ahead(ahead, head.backend, head.stack.layers[0].shape, self.block_size)
 
-    def record(self, sequence: Sequence, tokens: list[int], num_slots: int) -> None:
+    def record(self, sequence: Sequence, known: int, drafted: Items[int], num_slots: int) -> None:
         """The last token has no features yet, so it is not part of the context."""
-        super().record(sequence, tokens[: sequence.num_tokens - 1], num_slots)
+        super().record(sequence, min(known, sequence.num_tokens - 1), drafted, num_slots)
 
     def logits(self, works: Items[Work]) -> NodeLogits:
         if works[0].num_new_tokens:
@@ -111,7 +110,7 @@ class DFlashRunner(HeadRunner):
         sequence = work.sequence
         end = min(sequence.num_computed_tokens + work.num_new_tokens, sequence.num_tokens - 1)
         start = min(sequence.num_computed_tokens, end - 1)
-        return Work(replace(sequence, num_computed_tokens=start), end - start)
+        return Work(sequence.computed_up_to(start), end - start)
 
 
 class DFlashAhead:

@@ -50,9 +50,9 @@ class DraftRunner:
     def num_computed(self, sequence: Sequence) -> int:
         return sequence.num_computed_tokens if self.computed is None else self.computed.num_computed(sequence)
 
-    def record(self, sequence: Sequence, tokens: list[int], num_slots: int) -> None:
+    def record(self, sequence: Sequence, known: int, drafted: Items[int], num_slots: int) -> None:
         if self.computed is not None:
-            self.computed.record(sequence, tokens, num_slots)
+            self.computed.record(sequence, known, drafted, num_slots)
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         if self.computed is not None:

@@ -96,6 +96,14 @@ class Tree:
         frontier = max(self.weights[self.num_run :], default=0.0)
         return frontier > nlargest(self.budget, weights)[-1]  # else no child of it is among the best
 
+    @property
+    def chain(self) -> list[int]:
+        """The tokens of leading nodes that have been run one behind the other."""
+        end = 0
+        while end < self.num_run and self.parents[end] == end - 1:
+            end += 1
+        return self.tokens[:end]
+
     def path(self, node: int) -> list[int]:
         """The tokens from the end of the sequence down to a node."""
         tokens: list[int] = []

@@ -104,10 +104,10 @@ class HeadRunner(ABC):
     def num_computed(self, sequence: Sequence) -> int:
         return sequence.num_tokens - 1 if self._computed is None else self._computed.num_computed(sequence)
 
-    def record(self, sequence: Sequence, tokens: list[int], num_slots: int) -> None:
+    def record(self, sequence: Sequence, known: int, drafted: Items[int], num_slots: int) -> None:
         """Only committed tokens count: those of the draft were run with features that the head made up."""
         if self._computed is not None:
-            self._computed.record(sequence, tokens[: sequence.num_tokens], sequence.num_tokens)
+            self._computed.record(sequence, known, (), sequence.num_tokens)
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         if self._computed is not None:
@@ -159,8 +159,9 @@ class Scratch:
     def table(self, sequence: Sequence) -> array[int]:
         """The blocks of a sequence's own tokens, then its scratch blocks."""
         first = self._first + self._lanes[sequence.id] * self._per_sequence
-        own = sequence.block_table[: -(-sequence.num_tokens // self._block_size)]
-        return array("i", [*own, *range(first, first + self._per_sequence)])
+        table = array("i", sequence.block_table[: -(-sequence.num_tokens // self._block_size)])
+        table.extend(range(first, first + self._per_sequence))
+        return table
 
 
 def scratch_blocks(num_sequences: int, block_size: int) -> int:

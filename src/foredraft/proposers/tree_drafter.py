@@ -47,8 +47,9 @@ class DraftingModel(Protocol):
     def ahead(self, works: Items[Work], shape: TreeShape) -> Levels | None:
         """Run the works and all levels of the trees behind them; None: it is asked level by level instead."""
 
-    def record(self, sequence: Sequence, tokens: list[int], num_slots: int) -> None:
-        """These tokens have been run at the sequence's slots; further slots up to `num_slots` may hold anything."""
+    def record(self, sequence: Sequence, known: int, drafted: Items[int], num_slots: int) -> None:
+        """The first `known` tokens of the sequence, and `drafted` ones behind them, have been run at its slots; further
+        slots up to `num_slots` may hold anything."""
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         """Forget sequences that have ended."""
@@ -103,7 +104,7 @@ class TreeDrafter:
                 else:
                     tree.budget = 0  # not there yet: the rest of the catch-up tokens run in later steps
                 row += work.num_logits
-                self._record(tree)
+                self._record(tree, tree.chain)
         return [self._draft(tree) for tree in trees]
 
     def _can_run_ahead(self, tree: Tree) -> bool:
@@ -123,9 +124,7 @@ class TreeDrafter:
         for lane, (tree, work) in enumerate(zip(trees, works, strict=True)):
             tree.known += work.num_new_tokens
             tree.made, tree.ended = levels.draft(lane, tree.budget, self.name), True
-            tree.tokens = levels.chain(lane)
-            tree.parents, tree.num_run = list(range(-1, len(tree.tokens) - 1)), len(tree.tokens)
-            self._record(tree)
+            self._record(tree, levels.chain(lane))
 
     def _begun(self, sequence: Sequence, budget: int) -> Tree:
         known = self.model.num_computed(sequence)
@@ -140,7 +139,7 @@ class TreeDrafter:
     def _work(self, tree: Tree, below: Draft = NO_DRAFT) -> Work:
         """The catch-up tokens, the nodes so far, and the draft of somebody else behind the last of them."""
         size = len(tree.tokens)
-        sequence = replace(tree.sequence, num_computed_tokens=tree.known)
+        sequence = tree.sequence.computed_up_to(tree.known)
         if tree.num_missing > tree.catch_up:
             return Work(sequence, tree.catch_up)
         if not size and not below:
@@ -210,13 +209,9 @@ class TreeDrafter:
             tree.add(node, token, float(q[token]))
             tree.q.append(q)
 
-    def _record(self, tree: Tree) -> None:
-        """Record the chain of tokens whose K and V may be reused, and the slots that were written beyond it."""
-        chain = 0
-        while chain < tree.num_run and tree.parents[chain] == chain - 1:
-            chain += 1
-        ran = [*tree.sequence.token_ids[: tree.known], *tree.tokens[:chain]]
-        self.model.record(tree.sequence, ran, tree.sequence.num_tokens + self.num_lookahead_tokens)
+    def _record(self, tree: Tree, chain: list[int]) -> None:
+        """Record the chain of draft tokens whose K and V may be reused, and the slots that were written beyond it."""
+        self.model.record(tree.sequence, tree.known, chain, tree.sequence.num_tokens + self.num_lookahead_tokens)
 
     def _draft(self, tree: Tree) -> Draft:
         if tree.made is not None:
