@@ -14,11 +14,11 @@ from foredraft.backends.torch import TorchBackend
 from foredraft.backends.tree_ops import Candidates, Choice, Nodes, TorchTreeOps, TreeOps
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
-from foredraft.proposers.draft_trees import Tree, TreeShape
+from foredraft.proposers.draft_trees import Tree, TreeShape, static_shares
 from foredraft.proposers.head_runner import HeadDrafter
 from foredraft.proposers.run_ahead import Levels, RunAhead
 from foredraft.proposers.tree_drafter import TreeDrafter
-from foredraft.types import Sequence
+from foredraft.types import Draft, Sequence
 from tests.tiny_heads import save_heads
 from tests.tiny_models import VOCAB, random_model, save_model
 
@@ -137,3 +137,33 @@ def test_the_likeliest_path_comes_first() -> None:
     assert draft.parents == (-1, 0, 1, -1, 3)
     assert draft.scores == pytest.approx((0.6, 0.42, 0.378, 0.3, 0.15))
     assert levels.chain(0) == [0]
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_a_draft_has_the_best_of_all_candidates(static: bool) -> None:
+    """Of those that weigh the same, the first."""
+    generator, width, size = np.random.default_rng(7), 3, 2
+    for depth in (1, 2, 4):
+        rows = size * (1 + (depth - 1) * width)
+        counts = [width if level == 0 else width * width for level in range(depth - 1) for _ in range(size)]
+        found = {
+            "tokens": np.arange(rows * width).reshape(rows, width),
+            "probabilities": -np.sort(-generator.integers(1, 5, (rows, width)) / 8),
+            "places": np.array([place for count in counts for place in generator.permutation(count)[:width]], int),
+        }
+        shape = TreeShape(depth, width, prunes=True, nodes=9, static=static)
+        program: Any = SimpleNamespace(shape=shape, size=size, found=found)
+        for lane in range(size):
+            whole, best = (Levels(program).draft(lane, budget, "test") for budget in (99, 9))
+            assert len(whole) == width * (1 + (depth - 1) * width)
+            weights = dict(zip(whole.tokens, static_weights(whole, width) if static else whole.scores, strict=True))
+            ranked = sorted(sorted(weights), key=weights.__getitem__, reverse=True)
+            assert set(best.tokens) == set(ranked[:9])
+
+
+def static_weights(draft: Draft, width: int) -> list[float]:
+    """By rank: the tokens of a row are numbered from the first rank on."""
+    weights: list[float] = []
+    for token, parent in zip(draft.tokens, draft.parents, strict=True):
+        weights.append(static_shares(width)[token % width] * (weights[parent] if parent >= 0 else 1.0))
+    return weights

@@ -8,7 +8,9 @@ draft is one captured graph, and the host reads the candidates of all levels at 
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
+from heapq import heappop, heappush
 from itertools import accumulate
 from typing import Protocol
 from weakref import WeakKeyDictionary
@@ -68,61 +70,86 @@ class Levels:
         self._shares: list[list[float]] = np.minimum(np.maximum(shares, LEAST_PROBABILITY), 1.0).tolist()
         self._places: list[int] = places.tolist()  # of every node, among the candidates of its sequence and level
 
-    def _rows(self, lane: int) -> list[int]:
-        """The rows of a sequence, in order of levels and nodes."""
-        size, width = self._size, self._shape.width
-        starts = range(size + lane * width, len(self._tokens), size * width)
-        return [lane, *(row for start in starts for row in range(start, start + width))]
-
-    def _nodes(self, rows: list[int]) -> list[int]:
-        """The candidates of a sequence that are nodes: those that its rows but the first are behind."""
-        size, width = self._size, self._shape.width
-        firsts = [0, *range(width, width * len(rows), width * width)]  # candidates of the levels
-        return [firsts[index // width] + self._places[row - size] for index, row in enumerate(rows[1:])]
-
     def chain(self, lane: int) -> list[int]:
         """The tokens of leading nodes that were run one behind the other: all of a chain, the first of a tree."""
-        rows, width = self._rows(lane), self._shape.width
-        nodes = self._nodes(rows)[: 1 if width > 1 else None]
-        return [self._tokens[rows[node // width]][node % width] for node in nodes]
+        rows, above = self._rows(lane)
+        nodes = above[1:2] if self._shape.width > 1 else above[1:]
+        return [self._tokens[rows[row]][rank] for row, rank in self._candidates(nodes)]
 
     def draft(self, lane: int, budget: int, name: str) -> Draft:
         """The draft of one sequence: the best candidates of all levels, or, where the shape does not prune, the nodes
         that were run and the best of the last level."""
-        shape, width, rows = self._shape, self._shape.width, self._rows(lane)
-        nodes = self._nodes(rows)
-        above = [-1, *nodes]  # the candidate that each row is behind
-        scores = _products(above, [self._shares[row] for row in rows])
-        weights = _products(above, [static_shares(width)] * len(rows)) if shape.static else scores
-        if shape.prunes:
-            best = sorted(range(len(scores)), key=weights.__getitem__, reverse=True)[:budget]
-            # No candidate weighs more than its parent, and none comes before it. Those that are most probably accepted
-            # come first, one behind the other: then their K and V lie where they belong.
-            chain = _likeliest(above, width, set(best))
-            kept = chain + sorted(set(best).difference(chain))
-        else:
-            first = len(scores) - (width * width if nodes else width)
-            last = sorted(range(first + 1, len(scores)), key=weights.__getitem__, reverse=True)
-            kept = [*nodes, first, *last[: width - 1]][:budget]
+        shape, (rows, above) = self._shape, self._rows(lane)
+        shares = [self._shares[row] for row in rows]
+        weights = [static_shares(shape.width)] * len(rows) if shape.static else shares
+        kept = _best(above, weights, budget) if shape.prunes else _run_and_last(above, weights)[:budget]
         place = {-1: -1, **{node: index for index, node in enumerate(kept)}}
-        return Draft(
-            tuple([self._tokens[rows[node // width]][node % width] for node in kept]),
-            tuple([place[above[node // width]] for node in kept]),
-            tuple([scores[node] for node in kept]),
-            (name,) * len(kept),
-        )
+        tokens: list[int] = []
+        parents: list[int] = []
+        scores: list[float] = []
+        for row, rank in self._candidates(kept):
+            parent = place[above[row]]
+            tokens.append(self._tokens[rows[row]][rank])
+            parents.append(parent)
+            scores.append((scores[parent] if parent >= 0 else 1.0) * shares[row][rank])
+        return Draft(tuple(tokens), tuple(parents), tuple(scores), (name,) * len(kept))
+
+    def _rows(self, lane: int) -> tuple[tuple[int, ...], list[int]]:
+        """The rows of a sequence, in order of levels and nodes, and the candidate that each is behind; -1 is the end of
+        the sequence."""
+        rows, places = _places(lane, self._size, self._shape.width, len(self._tokens))
+        return rows, [-1, *[first + self._places[place] for first, place in places]]
+
+    def _candidates(self, numbers: list[int]) -> list[tuple[int, int]]:
+        """Row and rank of candidates."""
+        width = self._shape.width
+        return [divmod(number, width) for number in numbers]
 
 
-def _likeliest(above: list[int], width: int, kept: set[int]) -> list[int]:
-    """The best candidate behind the end of the sequence, the best one behind that, and so on, as far as they are
-    kept."""
+@cache
+def _places(lane: int, size: int, width: int, count: int) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
+    """Which of `count` rows are those of a sequence, in order of levels and nodes. And for each but the first: the
+    number of the first candidate of its level, and where among the places that of its node is."""
+    levels = range(size + lane * width, count, size * width)
+    rows = (lane, *(row for start in levels for row in range(start, start + width)))
+    # The first level has `width` candidates, the others as many behind each of their nodes.
+    firsts = [0, *range(width, width * len(rows), width * width)]
+    return rows, [(firsts[index // width], row - size) for index, row in enumerate(rows[1:])]
+
+
+def _best(above: list[int], shares: list[list[float]], budget: int) -> list[int]:
+    """The candidates that weigh most; of equal ones, the first.
+
+    None weighs more than its parent, nor more than the one before it behind the same node: each is found by way of
+    those. The ones that are most probably accepted come first, one behind the other: then their K and V lie where they
+    belong. No candidate comes before its parent.
+    """
+    width = len(shares[0])
     row_behind = {node: row for row, node in enumerate(above)}
+    best: set[int] = set()
+    found = [(-shares[0][0], 0, -1.0)]  # weight, candidate, weight of its parent; negative, as a heap wants them
+    while found and len(best) < budget:
+        weight, node, weight_above = heappop(found)
+        best.add(node)
+        row, rank = divmod(node, width)
+        if rank + 1 < width:
+            heappush(found, (weight_above * shares[row][rank + 1], node + 1, weight_above))
+        if (behind := row_behind.get(node)) is not None:
+            heappush(found, (weight * shares[behind][0], behind * width, weight))
     chain: list[int] = []
-    row: int | None = 0
-    while row is not None and row * width in kept:
-        chain.append(row * width)
-        row = row_behind.get(chain[-1])
-    return chain
+    likeliest: int | None = 0  # the row whose first candidate comes next
+    while likeliest is not None and likeliest * width in best:
+        chain.append(likeliest * width)
+        likeliest = row_behind.get(chain[-1])
+    return chain + sorted(best.difference(chain))
+
+
+def _run_and_last(above: list[int], shares: list[list[float]]) -> list[int]:
+    """The candidates that were run, and the best of the last level: its first, and then those that weigh most."""
+    weights, width = _products(above, shares), len(shares[0])
+    first = len(weights) - (width * width if len(above) > 1 else width)
+    last = sorted(range(first + 1, len(weights)), key=weights.__getitem__, reverse=True)
+    return [*above[1:], first, *last[: width - 1]]
 
 
 def _products(above: list[int], shares: list[list[float]]) -> list[float]:
@@ -155,7 +182,6 @@ class RunAhead:
                     self.backend.replay(program, plan, program.run)
                     program.wait()  # what the next run is told must not reach this one
 
-    @torch.inference_mode()
     def __call__(self, works: Items[Work], first: PackedBatch, shape: TreeShape) -> Levels | None:
         """All levels of the trees behind works, which all reach the end of their sequences. `first` has the rows that
         are run first. None: there are too many for one program."""
@@ -173,9 +199,10 @@ class RunAhead:
 
     def _program(self, plan: ForwardBatch, key: _Key) -> _Program:
         programs = self._programs.setdefault(plan, {})
-        if key not in programs:
-            programs[key] = _Program(self, plan, *key)
-        return programs[key]
+        program = programs.get(key)
+        if program is None:
+            program = programs[key] = _Program(self, plan, *key)
+        return program
 
 
 def split_catch_up(works: Items[Work], depth: int) -> tuple[list[Work], list[Work]]:
@@ -187,7 +214,7 @@ def split_catch_up(works: Items[Work], depth: int) -> tuple[list[Work], list[Wor
         sequence, more = work.sequence, work.num_new_tokens - 1
         if more > depth:
             behind.append(work._replace(num_new_tokens=more))
-            caught_up = replace(sequence, num_computed_tokens=sequence.num_computed_tokens + more)
+            caught_up = sequence.computed_up_to(sequence.num_computed_tokens + more)
             work = work._replace(sequence=caught_up, num_new_tokens=1)
         left.append(work)
     return behind, left
@@ -252,14 +279,16 @@ class _Program:
 
     def tell(self, works: Items[Work], first: PackedBatch) -> None:
         """Write what the next run is to know of its sequences."""
-        columns, temperatures = self._columns, [work.sequence.params.temperature or 0.0 for work in works]
-        ends = accumulate(first.row_counts)
+        columns, block_size, depth = self._columns, self._ahead.block_size, self.shape.depth
         told: list[list[int]] = []
-        for (sequence, *_), end, temperature in zip(works, ends, temperatures, strict=True):
-            slots = len(sequence.block_table) * self._ahead.block_size
-            places = range(sequence.num_tokens, sequence.num_tokens + self.shape.depth)
-            keys = [signed(stream_key(sequence.noise_seed, place)) if temperature else 0 for place in places]
-            told.append([end - 1, sequence.num_tokens, sequence.token_ids[-1], slots, 0, *keys])
+        temperatures: list[float] = []
+        for work, end in zip(works, accumulate(first.row_counts), strict=True):
+            sequence, temperature = work.sequence, work.sequence.params.temperature or 0.0
+            length, slots, keys = sequence.num_tokens, len(sequence.block_table) * block_size, [0] * depth
+            if temperature:
+                keys = [signed(stream_key(sequence.noise_seed, length + place)) for place in range(depth)]
+            told.append([end - 1, length, sequence.token_ids[-1], slots, 0, *keys])
+            temperatures.append(temperature)
         columns[:, : len(works)] = np.array(told).T
         columns[_TEMPERATURE, : len(works)].view(np.float64)[:] = temperatures
         columns[:, len(works) :] = 0
