@@ -7,7 +7,7 @@ from collections.abc import MutableSequence
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -137,7 +137,7 @@ def pack(works: Items[Work], block_size: int) -> PackedBatch:
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
-    paths: dict[int, _Path] = {}  # of rows that have one
+    paths: dict[int, _Path] = {}  # of the rows of drafts
     row_counts: list[int] = []
     logit_counts: list[int] = []
     reach = 0
@@ -156,26 +156,26 @@ def pack(works: Items[Work], block_size: int) -> PackedBatch:
         if draft.tokens:
             token_ids += draft.tokens[computed:]
             _add_slots(slots, table, end + computed, end + len(draft.tokens), block_size)
-            for position, path in _node_keys(draft.parents, end)[computed:]:
-                if path:
-                    paths[len(positions)] = path
-                positions.append(position)
+            node_positions, node_paths = _node_keys(draft.parents, end)
+            paths.update(enumerate(node_paths[computed:], len(positions)))
+            positions += node_positions[computed:]
             reach = max(reach, end + len(draft.tokens))
         row_counts.append(len(token_ids) - first)
         logit_counts.append(work.num_logits)
     rows, max_keys = len(token_ids), max(positions) + 1
     wide = np.array([token_ids, positions, slots], np.int64)
     narrow = np.zeros((3, rows), np.int32)
-    narrow[0] = np.arange(rows) if rows == len(works) else np.arange(len(works)).repeat(row_counts)
+    if len(works) > 1:
+        narrow[0] = np.arange(rows) if rows == len(works) else np.arange(len(works)).repeat(row_counts)
     narrow[1] = wide[1] + 1
-    depth = max(map(len, paths.values()), default=0)
-    if depth:
+    dense = np.zeros((rows, 0), np.int32)
+    if any(paths.values()):
         of_rows = [paths.get(row, ()) for row in range(rows)]
-        narrow[2] = [len(path) for path in of_rows]
-        narrow[1] -= narrow[2]  # what a row sees is its prefix and its path
-        dense = np.array([path + (0,) * (depth - len(path)) for path in of_rows], np.int32)
-    else:
-        dense = np.zeros((rows, 0), np.int32)
+        lengths = [len(path) for path in of_rows]
+        columns = np.array([lengths, *zip_longest(*of_rows, fillvalue=0)], np.int32)
+        dense = np.ascontiguousarray(columns[1:].T)
+        narrow[1] -= columns[0]  # what a row sees is its prefix and its path
+        narrow[2] = columns[0]
     return PackedBatch(
         wide=wide,
         narrow=narrow,
@@ -205,18 +205,18 @@ def _add_slots(slots: list[int], table: MutableSequence[int], offset: int, end: 
         offset += count
 
 
-def _node_keys(parents: Items[int], end: int) -> list[tuple[int, _Path]]:
-    """Of every node of a draft behind `end` tokens: position and path. A path that goes straight on behind the prefix
+def _node_keys(parents: Items[int], end: int) -> tuple[list[int], list[_Path]]:
+    """Of all nodes of a draft behind `end` tokens: positions and paths. A path that goes straight on behind the prefix
     is part of it: the leading nodes that are one chain have none."""
-    keys: list[tuple[int, _Path]] = []
-    whole: list[_Path] = []  # every node's path with all its ancestors
-    is_straight = True
+    paths: list[_Path] = []  # with all ancestors
+    straight = 0  # leading nodes that are one chain
     for node, parent in enumerate(parents):
-        path = (*whole[parent], end + node) if parent >= 0 else (end + node,)
-        whole.append(path)
-        is_straight = is_straight and parent == node - 1
-        keys.append((end + len(path) - 1, () if is_straight else path))
-    return keys
+        paths.append((*paths[parent], end + node) if parent >= 0 else (end + node,))
+        if straight == node == parent + 1:
+            straight += 1
+    positions = [end + len(path) - 1 for path in paths]
+    paths[:straight] = [()] * straight
+    return positions, paths
 
 
 def _block_tables(works: Items[Work]) -> NDArray[np.int32]:
