@@ -155,7 +155,9 @@ class Model:
             max_keys=-(-length // 1024) * 1024,
             reach=length,
         )
-        return single_plan(batch, self.attention, DEVICE)
+        plan = single_plan(batch, self.attention, DEVICE)
+        plan.upload()
+        return plan
 
     def run(self, plan: Plan, x: Tensor) -> Tensor:
         _, normed = self.backend.run_layers(x, self.stack, self.kv, plan)

@@ -226,7 +226,9 @@ def planned(scene: Scene, rows: list[int] | None = None, slots: Tensor | None = 
         max_keys=batch.max_keys,
         reach=batch.max_keys,
     )
-    return single_plan(packed, scene.shape, DEVICE, scene.cache.k.dtype)
+    plan = single_plan(packed, scene.shape, DEVICE, scene.cache.k.dtype)
+    plan.upload()
+    return plan
 
 
 class TestAttention:

@@ -43,6 +43,7 @@ def key_slots(plan: Plan, row: int) -> list[int]:
 
 
 def check(batch: ForwardBatch, plan: Plan) -> None:
+    plan.upload()
     for row in range(batch.num_rows):
         wanted = batch.key_slots[row, : int(batch.positions[row]) + 1].tolist()
         assert key_slots(plan, row) == wanted, row
@@ -80,6 +81,8 @@ def test_short_prompts_are_captured_in_the_plans_that_were_warmed() -> None:
     rng = random.Random(2)
     plans = Plans(torch.device("cpu"), torch.bfloat16)
     warmed = list(plans.empty(SHAPE, SIZE, 600))
+    for plan in warmed:
+        plan.upload()
     assert {plan.num_rows for plan in warmed} == set(ROW_BUCKETS)
     assert all((plan.slots == -1).all() and not plan.prefix_lens.any() for plan in warmed)
     for works in ([work(rng, 60, 0, new=60)], [work(rng, 598, 0), work(rng, 100, 7, new=90)], [work(rng, 40, 12)]):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foredraft.backends import cuda_sample
-from foredraft.backends.cuda_plan import capture
+from foredraft.backends.cuda_plan import capture, wait
 from foredraft.sampling.node_draws import NodeDraw
 from foredraft.sampling.noise import signed
 
@@ -77,7 +77,7 @@ class Draws:
         # The last replay has ended: its tokens were waited for.
         _fill(captured.host[:, : len(nodes)], nodes, captured.written)
         captured.graph.replay()
-        torch.cuda.current_stream(self._device).synchronize()
+        wait(self._device)
         tokens: list[int] = captured.drawn[: len(nodes)].tolist()
         return tokens
 

@@ -4,7 +4,8 @@
 Kernels are launched with programmatic dependent launch where the device has it (compute capability 9): a kernel may
 start while the one before it runs, and waits for that one's end in `begin`. Only then does it let the next one start,
 so what kernels before the last one wrote may be read before `begin`: weights, caches of earlier runs, and plans, which
-are never written by the kernel just before.
+are never written by the kernel just before. A copy, such as the upload of a plan, ends before the kernel behind it
+starts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The plan of one run on a GPU: what its kernels need to know of a batch, in one upload.
 
-A batch of few rows is padded to a bucket of rows, keys and path lengths, whose plan has its own place in the device's
-memory: a graph that was captured with that plan can be replayed with the next batch of the bucket. A batch with prompt
-chunks gets a plan of its own size.
+A batch of few rows is padded to a bucket of rows, keys and path lengths, whose plan has its own place in the memory of
+the host and of the device: a graph that was captured with that plan can be replayed with the next batch of the bucket.
+The upload is the first thing that a run does, so it is part of the graph. A batch with prompt chunks gets a plan of its
+own size.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -42,11 +42,17 @@ Bucket = tuple[int, int, int, int]  # rows, keys, path length, rows of a group
 
 @dataclass(frozen=True, eq=False)
 class Plan(ForwardBatch):
-    """A batch on the device. Each row is in one of the two views of the keys."""
+    """A batch on the device, once it is uploaded. Each row is in one of the two views of the keys."""
 
     split: KeyView | None
     whole: KeyView | None
     bucket: Bucket | None  # None: used once, never captured
+    staging: _Staging | None  # where the host has written it; None: it is written on the device
+
+    def upload(self) -> None:
+        """Start to copy what the host has written. It may be written again once the device has been waited for."""
+        if self.staging is not None:
+            self.staging.upload()
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,6 @@ class _Staging:
             size += -(-length // 16) * 16
         pinned = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._host, self._device = pinned, torch.zeros(size, dtype=torch.uint8, device=device)
-        self._copied = torch.cuda.Event() if device.type == "cuda" else None
         self.arrays: dict[str, NDArray[Any]] = {}
         self.tensors: dict[str, Tensor] = {}
         for name, dtype, shape, start, length in places:
@@ -101,14 +106,12 @@ class _Staging:
         self.tensors.update(zip(("sequences", "prefix_lens", "path_lens"), narrow, strict=True))
 
     def wait(self) -> None:
-        """Until the last upload has been read: only then may the host's buffer be written again."""
-        if self._copied is not None:
-            self._copied.synchronize()
+        """Until the last upload has been read: only then may the host's buffer be written again. Mostly the device has
+        nothing to do by now: what it drew has been waited for."""
+        wait(self._device.device)
 
     def upload(self) -> None:
         self._device.copy_(self._host, non_blocking=True)
-        if self._copied is not None:
-            self._copied.record(torch.cuda.current_stream(self._device.device))
 
 
 class Plans:
@@ -129,7 +132,6 @@ class Plans:
         _fill(staging.arrays, batch)
         together = rows_of_group(batch.num_rows, together, has_paths=batch.paths.shape[1] > 0)
         _fill_groups(staging.arrays["split_groups"], batch.borders, together)
-        staging.upload()
         return plan
 
     def empty(self, shape: AttentionShape, block_size: int, max_keys: int) -> Iterator[Plan]:
@@ -145,7 +147,6 @@ class Plans:
                 staging.wait()
                 _fill_up(staging.arrays, 0)
                 staging.arrays["split_groups"][:] = 0
-                staging.upload()
                 yield plan
 
     def _bucket(self, bucket: Bucket, block_size: int) -> tuple[_Staging, Plan]:
@@ -154,7 +155,7 @@ class Plans:
             width = -(-keys // block_size)
             staging = _Staging(_Layout(rows, rows, width, depth, rows, rows, 0, 0, 0), self._device)
             staging.arrays["split_rows"][:] = np.arange(rows)
-            plan = _plan(staging.tensors, block_size, keys, ["split"], has_logit_rows=False, bucket=bucket)
+            plan = _plan(staging, block_size, keys, ["split"], has_logit_rows=False, bucket=bucket)
             self._buckets[bucket] = staging, plan
         return self._buckets[bucket]
 
@@ -182,9 +183,8 @@ def single_plan(
         _fill_groups(staging.arrays[f"{view}_groups"], [0, *accumulate(map(len, view_runs))], together)
     if batch.logit_rows is not None:
         staging.arrays["logit_rows"][:] = batch.logit_rows
-    staging.upload()
     views = [name for name, rows in (("split", split), ("whole", whole)) if rows]
-    return _plan(staging.tensors, batch.block_size, batch.max_keys, views, batch.logit_rows is not None)
+    return _plan(staging, batch.block_size, batch.max_keys, views, batch.logit_rows is not None)
 
 
 class Graphs:
@@ -195,13 +195,17 @@ class Graphs:
         self._pool: Any = None
 
     def run(self, owner: object, plan: Plan, compute: Callable[[ForwardBatch], T]) -> T:
-        if plan.bucket is None or plan.positions.device.type != "cuda":
+        def run() -> T:
+            plan.upload()
             return compute(plan)
+
+        if plan.bucket is None or plan.positions.device.type != "cuda":
+            return run()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         graphs = self._of.setdefault(owner, OrderedDict())
         captured = graphs.get(plan.bucket)
         if captured is None:
-            captured = graphs[plan.bucket] = capture(plan.positions.device, partial(compute, plan), self._pool)
+            captured = graphs[plan.bucket] = capture(plan.positions.device, run, self._pool)
             if len(graphs) > _MOST_GRAPHS:
                 graphs.popitem(last=False)
         else:
@@ -227,6 +231,12 @@ def capture(device: torch.device, run: Callable[[], T], pool: Any = None) -> tup
     with _no_collection(), torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
         result = run()
     return graph, result
+
+
+def wait(device: torch.device) -> None:
+    """Until the device has done all that it was told."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device.index).synchronize()  # by its index: a device is first looked up by name
 
 
 @contextmanager
@@ -296,13 +306,14 @@ def _fill_groups(groups: NDArray[Any], borders: list[int], together: int) -> Non
 
 
 def _plan(
-    tensors: dict[str, Tensor],
+    staging: _Staging,
     block_size: int,
     max_keys: int,
     views: list[str],
     has_logit_rows: bool,
     bucket: Bucket | None = None,
 ) -> Plan:
+    tensors = staging.tensors
     shared = {name: tensors[name] for name in ("sequences", "block_tables", "prefix_lens", "paths", "path_lens")}
 
     def view(name: str) -> KeyView | None:
@@ -320,4 +331,5 @@ def _plan(
         split=view("split"),
         whole=view("whole"),
         bucket=bucket,
+        staging=staging,
     )

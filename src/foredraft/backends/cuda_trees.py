@@ -110,6 +110,7 @@ class CudaTreeOps:
             split=KeyView(every, groups, **shared, block_size=plan.block_size, max_keys=plan.max_keys),
             whole=None,
             bucket=None,
+            staging=None,
         )
 
     def likely(self, logits: Tensor, token_ids: Tensor | None, noise: Noise, into: Candidates) -> None:

@@ -313,7 +313,7 @@ class _Program:
 
     def wait(self) -> None:
         if self._inputs.is_cuda:
-            torch.cuda.current_stream(self._inputs.device).synchronize()
+            torch.cuda.current_stream(self._inputs.device.index).synchronize()
 
     def _place(self, plan: ForwardBatch, lengths: Tensor) -> None:
         """Where the nodes of all levels stand: node i behind the sequence, at its i-th slot. Where there is no slot, K
