@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 from pathlib import Path
 
 import pytest
@@ -64,12 +65,12 @@ def test_noise_is_that_of_the_cpu() -> None:
 def test_no_request_waits_for_a_graph_or_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from triton.runtime.jit import JITFunction
 
-    from foredraft.backends import cuda_draws, cuda_plan
+    from foredraft.backends import cuda_draws, cuda_moves, cuda_plan
 
     model = random_model("llama")
     model.config.max_position_embeddings = 1024
     llm = LLM(str(save_model(model, tmp_path)), device="cuda", dtype="bfloat16", spec="off", max_model_len=600)
-    for module in (cuda_plan, cuda_draws):
+    for module in (cuda_plan, cuda_draws, cuda_moves):
         monkeypatch.setattr(module, "capture", lambda *arguments: pytest.fail("a graph was captured for a request"))
     monkeypatch.setattr(JITFunction, "_do_compile", lambda *arguments: pytest.fail(f"{arguments[0]} was compiled"))
     params = SamplingParams(max_tokens=40, temperature=0.9, seed=3, ignore_eos=True)
@@ -81,6 +82,22 @@ def test_no_request_waits_for_a_graph_or_the_compiler(tmp_path: Path, monkeypatc
         llm.generate([prompt], params, spec="off")
     for spec in ("off", "ngram:k=8", "suffix"):
         llm.generate(prompts, params, spec=spec)
+
+
+def test_tokens_move_in_all_caches_at_once() -> None:
+    """Also where a slot is both read and written, and with graphs that have been used before."""
+    from foredraft.backends.base import move
+    from foredraft.backends.cuda_moves import Moves
+
+    caches = [torch.randn(6, 200, 3, 8), torch.randn(1, 200, 40)]
+    on_device, moves = [cache.cuda() for cache in caches], Moves(torch.device("cuda"))
+    rng = random.Random(4)
+    for count in (1, 3, 4, 9, 2, 70, 3):
+        pairs = list(zip(rng.sample(range(200), count), rng.sample(range(200), count), strict=True))
+        move(caches, torch.tensor(pairs).T)
+        moves.move(on_device, pairs)
+        torch.cuda.synchronize()
+        assert all(torch.equal(cache, moved.cpu()) for cache, moved in zip(caches, on_device, strict=True)), count
 
 
 def test_the_garbage_collector_waits_while_a_graph_is_captured() -> None:

@@ -263,6 +263,10 @@ class Backend(Protocol):
     def read_previous(self, cache: Tensor, parts: Tensor | None, batch: ForwardBatch) -> Tensor:
         """`read` at `batch.previous_slots`."""
 
+    def move(self, caches: Items[Tensor], moves: Items[tuple[int, int]]) -> None:
+        """Copy what caches [parts, slots, ...] hold from slot to slot, for each of the moves (source, target). All
+        sources are read before any target is written."""
+
     def top(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """The largest `count` of every row of logits [rows, columns], all where there are fewer, and their columns:
         [rows, count] each. Largest first, and among equals, but for those on a GPU, the lowest column first."""
@@ -325,6 +329,14 @@ def read(cache: Tensor, parts: Tensor | None, slots: Tensor, dtype: torch.dtype)
     """The verb of this name, in plain torch."""
     rows = cache[slots]
     return (rows if parts is None else rows[:, parts]).flatten(1).to(dtype)
+
+
+@torch.inference_mode()
+def move(caches: Items[Tensor], slots: Tensor) -> None:
+    """The verb of this name, in plain torch: from slots[0] to slots[1]."""
+    sources, targets = slots
+    for cache in caches:
+        cache.index_copy_(1, targets, cache.index_select(1, sources))
 
 
 def store_tap(backend: Backend, taps: Taps | None, depth: int, x: Tensor, batch: ForwardBatch) -> None:

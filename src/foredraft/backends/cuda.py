@@ -34,6 +34,7 @@ from foredraft.backends.base import (
 )
 from foredraft.backends.cuda_attention import attend_split, attend_whole
 from foredraft.backends.cuda_draws import Draws
+from foredraft.backends.cuda_moves import Moves
 from foredraft.backends.cuda_pack import Packed, pack
 from foredraft.backends.cuda_plan import ROW_BUCKETS, Graphs, Plan, Plans
 from foredraft.backends.cuda_trees import CudaTreeOps
@@ -58,6 +59,7 @@ class CudaBackend:
         self._plans = Plans(self.device, self.kv_dtype)
         self._graphs = Graphs()
         self._draws = Draws(self.device)
+        self._moves = Moves(self.device)
         self.tree_ops: TreeOps | None = CudaTreeOps()
         self._replayed_rows = 0  # of the last run; 0: it was not captured
 
@@ -129,6 +131,10 @@ class CudaBackend:
 
     def read_previous(self, cache: Tensor, parts: Tensor | None, batch: ForwardBatch) -> Tensor:
         return self.read(cache, parts, batch.previous_slots)
+
+    def move(self, caches: Items[Tensor], moves: Items[tuple[int, int]]) -> None:
+        self._select()
+        self._moves.move(caches, moves)
 
     def top(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         best = logits.topk(min(count, logits.shape[1]))

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import ROW_COUNTS, AttentionShape, LayerKV, Linear, Stack, T, Taps, Weight
+from foredraft.backends.base import ROW_COUNTS, AttentionShape, LayerKV, Linear, Stack, T, Taps, Weight, move
 from foredraft.backends.native_layers import StackDescription, TapsDescription, describe_shape, describe_stack
 from foredraft.backends.native_library import (
     ERRORS,
@@ -258,6 +258,9 @@ class NativeBackend:
         if code := kernel(description, chosen, count, *where, y.data_ptr()):
             raise _refusal("read", code)
         return y
+
+    def move(self, caches: Items[Tensor], moves: Items[tuple[int, int]]) -> None:
+        move(caches, torch.tensor(moves, device=self.device).T)
 
     def top(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         return self._top(logits, count, False)

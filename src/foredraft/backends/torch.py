@@ -23,6 +23,7 @@ from foredraft.backends.base import (
     T,
     Taps,
     Weight,
+    move,
     read,
     run_layers,
 )
@@ -119,6 +120,9 @@ class TorchBackend:
 
     def read_previous(self, cache: Tensor, parts: Tensor | None, batch: ForwardBatch) -> Tensor:
         return self.read(cache, parts, batch.previous_slots)
+
+    def move(self, caches: Items[Tensor], moves: Items[tuple[int, int]]) -> None:
+        move(caches, torch.tensor(moves, device=self.device).T)
 
     def top(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         best = logits.sort(dim=1, descending=True, stable=True)

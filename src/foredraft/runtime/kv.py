@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from foredraft.types import Stop, Verdict, Work
 
 TARGET_GROUP = "target"
 TAPS_GROUP = "taps"
+_USUAL_MOVES = (1, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Group:
     scratch behind the committed tokens."""
 
     memory: Tensor
+    backend: Backend
     follows_target: bool
 
 
@@ -35,7 +36,6 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.groups: dict[str, Group] = {}
-        self._moves = torch.zeros((2, 0), dtype=torch.int64)  # sources and targets, where a device can read them
 
     def add_group(self, name: str, config: ModelConfig, backend: Backend, scratch_blocks: int = 0) -> list[LayerKV]:
         """Make the layers of a model part of the cache. Its scratch blocks come behind the blocks of the pool; no
@@ -43,14 +43,14 @@ class KVCache:
         slots = (self.num_blocks + scratch_blocks) * self.block_size
         shape = (2 * config.num_layers, slots, config.num_kv_heads, config.head_dim)
         memory = torch.empty(shape, dtype=backend.kv_dtype, device=backend.device)
-        self.groups[name] = Group(memory, follows_target=name == TARGET_GROUP)
+        self.groups[name] = Group(memory, backend, follows_target=name == TARGET_GROUP)
         return [LayerKV(k, v) for k, v in zip(memory[0::2], memory[1::2], strict=True)]
 
     def add_taps(self, layers: tuple[int, ...], hidden_size: int, backend: Backend) -> Taps:
         """Make the residual streams after some of the target's layers part of the cache."""
         shape = (self.num_blocks * self.block_size, len(layers) * hidden_size)
         cache = torch.empty(shape, dtype=backend.kv_dtype, device=backend.device)
-        self.groups[TAPS_GROUP] = Group(cache[None], follows_target=True)
+        self.groups[TAPS_GROUP] = Group(cache[None], backend, follows_target=True)
         return Taps(layers, cache)
 
     def keep(self, works: Items[Work], verdicts: Items[Verdict], stops: Items[Stop]) -> None:
@@ -68,17 +68,10 @@ class KVCache:
             self._move(moves)
 
     def warm(self) -> None:
-        """Move a key onto itself: a device loads its code for that the first time."""
-        self._move([(0, 0)])
+        """Move a key onto itself, as often as is usual in a step: a device needs time for the first of each number."""
+        for count in _USUAL_MOVES:
+            self._move([(0, 0)] * count)
 
-    @torch.inference_mode()
     def _move(self, moves: list[tuple[int, int]]) -> None:
         following = [group.memory for group in self.groups.values() if group.follows_target]
-        device, count = following[0].device, len(moves)
-        if self._moves.shape[1] < count:
-            self._moves = torch.zeros((2, 2 * count), dtype=torch.int64, pin_memory=device.type == "cuda")
-        # The last moves have been read: the device has been waited for since then.
-        self._moves.numpy()[:, :count] = np.array(moves).T
-        sources, targets = self._moves.to(device, non_blocking=True)[:, :count]
-        for memory in following:
-            memory.index_copy_(1, targets, memory.index_select(1, sources))
+        self.groups[TARGET_GROUP].backend.move(following, moves)
