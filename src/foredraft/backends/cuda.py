@@ -53,6 +53,7 @@ class CudaBackend:
         if device == torch.device("cuda"):  # whichever is current now
             device = torch.device("cuda", torch.cuda.current_device())
         self.device = device
+        self._index = device.index if device.type == "cuda" else None
         self.activation_dtype = torch.float32
         self.kv_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
         self.build = _build()
@@ -187,8 +188,8 @@ class CudaBackend:
 
     def _select(self) -> None:
         """Kernels are launched on the current device of the thread."""
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device.index)
+        if self._index is not None:
+            torch.cuda.set_device(self._index)
 
 
 def _as_plan(batch: ForwardBatch) -> Plan:

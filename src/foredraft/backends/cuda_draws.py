@@ -44,7 +44,8 @@ class Draws:
         """The token of every node. `replayed_rows` is the number of rows of a captured run, whose next replay leaves
         its logits in the same place; 0: there is none."""
         in_order = [node.row for node in nodes] == list(range(logits.shape[0]))
-        adjusted = [index for index, node in enumerate(nodes) if node.sequence.adjusts_logits]
+        adjusting = {sequence for sequence in {node.sequence for node in nodes} if sequence.adjusts_logits}
+        adjusted = [index for index, node in enumerate(nodes) if node.sequence in adjusting] if adjusting else []
         captured = self._captured(logits, replayed_rows) if in_order and not adjusted and replayed_rows else None
         if captured is not None:
             return self._replayed(captured, nodes)

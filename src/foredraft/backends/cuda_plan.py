@@ -95,6 +95,7 @@ class _Staging:
             size += -(-length // 16) * 16
         pinned = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._host, self._device = pinned, torch.zeros(size, dtype=torch.uint8, device=device)
+        self.rows = layout.rows  # that may hold something; those behind read and write nothing
         self.arrays: dict[str, NDArray[Any]] = {}
         self.tensors: dict[str, Tensor] = {}
         for name, dtype, shape, start, length in places:
@@ -129,7 +130,7 @@ class Plans:
         together = rows_together(shape, self._kv_dtype, whole=False)
         staging, plan = self._bucket(_bucket(batch, together), batch.block_size)
         staging.wait()
-        _fill(staging.arrays, batch)
+        _fill(staging, batch)
         together = rows_of_group(batch.num_rows, together, has_paths=batch.paths.shape[1] > 0)
         _fill_groups(staging.arrays["split_groups"], batch.borders, together)
         return plan
@@ -145,7 +146,7 @@ class Plans:
                 keys = _key_bucket(keys + 1)
                 staging, plan = self._bucket((rows, keys, _PATH_BUCKETS[0], together), block_size)
                 staging.wait()
-                _fill_up(staging.arrays, 0)
+                _fill_up(staging, 0)
                 staging.arrays["split_groups"][:] = 0
                 yield plan
 
@@ -177,7 +178,7 @@ def single_plan(
         0 if batch.logit_rows is None else len(batch.logit_rows),
     )
     staging = _Staging(layout, device)
-    _fill(staging.arrays, batch)
+    _fill(staging, batch)
     for view, view_runs, together in (("split", split, of_split), ("whole", whole, of_whole)):
         staging.arrays[f"{view}_rows"][:] = [row for run in view_runs for row in run]
         _fill_groups(staging.arrays[f"{view}_groups"], [0, *accumulate(map(len, view_runs))], together)
@@ -199,7 +200,7 @@ class Graphs:
             plan.upload()
             return compute(plan)
 
-        if plan.bucket is None or plan.positions.device.type != "cuda":
+        if plan.bucket is None or not plan.positions.is_cuda:
             return run()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         graphs = self._of.setdefault(owner, OrderedDict())
@@ -269,13 +270,13 @@ def _num_groups(runs: list[range], together: int) -> int:
     return sum(-(-len(run) // together) for run in runs)
 
 
-def _fill(arrays: dict[str, NDArray[Any]], batch: PackedBatch) -> None:
+def _fill(staging: _Staging, batch: PackedBatch) -> None:
     """Write the batch, and behind it rows that read and write nothing."""
     rows, depth, (sequences, width) = batch.num_rows, batch.paths.shape[1], batch.block_tables.shape
+    arrays = staging.arrays
+    _fill_up(staging, rows)
     arrays["wide"][:, :rows] = batch.wide
     arrays["narrow"][:, :rows] = batch.narrow
-    if rows < arrays["wide"].shape[1]:
-        _fill_up(arrays, rows)
     width = min(width, arrays["block_tables"].shape[1])
     arrays["block_tables"][:sequences, :width] = batch.block_tables[:, :width]
     if depth:
@@ -290,11 +291,13 @@ def _nothing(rows: int, block_size: int) -> PackedBatch:
     return PackedBatch(wide, narrow, tables, paths, [rows], [rows - 1], block_size, max_keys=1, reach=1)
 
 
-def _fill_up(arrays: dict[str, NDArray[Any]], rows: int) -> None:
+def _fill_up(staging: _Staging, rows: int) -> None:
     """Make all rows behind the first ones such that they read and write nothing."""
-    arrays["wide"][:2, rows:] = 0
-    arrays["wide"][2, rows:] = _NOWHERE
-    arrays["narrow"][:, rows:] = 0
+    if rows < staging.rows:
+        wide, narrow = staging.arrays["wide"], staging.arrays["narrow"]
+        wide[:2, rows : staging.rows] = narrow[:, rows : staging.rows] = 0
+        wide[2, rows : staging.rows] = _NOWHERE
+    staging.rows = rows
 
 
 def _fill_groups(groups: NDArray[Any], borders: list[int], together: int) -> None:

@@ -20,7 +20,7 @@ from foredraft.proposers.run_ahead import Levels
 from foredraft.types import NO_DRAFT, Commit, Draft, Sequence, Work
 
 UP_TO_DATE = 16  # with so few tokens to run, about a tile, a sequence drafts at once
-_NO_FLOORS = [1.0, -math.inf, 0]  # draw settings of a request without top-p, min-p and top-k
+_NO_FLOORS = (1.0, -math.inf, 0)  # draw settings of a request without top-p, min-p and top-k
 CATCH_UP = 512  # the most catch-up tokens of a sequence in one call; with more to run there is no draft yet
 
 
@@ -109,10 +109,9 @@ class TreeDrafter:
 
     def _can_run_ahead(self, tree: Tree) -> bool:
         """Whether nothing but the model's logits and the noise decides what is drafted."""
-        sequence, params = tree.sequence, tree.sequence.params
-        plain = not tree.is_sampled and not sequence.adjusts_logits
-        temperature, *floors = params.draw_settings
-        truncated = temperature > 0 and floors != _NO_FLOORS
+        plain = not tree.is_sampled and not tree.sequence.adjusts_logits
+        settings = tree.sequence.params.draw_settings
+        truncated = settings[0] > 0 and settings[1:] != _NO_FLOORS
         return tree.grows and plain and not truncated and tree.num_missing <= tree.catch_up
 
     def _run_ahead(self, trees: list[Tree]) -> None:
