@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from functools import cache
 from heapq import heappop, heappush
 from itertools import accumulate
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from foredraft.backends import tree_ops
@@ -63,102 +64,92 @@ class Levels:
     """
 
     def __init__(self, program: _Program) -> None:
-        self._shape, self._size = program.shape, program.size
+        self._shape = program.shape
         tokens, shares, places = (program.found[name] for name in ("tokens", "probabilities", "places"))
-        # By row: the first level has one for each sequence, the others `width` of them.
-        self._tokens: list[list[int]] = tokens.tolist()
-        self._shares: list[list[float]] = np.minimum(np.maximum(shares, LEAST_PROBABILITY), 1.0).tolist()
-        self._places: list[int] = places.tolist()  # of every node, among the candidates of its sequence and level
+        order = _order(program.size, program.shape.width, program.shape.depth)
+        # Of every sequence: all candidates, and which of them are nodes.
+        self._tokens: list[list[int]] = tokens.take(order.candidates).tolist()
+        shares = np.minimum(np.maximum(shares.take(order.candidates), LEAST_PROBABILITY), 1.0)
+        self._shares: list[list[float]] = shares.tolist()
+        self._nodes: list[list[int]] = (places.take(order.nodes) + order.firsts).tolist()
 
     def chain(self, lane: int) -> list[int]:
         """The tokens of leading nodes that were run one behind the other: all of a chain, the first of a tree."""
-        rows, above = self._rows(lane)
-        nodes = above[1:2] if self._shape.width > 1 else above[1:]
-        return [self._tokens[rows[row]][rank] for row, rank in self._candidates(nodes)]
+        nodes, tokens = self._nodes[lane], self._tokens[lane]
+        return [tokens[node] for node in (nodes[:1] if self._shape.width > 1 else nodes)]
 
     def draft(self, lane: int, budget: int, name: str) -> Draft:
         """The draft of one sequence: the best candidates of all levels, or, where the shape does not prune, the nodes
         that were run and the best of the last level."""
-        shape, (rows, above) = self._shape, self._rows(lane)
-        shares = [self._shares[row] for row in rows]
-        weights = [static_shares(shape.width)] * len(rows) if shape.static else shares
+        shape, width, tokens, shares = self._shape, self._shape.width, self._tokens[lane], self._shares[lane]
+        above = [-1, *self._nodes[lane]]  # what each group of `width` candidates is behind; -1: the end of the sequence
+        weights = static_shares(width) * len(above) if shape.static else shares
         kept = _best(above, weights, budget) if shape.prunes else _run_and_last(above, weights)[:budget]
         place = {-1: -1, **{node: index for index, node in enumerate(kept)}}
-        tokens: list[int] = []
-        parents: list[int] = []
+        parents = [place[above[node // width]] for node in kept]
         scores: list[float] = []
-        for row, rank in self._candidates(kept):
-            parent = place[above[row]]
-            tokens.append(self._tokens[rows[row]][rank])
-            parents.append(parent)
-            scores.append((scores[parent] if parent >= 0 else 1.0) * shares[row][rank])
-        return Draft(tuple(tokens), tuple(parents), tuple(scores), (name,) * len(kept))
+        for node, parent in zip(kept, parents, strict=True):
+            scores.append((scores[parent] if parent >= 0 else 1.0) * shares[node])
+        return Draft(tuple([tokens[node] for node in kept]), tuple(parents), tuple(scores), (name,) * len(kept))
 
-    def _rows(self, lane: int) -> tuple[tuple[int, ...], list[int]]:
-        """The rows of a sequence, in order of levels and nodes, and the candidate that each is behind; -1 is the end of
-        the sequence."""
-        rows, places = _places(lane, self._size, self._shape.width, len(self._tokens))
-        return rows, [-1, *[first + self._places[place] for first, place in places]]
 
-    def _candidates(self, numbers: list[int]) -> list[tuple[int, int]]:
-        """Row and rank of candidates."""
-        width = self._shape.width
-        return [divmod(number, width) for number in numbers]
+class _Order(NamedTuple):
+    """Where a program has left what belongs to each of its sequences. It goes level by level: the first one has a row
+    of candidates for each sequence, the others `width` of them, one for each node."""
+
+    candidates: NDArray[np.int64]  # [sequences, candidates]
+    nodes: NDArray[np.int64]  # [sequences, nodes]: which candidate of its level a node is, is said there
+    firsts: NDArray[np.int64]  # [nodes]: the number of the first candidate of that level
 
 
 @cache
-def _places(lane: int, size: int, width: int, count: int) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
-    """Which of `count` rows are those of a sequence, in order of levels and nodes. And for each but the first: the
-    number of the first candidate of its level, and where among the places that of its node is."""
-    levels = range(size + lane * width, count, size * width)
-    rows = (lane, *(row for start in levels for row in range(start, start + width)))
-    # The first level has `width` candidates, the others as many behind each of their nodes.
-    firsts = [0, *range(width, width * len(rows), width * width)]
-    return rows, [(firsts[index // width], row - size) for index, row in enumerate(rows[1:])]
+def _order(size: int, width: int, depth: int) -> _Order:
+    levels = range(depth - 1)
+    of_level = np.arange(size * width).reshape(size, width)
+    nodes = np.concatenate([level * size * width + of_level for level in levels] or [of_level[:, :0]], axis=1)
+    rows = np.concatenate([np.arange(size)[:, None], size + nodes], axis=1)
+    candidates = (rows[:, :, None] * width + np.arange(width)).reshape(size, -1)
+    firsts = [0 if level == 0 else width + (level - 1) * width * width for level in levels]
+    return _Order(candidates, nodes, np.repeat(np.array(firsts, np.int64), width))
 
 
-def _best(above: list[int], shares: list[list[float]], budget: int) -> list[int]:
+def _best(above: list[int], shares: list[float], budget: int) -> list[int]:
     """The candidates that weigh most; of equal ones, the first.
 
     None weighs more than its parent, nor more than the one before it behind the same node: each is found by way of
     those. The ones that are most probably accepted come first, one behind the other: then their K and V lie where they
     belong. No candidate comes before its parent.
     """
-    width = len(shares[0])
-    row_behind = {node: row for row, node in enumerate(above)}
+    width = len(shares) // len(above)
+    first_behind = {node: width * group for group, node in enumerate(above)}
     best: set[int] = set()
-    found = [(-shares[0][0], 0, -1.0)]  # weight, candidate, weight of its parent; negative, as a heap wants them
+    found = [(-shares[0], 0, -1.0)]  # weight, candidate, weight of its parent; negative, as a heap wants them
     while found and len(best) < budget:
         weight, node, weight_above = heappop(found)
         best.add(node)
-        row, rank = divmod(node, width)
-        if rank + 1 < width:
-            heappush(found, (weight_above * shares[row][rank + 1], node + 1, weight_above))
-        if (behind := row_behind.get(node)) is not None:
-            heappush(found, (weight * shares[behind][0], behind * width, weight))
+        behind, beside = first_behind.get(node), node + 1
+        if beside % width:
+            heappush(found, (weight_above * shares[beside], beside, weight_above))
+        if behind is not None:
+            heappush(found, (weight * shares[behind], behind, weight))
     chain: list[int] = []
-    likeliest: int | None = 0  # the row whose first candidate comes next
-    while likeliest is not None and likeliest * width in best:
-        chain.append(likeliest * width)
-        likeliest = row_behind.get(chain[-1])
+    likeliest = 0
+    while likeliest in best:
+        chain.append(likeliest)
+        likeliest = first_behind.get(likeliest, -1)
     return chain + sorted(best.difference(chain))
 
 
-def _run_and_last(above: list[int], shares: list[list[float]]) -> list[int]:
+def _run_and_last(above: list[int], shares: list[float]) -> list[int]:
     """The candidates that were run, and the best of the last level: its first, and then those that weigh most."""
-    weights, width = _products(above, shares), len(shares[0])
+    width = len(shares) // len(above)
+    weights: list[float] = []
+    for place, share in enumerate(shares):
+        parent = above[place // width]
+        weights.append((weights[parent] if parent >= 0 else 1.0) * share)
     first = len(weights) - (width * width if len(above) > 1 else width)
     last = sorted(range(first + 1, len(weights)), key=weights.__getitem__, reverse=True)
     return [*above[1:], first, *last[: width - 1]]
-
-
-def _products(above: list[int], shares: list[list[float]]) -> list[float]:
-    """Of every candidate, the product of the shares on its path, in order."""
-    products: list[float] = []
-    for parent, of_row in zip(above, shares, strict=True):
-        product = products[parent] if parent >= 0 else 1.0
-        products += [product * share for share in of_row]
-    return products
 
 
 class RunAhead:
@@ -234,6 +225,7 @@ class _Program:
         pinned = device.type == "cuda"
         self._told = torch.zeros((_KEYS + shape.depth, size), dtype=torch.int64, pin_memory=pinned)
         self._columns = self._told.numpy()
+        self._temperatures = self._columns[_TEMPERATURE].view(np.float64)
         self._inputs = torch.zeros_like(self._told, device=device, pin_memory=False)
         rows = size * (1 + levels * width)
 
@@ -290,7 +282,7 @@ class _Program:
             told.append([end - 1, length, sequence.token_ids[-1], slots, 0, *keys])
             temperatures.append(temperature)
         columns[:, : len(works)] = np.array(told).T
-        columns[_TEMPERATURE, : len(works)].view(np.float64)[:] = temperatures
+        self._temperatures[: len(works)] = temperatures
         columns[:, len(works) :] = 0
 
     def run(self, plan: ForwardBatch) -> None:
