@@ -16,7 +16,7 @@ from foredraft.llm import LLM
 from foredraft.params import SamplingParams
 from foredraft.proposers.draft_trees import Tree, TreeShape, static_shares
 from foredraft.proposers.head_runner import HeadDrafter
-from foredraft.proposers.run_ahead import Levels, RunAhead
+from foredraft.proposers.run_ahead import Found, Levels, RunAhead
 from foredraft.proposers.tree_drafter import TreeDrafter
 from foredraft.types import Draft, Sequence
 from tests.tiny_heads import save_heads
@@ -125,11 +125,8 @@ def test_nodes_are_chosen_by_the_rule_of_trees(prunes: bool) -> None:
 
 def test_the_likeliest_path_comes_first() -> None:
     """Where it is accepted, nothing has to be moved."""
-    found = {
-        "tokens": np.arange(10).reshape(5, 2),
-        "probabilities": np.array([[0.6, 0.3], [0.7, 0.2], [0.5, 0.4], [0.9, 0.05], [0.8, 0.1]]),
-        "places": np.array([0, 1, 0, 2]),
-    }
+    probabilities = np.array([[0.6, 0.3], [0.7, 0.2], [0.5, 0.4], [0.9, 0.05], [0.8, 0.1]], np.float32)
+    found = Found(np.array([*range(10), 0, 1, 0, 2]), probabilities)
     program: Any = SimpleNamespace(shape=TreeShape(3, 2, prunes=True, nodes=5), size=1, found=found)
     levels = Levels(program)
     draft = levels.draft(0, 5, "test")
@@ -146,11 +143,9 @@ def test_a_draft_has_the_best_of_all_candidates(static: bool) -> None:
     for depth in (1, 2, 4):
         rows = size * (1 + (depth - 1) * width)
         counts = [width if level == 0 else width * width for level in range(depth - 1) for _ in range(size)]
-        found = {
-            "tokens": np.arange(rows * width).reshape(rows, width),
-            "probabilities": -np.sort(-generator.integers(1, 5, (rows, width)) / 8),
-            "places": np.array([place for count in counts for place in generator.permutation(count)[:width]], int),
-        }
+        places = [place for count in counts for place in generator.permutation(count)[:width]]
+        probabilities = -np.sort(-generator.integers(1, 5, (rows, width)) / 8)
+        found = Found(np.array([*range(rows * width), *places]), probabilities.astype(np.float32))
         shape = TreeShape(depth, width, prunes=True, nodes=9, static=static)
         program: Any = SimpleNamespace(shape=shape, size=size, found=found)
         for lane in range(size):

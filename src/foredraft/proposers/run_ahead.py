@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from heapq import heappop, heappush
 from itertools import accumulate
+from operator import add
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
@@ -64,25 +65,28 @@ class Levels:
     """
 
     def __init__(self, program: _Program) -> None:
-        self._shape = program.shape
-        tokens, shares, places = (program.found[name] for name in ("tokens", "probabilities", "places"))
+        self._shape, found = program.shape, program.found
         order = _order(program.size, program.shape.width, program.shape.depth)
-        # Of every sequence: all candidates, and which of them are nodes.
-        self._tokens: list[list[int]] = tokens.take(order.candidates).tolist()
-        shares = np.minimum(np.maximum(shares.take(order.candidates), LEAST_PROBABILITY), 1.0)
+        # Of every sequence: the tokens of its candidates, and behind them the places of its nodes.
+        self._tokens: list[list[int]] = found.tokens_and_places.take(order.tokens_and_places).tolist()
+        shares = np.minimum(np.maximum(found.probabilities.take(order.probabilities), LEAST_PROBABILITY), 1.0)
         self._shares: list[list[float]] = shares.tolist()
-        self._nodes: list[list[int]] = (places.take(order.nodes) + order.firsts).tolist()
+        self._firsts = order.firsts
 
     def chain(self, lane: int) -> list[int]:
         """The tokens of leading nodes that were run one behind the other: all of a chain, the first of a tree."""
-        nodes, tokens = self._nodes[lane], self._tokens[lane]
+        nodes, tokens = self._nodes(lane), self._tokens[lane]
         return [tokens[node] for node in (nodes[:1] if self._shape.width > 1 else nodes)]
+
+    def _nodes(self, lane: int) -> list[int]:
+        """Which candidates are nodes, in order."""
+        return list(map(add, self._firsts, self._tokens[lane][len(self._shares[lane]) :]))
 
     def draft(self, lane: int, budget: int, name: str) -> Draft:
         """The draft of one sequence: the best candidates of all levels, or, where the shape does not prune, the nodes
         that were run and the best of the last level."""
         shape, width, tokens, shares = self._shape, self._shape.width, self._tokens[lane], self._shares[lane]
-        above = [-1, *self._nodes[lane]]  # what each group of `width` candidates is behind; -1: the end of the sequence
+        above = [-1, *self._nodes(lane)]  # what each group of `width` candidates is behind; -1: the end of the sequence
         weights = static_shares(width) * len(above) if shape.static else shares
         kept = _best(above, weights, budget) if shape.prunes else _run_and_last(above, weights)[:budget]
         place = {-1: -1, **{node: index for index, node in enumerate(kept)}}
@@ -93,13 +97,20 @@ class Levels:
         return Draft(tuple([tokens[node] for node in kept]), tuple(parents), tuple(scores), (name,) * len(kept))
 
 
-class _Order(NamedTuple):
-    """Where a program has left what belongs to each of its sequences. It goes level by level: the first one has a row
-    of candidates for each sequence, the others `width` of them, one for each node."""
+class Found(NamedTuple):
+    """What a program leaves on the host, level by level: the first one has a row of candidates for each sequence, the
+    others `width` of them, one for each node."""
 
-    candidates: NDArray[np.int64]  # [sequences, candidates]
-    nodes: NDArray[np.int64]  # [sequences, nodes]: which candidate of its level a node is, is said there
-    firsts: NDArray[np.int64]  # [nodes]: the number of the first candidate of that level
+    tokens_and_places: NDArray[np.int64]  # of all candidates; then of every node, which candidate of its level it is
+    probabilities: NDArray[np.float32]  # of all candidates
+
+
+class _Order(NamedTuple):
+    """Where in it that is which belongs to each sequence."""
+
+    tokens_and_places: NDArray[np.int64]  # [sequences, candidates + nodes]
+    probabilities: NDArray[np.int64]  # [sequences, candidates]
+    firsts: list[int]  # of every node: the number of the first candidate of its level
 
 
 @cache
@@ -109,8 +120,8 @@ def _order(size: int, width: int, depth: int) -> _Order:
     nodes = np.concatenate([level * size * width + of_level for level in levels] or [of_level[:, :0]], axis=1)
     rows = np.concatenate([np.arange(size)[:, None], size + nodes], axis=1)
     candidates = (rows[:, :, None] * width + np.arange(width)).reshape(size, -1)
-    firsts = [0 if level == 0 else width + (level - 1) * width * width for level in levels]
-    return _Order(candidates, nodes, np.repeat(np.array(firsts, np.int64), width))
+    firsts = [0 if level == 0 else width + (level - 1) * width * width for level in levels for _ in range(width)]
+    return _Order(np.concatenate([candidates, candidates.size + nodes], axis=1), candidates, firsts)
 
 
 def _best(above: list[int], shares: list[float], budget: int) -> list[int]:
@@ -232,11 +243,13 @@ class _Program:
         def made(dtype: torch.dtype, *sizes: int) -> Tensor:
             return torch.zeros(sizes, dtype=dtype, device=device)
 
-        found = {"tokens": made(torch.int64, rows, width), "probabilities": made(torch.float32, rows, width)}
-        nodes = {name: made(torch.int64, rows - size) for name in ("token_ids", "parents", "places")}
-        self._left = {**found, "places": nodes["places"]}
-        self._read = {name: torch.zeros_like(x, device="cpu", pin_memory=pinned) for name, x in self._left.items()}
-        self.found = {name: x.numpy() for name, x in self._read.items()}
+        tokens_and_places = made(torch.int64, rows * width + rows - size)  # one behind the other: read in one copy
+        tokens, places = tokens_and_places.split([rows * width, rows - size])
+        found = {"tokens": tokens.view(rows, width), "probabilities": made(torch.float32, rows, width)}
+        nodes = {name: made(torch.int64, rows - size) for name in ("token_ids", "parents")} | {"places": places}
+        self._left = [tokens_and_places, found["probabilities"]]
+        self._read = [torch.zeros_like(x, device="cpu", pin_memory=pinned) for x in self._left]
+        self.found = Found(*(x.numpy() for x in self._read))
         self._found = [tree_ops.Candidates(**{name: x[:size] for name, x in found.items()})]
         self._positions, self._slots = (made(torch.int64, levels, size * width) for _ in range(2))
         self._offsets, self._prefix_lens = (made(torch.int32, levels, size * width) for _ in range(2))
@@ -300,8 +313,8 @@ class _Program:
             logits = model.extend(nodes, batch, level + 1)
             ops.likely(logits.values, logits.token_ids, self._noise(level + 1), self._found[level + 1])
             before = nodes
-        for name, tensor in self._left.items():
-            self._read[name].copy_(tensor, non_blocking=True)
+        for read, left in zip(self._read, self._left, strict=True):
+            read.copy_(left, non_blocking=True)
 
     def wait(self) -> None:
         if self._inputs.is_cuda:
