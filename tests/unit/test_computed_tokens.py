@@ -70,3 +70,16 @@ def test_a_block_of_drafts_that_came_otherwise_keeps_no_name() -> None:
     computed.record(otherwise, 9, [], 12)
     assert computed.num_computed(text(2, [1, 2, 3, 4, 5, 6, 7, 8, 9], [7, 3, 2])) == 4
     assert computed.num_computed(text(3, [1, 2, 3, 4, 5, 0, 0, 0, 1], [7, 3, 2])) == 8
+
+
+def test_a_long_text_is_known_as_far_as_it_went_as_drafted() -> None:
+    """Only the last tokens are compared, and all of them where those differ."""
+    computed = ComputedTokens(SIZE)
+    tokens, drafted, blocks = list(range(600)), list(range(1000, 1060)), list(range(200))
+    computed.num_computed(text(1, tokens, blocks))
+    computed.record(text(1, tokens, blocks), 600, drafted, 664)
+    for agreed in (0, 1, 30, 60):
+        assert computed.num_computed(text(1, [*tokens, *drafted[:agreed], 7], blocks)) == 600 + agreed
+    computed.record(text(1, [*tokens, 7, 8], blocks), 602, [9], 664)
+    assert computed.num_computed(text(1, [*tokens, 7, 8, 9, 1], blocks)) == 603
+    assert computed.num_computed(text(1, [*tokens[:599], 7], blocks)) == 599, "what stands there now is another token"
