@@ -119,7 +119,7 @@ class Suffix:
                 token = source[place + depth % period]
                 if token != _SEPARATOR:
                     branches.setdefault(token, []).append(ending)
-            count, doubt = sum(map(len, branches.values())), _doubt(matched + depth)
+            count, doubt = sum(map(len, branches.values())), len(branches) * _doubt(matched + depth)
             if self.options.tree == "chain" and branches:
                 branches = dict([max(branches.items(), key=lambda branch: len(branch[1]))])
             for token, alike in branches.items():
@@ -207,6 +207,7 @@ def _doubt(matched: int) -> float:
 
     Fitted to answers of small models: what followed its one earlier occurrence comes again in 47 % of cases after 2
     tokens alike, 68 % after 3, 74 % after 4, 81 % after 6, 93 % after 16, and in 43 % after a single one. An accepted
-    draft token lengthens the match.
+    draft token lengthens the match. Where several things have followed, each of them leaves as much doubt: of two that
+    followed once after 2 tokens alike, 27 % come again, of three 18 %.
     """
     return min(1.5, float(2 * matched**-1.25))
