@@ -68,7 +68,9 @@ class Ngram:
             index = self._indexes[sequence.id] = Occurrences(self._lengths)
         index.follow(tokens)
         length = min(budget, self.options.k)
-        for n in reversed(self._lengths) if length > 0 else ():
+        # What ends with no known n-gram of the shortest length ends with none of a longer one.
+        is_known = length > 0 and index.latest(tokens, self._lengths[0], 1)
+        for n in reversed(self._lengths) if is_known else ():
             places = index.places(tokens, n)
             if places:
                 place = places[-1 if self.options.which == "latest" else 0]

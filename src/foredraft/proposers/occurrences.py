@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 
 _MOST_TAKEN_BACK = 64  # a text loses no more than a draft's tokens: it is enough to compare so many
 
@@ -10,9 +11,12 @@ _MOST_TAKEN_BACK = 64  # a text loses no more than a draft's tokens: it is enoug
 class Occurrences:
     """For n-grams of a few lengths, the places that follow them in a list of tokens, in order.
 
-    The list grows and shrinks at its end and is forgotten from its start; each token costs a few look-ups per length,
-    whatever the length of the list. Places are counted from the first token there ever was. An n-gram is known by a
-    64-bit hash; a collision costs a bad draft, nothing else.
+    The list grows and shrinks at its end and is forgotten from its start; each token costs a look-up or two per length
+    that is asked for, whatever the length of the list. Places are counted from the first token there ever was. An
+    n-gram is known by a 64-bit hash; a collision costs a bad draft, nothing else.
+
+    The n-grams of a length are looked at when they are asked for: most positions of most texts end with a short one
+    that is new, and then nobody asks for longer ones.
 
     Forgotten tokens and places stay where they are until they are half of their list: to cut a list costs its length.
     """
@@ -23,6 +27,7 @@ class Occurrences:
         self.offset = 0  # the place of tokens[0]
         self.start = 0  # the place of the first token that is not forgotten
         self._places: dict[int, list[int]] = {}
+        self._known = dict.fromkeys(lengths, 0)  # by length: the n-grams before this place have been looked at
 
     def __len__(self) -> int:
         """How many n-grams are known."""
@@ -39,38 +44,30 @@ class Occurrences:
         tail = max(0, known - _MOST_TAKEN_BACK)
         if text[tail:known] != self.tokens[tail:]:
             self.shrink(shared_prefix(text, self.tokens))
-        for token in text[len(self.tokens) :]:
-            self.append(token)
+        self.extend(text[len(self.tokens) :])
 
-    def append(self, token: int) -> None:
-        tokens, places, end = self.tokens, self._places, self.end
-        for n in self.lengths:
-            if end - n >= self.start:
-                key = hash(tuple(tokens[-n:]))  # as `_key` has it
-                if key in places:
-                    places[key].append(end)
-                else:
-                    places[key] = [end]
-        tokens.append(token)
+    def extend(self, tokens: Iterable[int]) -> None:
+        self.tokens.extend(tokens)
 
     def shrink(self, length: int) -> None:
         """Take tokens back from the end until so many are left."""
         while self.end - self.start > length:
             self.tokens.pop()
             end = self.end
-            for n in self.lengths:
-                if end - n >= self.start:
+            for n, known in self._known.items():
+                if known > end >= self.start + n:
                     key = self._key(end, n)
                     places = self._places[key]
                     assert places[-1] == end
                     places.pop()
                     self._tidy(key, n)
+                    self._known[n] = end
 
     def forget(self, count: int) -> None:
         """Forget the oldest tokens, and every n-gram that begins among them."""
         first, self.start = self.start, self.start + count
-        for n in self.lengths:
-            for end in range(first + n, min(first + n + count, self.end)):
+        for n, known in self._known.items():
+            for end in range(first + n, min(first + n + count, known)):
                 self._tidy(self._key(end, n), n)
         if 2 * (self.start - self.offset) >= len(self.tokens):
             del self.tokens[: self.start - self.offset]
@@ -94,7 +91,20 @@ class Occurrences:
         return length
 
     def _found(self, suffix: list[int], n: int) -> list[int]:
+        if self._known[n] < self.end:
+            self._look_at(n)
         return self._places.get(hash(tuple(suffix[-n:])), []) if len(suffix) >= n else []
+
+    def _look_at(self, n: int) -> None:
+        """Find the n-grams of this length that were not looked at yet."""
+        tokens, places, offset, end = self.tokens, self._places, self.offset, self.end
+        for place in range(max(self._known[n], self.start + n), end):
+            key = hash(tuple(tokens[place - n - offset : place - offset]))  # as `_key` has it
+            if key in places:
+                places[key].append(place)
+            else:
+                places[key] = [place]
+        self._known[n] = end
 
     def _remembered(self, places: list[int], n: int) -> list[int]:
         """These places without the leading ones whose n-gram is forgotten."""

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from functools import cache
 
 from foredraft.errors import InvalidSpec
 from foredraft.proposers.base import TargetModel
@@ -103,7 +104,7 @@ class Suffix:
         matched, endings = self._endings(sequence)
         if not endings or not size:
             return NO_DRAFT
-        max_depth = int(self.options.depth * matched)
+        max_depth, min_score = int(self.options.depth * matched), self.options.min_score
         tokens: list[int] = []
         parents: list[int] = []
         scores: list[float] = []
@@ -123,9 +124,9 @@ class Suffix:
             if self.options.tree == "chain" and branches:
                 branches = dict([max(branches.items(), key=lambda branch: len(branch[1]))])
             for token, alike in branches.items():
-                least = min(ending[3] for ending in alike)
+                least = alike[0][3]  # the sequence's own endings come first
                 probability = score * len(alike) / (count + least * doubt)
-                if probability >= self.options.min_score:
+                if probability >= min_score:
                     heapq.heappush(queue, (-probability, len(tokens) * _MOST + len(queue), parent, token, alike))
 
         expand(-1, 1.0, 0, endings)
@@ -158,11 +159,14 @@ class Suffix:
 
     def _longest(self, index: Occurrences, tokens: list[int]) -> tuple[int, list[int]]:
         """The longest match with the end of the tokens, up to max_n, and the places behind it."""
-        if not index.latest(tokens, self._lengths[0], 1):
+        places = index.latest(tokens, self._lengths[0], _MOST + 1)
+        if not places:
             return 0, []  # as for most positions of most sequences
-        for n in reversed(self._lengths):
-            places = index.latest(tokens, n, _MOST)
-            lengths = {place: index.matched(place, tokens, self.options.max_n) for place in places}
+        # Few occurrences are compared at once. Of many, those of longer n-grams are the ones to compare.
+        for n in self._lengths[:1] if len(places) <= _MOST else reversed(self._lengths):
+            lengths = {
+                place: index.matched(place, tokens, self.options.max_n) for place in index.latest(tokens, n, _MOST)
+            }
             longest = max(lengths.values(), default=0)
             if longest >= self.options.min_n:
                 return longest, [place for place, length in lengths.items() if length == longest]
@@ -174,8 +178,7 @@ class Suffix:
             return
         self._use(salt)
         store = self._stores.setdefault(salt, Occurrences(self._lengths))
-        for token in (*answer, _SEPARATOR):
-            store.append(token)
+        store.extend((*answer, _SEPARATOR))
         self._answers.append((salt, size))
         self._num_stored += size
         while len(self._stores) > _MOST_SALTS:
@@ -202,6 +205,7 @@ class Suffix:
             del self._stores[salt]
 
 
+@cache
 def _doubt(matched: int) -> float:
     """How many times something else must be taken to have followed a match, beside what was seen to follow it.
 
