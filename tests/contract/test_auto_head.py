@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,6 +83,19 @@ def test_the_machine_decides_which_head_is_best(
         for kind, rate in rates.items()
     }
     assert best_head(heads, TARGET, least_s, curve) == (best and ProposerChoice(best))
+
+
+def test_a_correction_takes_time_on_a_cpu(tmp_path: Path) -> None:
+    def block(**correction: Any) -> HeadFiles:
+        return HeadFiles(
+            tmp_path,
+            head_config("dflash", acceptance=(0.7,) * 2, block=2, num_layers=1, draft_vocab_size=1, **correction),
+        )
+
+    eagle = HeadFiles(tmp_path, head_config("eagle", acceptance=(0.71,) * 2, draft_vocab_size=1))
+    plain, corrected = block(), block(correction="refiner", rank=4)
+    assert best_head({"eagle": eagle, "dflash": plain}, TARGET, {}, FLAT) == ProposerChoice("dflash")
+    assert best_head({"eagle": eagle, "dflash": corrected}, TARGET, {}, FLAT) == ProposerChoice("eagle")
 
 
 def test_a_draft_model_is_one_of_them(tmp_path: Path) -> None:
