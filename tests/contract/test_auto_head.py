@@ -102,7 +102,7 @@ def test_a_draft_model_is_one_of_them(tmp_path: Path) -> None:
     def config(kind: str, rate: float) -> HeadFiles:
         return HeadFiles(tmp_path, head_config(kind, acceptance=(rate,) * 4, draft_vocab_size=1, num_layers=1))
 
-    heads = {"eagle": config("eagle", 0.7), "draft_model": config("draft_model", 0.72)}
+    heads = {"eagle": config("eagle", 0.7), "draft_model": config("draft_model", 0.85)}
     assert best_head(heads, TARGET, {}, FLAT) == ProposerChoice("draft_model")
     heads["draft_model"] = config("draft_model", 0.68)
     assert best_head(heads, TARGET, {}, FLAT) == ProposerChoice("eagle")
