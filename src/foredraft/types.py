@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import MutableSequence
 from collections.abc import Sequence as Items
 from dataclasses import KW_ONLY, dataclass, field
-from itertools import count
-from operator import lt
+from operator import ge
 from typing import Any, Literal, NamedTuple
 
 from foredraft.constraint import Constraint
@@ -35,7 +34,7 @@ class Draft:
     def __post_init__(self) -> None:
         if not len(self.tokens) == len(self.parents) == len(self.scores) == len(self.origin):
             raise ValueError("a draft's tokens, parents, scores and origin must have one length")
-        if self.parents and (min(self.parents) < -1 or not all(map(lt, self.parents, count()))):
+        if self.parents and (min(self.parents) < -1 or any(map(ge, self.parents, range(len(self.parents))))):
             raise ValueError("a draft's parents must come before their children")
 
     def __len__(self) -> int:
@@ -100,10 +99,8 @@ class TokenLogprob:
 
 
 class Verdict(NamedTuple):
-    """The target's answer to one sequence's draft: the accepted path, then one token of its own.
-
-    `tokens` has one entry more than `path`, or is empty when the step did not reach the end of the known tokens.
-    """
+    """The target's answer to one sequence's draft: the accepted path, then one token of its own. `tokens` has one entry
+    more than `path`, or is empty when the step did not reach the end of the known tokens."""
 
     path: tuple[int, ...] = ()  # accepted draft nodes, from the root down
     tokens: tuple[int, ...] = ()
@@ -178,15 +175,6 @@ class Sequence:
     @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
-
-    def computed_up_to(self, num_computed_tokens: int) -> Sequence:
-        """A copy for a model that has run so many tokens. What `replace` does, in half of its time: this is done for
-        every sequence and draft."""
-        copied = object.__new__(Sequence)
-        for name in Sequence.__slots__:
-            setattr(copied, name, getattr(self, name))
-        copied.num_computed_tokens = num_computed_tokens
-        return copied
 
     def slot(self, offset: int, block_size: int) -> int:
         """Where in the cache its token at `offset` lies."""

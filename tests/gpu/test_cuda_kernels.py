@@ -214,9 +214,8 @@ def attended(scene: Scene, q: Tensor, rows: list[int] | None = None, dtype: str 
 def planned(scene: Scene, rows: list[int] | None = None, slots: Tensor | None = None) -> Plan:
     """The scene's rows as the kernels see them, in a plan of their own size."""
     batch = scene.batch(rows).to(torch.device("cpu"))
-    slots = batch.slots if slots is None else slots.cpu()
     packed = PackedBatch(
-        wide=torch.stack([batch.token_ids, batch.positions, slots]).numpy(),
+        wide=torch.stack([batch.token_ids, batch.positions, batch.slots if slots is None else slots.cpu()]).numpy(),
         narrow=torch.stack([batch.sequences, batch.prefix_lens, batch.path_lens]).numpy(),
         block_tables=batch.block_tables.numpy(),
         paths=batch.paths.numpy(),

@@ -15,7 +15,7 @@ from foredraft.models.heads.dflash import Correction, DFlashHead, blocks_behind,
 from foredraft.proposers.base import TargetModel
 from foredraft.proposers.candidates import NodeLogits
 from foredraft.proposers.computed_tokens import ComputedTokens
-from foredraft.proposers.draft_trees import TreeShape
+from foredraft.proposers.draft_trees import TreeShape, computed_up_to
 from foredraft.proposers.head_runner import (
     MOST_NODES,
     HeadDrafter,
@@ -110,7 +110,7 @@ class DFlashRunner(HeadRunner):
         sequence = work.sequence
         end = min(sequence.num_computed_tokens + work.num_new_tokens, sequence.num_tokens - 1)
         start = min(sequence.num_computed_tokens, end - 1)
-        return Work(sequence.computed_up_to(start), end - start)
+        return Work(computed_up_to(sequence, start), end - start)
 
 
 class DFlashAhead:

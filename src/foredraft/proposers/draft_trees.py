@@ -172,3 +172,13 @@ class Tree:
         parents = (*(place[self.parents[node]] for node in kept), *(place[leaf.parent] for leaf in leaves))
         scores = (*(self.scores[node] for node in kept), *(leaf.score for leaf in leaves))
         return Draft(tokens, parents, scores, (name,) * len(tokens), q)
+
+
+def computed_up_to(sequence: Sequence, num_computed_tokens: int) -> Sequence:
+    """A copy for a model that has run so many tokens. What `replace` does, in half of its time: this is done for every
+    sequence and draft."""
+    copied = object.__new__(Sequence)
+    for name in Sequence.__slots__:
+        setattr(copied, name, getattr(sequence, name))
+    copied.num_computed_tokens = num_computed_tokens
+    return copied

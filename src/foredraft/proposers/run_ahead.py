@@ -26,7 +26,7 @@ from foredraft.backends.base import AttentionShape, Backend
 from foredraft.backends.tree_ops import LEAST_PROBABILITY, Choice, Nodes, Noise, TreeOps
 from foredraft.batch import ForwardBatch, PackedBatch
 from foredraft.proposers.candidates import NodeLogits
-from foredraft.proposers.draft_trees import TreeShape, static_shares
+from foredraft.proposers.draft_trees import TreeShape, computed_up_to, static_shares
 from foredraft.sampling.noise import signed, stream_key
 from foredraft.types import Draft, Work
 
@@ -216,7 +216,7 @@ def split_catch_up(works: Items[Work], depth: int) -> tuple[list[Work], list[Wor
         sequence, more = work.sequence, work.num_new_tokens - 1
         if more > depth:
             behind.append(work._replace(num_new_tokens=more))
-            caught_up = sequence.computed_up_to(sequence.num_computed_tokens + more)
+            caught_up = computed_up_to(sequence, sequence.num_computed_tokens + more)
             work = work._replace(sequence=caught_up, num_new_tokens=1)
         left.append(work)
     return behind, left

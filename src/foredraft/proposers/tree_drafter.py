@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from foredraft.backends.base import Backend
 from foredraft.proposers.candidates import Candidates, Node, NodeLogits, coupled, sampled
-from foredraft.proposers.draft_trees import Tree, TreeShape
+from foredraft.proposers.draft_trees import Tree, TreeShape, computed_up_to
 from foredraft.proposers.run_ahead import Levels
 from foredraft.types import NO_DRAFT, Commit, Draft, Sequence, Work
 
@@ -138,7 +138,7 @@ class TreeDrafter:
     def _work(self, tree: Tree, below: Draft = NO_DRAFT) -> Work:
         """The catch-up tokens, the nodes so far, and the draft of somebody else behind the last of them."""
         size = len(tree.tokens)
-        sequence = tree.sequence.computed_up_to(tree.known)
+        sequence = computed_up_to(tree.sequence, tree.known)
         if tree.num_missing > tree.catch_up:
             return Work(sequence, tree.catch_up)
         if not size and not below:
