@@ -56,19 +56,12 @@ class Acceptance:
     def survivals(self, sequence_id: int, draft: Draft) -> list[float]:
         """For every node the probability that it is reached and accepted; never above its parent's."""
         own, survivals = self._requests.get(sequence_id, {}), list[float]()
-        scores, common = draft.scores, self._common
-        for parent, origin, score in zip(draft.parents, draft.origin, scores):
-            # As `_class_of` and `_common_rate` have it, in half the time: this runs for every node of every draft.
-            is_first = parent < 0
-            confidence = score if is_first else min(1.0, score / scores[parent])
-            kind = (origin, is_first)
-            record = common.get((kind, bisect(_BORDERS, confidence)))
-            probability = confidence
-            if record is not None:
-                probability = (record.right + _PRIOR * confidence) / (record.trials + _PRIOR)
-            if kind in own:
-                probability = own[kind].corrected(probability)
-            survivals.append(probability if is_first else probability * survivals[parent])
+        for node, parent in enumerate(draft.parents):
+            kind, confidence = _class_of(draft, node)
+            probability = self._common_rate(kind, confidence)
+            if kind[0] in own:
+                probability = own[kind[0]].corrected(probability)
+            survivals.append(probability * survivals[parent] if parent >= 0 else probability)
         return survivals
 
     def observe(self, sequence_id: int, draft: Draft, tokens: Sequence[int]) -> None:

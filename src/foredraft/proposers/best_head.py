@@ -13,10 +13,9 @@ from foredraft.proposers.registry import ProposerChoice
 
 # What a whole draft takes on a GPU, however small the head, by its kind: measured on an H200.
 DEVICE_DRAFTS_S = {"eagle": 0.7e-3, "dflash": 1.1e-3}
-# What a draft takes on a CPU, in units of what its weights would take in the target. The few weights of an EAGLE head
-# stay in the caches: 0.63 on a Xeon in bfloat16. A block with a correction along it takes 2.2 there, and 1.7 to 2.3 on
-# a Neoverse-N1.
-_CACHED, _CORRECTED = 0.65, 2.1
+# What drafts were measured to take on a Xeon in bfloat16, in units of what their weights would take in the target:
+# those of an EAGLE head, and of a block with a correction along it (1.7 to 2.3 on a Neoverse-N1).
+_EAGLE, _CORRECTED = 0.65, 2.1
 
 
 def best_head(
@@ -40,7 +39,7 @@ def _speedup(config: HeadConfig, target: ModelConfig, least_s: float, curve: Ver
     """With chains of the best length. EAGLE heads and draft models run one row per token, the others run a block of
     rows once."""
     acceptance = config.acceptance or (UNKNOWN,) * config.block
-    share = _weights(config) / _target_weights(target) * (_CACHED if config.kind == "eagle" else 1.0)
+    share = _weights(config) / _target_weights(target) * (_EAGLE if config.kind == "eagle" else 1.0)
     runs_per_token = config.kind in ("eagle", "draft_model")
     block = curve.relative(config.block) * (_CORRECTED if config.correction != "none" else 1.0)
     per_token, per_draft = (share, 0.0) if runs_per_token else (0.0, share * block)
