@@ -378,7 +378,7 @@ def test_what_the_next_steps_would_only_repeat_is_not_decided_again() -> None:
     """Deciding takes time too. A copier that finds nothing is still queried in every step, for its query is cheap."""
     silent = replace(copier(constant(0.9)), drafts=lambda place: False)
     world = World(CHEAP, [silent, head(constant(0.01))]).write(320)
-    with mock.patch.object(Worth, "relative", autospec=True, side_effect=Worth.relative) as weighed:
+    with mock.patch.object(Worth, "best", autospec=True, side_effect=Worth.best) as weighed:
         world.write(320)
     assert share_of_queries(world, "copier") == 1
     assert weighed.call_count <= 2 * (320 / 16 + 16), "once in a stretch of sixteen steps, and for every probe"

@@ -85,7 +85,23 @@ def test_a_promise_is_forgotten_where_queries_take_time() -> None:
         worth, costs = Worth(copier), Costs(GPU)
         for seconds in (0.5, deciding_s):
             costs.observe_deciding("copier", 1, seconds)
-        for _ in range(32):
-            worth.observe(1, [], 4, 4)
+        for request in [*range(8)] * 4:
+            worth.observe(request, [], 4, 4)
         (offer,) = worth.offers(copier, load, costs, lambda load: 0.00078)
         assert (offer.gain_s > 0) == is_tried
+
+
+def test_one_hard_request_is_one_of_many() -> None:
+    """Its own drafts soon decide about it, and hardly about the next."""
+    model, load, costs = Candidate("model", is_free=False, most=4, acceptance=(0.7,) * 4), Load(1, 9, 1), Costs(GPU)
+    costs.observe_draft("model", 4, 1, 0.0006)
+    worth = Worth(model)
+    for request in range(8):
+        for _ in range(8):
+            worth.observe(request, [0.7, 0.5, 0.35, 0.25], 4, 4)
+    for _ in range(64):
+        worth.observe(8, [0.01] * 4, 4, 4)
+    offers = worth.offers(model, load, costs, lambda load: 0.00078)
+    hard, new = (worth.best(offers, request) for request in (8, 9))
+    assert hard.gain_s < hard.cost_s
+    assert new.gain_s > new.cost_s

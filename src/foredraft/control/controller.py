@@ -44,7 +44,7 @@ _REFRESH_STEPS = 16  # after so many steps queries are weighed anew
 _LONG = 8.0  # times the mean: what deciding takes beyond has another cause
 _LEARNT_AT_ONCE = 64  # steps without drafts
 
-_Node = tuple[float, int, int]  # survival, index of the work, node of its draft
+_Node = tuple[float, int, int]  # minus its survival, index of the work, node of its draft: they sort best first
 
 
 class _Query(NamedTuple):
@@ -102,7 +102,7 @@ class Controller:
         if not candidate.is_free and not self.costs.is_known(load.rows):
             self._learn_from_waiting()
             return [(0, MEASURING)] * len(works)
-        ledger, of = self._ledger(candidate), (load.sequences, load.rows.bit_length())
+        ledger, of = self._ledger(candidate), (candidate.most, load.sequences, load.rows.bit_length())
         if ledger.decided_for != of or self.now_s >= ledger.decided_until_s:
             ledger.forget_decisions()
         decided = [ledger.decisions.get(work.sequence.id, UNDECIDED) for work in works]
@@ -130,25 +130,31 @@ class Controller:
         stretch: not to query until a query is due, and to query for all if the ledger covers the whole stretch."""
         offers = ledger.worth.offers(candidate, load, self.costs, self._token_s)
         is_timed = self.costs.draft(candidate.name, candidate.most, 1) is not None
-        left_s, saved_s, is_queried = ledger.balance_s, ledger.saved_s, False
+        left_s, saved_s, is_queried, is_behind = ledger.balance_s, ledger.saved_s, False, False
         decided: list[Decision] = []
         until_s = inf
         for work, chance in zip(works, chances, strict=True):
             nodes, reason = 0, LEDGER
             if is_queried and not is_timed:
                 reason = RESTING  # one sequence is enough to time it
-            elif offer := next((offer for offer in offers if offer.cost_s <= left_s), None):
+            elif affordable := [offer for offer in offers if offer.cost_s <= left_s]:
+                offer = ledger.worth.best(affordable, work.sequence.id)
                 catch_up_s = ledger.catch_up_s(candidate, work.sequence, self.costs)
                 reason, due_s = self._decide(candidate, ledger, work.sequence, 1 - chance, offer, catch_up_s, saved_s)
                 until_s = min(until_s, due_s)
                 if reason in (DRAFTED, PROBE):
                     nodes, is_queried = offer.nodes, True
-                    left_s, saved_s = left_s - offer.cost_s, saved_s - catch_up_s
+                    left_s, saved_s, is_behind = (
+                        left_s - offer.cost_s,
+                        saved_s - catch_up_s,
+                        is_behind or catch_up_s > 0,
+                    )
                     ledger.queried_s = self.now_s
             decided.append((nodes, reason))
         ledger.is_probed = any(reason == PROBE for _, reason in decided)
         is_covered = _REFRESH_STEPS * (ledger.balance_s - left_s) <= ledger.balance_s
-        all_drafted = is_timed and candidate.is_free and is_covered and all(reason == DRAFTED for _, reason in decided)
+        is_lasting = is_timed and is_covered and not is_behind
+        all_drafted = is_lasting and all(reason == DRAFTED for _, reason in decided)
         if not any(chances) and (all_drafted or not is_queried):
             ledger.decisions = {work.sequence.id: one for work, one in zip(works, decided, strict=True)}
             if is_queried:
@@ -172,7 +178,7 @@ class Controller:
         sequences of a step share them."""
         has_begun = ledger.behind.get(sequence.id, NOTHING_RUN).spent_s > 0
         is_covered = not catch_up_s or has_begun or catch_up_s < saved_s
-        gain_s = chance * ledger.worth.relative(sequence.id) * offer.gain_s - offer.cost_s
+        gain_s = chance * offer.gain_s - offer.cost_s
         if gain_s > 0 and catch_up_s <= gain_s * (sequence.max_tokens - sequence.num_output_tokens):
             return DRAFTED if is_covered else LEDGER, inf
         if not is_covered:
@@ -241,8 +247,8 @@ class Controller:
         nodes: list[_Node] = []
         for index, draft in enumerate(drafts):
             if draft is not None and draft.q is None:
-                nodes += [(survival, index, node) for node, survival in enumerate(draft.scores)]
-        nodes.sort(key=lambda node: (-node[0], node[1], node[2]))
+                nodes += [(-survival, index, node) for node, survival in enumerate(draft.scores)]
+        nodes.sort()
         reaches = [_reach(work) for work in works]
         added_s = self.costs.added(load.rows, load.keys, [reaches[index] for _, index, _ in nodes])
         # The gain of drafting is unknown until the cost of plain decoding is known.
@@ -366,8 +372,8 @@ class Controller:
     def _best_count(self, nodes: list[_Node], added_s: list[float], token_s: float) -> int:
         """How many of the most probable nodes save the most time, if so many add so much to the step."""
         best, best_s, saved_s = 0, 0.0, 0.0
-        for count, ((survival, _, _), extra_s) in enumerate(zip(nodes, added_s, strict=True), 1):
-            saved_s += survival * token_s
+        for count, ((less, _, _), extra_s) in enumerate(zip(nodes, added_s, strict=True), 1):
+            saved_s -= less * token_s
             if saved_s - extra_s > best_s:
                 best, best_s = count, saved_s - extra_s
         return best

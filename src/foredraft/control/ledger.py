@@ -48,7 +48,7 @@ class Ledger:
     def forget_decisions(self) -> None:
         """Decide anew with the next step."""
         self.decisions: dict[int, Decision] = {}  # those that stand, by sequence
-        self.decided_for = (0, 0)  # sequences and rows, about: they stand for this load
+        self.decided_for = (0, 0, 0)  # most nodes, sequences and rows, about: they stand for these
         self.decided_until_s = inf  # then they are made anew: a query is due, or has been repeated often enough
 
     def stands_until_s(self, works: Items[Work]) -> float:

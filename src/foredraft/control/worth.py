@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from itertools import accumulate
@@ -13,11 +12,13 @@ from foredraft.control.costs import Costs
 from foredraft.types import Work
 
 _RECENT = 32  # drafts by which a proposer is judged, empty ones too
-_OWN_PRIOR = 8.0  # drafts that those of all requests count for in a request's own mean
-_OWN_MEMORY = 0.95  # the share of a request's own drafts that is kept after one more: about twenty count
+_OF_ONE = 4  # and at most so many of them are of one request: how good they are differs most between requests
+_OWN_PRIOR = 4.0  # drafts that those of all requests count for in a request's own mean
+_OWN_MEMORY = 0.98  # the share of a request's own drafts that is kept after one more: about fifty count
 _MEASURED = 8  # drafts that a measured acceptance counts for, until as many as are judged by are made
 _NEXT_TO_NOTHING = 0.1  # of a plain step: a query that takes no more is always tried where it could pay
 UNKNOWN = 0.75  # the acceptance of a proposer that brings no measured one
+_NO_REQUEST = -1
 _LEAST = 0.01  # the least acceptance that a proposer may promise
 _NODE_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # budgets of proposers that take time
 
@@ -71,7 +72,7 @@ class Worth:
         rates = (*rates, *rates[-1:] * (_NODE_COUNTS[-1] - len(rates)))
         self._promised: list[float] = list(accumulate(rates, mul))
         measured = [self._promised] * (_MEASURED if candidate.acceptance else 0)
-        self._recent: deque[list[float]] = deque(measured, maxlen=_RECENT)
+        self._recent = [(_NO_REQUEST, survivals) for survivals in measured]  # by request, oldest first
         self._tokens = sum(self._promised) * (1 + len(measured))  # expected ones in all of them
         self._own: dict[int, tuple[float, float]] = {}  # by sequence: drafts, and expected tokens in them
         self._offers: dict[tuple[int, int, int], list[Offer]] = {}  # by most nodes, sequences and rows, about
@@ -84,8 +85,12 @@ class Worth:
             last, *further = self._promised[len(nodes) - 1 : most]
             nodes += [nodes[-1] * promised / last for promised in further]
         expected = sum(nodes)
-        self._tokens += expected - (sum(self._recent[0]) if len(self._recent) == _RECENT else 0.0)
-        self._recent.append(nodes)
+        of_request = [place for place, (request, _) in enumerate(self._recent) if request == sequence_id]
+        if len(of_request) >= _OF_ONE or len(self._recent) >= _RECENT:
+            _, dropped = self._recent.pop(of_request[0] if len(of_request) >= _OF_ONE else 0)
+            self._tokens -= sum(dropped)
+        self._tokens += expected
+        self._recent.append((sequence_id, nodes))
         drafts, tokens = self._own.get(sequence_id, (0.0, 0.0))
         self._own[sequence_id] = _OWN_MEMORY * drafts + 1, _OWN_MEMORY * tokens + expected
 
@@ -97,18 +102,19 @@ class Worth:
         """Weigh anew with the next query: costs and drafts have changed."""
         self._offers.clear()
 
-    def relative(self, sequence_id: int) -> float:
-        """The expected tokens of this request's drafts in units of those of all."""
+    def best(self, offers: Items[Offer], sequence_id: int) -> Offer:
+        """The best of these offers for a request, with what it is to gain there: as much more or less than elsewhere as
+        its own drafts were expected to bring."""
         drafts, tokens = self._own.get(sequence_id, (0.0, 0.0))
         mean = self._tokens / (1 + len(self._recent))
-        share: float = (_OWN_PRIOR + tokens / mean) / (_OWN_PRIOR + drafts)
-        return share
+        share = (_OWN_PRIOR + tokens / mean) / (_OWN_PRIOR + drafts)
+        best = max(offers, key=lambda offer: share * offer.gain_s - offer.cost_s)
+        return best._replace(gain_s=share * best.gain_s)
 
     def offers(
         self, candidate: Candidate, load: Load, costs: Costs, token_takes: Callable[[Load], float]
     ) -> list[Offer]:
-        """Budgets, the one with the highest gain less cost first, if all sequences get the same. `token_takes` tells
-        what a token takes at present."""
+        """Budgets, if all sequences get the same. `token_takes` tells what a token takes at present."""
         key = candidate.most, load.sequences, load.rows.bit_length()
         if key in self._offers:
             return self._offers[key]
@@ -119,7 +125,7 @@ class Worth:
             rows_s.append((costs.run(load.rows + nodes, load.keys + nodes * reach) - plain) / sequences)
         deciding_s = costs.deciding(candidate.name)
         most_s = (costs.draft(candidate.name, candidate.most, sequences) or 0.0) / sequences + deciding_s
-        drafts = list(self._recent)
+        drafts = [survivals for _, survivals in self._recent]
         if len(drafts) < _RECENT or most_s <= _NEXT_TO_NOTHING * costs.run(1, reach):
             drafts.append(self._promised)
         gains = [0.0] * len(rows_s)  # by budget, of the best cuts of all drafts
@@ -138,5 +144,5 @@ class Worth:
             if nodes <= candidate.most:
                 draft_s = (costs.draft(candidate.name, nodes, sequences) or 0.0) / sequences
                 offers.append(Offer(nodes, gains[nodes] / len(drafts), draft_s + deciding_s))
-        self._offers[key] = sorted(offers, key=lambda offer: offer.cost_s - offer.gain_s)
-        return self._offers[key]
+        self._offers[key] = offers
+        return offers

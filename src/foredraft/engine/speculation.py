@@ -124,7 +124,7 @@ class Speculation:
         return chosen
 
     def _repeated_queries(self, works: list[Work]) -> dict[str, Query] | None:
-        """The queries of the last step, made again, where its decisions stand for this one. None: they do not."""
+        """The last step's queries, made again up to the first that brings something; None if decisions do not stand."""
         last, controller = self._step, self.controller
         if last is None or controller is None or controller.now_s >= last.stands_until_s or not last.is_like(works):
             return None
@@ -133,6 +133,8 @@ class Speculation:
             if any(self.assignments.has_failed(name, work.sequence) for work in works):
                 return None
             queries[name] = self._asked(name, query.proposer, query.candidate, works, query.budgets)
+            if any(queries[name].drafts.values()):
+                break
         return queries
 
     def _repeat(self, works: list[Work], queries: dict[str, Query], started: float) -> None:

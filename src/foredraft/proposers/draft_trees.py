@@ -90,11 +90,7 @@ class Tree:
             return False
         if not self.shape.prunes or self.is_sampled or not self.depth:
             return True
-        weights = [*self.weights, *(leaf.weight for leaf in self.leaves)]
-        if len(weights) < self.budget:
-            return True
-        frontier = max(self.weights[self.num_run :], default=0.0)
-        return frontier > nlargest(self.budget, weights)[-1]  # else no child of it is among the best
+        return max(self.weights[self.num_run :], default=0.0) > self._least([])
 
     @property
     def chain(self) -> list[int]:
@@ -138,16 +134,26 @@ class Tree:
 
     def add_best(self, branches: list[tuple[int, int, int, float]]) -> None:
         """Add the best of the branches (node, rank of the token, token, probability) as nodes. If the shape prunes,
-        the others become leaves. Else the first branch is always added, so that the tree contains the chain."""
+        the others become leaves, and so do those whose children could not be in the draft. Else the first branch is
+        always added, so that the tree contains the chain."""
         weighed = [(self._weight(*branch), *branch) for branch in branches]
         first = [] if self.shape.prunes else weighed[:1]
         best = [*first, *sorted(weighed[len(first) :], key=lambda branch: -branch[0])]
         count = min(self.width, self.room)
+        if self.shape.prunes and not self.is_sampled:
+            least = self._least([branch[0] for branch in best])
+            count = min(count, sum(branch[0] > least for branch in best))
         for weight, node, _, token, probability in best[:count]:
             self.add(node, token, probability, weight)
         if self.shape.prunes:
             for weight, node, _, token, probability in best[count:]:
                 self.leaves.append(_Leaf(node, token, self._score(node, probability), weight))
+
+    def _least(self, branches: list[float]) -> float:
+        """The least weight in the draft, with branches of these weights. A child weighs no more than its parent, so to
+        run a node that weighs no more than this adds nothing."""
+        weights = [*self.weights, *(leaf.weight for leaf in self.leaves), *branches]
+        return nlargest(self.budget, weights)[-1] if len(weights) >= self.budget else 0.0
 
     def _score(self, parent: int, probability: float) -> float:
         return min(max(probability, LEAST_PROBABILITY), 1.0) * (self.scores[parent] if parent >= 0 else 1.0)

@@ -215,7 +215,7 @@ class TreeDrafter:
     def _draft(self, tree: Tree) -> Draft:
         if tree.made is not None:
             return tree.made
-        if not tree.tokens:
+        if not tree.tokens and not tree.leaves:
             return NO_DRAFT
         if not tree.is_sampled:
             return tree.draft(self.name, None)
