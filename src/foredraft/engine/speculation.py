@@ -153,8 +153,8 @@ class Speculation:
 
     def wants_target_argmax(self, sequence: Sequence) -> bool:
         """Whether a proposer of the sequence wants to know the target's argmax after every draft token."""
-        names = self.assignments[sequence].names
-        return any(self.assignments.proposers[name].wants_target_argmax for name in names)
+        of = self.assignments
+        return any(of.proposers[name].wants_target_argmax for name in of[sequence].names)
 
     def reasons(self, index: int) -> tuple[str, ...]:
         """Why a sequence of the last step, by its place there, got the draft that it got, or none."""
@@ -395,7 +395,6 @@ def _chance_of_next(drafts: Collection[Draft]) -> float:
 
 
 def _without_controller(drafts: list[Draft | None], reason: str) -> tuple[list[Draft], list[str]]:
-    """Nothing is verified, but for drafts that were sampled: dropping those after looking at them would bias the
-    output."""
+    """Nothing is verified but sampled drafts: dropping those after looking at them would bias the output."""
     kept = [draft if draft is not None and draft.q is not None else NO_DRAFT for draft in drafts]
     return kept, [reason] * len(kept)
