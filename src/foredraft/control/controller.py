@@ -144,11 +144,8 @@ class Controller:
                 until_s = min(until_s, due_s)
                 if reason in (DRAFTED, PROBE):
                     nodes, is_queried = offer.nodes, True
-                    left_s, saved_s, is_behind = (
-                        left_s - offer.cost_s,
-                        saved_s - catch_up_s,
-                        is_behind or catch_up_s > 0,
-                    )
+                    left_s, saved_s = left_s - offer.cost_s, saved_s - catch_up_s
+                    is_behind |= catch_up_s > 0
                     ledger.queried_s = self.now_s
             decided.append((nodes, reason))
         ledger.is_probed = any(reason == PROBE for _, reason in decided)
@@ -372,8 +369,8 @@ class Controller:
     def _best_count(self, nodes: list[_Node], added_s: list[float], token_s: float) -> int:
         """How many of the most probable nodes save the most time, if so many add so much to the step."""
         best, best_s, saved_s = 0, 0.0, 0.0
-        for count, ((less, _, _), extra_s) in enumerate(zip(nodes, added_s, strict=True), 1):
-            saved_s -= less * token_s
+        for count, ((minus_survival, _, _), extra_s) in enumerate(zip(nodes, added_s, strict=True), 1):
+            saved_s -= minus_survival * token_s
             if saved_s - extra_s > best_s:
                 best, best_s = count, saved_s - extra_s
         return best

@@ -12,9 +12,9 @@ from foredraft.control.costs import Costs
 from foredraft.types import Work
 
 _RECENT = 32  # drafts by which a proposer is judged, empty ones too
-_OF_ONE = 4  # and at most so many of them are of one request: how good they are differs most between requests
-_OWN_PRIOR = 4.0  # drafts that those of all requests count for in a request's own mean
-_OWN_MEMORY = 0.98  # the share of a request's own drafts that is kept after one more: about fifty count
+_OWN_PRIOR = 8.0  # drafts that those of all requests count for in a request's own mean
+_OF_ONE = 4  # of a proposer that takes time: of one request at most so many drafts count, and so many are the prior
+_OWN_MEMORY = 0.95  # the share of a request's own drafts that is kept after one more: about twenty count
 _MEASURED = 8  # drafts that a measured acceptance counts for, until as many as are judged by are made
 _NEXT_TO_NOTHING = 0.1  # of a plain step: a query that takes no more is always tried where it could pay
 UNKNOWN = 0.75  # the acceptance of a proposer that brings no measured one
@@ -73,6 +73,9 @@ class Worth:
         self._promised: list[float] = list(accumulate(rates, mul))
         measured = [self._promised] * (_MEASURED if candidate.acceptance else 0)
         self._recent = [(_NO_REQUEST, survivals) for survivals in measured]  # by request, oldest first
+        # How good the drafts of a head are differs between requests, and what there is to copy within one.
+        self._of_one = _RECENT if candidate.is_free else _OF_ONE
+        self._prior = _OWN_PRIOR if candidate.is_free else float(_OF_ONE)
         self._tokens = sum(self._promised) * (1 + len(measured))  # expected ones in all of them
         self._own: dict[int, tuple[float, float]] = {}  # by sequence: drafts, and expected tokens in them
         self._offers: dict[tuple[int, int, int], list[Offer]] = {}  # by most nodes, sequences and rows, about
@@ -86,8 +89,8 @@ class Worth:
             nodes += [nodes[-1] * promised / last for promised in further]
         expected = sum(nodes)
         of_request = [place for place, (request, _) in enumerate(self._recent) if request == sequence_id]
-        if len(of_request) >= _OF_ONE or len(self._recent) >= _RECENT:
-            _, dropped = self._recent.pop(of_request[0] if len(of_request) >= _OF_ONE else 0)
+        if len(of_request) >= self._of_one or len(self._recent) >= _RECENT:
+            _, dropped = self._recent.pop(of_request[0] if len(of_request) >= self._of_one else 0)
             self._tokens -= sum(dropped)
         self._tokens += expected
         self._recent.append((sequence_id, nodes))
@@ -107,7 +110,7 @@ class Worth:
         its own drafts were expected to bring."""
         drafts, tokens = self._own.get(sequence_id, (0.0, 0.0))
         mean = self._tokens / (1 + len(self._recent))
-        share = (_OWN_PRIOR + tokens / mean) / (_OWN_PRIOR + drafts)
+        share = (self._prior + tokens / mean) / (self._prior + drafts)
         best = max(offers, key=lambda offer: share * offer.gain_s - offer.cost_s)
         return best._replace(gain_s=share * best.gain_s)
 
