@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
 
-from foredraft.control.controller import Controller, StepTimes
-from foredraft.control.costs import Calibration, Costs
+from foredraft.control.controller import Controller
+from foredraft.control.costs import Calibration, Costs, StepTimes
 from foredraft.control.economics import VerifyCurve
 from foredraft.control.worth import Candidate, Load
 from foredraft.types import Commit, Draft, Work

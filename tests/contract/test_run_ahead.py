@@ -18,7 +18,7 @@ from foredraft.proposers.draft_trees import Tree, TreeShape, static_shares
 from foredraft.proposers.head_runner import HeadDrafter
 from foredraft.proposers.run_ahead import Found, Levels, RunAhead
 from foredraft.proposers.tree_drafter import TreeDrafter
-from foredraft.types import Draft, Sequence
+from foredraft.types import Budget, Draft, Sequence
 from tests.tiny_heads import save_heads
 from tests.tiny_models import VOCAB, random_model, save_model
 
@@ -107,7 +107,7 @@ def test_nodes_are_chosen_by_the_rule_of_trees(prunes: bool) -> None:
     shape = TreeShape(depth=3, width=3, prunes=prunes, nodes=9 if prunes else 0)
     generator = torch.Generator().manual_seed(5)
     sequence = Sequence(1, "", 0, [1, 2], 1, SamplingParams().resolved({}), seed=0, max_tokens=9)
-    tree = Tree(sequence, shape, 64, 2, 16)
+    tree = Tree(sequence, shape, Budget(64), 2, 16)
     before, ops = None, TorchTreeOps()
     for depth in (1, 2, 3):
         rows = 1 if depth == 1 else shape.width

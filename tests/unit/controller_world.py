@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import inf
 
-from foredraft.control.controller import Controller, StepTimes
-from foredraft.control.costs import Calibration, Costs
+from foredraft.control.controller import Controller
+from foredraft.control.costs import Calibration, Costs, StepTimes
 from foredraft.control.economics import VerifyCurve
 from foredraft.control.worth import Candidate, Load
 from foredraft.params import SamplingParams
 from foredraft.proposers.merge import merge
-from foredraft.types import NO_DRAFT, TARGET, Commit, Draft, Sequence, Work
+from foredraft.types import NO_DRAFT, TARGET, Budget, Commit, Draft, Sequence, Work
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 CHEAP = Calibration(VerifyCurve(ROWS, tuple(0.010 + 0.0005 * rows for rows in ROWS)), 0, 0.0)
@@ -42,7 +42,7 @@ def chance(seed: int, *place: int) -> float:
 
 @dataclass
 class Player:
-    """A proposer that drafts chains."""
+    """A proposer that drafts chains, level by level if it takes time."""
 
     name: str
     probability: Callable[[Place], float]  # that its token is right, once everything before it is
@@ -74,6 +74,8 @@ class Player:
             score *= max(1e-6, (self.confidence or self.probability)(place))
             tokens.append(position if chance(self.seed, *place) < self.probability(place) else WRONG)
             scores.append(score)
+            if isinstance(budget, Budget) and not self.is_free and score <= budget.least + budget.beyond:
+                break
         size = len(tokens)
         draft = Draft(tuple(tokens), tuple(range(-1, size - 1)), tuple(scores), (self.name,) * size)
         return draft, seconds + self.node_s * size
@@ -177,8 +179,7 @@ class World:
         if self.fixed is not None:
             budgets = [self.fixed.get(player.name, 0)] * len(works)
         elif budgets is None:
-            chances = [max((sum(_roots(draft)) for draft in drafts), default=0.0) for drafts in merged]
-            decided = self.controller.budgets(player.candidate, works, chances, load)
+            decided = self.controller.budgets(player.candidate, works, merged, load)
             budgets = self._budgets[player.name] = [nodes for nodes, _ in decided]
             self.reasons.update(f"{player.name}: {reason}" for _, reason in decided)
         chosen = [index for index, budget in enumerate(budgets) if budget]
@@ -198,10 +199,6 @@ class World:
             if known:
                 merged[index].append(known)
         return seconds
-
-
-def _roots(draft: Draft) -> list[float]:
-    return [score for score, parent in zip(draft.scores, draft.parents, strict=True) if parent < 0]
 
 
 def _commit(work: Work) -> Commit:

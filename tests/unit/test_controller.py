@@ -9,8 +9,8 @@ from unittest import mock
 import pytest
 
 from foredraft.control.acceptance import Acceptance
-from foredraft.control.controller import DRAFTED, MEASURING, NOTHING_PROPOSED, RESTING, Controller, StepTimes
-from foredraft.control.costs import Calibration, Costs
+from foredraft.control.controller import DRAFTED, MEASURING, NOTHING_PROPOSED, RESTING, Controller
+from foredraft.control.costs import Calibration, Costs, StepTimes
 from foredraft.control.economics import VerifyCurve
 from foredraft.control.worth import Candidate, Load, Worth
 from foredraft.params import SamplingParams
@@ -222,7 +222,7 @@ def test_a_long_sequence_is_caught_up_with_in_several_calls(calls: int) -> None:
     controller, size = ready(MODEL), 512 * calls
     work, load = Work(sequence_of(size), 1, 4), Load(1, size, 1)
     for call in range(calls):
-        assert controller.budgets(MODEL, [work], [0.0], load) == [(4, DRAFTED)]
+        assert controller.budgets(MODEL, [work], [()], load) == [(4, DRAFTED)]
         controller.observe_query(MODEL, [work], [4], [chain(4) if call == calls - 1 else NO_DRAFT], 0.1)
     assert controller.costs.catch_up("model", size) == pytest.approx(0.1 * calls)
     assert controller.costs.draft("model", 4, 1) is None
@@ -247,9 +247,9 @@ def test_one_sequence_is_enough_to_time_a_proposer() -> None:
     controller, load = ready(MODEL), Load(2, 200, 2)
     works = [Work(sequence_of(100, sequence_id), 1, 4) for sequence_id in (1, 2)]
     controller.costs.is_known = lambda rows: True  # type: ignore[method-assign]
-    assert [nodes > 0 for nodes, _ in controller.budgets(MODEL, works, [0.0, 0.0], load)] == [True, False]
+    assert [nodes > 0 for nodes, _ in controller.budgets(MODEL, works, [(), ()], load)] == [True, False]
     controller.observe_query(MODEL, works[:1], [4], [chain(4)], 0.05)  # it has caught up
-    assert [nodes > 0 for nodes, _ in controller.budgets(MODEL, works, [0.0, 0.0], load)] == [True, False]
+    assert [nodes > 0 for nodes, _ in controller.budgets(MODEL, works, [(), ()], load)] == [True, False]
 
 
 def test_prompts_beside_it_do_not_raise_what_a_token_is_worth() -> None:
@@ -271,7 +271,7 @@ def test_those_who_catch_up_share_what_was_saved() -> None:
     controller.costs.observe_catch_up("model", 100, 0.6 * allowance_s)
     for _ in range(4):
         controller.costs.observe_draft("model", 4, 1, 1e-5)
-    budgets = controller.budgets(MODEL, works, [0.0] * 4, load)
+    budgets = controller.budgets(MODEL, works, [()] * 4, load)
     assert [nodes > 0 for nodes, _ in budgets] == [True, False, False, False]
 
 
@@ -279,8 +279,14 @@ def test_what_is_at_hand_leaves_nothing_to_gain() -> None:
     controller, work, load = ready(MODEL), Work(sequence_of(9), 1, 4), Load(1, 9, 1)
     for _ in range(4):
         controller.observe_query(MODEL, [work], [4], [chain(4)], 0.004)
-    assert controller.budgets(MODEL, [work], [0.0], load)[0][1] == DRAFTED
-    assert controller.budgets(MODEL, [work], [0.95], load)[0] == (0, RESTING)
+    assert controller.budgets(MODEL, [work], [()], load)[0][1] == DRAFTED
+    sure, unsure = chain(1, 0.95, "copier"), chain(1, 0.02, "copier")
+    controller.observe_query(Candidate("copier", True, 4), [work], [4], [sure], 0.0)
+    assert controller.budgets(MODEL, [work], [[sure]], load)[0] == (0, RESTING)
+    # What would not be verified is not at hand.
+    assert controller.budgets(MODEL, [work], [[unsure]], load)[0][1] == DRAFTED
+    controller._ledgers["copier"].balance_s = 0.0
+    assert controller.budgets(MODEL, [work], [[sure]], load)[0][1] == DRAFTED
 
 
 def test_requests_may_choose_other_options_of_one_proposer() -> None:
@@ -288,7 +294,7 @@ def test_requests_may_choose_other_options_of_one_proposer() -> None:
     for most in (4, 64, 1, 16):
         candidate = MODEL._replace(most=most, acceptance=(0.0,))
         controller.observe_query(candidate, [work], [most], [chain(most, origin="model")], 0.001)
-        assert controller.budgets(candidate, [work], [0.0], Load(1, 9, 1))[0][0] <= most
+        assert controller.budgets(candidate, [work], [()], Load(1, 9, 1))[0][0] <= most
 
 
 def test_a_preempted_sequence_is_caught_up_with_again() -> None:
@@ -365,7 +371,8 @@ def test_drafts_cost_what_calls_took_and_more_for_more_sequences() -> None:
     for nodes, seconds in ((4, 0.002), (4, 0.9), (4, 0.002), (8, 0.003)):
         costs.observe_draft("model", nodes, 1, seconds)
     known = [costs.draft("model", nodes, 1) for nodes in (2, 4, 6, 8, 16)]
-    assert known == pytest.approx([0.001, 0.002, 0.0025, 0.003, 0.006])
+    assert known == pytest.approx([0.001, 0.002, 0.0025, 0.003, 0.005])
+    assert costs.level("model", 1) == pytest.approx(0.003 / 8)
     assert costs.draft("model", 8, 16) == pytest.approx(0.003 * DEAR.curve.relative(16))
 
 

@@ -15,17 +15,16 @@ repeat stands for a stretch of them, and steps without drafts are learnt from to
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as Items
 from copy import deepcopy
 from itertools import groupby
 from math import inf
-from types import MappingProxyType
 from typing import NamedTuple
 
 from foredraft.control.acceptance import Acceptance
-from foredraft.control.costs import Costs
-from foredraft.control.ledger import NOTHING_RUN, UNDECIDED, Behind, Decision, Ledger
+from foredraft.control.costs import Costs, StepTimes
+from foredraft.control.ledger import NOTHING, NOTHING_RUN, UNDECIDED, Behind, Decision, Ledger
 from foredraft.control.worth import Candidate, Load, Offer
 from foredraft.types import NO_DRAFT, Commit, Draft, Sequence, Work
 
@@ -56,19 +55,6 @@ class _Query(NamedTuple):
     seconds: float
 
 
-class StepTimes(NamedTuple):
-    """What a step took, and for whom the controller had to decide."""
-
-    run_s: float  # beside the queries of proposers and what deciding took
-    query_s: float = 0.0
-    deciding_s: float = 0.0
-    queried: Mapping[str, int] = MappingProxyType({})  # by proposer: works and nodes that there were to decide about
-
-    @property
-    def all_s(self) -> float:
-        return self.run_s + self.query_s + self.deciding_s
-
-
 class Controller:
     """Decides for the sequences with `auto`. Plain Python: the engine measures all times and passes them in."""
 
@@ -95,24 +81,24 @@ class Controller:
         return deepcopy(self, {id(self.costs): self.costs})
 
     def budgets(
-        self, candidate: Candidate, works: Items[Work], chances: Items[float], load: Load
-    ) -> list[tuple[int, str]]:
-        """How many nodes a proposer may draft for each work, and why. `chances` are the probabilities that a draft at
-        hand has the next token: then there is nothing to gain."""
+        self, candidate: Candidate, works: Items[Work], at_hand: Items[Collection[Draft]], load: Load
+    ) -> list[Decision]:
+        """How many nodes a proposer may draft for each work, and why, with the drafts of others that are at hand."""
         if not candidate.is_free and not self.costs.is_known(load.rows):
             self._learn_from_waiting()
-            return [(0, MEASURING)] * len(works)
+            return [(NOTHING, MEASURING)] * len(works)
         ledger, of = self._ledger(candidate), (candidate.most, load.sequences, load.rows.bit_length())
         if ledger.decided_for != of or self.now_s >= ledger.decided_until_s:
             ledger.forget_decisions()
         decided = [ledger.decisions.get(work.sequence.id, UNDECIDED) for work in works]
+        chances = [self._chance_of_next(work, drafts, load) for work, drafts in zip(works, at_hand, strict=True)]
         # Not to query stands whatever is at hand: that leaves less to gain.
         if UNDECIDED in decided or any(nodes and chance for (nodes, _), chance in zip(decided, chances, strict=True)):
             self._learn_from_waiting()  # which have added to the ledger
             ledger.decided_for = of
             decided = self._decided(candidate, ledger, works, chances, load)
         return [
-            (min(nodes, work.num_lookahead_tokens), reason)
+            (nodes.at_most(work.num_lookahead_tokens), reason)
             for (nodes, reason), work in zip(decided, works, strict=True)
         ]
 
@@ -122,6 +108,17 @@ class Controller:
         ledgers = [self._ledgers.get(name) for name in names]
         due_s = min((-inf if ledger is None else ledger.stands_until_s(works) for ledger in ledgers), default=-inf)
         return min(due_s, self.now_s + self.costs.run(load.rows, load.keys) / (1 - _PACE_MEMORY))
+
+    def _chance_of_next(self, work: Work, at_hand: Collection[Draft], load: Load) -> float:
+        """How probable it is that a draft at hand has the next token: then there is nothing to gain. Roots count that
+        are worth their row, if that can be afforded: others will not be verified."""
+        best = 0.0
+        for draft in at_hand:
+            row_s, token_s = self.costs.added(load.rows, load.keys, [_reach(work)])[0], self._token_s(load)
+            if row_s <= self._ledgers[draft.origin[0]].balance_s:
+                roots = (score for score, parent in zip(draft.scores, draft.parents, strict=True) if parent < 0)
+                best = max(best, sum(score for score in roots if score * token_s > row_s))
+        return min(1.0, best)
 
     def _decided(
         self, candidate: Candidate, ledger: Ledger, works: Items[Work], chances: Items[float], load: Load
@@ -134,7 +131,7 @@ class Controller:
         decided: list[Decision] = []
         until_s = inf
         for work, chance in zip(works, chances, strict=True):
-            nodes, reason = 0, LEDGER
+            nodes, reason = NOTHING, LEDGER
             if is_queried and not is_timed:
                 reason = RESTING  # one sequence is enough to time it
             elif affordable := [offer for offer in offers if offer.cost_s <= left_s]:
@@ -223,8 +220,8 @@ class Controller:
             ledger.worth.observe(sequence.id, drafted, budget, candidate.most)
         if not is_catching_up:
             self.costs.observe_draft(name, nodes, len(works), seconds)
-            # As with late runs, one late call may have another cause: what is booked is a median.
-            drafting_s = seconds = min(seconds, self.costs.draft(name, nodes, len(works)) or 0.0)
+            # As with late runs, one late call may have another cause: what is booked is what such calls take.
+            drafting_s = seconds = self.costs.draft(name, nodes, len(works)) or 0.0
             if known_s is None:
                 ledger.worth.refresh()
         if ledger.is_probed and any(survivals):  # what a probe has found may show that queries pay again

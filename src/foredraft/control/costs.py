@@ -1,15 +1,17 @@
 """The cost of a step on this machine: measured once for the shapes that run, and corrected by every real step.
 
-Estimates are medians: the first run after a pause is slow, and other processes steal time.
+Estimates leave delays out: the first run after a pause is slow, and other processes steal time.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
 
 from foredraft.control.economics import VerifyCurve
 
@@ -32,6 +34,19 @@ class Calibration:
     seconds_per_key: float
 
 
+class StepTimes(NamedTuple):
+    """What a step took, and for whom the controller had to decide."""
+
+    run_s: float  # beside the queries of proposers and what deciding took
+    query_s: float = 0.0
+    deciding_s: float = 0.0
+    queried: Mapping[str, int] = MappingProxyType({})  # by proposer: works and nodes that there were to decide about
+
+    @property
+    def all_s(self) -> float:
+        return self.run_s + self.query_s + self.deciding_s
+
+
 class Costs:
     """Seconds of runs and of drafts, as the machine is now."""
 
@@ -46,7 +61,7 @@ class Costs:
         self._num_runs = 0
         self._since_renewal = 0
         self._drafts: dict[str, dict[int, deque[float]]] = {}  # by proposer and nodes, for one sequence
-        self._draft_s: dict[str, dict[int, float]] = {}  # their medians
+        self._draft_s: dict[str, dict[int, float]] = {}  # their means
         self._catch_ups: dict[str, deque[float]] = {}  # by proposer, in runs of the target for as many tokens
         self._deciding: dict[str, deque[float]] = {}  # by proposer, for one sequence
 
@@ -79,7 +94,7 @@ class Costs:
     def draft(self, proposer: str, nodes: int, sequences: int) -> float | None:
         """Seconds of a call for so many sequences with so many nodes each; None for a proposer that was never timed.
 
-        Linear between node counts that were timed, in proportion to the nodes beyond them. A proposer is taken to slow
+        Linear between node counts that were timed, 0 among them, and beyond. A proposer is taken to slow
         down with the number of sequences as the target does.
         """
         timed = self._draft_s.get(proposer)
@@ -87,11 +102,17 @@ class Costs:
             return None
         if nodes in timed:
             return timed[nodes] * self._relative(sequences)
-        fewer = max((count for count in timed if count < nodes), default=0)
-        more = min((count for count in timed if count > nodes), default=0)
+        counts = sorted({0, *timed})
+        place = min(max(1, bisect_left(counts, nodes)), len(counts) - 1)
+        fewer, more = counts[place - 1 : place + 1]
         lower, upper = timed.get(fewer, 0.0), timed.get(more, 0.0)
-        seconds = lower + (upper - lower) * (nodes - fewer) / (more - fewer) if more else lower * nodes / fewer
-        return seconds * self._relative(sequences)
+        seconds = lower + (upper - lower) * (nodes - fewer) / (more - fewer)
+        return max(seconds, lower) * self._relative(sequences)
+
+    def level(self, proposer: str, sequences: int) -> float:
+        """Seconds that one more run of a drafter takes, about: a node of the calls in which a node took least."""
+        timed = self._draft_s.get(proposer, {})
+        return min((seconds / nodes for nodes, seconds in timed.items()), default=0.0) * self._relative(sequences)
 
     def catch_up(self, proposer: str, tokens: int) -> float:
         """Seconds that a proposer needs for so many catch-up tokens, with whose number it is taken to slow down as the
@@ -101,13 +122,9 @@ class Costs:
 
     def deciding(self, proposer: str) -> float:
         """Seconds that a query takes for each sequence beside the draft itself: to decide on it, and to choose from
-        what it brings. A mean, for it takes long only where there are drafts; of the longest tenth, which other
-        processes may have delayed, no more counts than of the others."""
+        what it brings. It takes long only where there are drafts."""
         times = self._deciding.get(proposer)
-        if not times:
-            return 0.0
-        most = sorted(times)[(len(times) - 1) * 9 // 10]
-        return sum(min(seconds, most) for seconds in times) / len(times)
+        return _mean(times) if times else 0.0
 
     def observe_runs(self, rows: int, keys: int, times: Items[float]) -> None:
         """Real steps with so many rows, and their seconds without those of proposers and of deciding.
@@ -142,7 +159,7 @@ class Costs:
         """A real call of a proposer for so many sequences with so many nodes each."""
         timed = self._drafts.setdefault(proposer, {}).setdefault(nodes, deque(maxlen=_DRAFTS))
         timed.append(seconds / self._relative(sequences))
-        self._draft_s.setdefault(proposer, {})[nodes] = _median(timed)
+        self._draft_s.setdefault(proposer, {})[nodes] = _mean(timed)
 
     def observe_catch_up(self, proposer: str, tokens: int, seconds: float) -> None:
         """A proposer has run so many catch-up tokens before it drafted."""
@@ -181,3 +198,10 @@ def _median(values: Collection[float]) -> float:
     """The median, or the lower one of two: delays only make runs longer. Some are computed in every step, and
     `statistics` is slow."""
     return sorted(values)[(len(values) - 1) // 2]
+
+
+def _mean(values: Collection[float]) -> float:
+    """The mean, where what is done differs from time to time. Of the longest tenth, which other processes may have
+    delayed, no more counts than of the others."""
+    most = sorted(values)[(len(values) - 1) * 9 // 10]
+    return sum(min(value, most) for value in values) / len(values)

@@ -8,12 +8,13 @@ from math import inf
 
 from foredraft.control.costs import Costs
 from foredraft.control.worth import Candidate, Worth
-from foredraft.types import Sequence, Work
+from foredraft.types import Budget, Sequence, Work
 
 _UP_TO_DATE = 16  # tokens that a proposer runs together with its next draft, at no cost of their own
 
-Decision = tuple[int, str]  # nodes that a proposer may draft for a sequence, and why
-UNDECIDED: Decision = (-1, "")
+Decision = tuple[Budget, str]  # nodes that a proposer may draft for a sequence, and why
+NOTHING = Budget(0)
+UNDECIDED: Decision = (Budget(-1), "")
 
 
 @dataclass

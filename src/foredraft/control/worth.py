@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import mul
 from typing import NamedTuple
 
 from foredraft.control.costs import Costs
-from foredraft.types import Work
+from foredraft.types import Budget, Work
 
 _RECENT = 32  # drafts by which a proposer is judged, empty ones too
-_OWN_PRIOR = 8.0  # drafts that those of all requests count for in a request's own mean
-_OF_ONE = 4  # of a proposer that takes time: of one request at most so many drafts count, and so many are the prior
+_OF_ONE = 4  # of those, at most so many are of one request
+_OWN_PRIOR = 4.0  # drafts that those of all requests count for in a request's own mean
 _OWN_MEMORY = 0.95  # the share of a request's own drafts that is kept after one more: about twenty count
 _MEASURED = 8  # drafts that a measured acceptance counts for, until as many as are judged by are made
 _NEXT_TO_NOTHING = 0.1  # of a plain step: a query that takes no more is always tried where it could pay
@@ -55,7 +55,7 @@ class Candidate(NamedTuple):
 class Offer(NamedTuple):
     """A budget for a proposer and what it is expected to bring, per sequence."""
 
-    nodes: int
+    nodes: Budget
     gain_s: float  # that its tokens save, less what the rows cost that are worth verifying
     cost_s: float  # of the query, deciding on it included
 
@@ -73,11 +73,9 @@ class Worth:
         self._promised: list[float] = list(accumulate(rates, mul))
         measured = [self._promised] * (_MEASURED if candidate.acceptance else 0)
         self._recent = [(_NO_REQUEST, survivals) for survivals in measured]  # by request, oldest first
-        # How good the drafts of a head are differs between requests, and what there is to copy within one.
-        self._of_one = _RECENT if candidate.is_free else _OF_ONE
-        self._prior = _OWN_PRIOR if candidate.is_free else float(_OF_ONE)
-        self._tokens = sum(self._promised) * (1 + len(measured))  # expected ones in all of them
-        self._own: dict[int, tuple[float, float]] = {}  # by sequence: drafts, and expected tokens in them
+        self._own: dict[int, tuple[float, float]] = {}  # by sequence: drafts, and what they were to gain, in tokens
+        # As it was when offers were last made: seconds of a token and of rows, and the mean gain of a draft in tokens.
+        self._token_s, self._rows_s, self._mean = 1.0, [0.0], 0.0
         self._offers: dict[tuple[int, int, int], list[Offer]] = {}  # by most nodes, sequences and rows, about
 
     def observe(self, sequence_id: int, survivals: Items[float], budget: int, most: int) -> None:
@@ -87,15 +85,13 @@ class Worth:
         if budget <= len(nodes) < most:
             last, *further = self._promised[len(nodes) - 1 : most]
             nodes += [nodes[-1] * promised / last for promised in further]
-        expected = sum(nodes)
         of_request = [place for place, (request, _) in enumerate(self._recent) if request == sequence_id]
-        if len(of_request) >= self._of_one or len(self._recent) >= _RECENT:
-            _, dropped = self._recent.pop(of_request[0] if len(of_request) >= self._of_one else 0)
-            self._tokens -= sum(dropped)
-        self._tokens += expected
+        if len(of_request) >= _OF_ONE or len(self._recent) >= _RECENT:
+            self._recent.pop(of_request[0] if len(of_request) >= _OF_ONE else 0)
         self._recent.append((sequence_id, nodes))
-        drafts, tokens = self._own.get(sequence_id, (0.0, 0.0))
-        self._own[sequence_id] = _OWN_MEMORY * drafts + 1, _OWN_MEMORY * tokens + expected
+        drafts, gain = self._own.get(sequence_id, (0.0, 0.0))
+        more = _gains(nodes, self._token_s, self._rows_s)[-1] / self._token_s
+        self._own[sequence_id] = _OWN_MEMORY * drafts + 1, _OWN_MEMORY * gain + more
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         for sequence_id in sequence_ids:
@@ -107,10 +103,9 @@ class Worth:
 
     def best(self, offers: Items[Offer], sequence_id: int) -> Offer:
         """The best of these offers for a request, with what it is to gain there: as much more or less than elsewhere as
-        its own drafts were expected to bring."""
-        drafts, tokens = self._own.get(sequence_id, (0.0, 0.0))
-        mean = self._tokens / (1 + len(self._recent))
-        share = (self._prior + tokens / mean) / (self._prior + drafts)
+        its own drafts were to gain."""
+        drafts, gain = self._own.get(sequence_id, (0.0, 0.0))
+        share = (_OWN_PRIOR + gain / self._mean) / (_OWN_PRIOR + drafts) if self._mean else 1.0
         best = max(offers, key=lambda offer: share * offer.gain_s - offer.cost_s)
         return best._replace(gain_s=share * best.gain_s)
 
@@ -131,21 +126,27 @@ class Worth:
         drafts = [survivals for _, survivals in self._recent]
         if len(drafts) < _RECENT or most_s <= _NEXT_TO_NOTHING * costs.run(1, reach):
             drafts.append(self._promised)
-        gains = [0.0] * len(rows_s)  # by budget, of the best cuts of all drafts
-        for survivals in filter(None, drafts):
-            expected = best_s = 0.0
-            for nodes, survival in enumerate(survivals[: candidate.most], 1):
-                expected += survival
-                gain_s = expected * token_s - rows_s[nodes]
-                if gain_s > best_s:
-                    best_s = gain_s
-                gains[nodes] += best_s
-            for nodes in range(len(survivals) + 1, len(gains)):
-                gains[nodes] += best_s
+        of_drafts = [_gains(draft, token_s, rows_s) for draft in drafts]
+        gains = [sum(of_budget) / len(drafts) for of_budget in zip(*of_drafts, strict=True)]
+        self._token_s, self._rows_s, self._mean = token_s, rows_s, gains[-1] / token_s
+        # To go on from a node takes another run of the drafter, and the row of a child, at its cheapest.
+        row_s = max(0.0, min(more - less for less, more in pairwise(rows_s)))
+        run_s = costs.level(candidate.name, sequences) / sequences
+        child_s = token_s * self._promised[1] / self._promised[0]  # that a child saves, if its parent is accepted
         offers: list[Offer] = []
         for nodes in [candidate.most] if candidate.is_free else _NODE_COUNTS:
             if nodes <= candidate.most:
                 draft_s = (costs.draft(candidate.name, nodes, sequences) or 0.0) / sequences
-                offers.append(Offer(nodes, gains[nodes] / len(drafts), draft_s + deciding_s))
+                budget = Budget(nodes, row_s / child_s, run_s / child_s)
+                offers.append(Offer(budget, gains[nodes], draft_s + deciding_s))
         self._offers[key] = offers
         return offers
+
+
+def _gains(survivals: Items[float], token_s: float, rows_s: Items[float]) -> list[float]:
+    """What the best cut of a draft gains, by the most nodes that it may have."""
+    gains, expected = [0.0], 0.0
+    for survival, cost_s in zip(survivals, rows_s[1:], strict=False):
+        expected += survival
+        gains.append(max(gains[-1], expected * token_s - cost_s))
+    return gains + gains[-1:] * (len(rows_s) - len(gains))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Items
 from functools import partial
 from math import inf
@@ -13,13 +13,14 @@ from typing import Protocol, TypeVar
 from foredraft.control.controller import MEASURING, NOTHING_PROPOSED, Controller
 from foredraft.control.costs import Calibration, Costs
 from foredraft.control.economics import VerifyCurve
+from foredraft.control.ledger import NOTHING
 from foredraft.control.worth import Candidate, Load
 from foredraft.engine.assignments import Assignments
 from foredraft.engine.step_record import Query, StepRecord
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.merge import merge, pruned
 from foredraft.proposers.registry import ProposerChoice, Spec
-from foredraft.types import NO_DRAFT, Commit, Draft, Sequence, Work
+from foredraft.types import NO_DRAFT, Budget, Commit, Draft, Sequence, Work
 
 log = logging.getLogger(__name__)
 
@@ -243,17 +244,17 @@ class Speculation:
                 step.proposed.setdefault(index, {})[name] = draft
 
     def _asked(
-        self, name: str, proposer: Proposer, candidate: Candidate, works: list[Work], wanted: Mapping[int, int]
+        self, name: str, proposer: Proposer, candidate: Candidate, works: list[Work], wanted: Mapping[int, Budget]
     ) -> Query:
         """Ask a proposer for drafts of so many nodes, by index of the works, as far as those have slots for them."""
         started = self._clock()
-        budgets = {index: min(nodes, works[index].num_lookahead_tokens) for index, nodes in wanted.items()}
+        budgets = {index: nodes.at_most(works[index].num_lookahead_tokens) for index, nodes in wanted.items()}
         drafts = self._drafts(name, proposer, [works[index] for index in budgets], list(budgets.values()))
         return Query(proposer, candidate, budgets, dict(zip(budgets, drafts)), self._clock() - started)
 
-    def _budgets(self, name: str, candidate: Candidate, step: StepRecord) -> dict[int, int]:
+    def _budgets(self, name: str, candidate: Candidate, step: StepRecord) -> dict[int, Budget]:
         """How many nodes a proposer drafts, by index of the works that it drafts for."""
-        budgets: dict[int, int] = {}
+        budgets: dict[int, Budget] = {}
         mine: list[int] = []
         for index, (work, assignment) in enumerate(step.items()):
             if not work.num_lookahead_tokens or name not in assignment.names:
@@ -261,14 +262,16 @@ class Speculation:
             if self.assignments.has_failed(name, work.sequence):
                 step.reasons[index].append(FAILED)
             elif not assignment.adaptive:
-                budgets[index] = work.num_lookahead_tokens
+                budgets[index] = Budget(work.num_lookahead_tokens)
             elif self.controller is not None:
                 mine.append(index)
         if mine:
-            chances = [_chance_of_next(step.proposed.get(index, {}).values()) for index in mine]
+            at_hand = [step.proposed.get(index, {}).values() for index in mine]
             some, load = [step.works[index] for index in mine], step.load
-            decided = self._controlled(lambda c: c.budgets(candidate, some, chances, load))
-            for index, (budget, reason) in zip(mine, decided or [(0, CONTROLLER_FAILED)] * len(mine), strict=True):
+            decided = self._controlled(lambda c: c.budgets(candidate, some, at_hand, load))
+            for index, (budget, reason) in zip(
+                mine, decided or [(NOTHING, CONTROLLER_FAILED)] * len(mine), strict=True
+            ):
                 step.reasons[index].append(f"{candidate.name}: {reason}")
                 if budget:
                     budgets[index] = budget
@@ -384,14 +387,6 @@ class Speculation:
 def _candidate(proposer: Proposer) -> Candidate:
     acceptance = tuple(getattr(proposer, "acceptance", ()))
     return Candidate(proposer.name, proposer.free, proposer.num_lookahead_tokens, acceptance)
-
-
-def _chance_of_next(drafts: Collection[Draft]) -> float:
-    """How probable it is that drafts at hand have the next token."""
-    if not drafts:
-        return 0.0
-    roots = [[score for score, parent in zip(draft.scores, draft.parents) if parent < 0] for draft in drafts]
-    return min(1.0, max(map(sum, roots), default=0.0))
 
 
 def _without_controller(drafts: list[Draft | None], reason: str) -> tuple[list[Draft], list[str]]:

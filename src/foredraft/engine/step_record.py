@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from math import inf
 from typing import NamedTuple
 
-from foredraft.control.controller import NOTHING_PROPOSED, StepTimes
+from foredraft.control.controller import NOTHING_PROPOSED
+from foredraft.control.costs import StepTimes
 from foredraft.control.worth import Candidate, Load
 from foredraft.engine.assignments import Assignment
 from foredraft.proposers.base import Proposer
-from foredraft.types import Draft, Work
+from foredraft.types import Budget, Draft, Work
 
 
 class Query(NamedTuple):
@@ -19,7 +20,7 @@ class Query(NamedTuple):
 
     proposer: Proposer
     candidate: Candidate
-    budgets: dict[int, int]  # nodes, by index of the works that it drafts for
+    budgets: dict[int, Budget]  # nodes, by index of the works that it drafts for
     drafts: dict[int, Draft]  # of those works
     seconds: float
 

@@ -9,7 +9,7 @@ from heapq import nlargest
 from torch import Tensor
 
 from foredraft.backends.tree_ops import LEAST_PROBABILITY
-from foredraft.types import Draft, Sequence
+from foredraft.types import Budget, Draft, Sequence
 
 _SURE = 0.6  # static trees: how often the best token of a node is accepted, about
 _DECAY = 1.8  # and how fast this falls with the rank of the token
@@ -49,7 +49,7 @@ class Tree:
 
     sequence: Sequence
     shape: TreeShape
-    budget: int  # the most nodes of the draft; 0: there is none
+    budget: Budget  # 0: there is no draft
     known: int  # leading tokens of the sequence that have been run
     catch_up: int  # the most tokens of the sequence that this call may run
     tokens: list[int] = field(default_factory=list)
@@ -88,9 +88,10 @@ class Tree:
     def grows(self) -> bool:
         if not self.budget or self.ended or self.depth >= self.shape.depth or self.room < 1:
             return False
-        if not self.shape.prunes or self.is_sampled or not self.depth:
+        if self.is_sampled or not self.depth:
             return True
-        return max(self.weights[self.num_run :], default=0.0) > self._least([])
+        least = self._least([]) if self.shape.prunes else self.budget.least
+        return sum(max(0.0, weight - least) for weight in self.weights[self.num_run :]) > self.budget.beyond
 
     @property
     def chain(self) -> list[int]:
@@ -150,10 +151,10 @@ class Tree:
                 self.leaves.append(_Leaf(node, token, self._score(node, probability), weight))
 
     def _least(self, branches: list[float]) -> float:
-        """The least weight in the draft, with branches of these weights. A child weighs no more than its parent, so to
-        run a node that weighs no more than this adds nothing."""
+        """The least weight in the draft, with branches of these weights, or what is worth going on from. A child weighs
+        no more than its parent, so to run a node that weighs no more than this adds nothing."""
         weights = [*self.weights, *(leaf.weight for leaf in self.leaves), *branches]
-        return nlargest(self.budget, weights)[-1] if len(weights) >= self.budget else 0.0
+        return max(self.budget.least, nlargest(self.budget, weights)[-1] if len(weights) >= self.budget else 0.0)
 
     def _score(self, parent: int, probability: float) -> float:
         return min(max(probability, LEAST_PROBABILITY), 1.0) * (self.scores[parent] if parent >= 0 else 1.0)

@@ -17,7 +17,7 @@ from foredraft.backends.base import Backend
 from foredraft.proposers.candidates import Candidates, Node, NodeLogits, coupled, sampled
 from foredraft.proposers.draft_trees import Tree, TreeShape, computed_up_to
 from foredraft.proposers.run_ahead import Levels
-from foredraft.types import NO_DRAFT, Commit, Draft, Sequence, Work
+from foredraft.types import NO_DRAFT, Budget, Commit, Draft, Sequence, Work
 
 UP_TO_DATE = 16  # with so few tokens to run, about a tile, a sequence drafts at once
 _NO_FLOORS = (1.0, -math.inf, 0)  # draw settings of a request without top-p, min-p and top-k
@@ -102,7 +102,7 @@ class TreeDrafter:
                     rows = logits.rows(row, row + work.num_logits)
                     self._grow(tree, work.draft, rows, candidates[row : row + work.num_logits])
                 else:
-                    tree.budget = 0  # not there yet: the rest of the catch-up tokens run in later steps
+                    tree.budget = Budget(0)  # not there yet: the rest of the catch-up tokens run in later steps
                 row += work.num_logits
                 self._record(tree, tree.chain)
         return [self._draft(tree) for tree in trees]
@@ -127,7 +127,10 @@ class TreeDrafter:
 
     def _begun(self, sequence: Sequence, budget: int) -> Tree:
         known = self.model.num_computed(sequence)
-        allowed = min(budget, self.num_lookahead_tokens) if self.model.can_draft(sequence, known) else 0
+        allowed = Budget(0)
+        if self.model.can_draft(sequence, known):
+            given = budget if isinstance(budget, Budget) and not self.shape.static else Budget(budget)
+            allowed = given.at_most(self.num_lookahead_tokens)
         if sequence.params.prompt_logprobs is not None:  # the target owes them, not the draft model
             sequence = replace(sequence, params=replace(sequence.params, prompt_logprobs=None))
         return Tree(sequence, self.shape, allowed, known, UP_TO_DATE)
@@ -234,7 +237,7 @@ def share_catch_up(trees: list[Tree], beside: int) -> None:
         tree.catch_up = min(tree.num_missing, CATCH_UP, shared)
         shared -= tree.catch_up
         if not tree.catch_up:
-            tree.budget = 0  # its turn comes in a later step
+            tree.budget = Budget(0)  # its turn comes in a later step
 
 
 def _child(draft: Draft, node: int, token: int) -> int | None:
