@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from unittest import mock
@@ -330,16 +331,24 @@ def test_a_request_differs_from_others() -> None:
     assert acceptance.survivals(1, chain(3)) == fresh
 
 
+def log_odds(probability: float) -> float:
+    return math.log(probability / (1 - probability))
+
+
 @pytest.mark.parametrize(("said", "true"), [(0.5, 0.9), (0.9, 0.6), (0.97, 0.97), (0.999, 0.9)])
 def test_confidence_is_corrected_by_the_record(said: float, true: float) -> None:
-    """Of its own class alone: others keep their own records."""
+    """All confidences by the same log odds: what is known of one tells about the others."""
     acceptance = Acceptance()
     for trial in range(400):
         is_right = trial % 1000 < 1000 * true if trial < 2 else (trial * 617) % 1000 < 1000 * true
         acceptance.observe(trial, chain(1, said), (7, 7) if is_right else (8,))
         acceptance.release([trial])
     assert acceptance.survivals(-1, chain(1, said))[0] == pytest.approx(true, abs=0.05)
-    assert acceptance.survivals(-1, chain(1, 0.2))[0] == 0.2
+    corrections = [
+        log_odds(acceptance.survivals(-1, chain(1, confidence))[0]) - log_odds(confidence) for confidence in (0.2, 0.7)
+    ]
+    assert corrections[0] == pytest.approx(corrections[1])
+    assert acceptance.survivals(-1, chain(1, 0.2, "another"))[0] == pytest.approx(0.2)
 
 
 def test_costs_follow_the_machine_and_ignore_outliers() -> None:

@@ -1,97 +1,87 @@
 """The probability that a draft token is accepted: the proposer's confidence, corrected by its record.
 
-A proposer's confidence in a token, given that everything above it is accepted, falls into one of many classes by its
-odds, so that 0.97 and 0.99 differ as 0.4 and 0.7 do. Each class has a record over all requests. Each request corrects
-that record by its own results, so a new request starts with what other requests have taught.
+A proposer's confidence in a token, given that everything above it is accepted, is corrected on the scale of log odds:
+there 0.97 and 0.99 differ as 0.4 and 0.7 do, and one number corrects all of them. Each proposer has a correction over
+all requests. Each request adds one of its own, so a new request starts with what other requests have taught.
 """
 
 from __future__ import annotations
 
-from bisect import bisect
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import exp, log
 
 from foredraft.types import Draft
 
-_PRIOR = 30.0  # trials that the proposer's own confidence counts for
-_MOST = 400.0  # trials that are remembered of a class
-_OWN_TRIALS = 16.0  # trials that the common record counts for in a request's own correction
-_OWN_MEMORY = 0.95  # the share of a request's record that is kept after one more trial: about twenty trials count
-# Confidences that part the classes, two of which are a doubling of the odds: from about 1 in 17 to 127 in 128.
-_BORDERS = [1 / (1 + 2 ** -((place + 0.5) / 2)) for place in range(-8, 14)]
+# docs/control.md has the sweeps that set these. A trial tells most where the outcome is open: p (1 - p), at most 1/4.
+_PRIOR = 0.5  # what a proposer's own confidence counts for: two open trials
+_MEMORY = 0.99  # the share of the record that is kept after one more trial
+_OWN_PRIOR = 8.0  # what the common correction counts for in a request
+_OWN_MEMORY = 0.95
+_LEAST = 0.002  # confidences are taken to be no closer to 0 or 1
 
 _Origin = tuple[str, bool]  # a proposer, and whether the token is the first of a draft: later ones are accepted more
-_Class = tuple[_Origin, int]  # and the class of its confidence
 
 
-@dataclass
-class _Record:
-    right: float = 0.0
-    trials: float = 0.0
+@dataclass(slots=True)
+class _Correction:
+    log_odds: float = 0.0  # that are added to those of a confidence
+    told: float = 0.0  # by the trials so far
+
+    def learn(self, error: float, tells: float, prior: float, memory: float) -> None:
+        """Step towards the outcome of a trial: less with every trial, and with forgetting never by too little."""
+        self.told = self.told * memory + tells
+        self.log_odds += error / (prior + self.told)
 
 
-@dataclass
-class _Own:
-    """A request's trials, its accepted tokens, and those that the common record led to expect."""
-
-    trials: float = 0.0
-    right: float = 0.0
-    expected: float = 0.0
-
-    def corrected(self, probability: float) -> float:
-        """Better results than expected shrink the probability of a failure, worse ones that of a success."""
-        if self.right < self.expected:
-            return probability * (self.right + _OWN_TRIALS) / (self.expected + _OWN_TRIALS)
-        wrong, expected_wrong = self.trials - self.right, self.trials - self.expected
-        return 1 - (1 - probability) * (wrong + _OWN_TRIALS) / (expected_wrong + _OWN_TRIALS)
+_Corrections = defaultdict[_Origin, _Correction]
 
 
 class Acceptance:
-    """The records, common and per request."""
+    """The corrections, common and per request."""
 
     def __init__(self) -> None:
-        self._common: dict[_Class, _Record] = {}
-        self._requests: dict[int, dict[_Origin, _Own]] = {}
+        self._common: _Corrections = defaultdict(_Correction)
+        self._requests: dict[int, _Corrections] = {}
 
     def survivals(self, sequence_id: int, draft: Draft) -> list[float]:
         """For every node the probability that it is reached and accepted; never above its parent's."""
-        own, survivals = self._requests.get(sequence_id, {}), list[float]()
+        survivals: list[float] = []
         for node, parent in enumerate(draft.parents):
-            kind, confidence = _class_of(draft, node)
-            probability = self._common_rate(kind, confidence)
-            if kind[0] in own:
-                probability = own[kind[0]].corrected(probability)
+            probability = self._probability(sequence_id, draft, node)
             survivals.append(probability * survivals[parent] if parent >= 0 else probability)
         return survivals
 
     def observe(self, sequence_id: int, draft: Draft, tokens: Sequence[int]) -> None:
         """Score a draft, verified or not, by the tokens that were committed."""
-        requests = self._requests.setdefault(sequence_id, {})
+        if sequence_id not in self._requests:
+            self._requests[sequence_id] = defaultdict(_Correction)
+        own = self._requests[sequence_id]
         for node, is_right in _trials(draft, tokens):
-            kind, confidence = _class_of(draft, node)
-            own = requests.get(kind[0])
-            if own is None:
-                own = requests[kind[0]] = _Own()
-            own.trials = own.trials * _OWN_MEMORY + 1
-            own.right = own.right * _OWN_MEMORY + is_right
-            own.expected = own.expected * _OWN_MEMORY + self._common_rate(kind, confidence)
-            record = self._common.get(kind)
-            if record is None:
-                record = self._common[kind] = _Record()
-            if record.trials >= _MOST:
-                record.right, record.trials = record.right / 2, record.trials / 2
-            record.right += is_right
-            record.trials += 1
+            probability = self._probability(sequence_id, draft, node)
+            error, tells, origin = is_right - probability, probability * (1 - probability), _origin(draft, node)
+            self._common[origin].learn(error, tells, _PRIOR, _MEMORY)
+            own[origin].learn(error, tells, _OWN_PRIOR, _OWN_MEMORY)
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         for sequence_id in sequence_ids:
             self._requests.pop(sequence_id, None)
 
-    def _common_rate(self, kind: _Class, confidence: float) -> float:
-        record = self._common.get(kind)
-        if record is None:
-            return confidence
-        return (record.right + _PRIOR * confidence) / (record.trials + _PRIOR)
+    def _probability(self, sequence_id: int, draft: Draft, node: int) -> float:
+        """That a node is accepted, if everything above it is."""
+        parent, confidence, origin = draft.parents[node], draft.scores[node], _origin(draft, node)
+        if parent >= 0:
+            confidence /= draft.scores[parent]
+        confidence = min(max(confidence, _LEAST), 1 - _LEAST)
+        log_odds = log(confidence / (1 - confidence)) + self._common[origin].log_odds
+        if sequence_id in self._requests:
+            log_odds += self._requests[sequence_id][origin].log_odds
+        return 1 / (1 + exp(-log_odds))
+
+
+def _origin(draft: Draft, node: int) -> _Origin:
+    return draft.origin[node], draft.parents[node] < 0
 
 
 def _trials(draft: Draft, tokens: Sequence[int]) -> Iterator[tuple[int, bool]]:
@@ -106,11 +96,3 @@ def _trials(draft: Draft, tokens: Sequence[int]) -> Iterator[tuple[int, bool]]:
         if right is None:
             return
         node = right
-
-
-def _class_of(draft: Draft, node: int) -> tuple[_Class, float]:
-    """The class of a node, and the confidence in it."""
-    parent, confidence = draft.parents[node], draft.scores[node]
-    if parent >= 0:
-        confidence = min(1.0, confidence / draft.scores[parent])
-    return ((draft.origin[node], parent < 0), bisect(_BORDERS, confidence)), confidence
