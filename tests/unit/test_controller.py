@@ -193,11 +193,12 @@ def test_a_model_that_becomes_good_is_used_again() -> None:
 
 
 def test_a_proposer_that_does_not_pay_starves_no_other() -> None:
-    """Each has a ledger of its own."""
+    """Each has a ledger of its own. It may lose its allowance of four steps, and three more until its record is known:
+    so long its drafts, of which it says that they are surer, take the place of the other's."""
     alone = World(CHEAP, [copier(constant(0.9))]).write(300)
     wrong = head(constant(0.0), confidence=constant(0.99), node_s=0.004)
     beside = World(CHEAP, [copier(constant(0.9)), wrong]).write(300)
-    assert beside.elapsed <= 1.02 * alone.elapsed + 0.05
+    assert beside.elapsed <= 1.02 * alone.elapsed + 7 * CHEAP.curve.seconds_at(1)
     assert beside.reasons[DRAFTED] >= 0.95 * alone.reasons[DRAFTED]
 
 

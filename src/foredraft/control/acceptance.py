@@ -15,7 +15,7 @@ from math import exp, log
 from foredraft.types import Draft
 
 # docs/control.md has the sweeps that set these. A trial tells most where the outcome is open: p (1 - p), at most 1/4.
-_PRIOR = 0.5  # what a proposer's own confidence counts for: two open trials
+_PRIOR = 2.0  # what a proposer's own confidence counts for: eight open trials
 _MEMORY = 0.99  # the share of the record that is kept after one more trial
 _OWN_PRIOR = 8.0  # what the common correction counts for in a request
 _OWN_MEMORY = 0.95
