@@ -242,21 +242,6 @@ class Work(NamedTuple):
         return (1 if num_new_tokens else 0) + len(draft.tokens) - num_computed_nodes
 
 
-class Budget(int):
-    """The most nodes of a draft, and when a drafter that runs level by level should go on."""
-
-    least: float  # a node that is less likely to be accepted is not worth its children's rows
-    beyond: float  # nodes that are more likely must exceed it by so much in all to be worth another run
-
-    def __new__(cls, nodes: int, least: float = 0.0, beyond: float = 0.0) -> Budget:
-        budget = super().__new__(cls, nodes)
-        budget.least, budget.beyond = least, beyond
-        return budget
-
-    def at_most(self, nodes: int) -> Budget:
-        return self if self <= nodes else Budget(nodes, self.least, self.beyond)
-
-
 class Stop(NamedTuple):
     """Where a verdict's tokens are cut, and why; `finish_reason` None means that the sequence goes on."""
 

@@ -12,13 +12,14 @@ import torch
 
 from foredraft.backends.torch import TorchBackend
 from foredraft.backends.tree_ops import Candidates, Choice, Nodes, TorchTreeOps, TreeOps
+from foredraft.budget import Budget
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
 from foredraft.proposers.draft_trees import Tree, TreeShape, static_shares
 from foredraft.proposers.head_runner import HeadDrafter
 from foredraft.proposers.run_ahead import Found, Levels, RunAhead
 from foredraft.proposers.tree_drafter import TreeDrafter
-from foredraft.types import Budget, Draft, Sequence
+from foredraft.types import Draft, Sequence
 from tests.tiny_heads import save_heads
 from tests.tiny_models import VOCAB, random_model, save_model
 

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import inf
 
+from foredraft.budget import Budget
 from foredraft.control.controller import Controller
 from foredraft.control.costs import Calibration, Costs, StepTimes
 from foredraft.control.economics import VerifyCurve
 from foredraft.control.worth import Candidate, Load
 from foredraft.params import SamplingParams
 from foredraft.proposers.merge import merge
-from foredraft.types import NO_DRAFT, TARGET, Budget, Commit, Draft, Sequence, Work
+from foredraft.types import NO_DRAFT, TARGET, Commit, Draft, Sequence, Work
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 CHEAP = Calibration(VerifyCurve(ROWS, tuple(0.010 + 0.0005 * rows for rows in ROWS)), 0, 0.0)

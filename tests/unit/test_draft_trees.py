@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foredraft.budget import Budget
 from foredraft.proposers.draft_trees import Tree, TreeShape
-from foredraft.types import Budget
 from tests.unit.unit_helpers import make_sequence
 
 DEPTH, WIDTH = 3, 2

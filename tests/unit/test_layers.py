@@ -19,7 +19,7 @@ ROOT = "foredraft"
 
 # Bottom up. A name is a folder, or a module beside the folders: whole folders stand above or below each other.
 TIERS = (
-    ("errors", "params", "constraint", "config", "types", "batch", "prefix"),
+    ("errors", "params", "constraint", "config", "types", "budget", "batch", "prefix"),
     ("sampling",),
     ("backends", "kernels"),
     ("models",),

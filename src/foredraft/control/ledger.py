@@ -6,9 +6,10 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from math import inf
 
+from foredraft.budget import Budget
 from foredraft.control.costs import Costs
 from foredraft.control.worth import Candidate, Worth
-from foredraft.types import Budget, Sequence, Work
+from foredraft.types import Sequence, Work
 
 _UP_TO_DATE = 16  # tokens that a proposer runs together with its next draft, at no cost of their own
 

@@ -8,8 +8,9 @@ from itertools import accumulate, pairwise
 from operator import mul
 from typing import NamedTuple
 
+from foredraft.budget import Budget
 from foredraft.control.costs import Costs
-from foredraft.types import Budget, Work
+from foredraft.types import Work
 
 _RECENT = 32  # drafts by which a proposer is judged, empty ones too
 _OF_ONE = 4  # of those, at most so many are of one request

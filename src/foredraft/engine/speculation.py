@@ -10,6 +10,7 @@ from functools import partial
 from math import inf
 from typing import Protocol, TypeVar
 
+from foredraft.budget import Budget
 from foredraft.control.controller import MEASURING, NOTHING_PROPOSED, Controller
 from foredraft.control.costs import Calibration, Costs
 from foredraft.control.economics import VerifyCurve
@@ -20,7 +21,7 @@ from foredraft.engine.step_record import Query, StepRecord
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.merge import merge, pruned
 from foredraft.proposers.registry import ProposerChoice, Spec
-from foredraft.types import NO_DRAFT, Budget, Commit, Draft, Sequence, Work
+from foredraft.types import NO_DRAFT, Commit, Draft, Sequence, Work
 
 log = logging.getLogger(__name__)
 

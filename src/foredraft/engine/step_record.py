@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from math import inf
 from typing import NamedTuple
 
+from foredraft.budget import Budget
 from foredraft.control.controller import NOTHING_PROPOSED
 from foredraft.control.costs import StepTimes
 from foredraft.control.worth import Candidate, Load
 from foredraft.engine.assignments import Assignment
 from foredraft.proposers.base import Proposer
-from foredraft.types import Budget, Draft, Work
+from foredraft.types import Draft, Work
 
 
 class Query(NamedTuple):

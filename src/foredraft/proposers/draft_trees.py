@@ -9,7 +9,8 @@ from heapq import nlargest
 from torch import Tensor
 
 from foredraft.backends.tree_ops import LEAST_PROBABILITY
-from foredraft.types import Budget, Draft, Sequence
+from foredraft.budget import Budget
+from foredraft.types import Draft, Sequence
 
 _SURE = 0.6  # static trees: how often the best token of a node is accepted, about
 _DECAY = 1.8  # and how fast this falls with the rank of the token

@@ -14,10 +14,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from foredraft.backends.base import Backend
+from foredraft.budget import Budget
 from foredraft.proposers.candidates import Candidates, Node, NodeLogits, coupled, sampled
 from foredraft.proposers.draft_trees import Tree, TreeShape, computed_up_to
 from foredraft.proposers.run_ahead import Levels
-from foredraft.types import NO_DRAFT, Budget, Commit, Draft, Sequence, Work
+from foredraft.types import NO_DRAFT, Commit, Draft, Sequence, Work
 
 UP_TO_DATE = 16  # with so few tokens to run, about a tile, a sequence drafts at once
 _NO_FLOORS = (1.0, -math.inf, 0)  # draw settings of a request without top-p, min-p and top-k
