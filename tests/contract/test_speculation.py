@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from foredraft.control.controller import RESTING
+from foredraft.control.reasons import RESTING
 from foredraft.control.worth import Candidate
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams

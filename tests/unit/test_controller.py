@@ -10,9 +10,10 @@ from unittest import mock
 import pytest
 
 from foredraft.control.acceptance import Acceptance
-from foredraft.control.controller import DRAFTED, MEASURING, NOTHING_PROPOSED, RESTING, Controller
+from foredraft.control.controller import Controller
 from foredraft.control.costs import Calibration, Costs, StepTimes
 from foredraft.control.economics import VerifyCurve
+from foredraft.control.reasons import DRAFTED, MEASURING, NOTHING_PROPOSED, RESTING
 from foredraft.control.worth import Candidate, Load, Worth
 from foredraft.params import SamplingParams
 from foredraft.types import NO_DRAFT, Draft, Sequence, Work

@@ -8,9 +8,10 @@ from collections.abc import Sequence as Items
 from typing import Any
 from unittest import mock
 
-from foredraft.control.controller import DRAFTED, NOTHING_PROPOSED, Controller
+from foredraft.control.controller import Controller
 from foredraft.control.costs import Calibration
 from foredraft.control.economics import VerifyCurve
+from foredraft.control.reasons import DRAFTED, NOTHING_PROPOSED
 from foredraft.engine.speculation import FAILED, Speculation
 from foredraft.proposers.registry import ProposerChoice, Spec
 from foredraft.types import NO_DRAFT, TARGET, Commit, Draft, Sequence, Work

@@ -18,8 +18,8 @@ import typer
 
 from foredraft.cli import options
 from foredraft.cli.output import colour_of, decisions, print_json, say
-from foredraft.control.controller import DRAFTED, PROBE
 from foredraft.control.economics import quotient
+from foredraft.control.reasons import DRAFTED, PROBE
 from foredraft.models.catalog import DEFAULT_MODEL
 from foredraft.models.heads.config import KINDS
 from foredraft.params import SamplingParams

@@ -25,11 +25,9 @@ from typing import NamedTuple
 from foredraft.control.acceptance import Acceptance
 from foredraft.control.costs import Costs, StepTimes
 from foredraft.control.ledger import NOTHING, NOTHING_RUN, UNDECIDED, Behind, Decision, Ledger
+from foredraft.control.reasons import DRAFTED, LEDGER, MEASURING, NOTHING_PROPOSED, PROBE, RESTING, TOO_UNSURE
 from foredraft.control.worth import Candidate, Load, Offer
 from foredraft.types import NO_DRAFT, Commit, Draft, Sequence, Work
-
-DRAFTED, NOTHING_PROPOSED, TOO_UNSURE, LEDGER = "drafted", "nothing proposed", "would not pay", "ledger"
-MEASURING, RESTING, PROBE = "measuring", "resting", "probe"
 
 # docs/control.md has the sweeps that set these.
 _SHARE = 0.005  # of all time, for each proposer: what it may lose
@@ -223,10 +221,10 @@ class Controller:
             # As with late runs, one late call may have another cause: what is booked is what such calls take.
             drafting_s = seconds = self.costs.draft(name, nodes, len(works)) or 0.0
             if known_s is None:
-                ledger.worth.refresh()
+                ledger.worth.refresh(self.costs, self._token_s)
         if ledger.is_probed and any(survivals):  # what a probe has found may show that queries pay again
             ledger.forget_decisions()
-            ledger.worth.refresh()
+            ledger.worth.refresh(self.costs, self._token_s)
         ledger.saved_s -= seconds - drafting_s
         ledger.book(-drafting_s)
 
@@ -249,13 +247,13 @@ class Controller:
         is_known = self.costs.is_known(load.rows)
         count = self._best_count(nodes, added_s, self._token_s(load)) if is_known else 0
         wanted = {index for _, index, _ in nodes[:count]}
-        kept = self._affordable(len(works), drafts, nodes[:count], added_s[count - 1] / count if count else 0.0)
+        kept = self._affordable(drafts, nodes[:count], added_s[count - 1] / count if count else 0.0)
         chosen: list[Draft] = []
         reasons: list[str] = []
         for index, draft in enumerate(drafts):
             # A sampled draft is verified whole: cutting it would bias the output.
             is_whole = draft is None or draft.q is not None
-            chosen.append((draft or NO_DRAFT) if is_whole else draft.only(sorted(kept[index])))  # type: ignore[union-attr]
+            chosen.append((draft or NO_DRAFT) if is_whole else draft.only(sorted(kept.get(index, ()))))  # type: ignore[union-attr]
             why_not = LEDGER if index in wanted else TOO_UNSURE if is_known else MEASURING
             reasons.append(DRAFTED if chosen[index] else why_not if draft else NOTHING_PROPOSED)
         return chosen, reasons
@@ -334,7 +332,7 @@ class Controller:
         self._steps += 1
         if self._steps % _REFRESH_STEPS == 0:
             for ledger in self._ledgers.values():
-                ledger.worth.refresh()
+                ledger.worth.refresh(self.costs, self._token_s)
                 ledger.forget_decisions()
 
     def _count_time(self, spent_s: float, without_s: float, plain_s: float) -> None:
@@ -372,18 +370,21 @@ class Controller:
                 best, best_s = count, saved_s - extra_s
         return best
 
-    def _affordable(self, count: int, drafts: Items[Draft | None], nodes: list[_Node], row_s: float) -> list[list[int]]:
-        """By work, of which there are so many, the nodes that the ledgers of their proposers can afford to lose; none
-        without its parent."""
-        kept: list[list[int]] = [[] for _ in range(count)]
+    def _affordable(self, drafts: Items[Draft | None], nodes: list[_Node], row_s: float) -> dict[int, list[int]]:
+        """By work, the nodes that the ledgers of their proposers can afford to lose; none without its parent."""
+        kept: dict[int, list[int]] = {}
         left_s = {name: ledger.balance_s for name, ledger in self._ledgers.items()}
+        is_covered = row_s * len(nodes) <= min(left_s.values())  # as nearly always, whoever drafted them
         for _, index, node in nodes:
-            draft = drafts[index]
-            assert draft is not None
-            name, parent = draft.origin[node], draft.parents[node]
-            if row_s <= left_s[name] and (parent < 0 or parent in kept[index]):
+            of_work = kept.setdefault(index, [])
+            if not is_covered:
+                draft = drafts[index]
+                assert draft is not None
+                name, parent = draft.origin[node], draft.parents[node]
+                if row_s > left_s[name] or (parent >= 0 and parent not in of_work):
+                    continue
                 left_s[name] -= row_s
-                kept[index].append(node)
+            of_work.append(node)
         return kept
 
 

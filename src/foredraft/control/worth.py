@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
-from itertools import accumulate, pairwise
-from operator import mul
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from foredraft.budget import Budget
 from foredraft.control.costs import Costs
@@ -70,37 +71,41 @@ class Worth:
 
     def __init__(self, candidate: Candidate) -> None:
         rates = tuple(max(_LEAST, rate) for rate in candidate.acceptance) or (UNKNOWN,)
-        rates = (*rates, *rates[-1:] * (_NODE_COUNTS[-1] - len(rates)))
-        self._promised: list[float] = list(accumulate(rates, mul))
+        self._promised = np.cumprod((*rates, *rates[-1:] * (_NODE_COUNTS[-1] - len(rates))))
         measured = [self._promised] * (_MEASURED if candidate.acceptance else 0)
         self._recent = [(_NO_REQUEST, survivals) for survivals in measured]  # by request, oldest first
         self._own: dict[int, tuple[float, float]] = {}  # by sequence: drafts, and what they were to gain, in tokens
         # As it was when offers were last made: seconds of a token and of rows, and the mean gain of a draft in tokens.
-        self._token_s, self._rows_s, self._mean = 1.0, [0.0], 0.0
+        self._token_s, self._rows_s, self._mean = 1.0, np.zeros(1), 0.0
         self._offers: dict[tuple[int, int, int], list[Offer]] = {}  # by most nodes, sequences and rows, about
+        self._last: tuple[Candidate, Load] | None = None  # for whom offers were last made
 
     def observe(self, sequence_id: int, survivals: Items[float], budget: int, most: int) -> None:
         """The proposer was queried, and drafted these nodes or none. Where it used its whole budget, more nodes, up to
         the most, are taken to follow as promised: otherwise a small budget would never be raised again."""
-        nodes = sorted(survivals, reverse=True)
-        if budget <= len(nodes) < most:
-            last, *further = self._promised[len(nodes) - 1 : most]
-            nodes += [nodes[-1] * promised / last for promised in further]
+        nodes = np.zeros(len(self._promised))
+        size = min(len(survivals), len(nodes))
+        nodes[:size] = sorted(survivals, reverse=True)[:size]
+        if budget <= size < most:
+            nodes[size:most] = self._promised[size:most] * (nodes[size - 1] / self._promised[size - 1])
         of_request = [place for place, (request, _) in enumerate(self._recent) if request == sequence_id]
         if len(of_request) >= _OF_ONE or len(self._recent) >= _RECENT:
             self._recent.pop(of_request[0] if len(of_request) >= _OF_ONE else 0)
         self._recent.append((sequence_id, nodes))
         drafts, gain = self._own.get(sequence_id, (0.0, 0.0))
-        more = _gains(nodes, self._token_s, self._rows_s)[-1] / self._token_s
+        more = float(_gains(nodes, self._token_s, self._rows_s)[-1]) / self._token_s
         self._own[sequence_id] = _OWN_MEMORY * drafts + 1, _OWN_MEMORY * gain + more
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         for sequence_id in sequence_ids:
             self._own.pop(sequence_id, None)
 
-    def refresh(self) -> None:
-        """Weigh anew with the next query: costs and drafts have changed."""
+    def refresh(self, costs: Costs, token_takes: Callable[[Load], float]) -> None:
+        """Weigh anew: costs and drafts have changed. The last offers are made again at once, because the next query
+        needs them, and would wait for it."""
         self._offers.clear()
+        if self._last is not None:
+            self.offers(*self._last, costs, token_takes)
 
     def best(self, offers: Items[Offer], sequence_id: int) -> Offer:
         """The best of these offers for a request, with what it is to gain there: as much more or less than elsewhere as
@@ -117,26 +122,25 @@ class Worth:
         key = candidate.most, load.sequences, load.rows.bit_length()
         if key in self._offers:
             return self._offers[key]
+        self._last, most = (candidate, load), min(candidate.most, len(self._promised))
         sequences, reach, token_s = max(1, load.sequences), load.keys // max(1, load.rows), token_takes(load)
-        plain = costs.run(load.rows, load.keys)
-        rows_s = [0.0]  # extra seconds per sequence of so many nodes for each
-        for nodes in range(sequences, sequences * candidate.most + 1, sequences):
-            rows_s.append((costs.run(load.rows + nodes, load.keys + nodes * reach) - plain) / sequences)
+        counts = range(0, sequences * most + 1, sequences)
+        of_runs = np.array([costs.run(load.rows + count, load.keys + count * reach) for count in counts])
+        rows_s = (of_runs - of_runs[0]) / sequences  # extra seconds per sequence of so many nodes for each
         deciding_s = costs.deciding(candidate.name)
         most_s = (costs.draft(candidate.name, candidate.most, sequences) or 0.0) / sequences + deciding_s
         drafts = [survivals for _, survivals in self._recent]
         if len(drafts) < _RECENT or most_s <= _NEXT_TO_NOTHING * costs.run(1, reach):
             drafts.append(self._promised)
-        of_drafts = [_gains(draft, token_s, rows_s) for draft in drafts]
-        gains = [sum(of_budget) / len(drafts) for of_budget in zip(*of_drafts, strict=True)]
+        gains: list[float] = _gains(np.array(drafts), token_s, rows_s).mean(0).tolist()
         self._token_s, self._rows_s, self._mean = token_s, rows_s, gains[-1] / token_s
         # To go on from a node takes another run of the drafter, and the row of a child, at its cheapest.
-        row_s = max(0.0, min(more - less for less, more in pairwise(rows_s)))
+        row_s = max(0.0, float(np.diff(rows_s).min()))
         run_s = costs.level(candidate.name, sequences) / sequences
-        child_s = token_s * self._promised[1] / self._promised[0]  # that a child saves, if its parent is accepted
+        child_s = token_s * float(self._promised[1] / self._promised[0])  # that one saves, if its parent is accepted
         offers: list[Offer] = []
-        for nodes in [candidate.most] if candidate.is_free else _NODE_COUNTS:
-            if nodes <= candidate.most:
+        for nodes in [most] if candidate.is_free else _NODE_COUNTS:
+            if nodes <= most:
                 draft_s = (costs.draft(candidate.name, nodes, sequences) or 0.0) / sequences
                 budget = Budget(nodes, row_s / child_s, run_s / child_s)
                 offers.append(Offer(budget, gains[nodes], draft_s + deciding_s))
@@ -144,10 +148,10 @@ class Worth:
         return offers
 
 
-def _gains(survivals: Items[float], token_s: float, rows_s: Items[float]) -> list[float]:
-    """What the best cut of a draft gains, by the most nodes that it may have."""
-    gains, expected = [0.0], 0.0
-    for survival, cost_s in zip(survivals, rows_s[1:], strict=False):
-        expected += survival
-        gains.append(max(gains[-1], expected * token_s - cost_s))
-    return gains + gains[-1:] * (len(rows_s) - len(gains))
+def _gains(survivals: NDArray[np.float64], token_s: float, rows_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What the best cut of a draft gains, by the most nodes that it may have: [..., nodes] for survivals [..., nodes],
+    and a first one for no node."""
+    saved_s = survivals[..., : len(rows_s) - 1].cumsum(-1) * token_s
+    gains = np.zeros((*saved_s.shape[:-1], len(rows_s)))
+    np.subtract(saved_s, rows_s[1:], out=gains[..., 1:])
+    return np.maximum.accumulate(gains, axis=-1)

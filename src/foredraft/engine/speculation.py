@@ -11,12 +11,14 @@ from math import inf
 from typing import Protocol, TypeVar
 
 from foredraft.budget import Budget
-from foredraft.control.controller import MEASURING, NOTHING_PROPOSED, Controller
+from foredraft.control.controller import Controller
 from foredraft.control.costs import Calibration, Costs
 from foredraft.control.economics import VerifyCurve
 from foredraft.control.ledger import NOTHING
+from foredraft.control.reasons import MEASURING, NOTHING_PROPOSED
 from foredraft.control.worth import Candidate, Load
 from foredraft.engine.assignments import Assignments
+from foredraft.engine.check_drafts import check_drafts
 from foredraft.engine.step_record import Query, StepRecord
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.merge import merge, pruned
@@ -102,28 +104,47 @@ class Speculation:
     def propose(self, works: list[Work]) -> list[Work]:
         """Give every work that has slots for one a draft, merged from those of its proposers. Those that take time are
         queried last: what the others have found decides whether it is worth it."""
-        started = self._clock()
+        started, last = self._clock(), self._step
         early = self._repeated_queries(works)
         if early is not None and not any(any(query.drafts.values()) for query in early.values()):
             self._repeat(works, early, started)
             return works
         step = self._step = StepRecord(works, self.assignments.of(works))
-        named = {name for assignment in step.assigned for name in assignment.names}
-        if not named and not step.any_adaptive:
+        if not step.named and not step.any_adaptive:
             return works
-        for is_free in (True, False):
-            for name, proposer in self.assignments.proposers.items():
-                if proposer.free is is_free and name in named:
-                    self._query(name, proposer, step, early or {})
+        if early is not None and last is not None and early.keys() == last.queries.keys():
+            self._take(early, step, last)
+        else:
+            self._decide(step, early or {})
         for index, drafts in step.proposed.items():
             works = works if works is not step.works else list(works)
             works[index] = self._merged(works[index], drafts)
         chosen = self._chosen(works, step)
         if all(of.adaptive and work.num_lookahead_tokens for work, of in step.items()):
-            names = [proposer.name for name, proposer in self.assignments.proposers.items() if name in named]
+            names = [proposer.name for name, proposer in self.assignments.proposers.items() if name in step.named]
             step.stands_until_s = self._controlled(lambda c: c.stands_until_s(names, works, step.load)) or -inf
         step.deciding_s = self._clock() - started - step.query_s
         return chosen
+
+    def _decide(self, step: StepRecord, early: Mapping[str, Query]) -> None:
+        """Query every proposer that somebody named and for whom that is worth it, if that is for the controller to say.
+        `early` has the drafts that are there already."""
+        for is_free in (True, False):
+            for name, proposer in self.assignments.proposers.items():
+                if proposer.free is is_free and name in step.named:
+                    candidate = _candidate(proposer)
+                    budgets = self._budgets(name, candidate, step)
+                    if budgets:
+                        query = early.get(name) or self._asked(name, proposer, candidate, step.works, budgets)
+                        self._add(name, query._replace(budgets=budgets), step)
+
+    def _take(self, queries: dict[str, Query], step: StepRecord, last: StepRecord) -> None:
+        """Let decisions stand that the last step made. Only the last query has brought something: what is at hand would
+        have changed what is decided about later ones."""
+        for index, reasons in last.reasons.items():
+            step.reasons[index] = reasons[:-1]  # without what became of the draft
+        for name, query in queries.items():
+            self._add(name, query, step)
 
     def _repeated_queries(self, works: list[Work]) -> dict[str, Query] | None:
         """The last step's queries, made again up to the first that brings something; None if decisions do not stand."""
@@ -213,14 +234,10 @@ class Speculation:
         for name, proposer in self.assignments.proposers.items():
             self.assignments.guarded(name, proposer.clear)
 
-    def _query(self, name: str, proposer: Proposer, step: StepRecord, early: Mapping[str, Query]) -> None:
-        """Add one proposer's drafts to the step, those that it has already made among them."""
-        candidate = _candidate(proposer)
-        budgets = self._budgets(name, candidate, step)
-        if not budgets:
-            return
-        query = early.get(name) or self._asked(name, proposer, candidate, step.works, budgets)
-        step.queries[name] = query._replace(budgets=budgets)
+    def _add(self, name: str, query: Query, step: StepRecord) -> None:
+        """Add one proposer's drafts to the step."""
+        budgets, candidate = query.budgets, query.candidate
+        step.queries[name] = query
         step.query_s += query.seconds
         made: dict[int, Draft] = {}
         for index in budgets:
@@ -304,30 +321,9 @@ class Speculation:
                 self.assignments.attempt(name, "observe", commit.sequence, proposer.observe, [commit])
 
     def _checked(self, proposer: Proposer, works: list[Work], budgets: list[int]) -> list[Draft]:
-        """A proposer's drafts, if they are such that the target can run them."""
         drafts = proposer.propose([work.sequence for work in works], budgets)
-        if len(drafts) != len(works):
-            raise ValueError(f"{len(drafts)} drafts were proposed for {len(works)} sequences")
-        for draft, budget in zip(drafts, budgets, strict=True):
-            if not draft:
-                continue
-            if len(draft) > budget:
-                raise ValueError(f"{len(draft)} tokens were drafted, but the budget is {budget}")
-            if not 0 <= min(draft.tokens) <= max(draft.tokens) < self._vocab_size:
-                raise ValueError(f"a draft token is not in the target's vocabulary of {self._vocab_size}")
-            if not all(0 < score <= 1 for score in draft.scores):
-                raise ValueError(f"scores must be probabilities above 0, not {draft.scores}")
-            if draft.q is not None:
-                self._check_q(draft)
+        check_drafts(drafts, budgets, self._vocab_size)
         return drafts
-
-    def _check_q(self, draft: Draft) -> None:
-        """Rules that trust q would accept any token under a q that is no distribution."""
-        if tuple(draft.q.shape) != (len(draft), self._vocab_size):
-            raise ValueError(f"q has the shape {tuple(draft.q.shape)}, not {(len(draft), self._vocab_size)}")
-        drawn = draft.q[list(range(len(draft))), list(draft.tokens)]
-        if not (drawn > 0).all() or not (draft.q >= 0).all() or not ((draft.q.sum(-1) - 1).abs() < 1e-3).all():
-            raise ValueError("q is no distribution from which these tokens can have been drawn")
 
     def _merged(self, work: Work, drafts: dict[str, Draft]) -> Work:
         """The work with the drafts of all its proposers, in the order in which the request names them."""

@@ -8,8 +8,8 @@ from math import inf
 from typing import NamedTuple
 
 from foredraft.budget import Budget
-from foredraft.control.controller import NOTHING_PROPOSED
 from foredraft.control.costs import StepTimes
+from foredraft.control.reasons import NOTHING_PROPOSED
 from foredraft.control.worth import Candidate, Load
 from foredraft.engine.assignments import Assignment
 from foredraft.proposers.base import Proposer
@@ -42,6 +42,7 @@ class StepRecord:
         self.deciding_s = 0.0  # what it took beside the queries
         self.decided: dict[str, int] = {}  # by proposer: works and nodes that the controller had to decide about
         self.stands_until_s = -inf  # how long steps like it may do the same, on the controller's clock
+        self.named = {name for assignment in assigned for name in assignment.names}
         self.any_adaptive = any(assignment.adaptive for assignment in assigned)
         # What runs without the controller's drafts; of no interest where it decides about nobody.
         self.load = Load.of(works) if self.any_adaptive else Load(0, 0, 0)
