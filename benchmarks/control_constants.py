@@ -17,7 +17,7 @@ from statistics import geometric_mean
 from tests.unit.controller_world import ROWS, Place, Player, World, chance
 from tests.unit.test_controller_mixes import MACHINES, MIXES, SETTINGS
 
-from foredraft.control import acceptance, controller, worth
+from foredraft.control import acceptance, controller, ledger, worth
 from foredraft.control.costs import Calibration
 from foredraft.control.economics import VerifyCurve
 
@@ -44,7 +44,7 @@ SWEEPS = {
     "_ALLOWANCE": (controller, (1.0, 2.0, 4.0, 8.0)),
     "_UNNOTICED_S": (controller, (0.005, 0.01, 0.015, 0.02)),
     "_MOST_SAVED": (controller, (8.0, 16.0, 64.0, 256.0)),
-    "_PACE_MEMORY": (controller, (0.9, 0.98, 0.995)),
+    "PACE_MEMORY": (ledger, (0.9, 0.98, 0.995)),
     "_RECENT": (worth, (8, 32, 64)),
     "_OF_ONE": (worth, (2, 4, 8, 32)),
     "_OWN_PRIOR": (worth, (2.0, 8.0, 32.0)),

@@ -6,7 +6,8 @@ what the cost curve says. A query is decided on by the proposer's last drafts (w
 
 A ledger per proposer bounds the loss if expectations are wrong. It starts with a small allowance, grows by a small
 share of the time, and books what the proposer's tokens gain and what its queries and rows cost. A step may only risk
-what is in the ledger. Where queries do not pay, that share of the time pays for one now and then.
+what is in the ledger. Where queries do not pay, that share of the time pays for one now and then: the less one is
+expected to lose, the sooner.
 
 Deciding takes time too, and most in steps in which nothing is gained. So a decision that the next steps would only
 repeat stands for a stretch of them, and steps without drafts are learnt from together.
@@ -18,13 +19,14 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as Items
 from copy import deepcopy
+from functools import partial
 from itertools import groupby
 from math import inf
 from typing import NamedTuple
 
 from foredraft.control.acceptance import Acceptance
 from foredraft.control.costs import Costs, StepTimes
-from foredraft.control.ledger import NOTHING, NOTHING_RUN, UNDECIDED, Behind, Decision, Ledger
+from foredraft.control.ledger import NOTHING, NOTHING_RUN, PACE_MEMORY, UNDECIDED, Behind, Decision, Ledger
 from foredraft.control.reasons import DRAFTED, LEDGER, MEASURING, NOTHING_PROPOSED, PROBE, RESTING, TOO_UNSURE
 from foredraft.control.worth import Candidate, Load, Offer
 from foredraft.types import NO_DRAFT, Commit, Draft, Sequence, Work
@@ -34,7 +36,6 @@ _SHARE = 0.005  # of all time, for each proposer: what it may lose
 _ALLOWANCE = 4.0  # plain steps: and at the start,
 _UNNOTICED_S = 0.01  # or this, where steps are short: the time of so few would not tell what a proposer is worth
 _MOST_SAVED = 64.0  # plain steps: and in all, after gains
-_PACE_MEMORY = 0.98  # the share that is kept after one more step: what a token takes is over about fifty
 
 _BLAME_STEPS = 5  # drafts are charged the median lateness of so many runs: one late run may have another cause
 _REFRESH_STEPS = 16  # after so many steps queries are weighed anew
@@ -64,8 +65,6 @@ class Controller:
         self._most_s = max(_MOST_SAVED * step_s, _UNNOTICED_S)
         self._ledgers: dict[str, Ledger] = {}
         self.now_s = 0.0  # the time that all steps took so far
-        # Of the last steps: the time that they took, and that plain decoding would have taken for their tokens.
-        self._spent_s = self._plain_s = _ALLOWANCE * step_s
         # The times of the last runs with drafts, in units of the expected time.
         self._lateness = deque([1.0] * (_BLAME_STEPS // 2), maxlen=_BLAME_STEPS)
         # What waits to be learnt from: steps without drafts, and queries.
@@ -105,15 +104,16 @@ class Controller:
         bring nothing: until one is due that is not made, or tokens may take another time. -inf: it does not stand."""
         ledgers = [self._ledgers.get(name) for name in names]
         due_s = min((-inf if ledger is None else ledger.stands_until_s(works) for ledger in ledgers), default=-inf)
-        return min(due_s, self.now_s + self.costs.run(load.rows, load.keys) / (1 - _PACE_MEMORY))
+        return min(due_s, self.now_s + self.costs.run(load.rows, load.keys) / (1 - PACE_MEMORY))
 
     def _chance_of_next(self, work: Work, at_hand: Collection[Draft], load: Load) -> float:
         """How probable it is that a draft at hand has the next token: then there is nothing to gain. Roots count that
         are worth their row, if that can be afforded: others will not be verified."""
         best = 0.0
         for draft in at_hand:
-            row_s, token_s = self.costs.added(load.rows, load.keys, [_reach(work)])[0], self._token_s(load)
-            if row_s <= self._ledgers[draft.origin[0]].balance_s:
+            row_s, ledger = self.costs.added(load.rows, load.keys, [_reach(work)])[0], self._ledgers[draft.origin[0]]
+            if row_s <= ledger.balance_s:
+                token_s = self._token_s(ledger, load)
                 roots = (score for score, parent in zip(draft.scores, draft.parents, strict=True) if parent < 0)
                 best = max(best, sum(score for score in roots if score * token_s > row_s))
         return min(1.0, best)
@@ -123,7 +123,7 @@ class Controller:
     ) -> list[Decision]:
         """Decide about every work. Without drafts at hand, decisions that the next steps would repeat stand for a
         stretch: not to query until a query is due, and to query for all if the ledger covers the whole stretch."""
-        offers = ledger.worth.offers(candidate, load, self.costs, self._token_s)
+        offers = ledger.worth.offers(candidate, load, self.costs, partial(self._token_s, ledger))
         is_timed = self.costs.draft(candidate.name, candidate.most, 1) is not None
         left_s, saved_s, is_queried, is_behind = ledger.balance_s, ledger.saved_s, False, False
         decided: list[Decision] = []
@@ -175,7 +175,7 @@ class Controller:
             return DRAFTED if is_covered else LEDGER, inf
         if not is_covered:
             return RESTING, inf
-        due_s = ledger.queried_s + (offer.cost_s + catch_up_s) / _SHARE
+        due_s = ledger.queried_s + max(0.0, catch_up_s - gain_s) / _SHARE
         # One call may have been delayed: a few are made before a proposer is judged by what they took.
         return PROBE if self.now_s >= due_s or not self.costs.is_timed(candidate.name) else RESTING, due_s
 
@@ -221,10 +221,10 @@ class Controller:
             # As with late runs, one late call may have another cause: what is booked is what such calls take.
             drafting_s = seconds = self.costs.draft(name, nodes, len(works)) or 0.0
             if known_s is None:
-                ledger.worth.refresh(self.costs, self._token_s)
+                ledger.worth.refresh(self.costs, partial(self._token_s, ledger))
         if ledger.is_probed and any(survivals):  # what a probe has found may show that queries pay again
             ledger.forget_decisions()
-            ledger.worth.refresh(self.costs, self._token_s)
+            ledger.worth.refresh(self.costs, partial(self._token_s, ledger))
         ledger.saved_s -= seconds - drafting_s
         ledger.book(-drafting_s)
 
@@ -245,7 +245,7 @@ class Controller:
         added_s = self.costs.added(load.rows, load.keys, [reaches[index] for _, index, _ in nodes])
         # The gain of drafting is unknown until the cost of plain decoding is known.
         is_known = self.costs.is_known(load.rows)
-        count = self._best_count(nodes, added_s, self._token_s(load)) if is_known else 0
+        count = self._best_count(drafts, nodes, added_s, load) if is_known else 0
         wanted = {index for _, index, _ in nodes[:count]}
         kept = self._affordable(drafts, nodes[:count], added_s[count - 1] / count if count else 0.0)
         chosen: list[Draft] = []
@@ -276,7 +276,8 @@ class Controller:
         token_s = self._plain_token_s(load)
         plain_s = plain + token_s * (sum(len(commit.tokens) for commit in commits) - load.sequences)
         self.costs.observe_runs(run.rows, run.keys, [times.run_s])
-        self._count_time(times.all_s, plain, plain_s)
+        drafted = {name for work in works for name in work.draft.origin}
+        self._count_time(drafted, times.all_s, plain, plain_s)
         row_s = 0.0
         if run.rows > load.rows:
             self._lateness.append(times.run_s / expected)
@@ -323,7 +324,7 @@ class Controller:
             keys = sum(load.keys for load in loads) // len(loads)
             self.costs.observe_runs(rows, keys, [each.run_s for each in times])
         for load, of_step in self._plain:
-            self._count_time(of_step.all_s, of_step.run_s, of_step.run_s)
+            self._count_time((), of_step.all_s, of_step.run_s, of_step.run_s)
             self._charge(of_step, load)
         self._plain.clear()
 
@@ -332,15 +333,14 @@ class Controller:
         self._steps += 1
         if self._steps % _REFRESH_STEPS == 0:
             for ledger in self._ledgers.values():
-                ledger.worth.refresh(self.costs, self._token_s)
+                ledger.worth.refresh(self.costs, partial(self._token_s, ledger))
                 ledger.forget_decisions()
 
-    def _count_time(self, spent_s: float, without_s: float, plain_s: float) -> None:
-        """A step took so long, and would have taken `without_s` without drafts. Plain decoding would have taken
-        `plain_s` for its tokens."""
-        self._spent_s = _PACE_MEMORY * self._spent_s + spent_s
-        self._plain_s = _PACE_MEMORY * self._plain_s + plain_s
+    def _count_time(self, drafted: Collection[str], spent_s: float, without_s: float, plain_s: float) -> None:
+        """A step with drafts of these proposers took so long, and would have taken `without_s` without them. Plain
+        decoding would have taken `plain_s` for its tokens."""
         for ledger in self._ledgers.values():
+            ledger.pace.count(drafted, spent_s, plain_s)
             ledger.book(_SHARE * without_s)
 
     def _charge(self, times: StepTimes, load: Load) -> None:
@@ -357,33 +357,35 @@ class Controller:
         sequences = max(1, load.sequences)
         return self.costs.run(sequences, load.keys * sequences // max(1, load.rows)) / sequences
 
-    def _token_s(self, load: Load) -> float:
-        """What a token takes at present, with what drafts save."""
-        return self._plain_token_s(load) / max(1.0, self._plain_s / self._spent_s)
+    def _token_s(self, ledger: Ledger, load: Load) -> float:
+        """What a token takes at present where this proposer drafts, with what drafts save."""
+        return ledger.pace.share * self._plain_token_s(load)
 
-    def _best_count(self, nodes: list[_Node], added_s: list[float], token_s: float) -> int:
+    def _best_count(self, drafts: Items[Draft | None], nodes: list[_Node], added_s: list[float], load: Load) -> int:
         """How many of the most probable nodes save the most time, if so many add so much to the step."""
+        token_s = {name: self._token_s(ledger, load) for name, ledger in self._ledgers.items()}
         best, best_s, saved_s = 0, 0.0, 0.0
-        for count, ((minus_survival, _, _), extra_s) in enumerate(zip(nodes, added_s, strict=True), 1):
-            saved_s -= minus_survival * token_s
+        for count, ((minus_survival, index, node), extra_s) in enumerate(zip(nodes, added_s, strict=True), 1):
+            saved_s -= minus_survival * token_s[drafts[index].origin[node]]  # type: ignore[union-attr]
             if saved_s - extra_s > best_s:
                 best, best_s = count, saved_s - extra_s
         return best
 
     def _affordable(self, drafts: Items[Draft | None], nodes: list[_Node], row_s: float) -> dict[int, list[int]]:
-        """By work, the nodes that the ledgers of their proposers can afford to lose; none without its parent."""
+        """By work, the nodes that the ledgers of their proposers can afford: a ledger covers what is expected to be
+        lost of a row. None is kept without its parent."""
         kept: dict[int, list[int]] = {}
         left_s = {name: ledger.balance_s for name, ledger in self._ledgers.items()}
-        is_covered = row_s * len(nodes) <= min(left_s.values())  # as nearly always, whoever drafted them
-        for _, index, node in nodes:
+        is_covered = row_s * len(nodes) <= min(left_s.values(), default=0.0)  # as nearly always, whoever drafted them
+        for minus_survival, index, node in nodes:
             of_work = kept.setdefault(index, [])
             if not is_covered:
-                draft = drafts[index]
+                draft, risk_s = drafts[index], row_s * (1 + minus_survival)
                 assert draft is not None
                 name, parent = draft.origin[node], draft.parents[node]
-                if row_s > left_s[name] or (parent >= 0 and parent not in of_work):
+                if risk_s > left_s[name] or (parent >= 0 and parent not in of_work):
                     continue
-                left_s[name] -= row_s
+                left_s[name] -= risk_s
             of_work.append(node)
         return kept
 

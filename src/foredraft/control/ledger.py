@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from math import inf
@@ -11,6 +12,7 @@ from foredraft.control.costs import Costs
 from foredraft.control.worth import Candidate, Worth
 from foredraft.types import Sequence, Work
 
+PACE_MEMORY = 0.98  # the share that is kept after one more step: what a token takes is over about fifty
 _UP_TO_DATE = 16  # tokens that a proposer runs together with its next draft, at no cost of their own
 
 Decision = tuple[Budget, str]  # nodes that a proposer may draft for a sequence, and why
@@ -34,12 +36,34 @@ class Behind:
 NOTHING_RUN = Behind()
 
 
+class Pace:
+    """What tokens take in units of plain decoding, over about the last fifty steps. Of those with drafts, the ones count
+    in which this proposer drafted alone. With another's, tokens take another time: while long passages are copied they
+    take next to none, but that makes the tokens between the copies no cheaper."""
+
+    def __init__(self, name: str, plain_s: float) -> None:
+        self._name = name
+        self._spent_s = self._plain_s = plain_s
+
+    def count(self, drafted: Collection[str], spent_s: float, plain_s: float) -> None:
+        """A step with drafts of these proposers took so long, and plain decoding would have for its tokens."""
+        if not drafted or (len(drafted) == 1 and self._name in drafted):
+            self._spent_s = PACE_MEMORY * self._spent_s + spent_s
+            self._plain_s = PACE_MEMORY * self._plain_s + plain_s
+
+    @property
+    def share(self) -> float:
+        """What a token takes, of what it takes in plain steps."""
+        return min(1.0, self._spent_s / self._plain_s)
+
+
 class Ledger:
     """Starts with an allowance, from which a proposer's losses are paid. It holds at most `most_s`, so that old gains
     do not pay for ever."""
 
     def __init__(self, candidate: Candidate, allowance_s: float, most_s: float) -> None:
         self.worth = Worth(candidate)
+        self.pace = Pace(candidate.name, allowance_s)
         self.balance_s = self.saved_s = allowance_s  # catching up is paid from all savings, which have no cap
         self.most_s = most_s
         self.queried_s = 0.0  # when it was last queried

@@ -15,7 +15,7 @@ from foredraft.types import Work
 
 _RECENT = 32  # drafts by which a proposer is judged, empty ones too
 _OF_ONE = 4  # of those, at most so many are of one request
-_OWN_PRIOR = 8.0  # drafts that those of all requests count for in a request's own mean
+_OWN_PRIOR = 3.0  # drafts that those of all requests count for in a request's own mean
 _OWN_MEMORY = 0.95  # the share of a request's own drafts that is kept after one more: about twenty count
 _MEASURED = 8  # drafts that a measured acceptance counts for, until as many as are judged by are made
 _NEXT_TO_NOTHING = 0.1  # of a plain step: a query that takes no more is always tried where it could pay
