@@ -102,7 +102,7 @@ def test_those_who_were_queried_share_what_deciding_took() -> None:
     controller.observe_plain(load, StepTimes(0.0105, 0.0, 0.004, {"model": 5}))
     controller.observe_plain(load, StepTimes(0.0105, 0.0, 0.004))  # in this step nobody was queried
     controller.copy()
-    assert controller._ledger(MODEL).balance_s == pytest.approx(before - 0.004 + 2 * 0.005 * 0.0105)
+    assert controller._ledger(MODEL).balance_s == pytest.approx(before - 0.004 + 2 * 0.005 * 0.0145)
     assert controller.costs.deciding("model") == pytest.approx(0.004)
 
 

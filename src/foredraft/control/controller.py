@@ -112,10 +112,11 @@ class Controller:
         best = 0.0
         for draft in at_hand:
             row_s, ledger = self.costs.added(load.rows, load.keys, [_reach(work)])[0], self._ledgers[draft.origin[0]]
-            if row_s <= ledger.balance_s:
-                token_s = self._token_s(ledger, load)
-                roots = (score for score, parent in zip(draft.scores, draft.parents, strict=True) if parent < 0)
-                best = max(best, sum(score for score in roots if score * token_s > row_s))
+            token_s, chance = self._token_s(ledger, load), 0.0
+            for score, parent in zip(draft.scores, draft.parents, strict=True):
+                if parent < 0 and score * token_s > row_s and (1 - score) * row_s <= ledger.balance_s:
+                    chance += score
+            best = max(best, chance)
         return min(1.0, best)
 
     def _decided(
@@ -277,7 +278,7 @@ class Controller:
         plain_s = plain + token_s * (sum(len(commit.tokens) for commit in commits) - load.sequences)
         self.costs.observe_runs(run.rows, run.keys, [times.run_s])
         drafted = {name for work in works for name in work.draft.origin}
-        self._count_time(drafted, times.all_s, plain, plain_s)
+        self._count_time(drafted, times.all_s, plain_s)
         row_s = 0.0
         if run.rows > load.rows:
             self._lateness.append(times.run_s / expected)
@@ -324,7 +325,7 @@ class Controller:
             keys = sum(load.keys for load in loads) // len(loads)
             self.costs.observe_runs(rows, keys, [each.run_s for each in times])
         for load, of_step in self._plain:
-            self._count_time((), of_step.all_s, of_step.run_s, of_step.run_s)
+            self._count_time((), of_step.all_s, of_step.run_s)
             self._charge(of_step, load)
         self._plain.clear()
 
@@ -336,12 +337,11 @@ class Controller:
                 ledger.worth.refresh(self.costs, partial(self._token_s, ledger))
                 ledger.forget_decisions()
 
-    def _count_time(self, drafted: Collection[str], spent_s: float, without_s: float, plain_s: float) -> None:
-        """A step with drafts of these proposers took so long, and would have taken `without_s` without them. Plain
-        decoding would have taken `plain_s` for its tokens."""
+    def _count_time(self, drafted: Collection[str], spent_s: float, plain_s: float) -> None:
+        """A step with drafts of these proposers took so long, and plain decoding would have for its tokens."""
         for ledger in self._ledgers.values():
             ledger.pace.count(drafted, spent_s, plain_s)
-            ledger.book(_SHARE * without_s)
+            ledger.book(_SHARE * spent_s)
 
     def _charge(self, times: StepTimes, load: Load) -> None:
         """The proposers that were queried pay for what that took beside their drafts, most for whom there was most to
@@ -363,7 +363,8 @@ class Controller:
 
     def _best_count(self, drafts: Items[Draft | None], nodes: list[_Node], added_s: list[float], load: Load) -> int:
         """How many of the most probable nodes save the most time, if so many add so much to the step."""
-        token_s = {name: self._token_s(ledger, load) for name, ledger in self._ledgers.items()}
+        plain_s = self._plain_token_s(load)
+        token_s = {name: ledger.pace.share * plain_s for name, ledger in self._ledgers.items()}
         best, best_s, saved_s = 0, 0.0, 0.0
         for count, ((minus_survival, index, node), extra_s) in enumerate(zip(nodes, added_s, strict=True), 1):
             saved_s -= minus_survival * token_s[drafts[index].origin[node]]  # type: ignore[union-attr]
