@@ -15,7 +15,7 @@ BUILD_INPUTS := pyproject.toml $(wildcard setup.py src/foredraft/kernels/*.c src
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-gpu test-slow test-clients test-page check-speculators check-vllm check-ray soak soak-simulated sanitize emulate fuzz \
 	lint bench bench-control bench-plain bench-peers bench-kernels bench-gpu bench-busy bench-mixed bench-grammars bench-overhead \
-	bench-constants bench-server figures picture clean
+	bench-constants bench-drafts bench-server figures picture clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -105,6 +105,9 @@ bench-busy: .venv/.installed-dev ## what a process costs that keeps one core bus
 
 bench-constants: .venv/.installed-dev ## the sweeps that set the controller's constants, in simulated time
 	@$(BIN)/python -m benchmarks.control_constants $(ARGS)
+
+bench-drafts: .venv/.installed-dev ## real drafts, recorded, under the controller on machines of which only the numbers are known
+	@$(BIN)/python -m benchmarks.recorded_drafts $(ARGS)
 
 bench-control: .venv/.installed-dev bench-mixed bench-overhead ## what proposers cost, and the controller against the worst of them
 	@$(BIN)/python benchmarks/proposers.py

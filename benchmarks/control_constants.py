@@ -47,7 +47,7 @@ SWEEPS = {
     "PACE_MEMORY": (ledger, (0.9, 0.98, 0.995)),
     "_RECENT": (worth, (8, 32, 64)),
     "_OF_ONE": (worth, (2, 4, 8, 32)),
-    "_OWN_PRIOR": (worth, (2.0, 8.0, 32.0)),
+    "_OWN_PRIOR": (worth, (2.0, 3.0, 8.0, 32.0)),
     "_OWN_MEMORY": (worth, (0.9, 0.95, 0.98)),
     "_NEXT_TO_NOTHING": (worth, (0.03, 0.1, 0.2)),
     "_MEASURED": (worth, (0, 8, 32)),

@@ -120,13 +120,14 @@ class World:
             texts = [Sequence(first + n, "", 0, [0] * prompt, prompt, params, 0, count) for n in range(batch)]
             self._next_request += batch
             while texts:
-                self._step(texts)
+                self.step(texts)
                 ended = [text for text in texts if text.num_output_tokens >= count]
                 self.controller.release([text.id for text in ended])
                 texts = [text for text in texts if text not in ended]
         return self
 
-    def _step(self, texts: list[Sequence]) -> None:
+    def step(self, texts: list[Sequence]) -> None:
+        """One step of these requests."""
         for text in texts:
             text.num_computed_tokens = text.num_tokens - 1
         works = [Work(text, 1, 64) for text in texts]

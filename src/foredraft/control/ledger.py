@@ -37,9 +37,9 @@ NOTHING_RUN = Behind()
 
 
 class Pace:
-    """What tokens take in units of plain decoding, over about the last fifty steps. Of those with drafts, the ones count
-    in which this proposer drafted alone. With another's, tokens take another time: while long passages are copied they
-    take next to none, but that makes the tokens between the copies no cheaper."""
+    """The time of a token in units of plain decoding, over about the last fifty steps. Steps count that had no draft,
+    or one of this proposer alone. While another copies long passages, tokens take next to no time, but that makes the
+    tokens between the copies no cheaper."""
 
     def __init__(self, name: str, plain_s: float) -> None:
         self._name = name
@@ -53,7 +53,7 @@ class Pace:
 
     @property
     def share(self) -> float:
-        """What a token takes, of what it takes in plain steps."""
+        """The time of a token, of that in plain steps."""
         return min(1.0, self._spent_s / self._plain_s)
 
 
