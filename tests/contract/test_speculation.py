@@ -182,10 +182,11 @@ def a_draft(*tokens: int, score: float = 0.5, origin: str = "broken", q: Any = N
         *(a_draft(1, score=0.0), a_draft(1, 2, score=float("nan")), a_draft(1, score=1.1)),
         *(a_draft(1, q=torch.ones(1, VOCAB - 1)), a_draft(1, q=torch.full((1, VOCAB), float("nan")))),
         *(a_draft(1, q=torch.eye(VOCAB)[2:3]), a_draft(1, q=torch.ones(1, VOCAB))),
+        Draft((1, 2), (-1, -1), (0.5, float("nan")), ("broken",) * 2),
     ],
     ids=[
         *("far out", "one too many", "negative", "too long", "impossible", "no number", "more than sure"),
-        *("narrow q", "q of no numbers", "q without it", "q of too much"),
+        *("narrow q", "q of no numbers", "q without it", "q of too much", "no number later"),
     ],
 )
 def test_drafts_that_the_target_cannot_run_count_as_a_failure(

@@ -43,7 +43,7 @@ class _Record:
         self.first, self.later = _Correction(), _Correction()
 
 
-_NOTHING_LEARNT = _Record()
+_NOTHING_LEARNT = _Record()  # of requests without a record; only read
 _Records = defaultdict[str, _Record]  # by proposer
 
 

@@ -18,7 +18,7 @@ def check_drafts(drafts: Items[Draft], budgets: Items[int], vocab_size: int) -> 
             raise ValueError(f"{len(draft)} tokens were drafted, but the budget is {budget}")
         if not 0 <= min(draft.tokens) <= max(draft.tokens) < vocab_size:
             raise ValueError(f"a draft token is not in the target's vocabulary of {vocab_size}")
-        if not 0 < min(draft.scores) <= max(draft.scores) <= 1:
+        if not all(0 < score <= 1 for score in draft.scores):
             raise ValueError(f"scores must be probabilities above 0, not {draft.scores}")
         if draft.q is not None:
             _check_q(draft, vocab_size)
