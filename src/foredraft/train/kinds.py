@@ -28,6 +28,7 @@ _RANK = {"none": 0, "markov": 256, "refiner": 256}
 @dataclass(frozen=True)
 class EagleOptions:
     depth: int = 5
+    inner: int = 0  # width of its feed-forward layer; 0: the target's
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,9 @@ def build_drafter(
     layers = shape.target_num_layers
     match options:
         case EagleOptions():
-            config = replace(shape, kind="eagle", taps=_spread(layers, (0.1, 0.5, 0.9)), block=options.depth)
+            inner = options.inner or shape.intermediate_size
+            taps = _spread(layers, (0.1, 0.5, 0.9))
+            config = replace(shape, kind="eagle", taps=taps, block=options.depth, intermediate_size=inner)
             return EagleDrafter(kind.folder, EagleHead(config), target, token_ids, options.depth)
         case MedusaOptions():
             config = replace(shape, kind="medusa", taps=(layers,), block=options.offsets, num_layers=options.layers)
