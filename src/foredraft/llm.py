@@ -109,6 +109,19 @@ class LLM:
         events = self._run([self.encode(prompt) for prompt in prompts], params, spec, is_followed=True)
         return (event._replace(request_id=str(index)) for index, event in events)
 
+    def as_finished(
+        self,
+        prompts: Items[Prompt],
+        params: SamplingParams | list[SamplingParams] | None = None,
+        *,
+        spec: str | list[str] | None = None,
+    ) -> Iterator[tuple[int, CompletionOutput]]:
+        """The outputs of many prompts in the order in which they finish, each with the index of its prompt."""
+        encoded = [self.encode(prompt) for prompt in prompts]
+        for index, event in self._run(encoded, params, spec, is_followed=False):
+            if event.output is not None:
+                yield index, event.output
+
     def encode(self, prompt: Prompt) -> list[int]:
         """The token ids of a text, of token ids (as they are) or of a conversation, ready to be answered."""
         if isinstance(prompt, str):
@@ -178,13 +191,12 @@ class LLM:
         every_params = _one_each("params", params, SamplingParams(), SamplingParams, len(prompts))
         finished: list[list[CompletionOutput]] = [[] for _ in prompts]
         done = 0
-        for index, event in self._run(encoded, every_params, spec, is_followed=False):
-            if event.output is not None:
-                finished[index].append(event.output)
-                if len(finished[index]) == every_params[index].n:
-                    done += 1
-                    if progress is not None:
-                        progress(done, len(prompts))
+        for index, output in self.as_finished(encoded, every_params, spec=spec):
+            finished[index].append(output)
+            if len(finished[index]) == every_params[index].n:
+                done += 1
+                if progress is not None:
+                    progress(done, len(prompts))
         return [
             RequestOutput(
                 str(index), prompt if isinstance(prompt, str) else None, ids, sorted(outputs, key=lambda o: o.index)

@@ -132,15 +132,15 @@ class TextWriter:
         """Index, tokens and finish reason of every request as it finishes, until `stopped` says so."""
         if not prompts:
             return
-        events = self._llm.stream_many(prompts, params, spec="off")
+        outputs = self._llm.as_finished(prompts, params, spec="off")
         try:
-            for event in events:
-                if event.output is not None and event.output.finish_reason in ("stop", "length"):
-                    yield int(event.request_id), list(event.output.token_ids), event.output.finish_reason
+            for index, output in outputs:
+                if output.finish_reason in ("stop", "length"):
+                    yield index, list(output.token_ids), output.finish_reason
                 if stopped():
                     return
         finally:
-            events.close()  # type: ignore[attr-defined]
+            outputs.close()  # type: ignore[attr-defined]
 
     def _encode(self, prompt: str) -> list[int]:
         if self._has_chat:
