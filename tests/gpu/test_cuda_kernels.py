@@ -332,6 +332,24 @@ class TestLayers:
         assert torch.equal(run([256, 320, 33, *[1] * 20, 8, 3]), whole)
 
 
+class TestDots:
+    @pytest.mark.parametrize("width", [1, 48, 300, 576, 1537])
+    def test_are_products_with_the_vectors_of_a_lane(self, width: int) -> None:
+        x, vectors = small(7, width), small(3, 20, width)
+        lanes = torch.tensor([2, 0, 1, 1, 2, 0, 0], device=DEVICE)
+        expected = torch.einsum("rcw,rw->rc", vectors[lanes].double(), x.double())
+        assert error(backend().dots(vectors, lanes, x), expected) < 1e-6
+
+    @bits
+    def test_bits_of_a_row_are_its_own(self) -> None:
+        x, vectors, lanes = small(70, 576), small(9, 64, 576), torch.randint(9, (70,), device=DEVICE)
+        whole = backend().dots(vectors, lanes, x)
+        for row in range(0, 70, 7):
+            own = vectors[lanes[row]][None].clone()
+            alone = backend().dots(own, torch.zeros(1, dtype=torch.int64, device=DEVICE), x[row : row + 1])
+            assert torch.equal(alone[0], whole[row])
+
+
 class TestStore:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     def test_writes_the_columns_of_the_slots_and_nothing_for_rows_without(self, dtype: torch.dtype) -> None:

@@ -46,6 +46,21 @@ def test_norms_and_gate(backend: NativeBackend, width: int) -> None:
         assert torch.equal(backend.gated(gate_up[one]), result[one])
 
 
+@pytest.mark.parametrize("width", [1, 7, 48, 64, 576, 577])
+def test_silu_and_dots(backend: NativeBackend, width: int) -> None:
+    x, vectors, lanes = 4 * torch.randn(33, width), torch.randn(5, 9, width), torch.randint(5, (33,))
+    activated, dots = backend.silu(x), backend.dots(vectors, lanes, x)
+    assert error(activated, torch.nn.functional.silu(x.double())) < 1e-6
+    assert error(dots, torch.einsum("rcw,rw->rc", vectors[lanes].double(), x.double())) < 1e-6
+    for row in (0, 13, 32):
+        one = slice(row, row + 1)
+        own = vectors[lanes[row]][None].clone()
+        assert torch.equal(backend.silu(x[one]), activated[one])
+        assert torch.equal(backend.dots(own, torch.tensor([0]), x[one]), dots[one])
+    with pytest.raises(ValueError, match="outside its table"):
+        backend.dots(vectors, lanes + 5, x)
+
+
 def test_gate_survives_extreme_values(backend: NativeBackend) -> None:
     gates = torch.tensor([[-1e30, -200.0, -88.0, -0.0, 0.0, 88.0, 200.0, 1e30]])
     result = backend.gated(torch.cat([gates, torch.ones_like(gates)], 1))

@@ -250,6 +250,13 @@ class Backend(Protocol):
     def gated(self, gate_up: Tensor) -> Tensor:
         """silu(left half) * right half: [rows, 2 * width] -> [rows, width]."""
 
+    def silu(self, x: Tensor) -> Tensor:
+        """x / (1 + exp(-x)), of any shape."""
+
+    def dots(self, vectors: Tensor, lanes: Tensor, x: Tensor) -> Tensor:
+        """Every row of x [rows, width] times the vectors of its lane: vectors [lanes, count, width], lanes [rows]
+        int64 -> float32 [rows, count]."""
+
     def logits(self, x: Tensor, weight: Linear) -> Tensor:
         """The output head: [rows, inputs] -> float32 [rows, outputs]."""
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 import triton  # type: ignore[import-not-found,unused-ignore]
 from torch import Tensor
+from torch.nn import functional
 
 from foredraft.backends import cuda_linear, cuda_rows
 from foredraft.backends.base import (
@@ -123,6 +124,12 @@ class CudaBackend:
 
     def gated(self, gate_up: Tensor) -> Tensor:
         return cuda_rows.gated(gate_up[None], torch.float32)
+
+    def silu(self, x: Tensor) -> Tensor:
+        return functional.silu(x)  # on a GPU every element is computed alike
+
+    def dots(self, vectors: Tensor, lanes: Tensor, x: Tensor) -> Tensor:
+        return cuda_rows.dots(vectors, lanes, x)
 
     def store(self, x: Tensor, cache: Tensor, column: int, slots: Tensor) -> None:
         cuda_rows.store(x, cache, column, slots)

@@ -142,6 +142,24 @@ def _rope_kernel(
 
 
 @triton.jit
+def _dots_kernel(
+    vectors, lanes, x, out, COUNT, WIDTH, SOME: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr
+):
+    """SOME of the vectors of a row's lane, STEP of their elements after the other."""
+    begin(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    vector = tl.program_id(1) * SOME + tl.arange(0, SOME)
+    base = (tl.load(lanes + row) * COUNT + vector)[:, None] * WIDTH
+    sums = tl.zeros((SOME, STEP), tl.float32)
+    for start in range(0, BLOCK, STEP):
+        place = start + tl.arange(0, STEP)
+        own = tl.load(x + row * WIDTH + place, mask=place < WIDTH, other=0.0)
+        inside = (vector < COUNT)[:, None] & (place < WIDTH)[None, :]
+        sums += tl.load(vectors + base + place[None, :], mask=inside, other=0.0) * own[None, :]
+    tl.store(out + row * COUNT + vector, tl.sum(sums, 1), mask=vector < COUNT)
+
+
+@triton.jit
 def _store_kernel(x, cache, slots, stride, column, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     row = tl.program_id(0)
     slot = tl.load(slots + row)
@@ -201,6 +219,22 @@ def gated(sums: Tensor, dtype: torch.dtype) -> Tensor:
     out = torch.empty((rows, both // 2), dtype=dtype, device=sums.device)
     _gated_kernel[(rows, triton.cdiv(both // 2, 1024))](
         sums, out, rows, both // 2, BLOCK=1024, PARTS=len(sums), num_warps=4, **options(sums.device)
+    )
+    return out
+
+
+def dots(vectors: Tensor, lanes: Tensor, x: Tensor) -> Tensor:
+    """See Backend.dots."""
+    _, count, width = vectors.shape
+    out = torch.empty((len(x), count), dtype=torch.float32, device=x.device)
+    step = min(128, triton.next_power_of_2(width))
+    _dots_kernel[(len(x), triton.cdiv(count, 16))](
+        *(vectors, lanes, x, out, count, width),
+        SOME=16,
+        BLOCK=triton.cdiv(width, step) * step,
+        STEP=step,
+        num_warps=4,
+        **options(x.device),
     )
     return out
 

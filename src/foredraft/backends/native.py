@@ -197,6 +197,23 @@ class NativeBackend:
             raise _refusal("gated", code)
         return y
 
+    def silu(self, x: Tensor) -> Tensor:
+        source = _pointer("x", x, torch.float32, *x.shape)
+        y = torch.empty_like(x)
+        if code := self._library.fd_silu(source, x.numel(), y.data_ptr()):
+            raise _refusal("silu", code)
+        return y
+
+    def dots(self, vectors: Tensor, lanes: Tensor, x: Tensor) -> Tensor:
+        num_lanes, count, width = vectors.shape
+        rows, _ = _matrix("x", x)
+        given = _pointer("vectors", vectors, torch.float32, num_lanes, count, width), num_lanes, count, width
+        of_rows = _pointer("lanes", lanes, torch.int64, rows), _pointer("x", x, torch.float32, rows, width), rows
+        y = torch.empty(rows, count, dtype=torch.float32)
+        if rows and (code := self._library.fd_dots(*given, *of_rows, y.data_ptr())):
+            raise _refusal("dots", code)
+        return y
+
     def rope_and_store(
         self,
         qkv: Tensor,

@@ -65,6 +65,8 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "fd_rms_norm": (c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p),
     "fd_add_rms_norm": (c_void_p, c_void_p, c_float, c_void_p, c_float, c_int64, c_int64, c_void_p),
     "fd_gated": (c_void_p, c_int64, c_int64, c_void_p),
+    "fd_silu": (c_void_p, c_int64, c_void_p),
+    "fd_dots": (c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_void_p),
     "fd_rope_and_store": (
         *(c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
         *(POINTER(KVDescription), POINTER(AttentionDescription), POINTER(BatchDescription), c_void_p),

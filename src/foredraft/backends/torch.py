@@ -110,7 +110,21 @@ class TorchBackend:
 
     def gated(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=1)
-        return functional.silu(gate.contiguous()) * up
+        return self.silu(gate) * up
+
+    def silu(self, x: Tensor) -> Tensor:
+        """Not torch's own: on a CPU its bits depend on where an element stands among all of them."""
+        wide = x.float()
+        return (wide / (1 + (-wide).exp())).to(x.dtype)
+
+    def dots(self, vectors: Tensor, lanes: Tensor, x: Tensor) -> Tensor:
+        """Products, and the sums of their halves until one is left: an order that no shape of a batch changes."""
+        sums = vectors[lanes].float() * x.float()[:, None]
+        while (width := sums.shape[2]) > 1:
+            sums = functional.pad(sums, (0, width % 2))
+            left, right = sums.chunk(2, dim=2)
+            sums = left + right
+        return sums[:, :, 0]
 
     def store(self, x: Tensor, cache: Tensor, column: int, slots: Tensor) -> None:
         cache[:, column : column + x.shape[1]][slots] = x.to(cache.dtype)

@@ -129,6 +129,11 @@ int fd_rms_norm(const float *x, const float *weight, float eps, int64_t rows, in
 int fd_add_rms_norm(float *x, const float *update, float multiplier, const float *weight, float eps, int64_t rows,
                     int64_t width, float *y);
 int fd_gated(const float *gate_up, int64_t rows, int64_t width, float *y);
+int fd_silu(const float *x, int64_t size, float *y);
+
+/* y [rows, count] = vectors[lanes[row]] . x[row], for vectors [num_lanes, count, width]. */
+int fd_dots(const float *vectors, int64_t num_lanes, int64_t count, int64_t width, const int64_t *lanes, const float *x,
+            int64_t rows, float *y);
 
 /* rope [rope_positions, 2, rotary_dim / 2]: cosines, then sines. q_norm and k_norm [head_dim] may be NULL. */
 int fd_rope_and_store(const float *qkv, const float *q_norm, const float *k_norm, const float *rope,

@@ -1,4 +1,4 @@
-/* The gated activation: silu(gate) * up, where silu(g) = g / (1 + exp(-g)). */
+/* silu(g) = g / (1 + exp(-g)), by itself and as the gated activation silu(gate) * up. */
 #include "foredraft.h"
 #include "pool.h"
 #include "simd.h"
@@ -36,5 +36,18 @@ int fd_gated(const float *gate_up, int64_t rows, int64_t width, float *y) {
     pool_take();
     pool_run(rows, rows * width * 8, gated_row, &job);
     pool_give();
+    return FD_OK;
+}
+
+int fd_silu(const float *x, int64_t size, float *y) {
+    if (!x || !y) return FD_NULL;
+    if (size < 0) return FD_SHAPE;
+    for (int64_t i = 0; i < size; i += LANES) {
+        size_t bytes = 4 * (size_t)(size - i < LANES ? size - i : LANES);
+        vf v = {0};
+        memcpy(&v, x + i, bytes);
+        v = silu_times(v, splat(1.0f));
+        memcpy(y + i, &v, bytes);
+    }
     return FD_OK;
 }

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from foredraft.backends.base import AttentionShape, Backend, LayerKV, Linear, Stack
 from foredraft.batch import ForwardBatch, PackedBatch
@@ -176,17 +175,15 @@ class Corrected:
         self.logits = logits
         columns = self.head.backend.top(logits.flatten(0, 1), self.SHORTLIST)[1]
         self._columns = columns.view(*logits.shape[:2], -1)
-        self._rows = self.head.backend.embed(columns.flatten(), self._weight).view(*self._columns.shape, -1)
+        self._rows = self.head.backend.embed(columns.flatten(), self._weight).view(*columns.shape, -1)
 
-    def shortlisted(self, depth: int) -> tuple[Tensor, Tensor]:
-        """Columns of the draft vocabulary [sequences, shortlist], and their rows of the weight behind them."""
-        return self._columns[:, depth], self._rows[:, depth]
+    def shortlisted(self, depth: int, lanes: Tensor) -> Tensor:
+        """Columns of the draft vocabulary at a depth: [rows, shortlist]."""
+        return self._columns[lanes, depth]
 
-    @staticmethod
-    def product(weights: Tensor, lanes: Tensor, rows: Tensor) -> Tensor:
-        """weights [sequences, shortlist, width] of each row's sequence · rows [rows, width]: [rows, shortlist]."""
-        own = weights if len(weights) == 1 else weights[lanes]
-        return (own @ rows[:, :, None])[:, :, 0].float()
+    def product(self, depth: int, lanes: Tensor, rows: Tensor) -> Tensor:
+        """Rows [rows, width] · the shortlisted rows of the weight at a depth, of each row's lane: [rows, shortlist]."""
+        return self.head.backend.dots(self._rows, lanes * self.logits.shape[1] + depth, rows)
 
 
 class Markov(Corrected):
@@ -202,9 +199,9 @@ class Markov(Corrected):
         return self.logits[:, 0] + backend.logits(backend.embed(anchors, self.first), self.second)
 
     def after(self, lanes: Tensor, depth: int, previous: Tensor) -> tuple[Tensor, Tensor]:
-        columns, weights = self.shortlisted(depth)
-        own, added = columns[lanes], self.product(weights, lanes, self.head.backend.embed(previous, self.first))
-        return self.logits[lanes[:, None], depth, own] + added, self.head.token_ids[own]
+        columns = self.shortlisted(depth, lanes)
+        added = self.product(depth, lanes, self.head.backend.embed(previous, self.first))
+        return self.logits[lanes[:, None], depth, columns] + added, self.head.token_ids[columns]
 
 
 class Refiner(Corrected):
@@ -224,13 +221,13 @@ class Refiner(Corrected):
         return self.logits[:, 0]
 
     def after(self, lanes: Tensor, depth: int, previous: Tensor) -> tuple[Tensor, Tensor]:
-        columns, weights = self.shortlisted(depth)
+        columns = self.shortlisted(depth, lanes)
         refined = self._refined(self._y[lanes, depth], self._inner[lanes, depth], previous)
-        return self.product(weights, lanes, refined), self.head.token_ids[columns[lanes]]
+        return self.product(depth, lanes, refined), self.head.token_ids[columns]
 
     def _refined(self, y: Tensor, inner: Tensor, previous: Tensor) -> Tensor:
         backend = self.head.backend
-        return y + backend.linear(functional.silu(inner + backend.embed(previous, self.table)), self.outer)
+        return y + backend.linear(backend.silu(inner + backend.embed(previous, self.table)), self.outer)
 
 
 Correction = Uncorrected | Markov | Refiner

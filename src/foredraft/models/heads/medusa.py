@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from foredraft.backends.base import Backend, Linear
 from foredraft.models.heads.weights import HeadWeights, TapReader
@@ -33,10 +32,10 @@ class MedusaHead:
         """[slots × offsets, draft_vocab] from the states at some slots."""
         state = self.backend.rms_norm(self.taps.rows(slots), self.norm, self.norm_eps)
         mixed = self.backend.linear(state, self.first).view(len(slots), self.offsets, -1).transpose(0, 1)
-        rows = state + functional.silu(mixed.contiguous())  # [offsets, slots, hidden]
+        rows = state + self.backend.silu(mixed.contiguous())  # [offsets, slots, hidden]
         for layer in self.further:
             mixed = torch.stack([self.backend.linear(x, offset) for x, offset in zip(rows, layer, strict=True)])
-            rows = rows + functional.silu(mixed)
+            rows = rows + self.backend.silu(mixed)
         return self.backend.logits(rows.transpose(0, 1).flatten(0, 1), self.output)
 
 
