@@ -11,10 +11,11 @@ from torch import Tensor
 
 from foredraft.backends.base import ROW_COUNTS, AttentionShape, Backend, LayerKV, Linear
 from foredraft.backends.choose import choose_backend
+from foredraft.backends.row_tiles import agreeing_row_counts
 from foredraft.backends.torch import TorchBackend
 from foredraft.batch import ForwardBatch
 from foredraft.engine import disk_cache, exactness
-from foredraft.engine.exactness import ExactReport, agreeing_row_counts, ensure_exact, layers_agree
+from foredraft.engine.exactness import ExactReport, ensure_exact, layers_agree
 from foredraft.errors import InvalidParameter
 from foredraft.models.catalog import open_checkpoint
 from foredraft.models.decoder import Decoder, load_decoder
@@ -120,13 +121,13 @@ def test_rows_that_depend_on_neighbours_are_refused(folder: Path, tmp_path: Path
 
 def test_tiles_leave_out_the_row_counts_that_differ(folder: Path) -> None:
     backend = OddCountsDiffer("float32", torch.device("cpu"))
-    assert agreeing_row_counts(backend, load(folder, backend)) == (4, 8, 16, 32, 64)
+    assert agreeing_row_counts(backend, load(folder, backend).linears) == (4, 8, 16, 32, 64)
 
 
 def test_attention_that_depends_on_the_run_is_refused(folder: Path, tmp_path: Path) -> None:
     backend = BatchedAttentionDiffers("float32", torch.device("cpu"))
     decoder = load(folder, backend)
-    backend.row_tiles = agreeing_row_counts(backend, decoder)
+    backend.row_tiles = agreeing_row_counts(backend, decoder.linears)
     assert not layers_agree(backend, decoder)
     with pytest.raises(InvalidParameter, match="use exact=False"):
         ensure_exact(backend, decoder, "float32", tmp_path / "exact.json")

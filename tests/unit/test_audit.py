@@ -276,8 +276,9 @@ class TestPrompts:
 
 
 def test_row_counts_that_the_backend_uses_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner: Any = SimpleNamespace(backend=SimpleNamespace(name="native", row_counts=(1, 2, 4, 8)), decoder=None)
-    monkeypatch.setattr(rows, "agreeing_row_counts", lambda backend, decoder: (1, 2, 4))
+    backend = SimpleNamespace(name="native", row_counts=(1, 2, 4, 8))
+    runner: Any = SimpleNamespace(backend=backend, decoder=SimpleNamespace(linears=[]))
+    monkeypatch.setattr(rows, "agreeing_row_counts", lambda backend, linears: (1, 2, 4))
     monkeypatch.setattr(rows, "layers_agree", lambda backend, decoder: True)
     linear, layer = rows.row_checks(runner, no_tick)
     assert (linear.passed, layer.passed) == (False, True)

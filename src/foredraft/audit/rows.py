@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from foredraft.audit.report import Check, Tick
+from foredraft.backends.row_tiles import agreeing_row_counts
 from foredraft.backends.torch import TorchBackend
-from foredraft.engine.exactness import agreeing_row_counts, layers_agree
+from foredraft.engine.exactness import layers_agree
 from foredraft.errors import InvalidParameter
 from foredraft.runtime.runner import Runner
 
@@ -29,7 +30,7 @@ def linear_check(runner: Runner) -> Check:
     backend = runner.backend
     used = (backend.row_tiles if isinstance(backend, TorchBackend) else None) or backend.row_counts
     try:
-        agreeing = agreeing_row_counts(backend, runner.decoder)
+        agreeing = agreeing_row_counts(backend, runner.decoder.linears)
     except InvalidParameter as error:
         return Check("rows: linear layers", False, str(error))
     detail = f"the same bits in runs of {_listed(agreeing)} rows; {backend.name} uses {_listed(used)}"

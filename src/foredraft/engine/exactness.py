@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import Backend, LayerKV, Linear
+from foredraft.backends.base import Backend, LayerKV
+from foredraft.backends.row_tiles import add_bits, agreeing_row_counts, refusal, set_tiles
 from foredraft.backends.torch import TorchBackend
 from foredraft.batch import pack
 from foredraft.engine import disk_cache
@@ -51,14 +52,14 @@ def ensure_exact(backend: Backend, decoder: Decoder, dtype: str, cache_file: Pat
     key = disk_cache.machine_key(backend, decoder, dtype)
     known = disk_cache.read(cache_file, key, partial(_parse_row_counts, backend))
     if known is not None:
-        _set_tiles(backend, known)
+        set_tiles(backend, known)
         return ExactReport(known, from_cache=True)
-    counts = agreeing_row_counts(backend, decoder)
-    _set_tiles(backend, counts)
+    counts = agreeing_row_counts(backend, decoder.linears)
+    set_tiles(backend, counts)
     if not _enough(backend, counts):
-        raise InvalidParameter(_refusal(backend))
+        raise InvalidParameter(refusal(backend))
     if not layers_agree(backend, decoder):
-        raise InvalidParameter(_refusal(backend))
+        raise InvalidParameter(refusal(backend))
     disk_cache.write(cache_file, key, list(counts))
     return ExactReport(counts, from_cache=False)
 
@@ -75,25 +76,6 @@ def _parse_row_counts(backend: Backend, value: object) -> tuple[int, ...] | None
 def _enough(backend: Backend, counts: tuple[int, ...]) -> bool:
     """Torch's kernels are run in tiles of row counts that agree. With others, all must agree."""
     return bool(counts) if isinstance(backend, TorchBackend) else counts == backend.row_counts
-
-
-@torch.inference_mode()
-def agreeing_row_counts(backend: Backend, decoder: Decoder) -> tuple[int, ...]:
-    """The largest set of row counts for which all linear layers give each row the same bits, wherever it stands."""
-    agreeing: set[frozenset[int]] = set()
-    generator = torch.Generator().manual_seed(1)
-    for linear in _distinct_linears(decoder):
-        rows = torch.randn(2 * backend.row_counts[-1], linear.inputs, generator=generator).to(
-            backend.device, backend.activation_dtype
-        )
-        results = {count: _in_runs(backend, rows, linear, count, shift=0) for count in backend.row_counts}
-        steady = [c for c in backend.row_counts if results[c] == _in_runs(backend, rows, linear, c, shift=1)]
-        classes = {frozenset(c for c in steady if results[c] == results[d]) for d in steady}
-        agreeing = {a & c for a in agreeing for c in classes} if agreeing else classes
-    best = max(agreeing, key=lambda counts: (len(counts), -min(counts, default=0), sorted(counts)), default=frozenset())
-    if not best:
-        raise InvalidParameter(_refusal(backend))
-    return tuple(sorted(best))
 
 
 @torch.inference_mode()
@@ -181,50 +163,9 @@ def _bits_of_tree(backend: Backend, decoder: Decoder) -> dict[int, bytes]:
 
 def _bits(row: Tensor) -> bytes:
     digest = hashlib.sha256()
-    _add_bits(digest, row)
+    add_bits(digest, row)
     return digest.digest()
-
-
-def _in_runs(backend: Backend, rows: Tensor, linear: Linear, count: int, shift: int) -> bytes:
-    """The bits of the first rows after a layer, which they pass `count` at a time, each at another place of its run per
-    `shift`."""
-    saved, total = _tiles(backend), backend.row_counts[-1]
-    _set_tiles(backend, None)
-    moved, digest = rows.roll(shift, 0), hashlib.sha256()
-    for start in range(0, shift + total, count):
-        wanted = slice(max(0, shift - start), shift + total - start)
-        _add_bits(digest, backend.linear(moved[start : start + count], linear)[wanted])
-    _set_tiles(backend, saved)
-    return digest.digest()
-
-
-def _add_bits(digest: hashlib._Hash, values: Tensor) -> None:
-    digest.update(values.cpu().contiguous().view(torch.uint8).numpy().data)
-
-
-def _distinct_linears(decoder: Decoder) -> list[Linear]:
-    """One of each shape and kind of weights; layers of one model may differ in both."""
-    linears = [linear for layer in decoder.layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]
-    kinds = {(linear.outputs, linear.inputs, linear.kinds): linear for linear in (*linears, decoder.head)}
-    return list(kinds.values())
 
 
 def _sequence(tokens: list[int], block_table: list[int]) -> Sequence:
     return Sequence(0, "", 0, list(tokens), len(tokens), _ALL_LOGITS, 0, 1, block_table=block_table)
-
-
-def _tiles(backend: Backend) -> tuple[int, ...] | None:
-    return backend.row_tiles if isinstance(backend, TorchBackend) else None
-
-
-def _set_tiles(backend: Backend, tiles: tuple[int, ...] | None) -> None:
-    """Kernels whose rows are independent by construction need no tiles; torch's do."""
-    if isinstance(backend, TorchBackend):
-        backend.row_tiles = tiles
-
-
-def _refusal(backend: Backend) -> str:
-    return (
-        f"exact=True cannot be kept with backend {backend.name!r} on {backend.device}: the bits of a row depend on its "
-        "neighbours; use exact=False, which gives up that a text is the same alone and in a batch."
-    )

@@ -57,10 +57,15 @@ class Decoder:
         return Stack(self.layers, self.norm, self.rope, self.config.residual_multiplier, self.config.rms_norm_eps)
 
     @property
-    def weight_kinds(self) -> list[tuple[str, ...]]:
-        """The kinds of weights that every linear layer is made of, in order."""
+    def linears(self) -> list[Linear]:
+        """All linear layers in order, the output head last."""
         inside = [linear for layer in self.layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]
-        return [linear.kinds for linear in (self.embedding, *inside, self.head)]
+        return [*inside, self.head]
+
+    @property
+    def weight_kinds(self) -> list[tuple[str, ...]]:
+        """The kinds of weights that the embedding and every linear layer are made of, in order."""
+        return [linear.kinds for linear in (self.embedding, *self.linears)]
 
     def logits(self, normed: Tensor, backend: Backend) -> Tensor:
         """Float32 logits [rows, vocab] of rows that have gone through `run`."""

@@ -10,6 +10,7 @@ from functools import partial
 
 from foredraft.backends.base import Backend
 from foredraft.backends.choose import choose_backend
+from foredraft.backends.row_tiles import set_tiles_beside
 from foredraft.config import DTYPES
 from foredraft.errors import InvalidSpec
 from foredraft.models.catalog import open_checkpoint, resolve
@@ -99,6 +100,7 @@ def _beside(name: str, dtype: str, target: TargetModel, load_model: Callable[[Ba
     def load() -> DraftRunner:
         backend = choose_backend(target.runner.backend.name, dtype, target.runner.backend.device, target.threads)
         decoder = load_model(backend)
+        set_tiles_beside(target.runner.backend, backend, decoder.linears)
         runner = Runner(decoder, backend, target.kv.add_group(name, decoder.config, backend))
         runner.warm(target.kv.block_size, target.max_model_len)
         return DraftRunner(

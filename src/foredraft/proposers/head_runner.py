@@ -12,6 +12,7 @@ from typing import ClassVar, TypeVar
 
 from foredraft.backends.base import Backend, LayerKV
 from foredraft.backends.choose import choose_backend
+from foredraft.backends.row_tiles import set_tiles_beside
 from foredraft.config import DTYPES
 from foredraft.errors import InvalidSpec
 from foredraft.models.heads.catalog import HeadFiles
@@ -224,6 +225,8 @@ class HeadDrafter(TreeDrafter):
             is_auto = dtype == "auto"
             weights = HeadWeights(files.folder, files.config, target.dtype if is_auto else dtype, is_auto, backend)
             reader = TapReader(files.config, taps, backend)
-            return load(LoadedHead(weights, reader, backend, name, partial(target.draft_models.release, name)))
+            head = load(LoadedHead(weights, reader, backend, name, partial(target.draft_models.release, name)))
+            set_tiles_beside(shared, backend, weights.linears)
+            return head
 
         return target.draft_models.acquire(name, loaded)

@@ -29,6 +29,7 @@ class HeadWeights:
     def __init__(self, folder: Path, config: HeadConfig, dtype: str, keeps_codes: bool, backend: Backend) -> None:
         self.config, self._dtype, self._keeps_codes, self._backend = config, dtype, keeps_codes, backend
         self._tensors = read_weights(folder, config)
+        self.linears: list[Linear] = []  # that were made of them
 
     @property
     def token_ids(self) -> Tensor:
@@ -46,13 +47,17 @@ class HeadWeights:
     def linear(self, *names: str, bias: Tensor | None = None, is_head: bool = False) -> Linear:
         """One layer out of tensors that read the same input. As in a target, 4 bits are not for output heads and
         tables, unless the file has them so."""
-        return pack_linear([self._weight(name, is_head) for name in names], bias, self._backend)
+        return self._packed([self._weight(name, is_head) for name in names], bias)
 
     def extended(self, name: str, rows: Tensor) -> Linear:
         """A table with further rows below those of a tensor, in the precision of these."""
         own = self._weight(name, is_head=True)
         further = convert(Weight("f32", rows), _DTYPES[own.kind], is_head=False, file_precision="float32")
-        return pack_linear([own, further], None, self._backend)
+        return self._packed([own, further])
+
+    def _packed(self, weights: list[Weight], bias: Tensor | None = None) -> Linear:
+        self.linears.append(pack_linear(weights, bias, self._backend))
+        return self.linears[-1]
 
     def _weight(self, name: str, is_head: bool) -> Weight:
         tensor = self._tensors[name]
