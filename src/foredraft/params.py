@@ -32,6 +32,7 @@ NEUTRAL: dict[str, float | int] = {
     "min_p": 0.0,
     "repetition_penalty": 1.0,
 }
+_NEVER_NONE = ("ignore_eos", "presence_penalty", "frequency_penalty", "n", "acceptance", "cache_salt", "remember")
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,10 @@ class SamplingParams:
     acceptance: str = "match"
     grammar: Mapping[str, Any] | None = None  # a JSON schema, {"regex": …}, {"choice": […]} or {"lark": …}
     cache_salt: str = ""  # prefix cache and remembered answers are shared only among requests of equal salts
+    remember: bool = True  # False: once it has ended, neither the prefix cache nor a proposer keeps anything of it
 
     def __post_init__(self) -> None:
-        for name in ("ignore_eos", "presence_penalty", "frequency_penalty", "n", "acceptance", "cache_salt"):
+        for name in _NEVER_NONE:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, getattr(SamplingParams, name))
         _whole(self, "max_tokens", low=1)
@@ -79,8 +81,9 @@ class SamplingParams:
         _number(self, "frequency_penalty", low=-2.0, high=2.0)
         _number(self, "repetition_penalty", low=0.01, high=100.0)
         _whole(self, "n", low=1, high=256)
-        if not isinstance(self.ignore_eos, bool):
-            raise InvalidParameter(f"ignore_eos={_shortened(self.ignore_eos)} must be True or False.")
+        for name in ("ignore_eos", "remember"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidParameter(f"{name}={_shortened(getattr(self, name))} must be True or False.")
         if self.acceptance not in ACCEPTANCE_RULES:
             raise InvalidParameter(
                 f"acceptance={_shortened(self.acceptance)} is not known; use {', '.join(ACCEPTANCE_RULES)}."

@@ -199,7 +199,7 @@ class Sequence:
     def may_be_remembered(self) -> bool:
         """Whether a proposer may use this output for later requests. Not if coins may have been thrown for it: the
         same prompt and seed throw them again, and a draft must not know how they fall."""
-        return self.params.acceptance == "match" or self.params.temperature == 0
+        return self.params.remember and (self.params.acceptance == "match" or self.params.temperature == 0)
 
     @property
     def wants_prompt_logprobs(self) -> bool:

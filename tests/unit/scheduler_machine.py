@@ -61,16 +61,24 @@ class Machine(RuleBasedStateMachine):
         tail=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=8),
         max_tokens=st.integers(1, 24),
         prompt_logprobs=st.sampled_from([None, None, None, 0]),
+        remember=st.sampled_from([True, True, False]),
     )
     def add(
-        self, stem: list[int], stem_len: int, tail: list[int], max_tokens: int, prompt_logprobs: int | None
+        self,
+        stem: list[int],
+        stem_len: int,
+        tail: list[int],
+        max_tokens: int,
+        prompt_logprobs: int | None,
+        remember: bool,
     ) -> None:
         prompt = [*stem[:stem_len], *tail]
         room = self.pool.num_blocks * self.pool.block_size
         prompt = prompt[: room - 1]
         max_tokens = min(max_tokens, room - len(prompt))
         assert self.scheduler.can_ever_fit(len(prompt) + max_tokens)
-        sequence = make_sequence(prompt, id=self.next_id, max_tokens=max_tokens, prompt_logprobs=prompt_logprobs)
+        fields = {"prompt_logprobs": prompt_logprobs, "remember": remember}
+        sequence = make_sequence(prompt, id=self.next_id, max_tokens=max_tokens, **fields)
         self.next_id += 1
         self.live.append(sequence)
         self.texts[sequence.id] = prompt

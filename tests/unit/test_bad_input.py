@@ -91,7 +91,7 @@ WRONG: list[Any] = [float("nan"), float("inf"), -float("inf"), "1", b"1", object
 @pytest.mark.parametrize("name", SamplingParams.names())
 def test_no_parameter_takes_what_is_not_of_its_kind(name: str) -> None:
     for value in (*WRONG, True):
-        if (name, value) in (("stop", "1"), ("cache_salt", "1"), ("ignore_eos", True)):
+        if (name, value) in (("stop", "1"), ("cache_salt", "1"), ("ignore_eos", True), ("remember", True)):
             continue
         with pytest.raises(ForedraftError, match=f"{name}="):
             SamplingParams(**{name: value})

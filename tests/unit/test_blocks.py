@@ -286,6 +286,22 @@ class TestForgetting:
         assert pool.num_free_blocks == 8
         pool.check_integrity([])
 
+    def test_what_is_not_remembered_stays_for_whoever_holds_it_and_no_longer(self) -> None:
+        pool = BlockPool(8, 2)
+        first, second = computed(pool, range(7), id=0), computed(pool, range(7), id=1)
+        pool.free(first, forget=True)
+        assert found(pool, [*range(6), 6]) == 6
+        pool.free(second, forget=True)
+        assert found(pool, [*range(6), 6]) == 0 and not pool._block_of_name
+        pool.check_integrity([])
+
+    def test_what_is_forgotten_is_used_up_before_what_is_remembered(self) -> None:
+        pool = BlockPool(4, 2)
+        pool.free(computed(pool, range(4), id=0))
+        pool.free(computed(pool, range(10, 14), id=1), forget=True)
+        assert pool.reserve(make_sequence([99], id=2), 4)
+        assert found(pool, [*range(4), 4]) == 4
+
     def test_a_failed_sequence_takes_nothing_from_one_that_shares_its_head(self) -> None:
         pool = BlockPool(8, 2)
         first = computed(pool, range(6), id=0)

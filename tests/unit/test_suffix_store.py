@@ -53,6 +53,14 @@ def test_answers_are_shared_only_among_equal_salts() -> None:
     assert not knows(proposer, [10, 11, 12], cache_salt="one")
 
 
+def test_an_answer_that_is_not_to_be_remembered_takes_no_place() -> None:
+    proposer = Suffix(SuffixOptions(store=100))
+    remember(proposer, [10, 11, 12, 13, 14])
+    for _ in range(50):
+        remember(proposer, [20, 21, 22, 23, 24], remember=False)
+    assert knows(proposer, [10, 11, 12]) and not knows(proposer, [20, 21, 22])
+
+
 def test_stores_of_all_salts_are_limited_together() -> None:
     proposer = Suffix(SuffixOptions(store=100))
     remember(proposer, [10, 11, 12, 13, 14], cache_salt="0")

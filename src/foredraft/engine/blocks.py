@@ -61,12 +61,11 @@ class BlockPool:
             self._release(sequence.block_table.pop())
 
     def free(self, sequence: Sequence, forget: bool = False) -> None:
-        """Give back all blocks. With `forget`, what only this sequence holds is forgotten: it may be bad."""
+        """Give back all blocks. With `forget`, what only this sequence holds is not found again."""
         names = self._chains.pop(sequence.id, [])
         if forget:
-            for name in names:
-                block = self._block_of_name.get(name)
-                if block is not None and block in sequence.block_table and self._holders[block] == 1:
+            for name, block in zip(names, sequence.block_table, strict=False):
+                if self._block_of_name.get(name) == block and self._holders[block] == 1:
                     del self._block_of_name[name], self._name_of_block[block]
         while sequence.block_table:  # the tail first, so that the shared head of a prefix is the last to be forgotten
             self._release(sequence.block_table.pop())

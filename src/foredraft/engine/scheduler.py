@@ -110,7 +110,7 @@ class Scheduler:
         for line in (self.waiting, self.running):
             if sequence in line:
                 line.remove(sequence)
-        self.pool.free(sequence)
+        self.pool.free(sequence, forget=not sequence.params.remember)
         sequence.finish_reason = reason
 
     def check_integrity(self) -> None:
@@ -195,7 +195,7 @@ class Scheduler:
             self.pool.register(sequence)
         if sequence.finish_reason is not None:
             self.running.remove(sequence)
-            self.pool.free(sequence, forget=failed)
+            self.pool.free(sequence, forget=failed or not sequence.params.remember)  # what failed may be bad
         return Commit(
             sequence,
             tokens,
