@@ -42,6 +42,7 @@ def serving(arguments: argparse.Namespace) -> Iterator[int]:
     program = "from foredraft.cli.main import run; run()"
     command = [sys.executable, "-c", program, "serve", "--port", "0", "--model", arguments.model]
     command += ["--dtype", arguments.dtype, "--threads", str(arguments.threads), "--served-model-name", "bench"]
+    command += ["--share-answers"]  # as the library's requests do
     with tempfile.NamedTemporaryFile("w+") as log, subprocess.Popen(command, stderr=log) as server:
         try:
             while not (found := re.search(r":(\d+)\. Ctrl", Path(log.name).read_text())):

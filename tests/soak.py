@@ -214,7 +214,9 @@ def server_command(arguments: argparse.Namespace) -> list[str]:
     command = [sys.executable, "-c", program, "serve", "--port", "0", "--model", arguments.model]
     command += ["--dtype", arguments.dtype, "--threads", str(arguments.threads)]
     command += ["--max-num-seqs", str(MAX_NUM_SEQS), "--max-waiting", str(MAX_WAITING)]
-    command += ["--kv-cache-tokens", str(KV_CACHE_TOKENS)]
+    command += ["--kv-cache-tokens", str(KV_CACHE_TOKENS), "--share-answers"]
+    for spec in SPECS:
+        command += ["--allow-spec", spec]
     return command
 
 

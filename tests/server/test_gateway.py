@@ -201,13 +201,20 @@ def test_a_fleet_without_replicas_is_not_ready() -> None:
 def test_requests_carry_the_prefixes_of_their_prompt(llm: LLM) -> None:
     async def work(service: Service) -> FakeFleet:
         fleet = FakeFleet(Replica(service))
-        for _ in range(2):
-            await ask(fleet, post("/v1/completions", {**CANARY, "prompt": "A canary sings. " * 20}))
+        long = {**CANARY, "prompt": "A canary sings. " * 20}
+        for headers in ({"x-api-key": "a"}, {"authorization": "Bearer a"}, {"x-api-key": "b"}):
+            await ask(fleet, post("/v1/completions", long, **headers), api_keys=["a", "b"])
+        await ask(fleet, post("/v1/completions", long))
+        for key in ("a", "b"):
+            shared = {"api_keys": ["a", "b"], "shares_answers": True}
+            await ask(fleet, post("/v1/completions", long, **{"x-api-key": key}), **shared)
         await ask(fleet, get("/v1/models"))
         return fleet
 
-    first, second, other = in_a_loop(llm, work).requests
-    assert first.prefixes == second.prefixes != () and other.prefixes == ()
+    first, second, another_key, private, *shared, other = in_a_loop(llm, work).requests
+    assert first.prefixes == second.prefixes != () and not set(first.prefixes) & set(another_key.prefixes)
+    assert private.prefixes == other.prefixes == ()
+    assert shared[0].prefixes == shared[1].prefixes != ()
 
 
 def test_a_client_that_leaves_ends_its_request(llm: LLM) -> None:

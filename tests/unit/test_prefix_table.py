@@ -12,8 +12,8 @@ from foredraft.integrations.ray_serve.prefix_table import PrefixTable, prefix_na
 LONG = "A system prompt that is long enough to be worth a cache. " * 8
 
 
-def names(**fields: Any) -> tuple[bytes, ...]:
-    return prefix_names(json.dumps(fields).encode())
+def names(key: int | None = 0, shares_answers: bool = False, **fields: Any) -> tuple[bytes, ...]:
+    return prefix_names(json.dumps(fields).encode(), key, shares_answers)
 
 
 class TestNames:
@@ -37,6 +37,15 @@ class TestNames:
         assert not set(names(prompt=LONG, cache_salt="a")) & set(names(prompt=LONG, cache_salt="b"))
         assert not set(names(prompt=LONG, cache_salt="a")) & set(names(prompt=LONG))
 
+    def test_private_requests_have_none(self) -> None:
+        assert names(key=None, prompt=LONG) == names(key=None, prompt=LONG, cache_salt="") == ()
+        assert names(key=None, prompt=LONG, cache_salt="a") and names(key=None, prompt=LONG, shares_answers=True)
+
+    def test_keys_share_only_where_the_operator_shares(self) -> None:
+        assert not set(names(key=0, prompt=LONG)) & set(names(key=1, prompt=LONG))
+        assert not set(names(key=0, prompt=LONG, cache_salt="a")) & set(names(key=1, prompt=LONG, cache_salt="a"))
+        assert names(key=0, prompt=LONG, shares_answers=True) == names(key=1, prompt=LONG, shares_answers=True)
+
     def test_a_salt_is_a_prefix_of_its_own(self) -> None:
         assert names(prompt="Hi", cache_salt="a") == names(prompt="Ho", cache_salt="a")[:1] != ()
 
@@ -47,7 +56,7 @@ class TestNames:
         "body", [b"", b"{", b"[1]", b'"x"', b"{}", b'{"prompt": 5}', b'{"cache_salt": 5}', b"\xff"]
     )
     def test_a_body_that_is_wrong_has_none(self, body: bytes) -> None:
-        assert prefix_names(body) == ()
+        assert prefix_names(body, 0, False) == ()
 
     def test_lone_surrogates_are_characters(self) -> None:
         assert names(prompt="\ud800" * 200, cache_salt="\ud800")

@@ -20,14 +20,25 @@ def serve(
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any free one.")] = 8000,
     api_key: Annotated[
         list[str] | None,
-        typer.Option("--api-key", envvar="FOREDRAFT_API_KEY", help="Requests must send this key; may be repeated."),
+        typer.Option(
+            "--api-key",
+            envvar="FOREDRAFT_API_KEY",
+            help="Requests must send this key; may be repeated: keys share nothing.",
+        ),
     ] = None,
     allow_spec: Annotated[
-        list[str] | None, typer.Option("--allow-spec", help="A spec that requests may name; may be repeated.")
+        list[str] | None,
+        typer.Option("--allow-spec", help="A spec that requests may name, as it stands; may be repeated."),
     ] = None,
     served_model_name: Annotated[
         list[str] | None, typer.Option("--served-model-name", help="The model's name in requests; may be repeated.")
     ] = None,
+    share_answers: Annotated[
+        bool,
+        typer.Option(
+            "--share-answers", help="Requests of all clients share cached prompts and drafts, except by a cache_salt."
+        ),
+    ] = False,
     priority: Annotated[bool, typer.Option("--priority", help="Honour the request field priority: low first.")] = False,
     max_num_seqs: Annotated[int | None, typer.Option("--max-num-seqs", help="Sequences that run at once.")] = None,
     max_waiting: Annotated[int, typer.Option("--max-waiting", help="Sequences that may wait; then 429.")] = 128,
@@ -87,6 +98,7 @@ def serve(
             "allowed_specs": allow_spec or DEFAULT_SPECS,
             "api_keys": api_key or (),
             "honours_priority": priority,
+            "shares_answers": share_answers,
             "log_prompts": log_prompts,
             "limits": limits,
             "num_replicas": replicas,
@@ -106,7 +118,7 @@ def serve(
         kv_cache_tokens=kv_cache_tokens,
     )
     with listen(host, port) as listener, wanted.open() as llm:
-        service = make_service(llm, names, limits, allow_spec or DEFAULT_SPECS, priority)
+        service = make_service(llm, names, limits, allow_spec or DEFAULT_SPECS, priority, shares_answers=share_answers)
         address = f"http://{host}:{listener.getsockname()[1]}"
         run_server(
             make_server(service, api_key or (), log_prompts),

@@ -1,4 +1,4 @@
-"""Who may use the server: everybody, or whoever sends one of the keys."""
+"""Who may use the server: everybody, or whoever sends one of the keys; and which key a request has."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from foredraft.server.errors import ApiError, error_response
 # Probes carry no key, and neither does a browser that opens the page. Paths are compared whole, as they are routed.
 OPEN_PATHS = frozenset({"/", "/health", "/ready"})
 OPEN_FOLDER = "/static/"
+_KEY = "foredraft.key"
 
 
 class Auth:
@@ -24,30 +25,38 @@ class Auth:
         self._digests = [_digest(key.encode("utf-8", "surrogateescape")) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._may_pass(scope):
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope[_KEY] = self._place_of_key(Headers(scope=scope))
+        path = scope["path"]
+        is_open = not self._digests or path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
+        if scope[_KEY] is None and not is_open:
             error = ApiError(
                 401,
                 "The API key is missing or wrong; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
                 code="invalid_api_key",
             )
-            await error_response(scope["path"], error)(scope, receive, send)
+            await error_response(path, error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
-    def _may_pass(self, scope: Scope) -> bool:
-        path = scope["path"]
-        if not self._digests or path in OPEN_PATHS or path.startswith(OPEN_FOLDER):
-            return True
-        headers = Headers(scope=scope)
+    def _place_of_key(self, headers: Headers) -> int | None:
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         given = [bearer.strip()] if scheme.lower() == "bearer" else []
         given.append(headers.get("x-api-key", ""))
         # Headers are bytes that were read as Latin-1. There is no early end: the time tells neither which key nor which
         # character differs.
-        matches = [
-            hmac.compare_digest(_digest(key.encode("latin-1")), known) for key in given for known in self._digests
-        ]
-        return any(matches)
+        digests = [_digest(key.encode("latin-1")) for key in given]
+        matches = [[hmac.compare_digest(digest, known) for digest in digests] for known in self._digests]
+        return next((place for place, found in enumerate(matches) if any(found)), None)
+
+
+def key_of(scope: Scope) -> int | None:
+    """The place of a request's key among the operator's; None where it needs none. It tells requests of different keys
+    apart, and nothing about the keys."""
+    key: int | None = scope[_KEY]
+    return key
 
 
 def _digest(key: bytes) -> bytes:

@@ -14,9 +14,11 @@ from foredraft.engine.stream import Stream
 from foredraft.errors import ForedraftError
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import Spec
+from foredraft.server.auth import key_of
 from foredraft.server.errors import ApiError, as_api_error, failure
 from foredraft.server.log import record_of
 from foredraft.server.service import Conversation, Prompt, Service
+from foredraft.server.sharing import with_sharing
 from foredraft.types import CompletionOutput, TokenEvent
 
 log = logging.getLogger(__name__)
@@ -203,8 +205,10 @@ async def begin(
     spec: Spec,
     priority: int = 0,
 ) -> Generation:
-    """Queue a request and wait until it is admitted. Load is checked first, before any prompt is tokenised."""
+    """Queue a request and wait until it is admitted. Load is checked first, before any prompt is tokenised. All
+    requests pass here, so none shares anything under a salt of its own choice."""
     service.lifecycle.check_accepting()
+    params = with_sharing(params, key_of(request.scope), service.shares_answers)
     record = record_of(request)
     record.fields["spec"] = _written(spec)
     if record.log_prompts:

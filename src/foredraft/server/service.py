@@ -48,6 +48,7 @@ class Service:
     limits: Limits
     metrics: Metrics
     honours_priority: bool = False
+    shares_answers: bool = False  # among all requests without a `cache_salt`
     started: int = field(default_factory=lambda: int(time.time()))
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     tokenising: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_TOKENISING_AT_ONCE))
@@ -85,6 +86,7 @@ def make_service(
     allowed_specs: Iterable[str] = DEFAULT_SPECS,
     honours_priority: bool = False,
     label: str = "0",
+    shares_answers: bool = False,
 ) -> Service:
     """Starts the engine's thread. The default spec is the LLM's own and is always allowed. `label` tells this server's
     metrics from those of its replicas."""
@@ -105,6 +107,7 @@ def make_service(
         limits=limits,
         metrics=Metrics(served[0], engine.stats, label),
         honours_priority=honours_priority,
+        shares_answers=shares_answers,
     )
 
 

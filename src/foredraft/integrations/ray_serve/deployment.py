@@ -87,8 +87,10 @@ class Replica:
             options.allowed_specs,
             options.honours_priority,
             label=serve.get_replica_context().replica_id.unique_id,
+            shares_answers=options.shares_answers,
         )
-        self._app = make_app(self._service, log_prompts=options.log_prompts)
+        # Gateways have checked the keys. Here a key tells with whom a request shares.
+        self._app = make_app(self._service, options.api_keys, options.log_prompts)
 
     async def answer(self, request: ForwardedRequest) -> AsyncIterator[list[Message]]:
         async for messages in answer(self._app, request):

@@ -21,7 +21,7 @@ from foredraft.integrations.ray_serve.fleet_metrics import merged
 from foredraft.integrations.ray_serve.forwarding import ForwardedRequest
 from foredraft.integrations.ray_serve.options import FleetOptions
 from foredraft.integrations.ray_serve.prefix_table import prefix_names
-from foredraft.server.auth import Auth
+from foredraft.server.auth import Auth, key_of
 from foredraft.server.body_limit import BodyLimit
 from foredraft.server.errors import ANTHROPIC_PATHS, ApiError, error_object, error_response, failure, json_response
 from foredraft.server.sse import event
@@ -53,8 +53,9 @@ class Replicas(Protocol):
 class Gateway:
     """The application between clients and replicas. It holds no model and no state that matters to an answer."""
 
-    def __init__(self, replicas: Replicas, label: str) -> None:
+    def __init__(self, replicas: Replicas, label: str, shares_answers: bool) -> None:
         self._replicas = replicas
+        self._shares_answers = shares_answers
         self._recent_s: deque[float] = deque(maxlen=64)  # how long the last answers took
         registry = self._registry = CollectorRegistry()
         labels = ("gateway",)
@@ -80,7 +81,7 @@ class Gateway:
             headers=tuple((bytes(name), bytes(value)) for name, value in scope["headers"]),
             client=tuple(scope["client"]) if scope.get("client") else None,
             body=body,
-            prefixes=prefix_names(body) if scope["method"] == "POST" else (),
+            prefixes=self._prefixes(scope, body),
         )
         started = time.monotonic()
         try:
@@ -89,6 +90,9 @@ class Gateway:
             await error_response(request.path, error)(scope, receive, send)
         else:
             self._recent_s.append(time.monotonic() - started)
+
+    def _prefixes(self, scope: Scope, body: bytes) -> tuple[bytes, ...]:
+        return prefix_names(body, key_of(scope), self._shares_answers) if scope["method"] == "POST" else ()
 
     async def metrics(self, request: Request) -> Response:
         pages = await self._replicas.metrics()
@@ -152,7 +156,7 @@ async def _break_off(path: str, start: Message, send: Send) -> None:
 
 def make_gateway(replicas: Replicas, options: FleetOptions, label: str) -> Starlette:
     """Keys and bodies are checked here, so replicas get only what may pass."""
-    gateway = Gateway(replicas, label)
+    gateway = Gateway(replicas, label, options.shares_answers)
     return Starlette(
         routes=[
             Route("/metrics", gateway.metrics),

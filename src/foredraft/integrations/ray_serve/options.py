@@ -33,6 +33,7 @@ class FleetOptions(BaseModel):
     allowed_specs: tuple[str, ...] = DEFAULT_SPECS
     api_keys: tuple[str, ...] = Field(default=(), repr=False)
     honours_priority: bool = False
+    shares_answers: bool = False  # among all requests without a `cache_salt`
     log_prompts: bool = False
     limits: Limits = Limits()
 

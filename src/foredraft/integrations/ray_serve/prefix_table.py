@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from foredraft.prefix import extended_name, root_name
+from foredraft.server.sharing import shared_salt
 
 _BLOCK = 128  # characters: about two blocks of a KV cache
 _MAX_BLOCKS = 64  # prompts that agree for so long go to the same replica anyway
@@ -16,8 +17,9 @@ _PROMPT = ("prompt", "messages", "input")  # where each API has the prompt
 _MAX_HOLDERS = 8  # replicas that are remembered for one prefix
 
 
-def prefix_names(body: bytes) -> tuple[bytes, ...]:
-    """Names of the prefixes of a request's prompt, the shortest first; none for bodies without a prompt.
+def prefix_names(body: bytes, key: int | None, shares_answers: bool) -> tuple[bytes, ...]:
+    """Names of the prefixes of a request's prompt, the shortest first; none for bodies without a prompt and for private
+    requests, of which no replica keeps anything. Requests have names in common only where they share their caches.
 
     A `cache_salt` is a prefix of its own: what a replica remembers for a salt serves all requests of that salt.
     """
@@ -27,10 +29,12 @@ def prefix_names(body: bytes) -> tuple[bytes, ...]:
         return ()
     if not isinstance(fields, dict):
         return ()
-    given = fields.get("cache_salt")
-    salt = given if isinstance(given, str) else ""
+    given = fields.get("cache_salt") or ""
+    salt = shared_salt(key, given, shares_answers) if isinstance(given, str) else None
+    if salt is None:
+        return ()
     name = root_name(salt)
-    names = [name] if salt else []
+    names = [name] if given else []
     text = _prompt_text(fields)
     for start in range(0, min(len(text), _MAX_BLOCKS * _BLOCK) - _BLOCK + 1, _BLOCK):
         name = extended_name(name, map(ord, text[start : start + _BLOCK]))
