@@ -1,11 +1,22 @@
 // The server's API: the load, and chat completions as a stream of chunks.
 
-const KEY = "foredraft.key"; // kept for this tab only
+// Kept for this tab only.
+const KEY = "foredraft.key";
+const SALT = "foredraft.salt";
 
 export const apiKey = {
   get: () => sessionStorage.getItem(KEY) ?? "",
   set: (key) => sessionStorage.setItem(KEY, key),
 };
+
+// Requests of equal salts share caches. Nobody else can name a salt of this length.
+export const newSalt = () => crypto.getRandomValues(new Uint32Array(4)).join("-");
+
+// One for all turns of this tab's conversations: each finds what the turns before have left in the caches.
+function ownSalt() {
+  if (!sessionStorage.getItem(SALT)) sessionStorage.setItem(SALT, newSalt());
+  return sessionStorage.getItem(SALT);
+}
 
 export class ApiError extends Error {
   constructor(status, message) {
@@ -18,12 +29,14 @@ export async function stats() {
   return (await call("/v1/stats")).json();
 }
 
+const STREAMED = { stream: true, stream_options: { include_usage: true }, speculation_trace: true };
+
 // The chunks of a streamed chat completion, until the answer is complete.
 export async function* chatChunks(body, signal) {
   const response = await call("/v1/chat/completions", {
     method: "POST",
     headers: { "content-type": "application/json" },
-    body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true }, speculation_trace: true }),
+    body: JSON.stringify({ cache_salt: ownSalt(), ...body, ...STREAMED }),
     signal,
   });
   for await (const data of events(response.body)) {

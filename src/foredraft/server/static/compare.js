@@ -1,6 +1,7 @@
 // A race: the same prompt and seed, plain and speculative, and the proof that both texts are equal.
 
 import { Answer } from "./answer.js";
+import { newSalt } from "./api.js";
 import { byId, element } from "./dom.js";
 import { requestFields, withSystem } from "./settings.js";
 
@@ -112,14 +113,13 @@ export class Compare {
   #bodies() {
     try {
       const fields = requestFields(this.settings);
-      const salts = crypto.getRandomValues(new Uint32Array(2));
       const both = {
         ...fields,
         max_tokens: fields.max_tokens ?? 256,
         messages: withSystem(this.settings, [{ role: "user", content: byId("compare-prompt").value }]),
       };
       const spec = fields.spec === "off" ? "auto" : fields.spec;
-      return { plain: { ...both, spec: "off", cache_salt: `race-${salts[0]}` }, spec: { ...both, spec, cache_salt: `race-${salts[1]}` } };
+      return { plain: { ...both, spec: "off", cache_salt: newSalt() }, spec: { ...both, spec, cache_salt: newSalt() } };
     } catch (error) {
       this.tell.onError(error);
       return null;
