@@ -320,6 +320,16 @@ def test_only_allowed_specs(llm: LLM) -> None:
         assert status == 400 and answer["error"]["param"] == "spec" and "ngram:k=2" in answer["error"]["message"]
 
 
+def test_options_of_a_request_leave_its_drafts_to_the_controller(server: RunningServer) -> None:
+    """Everybody waits for the rows of fixed drafts, so those are the operator's choice."""
+    decided = {}
+    for spec in ("suffix", "suffix:k=64,min_n=1,depth=64,min_score=0.0001"):
+        status, answer = server.post(CHAT, {**LONG, "max_tokens": 64, "spec": spec})
+        assert status == 200
+        decided[spec] = bool(answer["metrics"]["speculative_decoding"]["decisions"])
+    assert list(decided.values()) == [False, True]
+
+
 def test_sigterm_lets_running_requests_finish(tiny_folder: Path, offline: LLM) -> None:
     program = "from foredraft.cli.main import run; run()"
     command = [sys.executable, "-c", program, "serve", "--model", str(tiny_folder), "--served-model-name", NAME]

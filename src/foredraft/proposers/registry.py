@@ -126,9 +126,14 @@ def parse_spec(text: object) -> Spec:
         raise InvalidSpec(f"spec joins {len(names)} proposers; it may join at most {MAX_PROPOSERS}.")
     choices = tuple(_choice(part, text) for part in names)
     for choice in choices if inner else ():
-        if getattr(proposer_class(choice.name), "wants_target_argmax", False):
+        if needs_whole_draft(choice):
             raise InvalidSpec(f"spec={text!r}: {choice.name} needs its whole draft verified, so auto cannot choose it.")
     return Spec(choices, adaptive=inner is not None)
+
+
+def needs_whole_draft(choice: ProposerChoice) -> bool:
+    """Whether a proposer learns from its whole draft, so that nothing may be cut from it."""
+    return bool(getattr(proposer_class(choice.name), "wants_target_argmax", False))
 
 
 def _choice(part: str, text: str) -> ProposerChoice:

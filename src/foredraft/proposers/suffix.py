@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import cache
+from typing import ClassVar
 
 from foredraft.errors import InvalidSpec
 from foredraft.proposers.base import TargetModel
@@ -35,6 +36,8 @@ class SuffixOptions:
     store: int = 100_000  # tokens of earlier answers that are remembered, of all salts together; 0: none
     store_doubt: float = 1.0  # times as much as what the sequence itself holds, what earlier answers hold is doubted
     tree: str = "dynamic"  # or chain: every node has its most frequent child only
+
+    owner_only: ClassVar[frozenset[str]] = frozenset({"store"})  # options that no request of a server may choose
 
     def __post_init__(self) -> None:
         if not 1 <= self.k <= 64:
