@@ -55,6 +55,16 @@ def test_a_stopped_answer_frees_its_cache(page: OpenPage, server: RunningServer)
     server.until_idle(timeout=20)
 
 
+def test_the_turns_of_a_tab_share_a_salt_of_their_own(page: OpenPage) -> None:
+    sent: list[dict[str, Any]] = []
+    page.tab.on("request", lambda request: sent.append(request.post_data_json) if request.method == "POST" else None)
+    page.configure(**SHORT)
+    for text in ("One.", "Two."):
+        page.ask(text)
+    first, second = (body["cache_salt"] for body in sent)
+    assert first == second == page.tab.evaluate("sessionStorage.getItem('foredraft.salt')") and len(first) > 20
+
+
 def test_tokens_can_be_walked_through_with_the_keyboard(page: OpenPage) -> None:
     page.configure(**SHORT)
     page.ask("Count to ten.")

@@ -3,8 +3,10 @@ whoever comes after it and knows the beginning."""
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
+import logging
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from contextlib import ExitStack
@@ -177,6 +179,25 @@ def test_samples_and_prompts_of_one_body_share_and_no_others(
     for _ in range(2):
         send(server, NOBODY, COMPLETE, {"prompt": ["one", "two"], "n": 2, "max_tokens": 2})
     assert len(salts) == 4 and len(set(salts)) == 2 and salts[0] == salts[1] and "" not in salts
+
+
+def test_neither_keys_nor_salts_are_in_logs_and_metrics(
+    servers: dict[tuple[bool, bool], RunningServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = servers[True, False]
+    with caplog.at_level(logging.INFO):
+        for who in ((0, None), (0, "a salt of mine")):
+            send(server, who, COMPLETE, {"prompt": "x", "max_tokens": 2})
+    told = caplog.text + server.request("GET", "/metrics", headers={"x-api-key": KEYS[1]})[1].decode()
+    assert COMPLETE in told and "generation_tokens" in told
+    digest = hashlib.sha256(KEYS[0].encode()).hexdigest()
+    for secret in (
+        KEYS[0],
+        digest,
+        "a salt of mine",
+        *(shared_salt(0, given, False) for given in ("", "a salt of mine")),
+    ):
+        assert secret and secret not in told
 
 
 class CuttingController(SteadyController):
