@@ -95,6 +95,9 @@ class EngineConfig:
     exact: bool = True
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
+    refill: int = (
+        1  # so many places are free before waiting requests run: more on a GPU, where nobody waits for a token
+    )
     max_model_len: int | None = None
     kv_cache_tokens: int | None = None
     max_chunk_s: float = 0.1  # what a running stream waits at most, about, for a chunk of another request's prompt
@@ -111,7 +114,8 @@ class EngineConfig:
             raise InvalidParameter(
                 f"activations={self.activations!r} is not known; use auto, {', '.join(ACTIVATIONS)}."
             )
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_cache_tokens", "block_size"):
+        sizes = ("max_num_seqs", "max_num_batched_tokens", "refill", "max_model_len", "kv_cache_tokens", "block_size")
+        for name in sizes:
             value = getattr(self, name)
             if value is not None and not _is_whole(value):
                 raise InvalidParameter(f"{name}={value!r} must be a whole number of at least 1.")
@@ -131,6 +135,8 @@ class EngineConfig:
             raise InvalidParameter(f"head={self.head!r} must be auto, None, a folder or a hub id.")
         if not isinstance(self.prefix_salt, str):
             raise InvalidParameter(f"prefix_salt={self.prefix_salt!r} must be a text.")
+        if self.refill > self.max_num_seqs:
+            raise InvalidParameter(f"refill={self.refill} must be at most max_num_seqs={self.max_num_seqs}.")
         if self.rows_per_step < self.max_num_seqs:
             raise InvalidParameter(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_seqs={self.max_num_seqs}: "

@@ -44,10 +44,15 @@ class Machine(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 5),
         more_rows=st.integers(0, 24),
         prefix_caching=st.sampled_from([True, True, True, False]),
+        refill=st.sampled_from([1, 1, 2, 3]),
     )
-    def begin(self, block_size: int, num_tokens: int, max_num_seqs: int, more_rows: int, prefix_caching: bool) -> None:
+    def begin(
+        self, block_size: int, num_tokens: int, max_num_seqs: int, more_rows: int, prefix_caching: bool, refill: int
+    ) -> None:
         self.pool = self.pool_class(-(-num_tokens // block_size), block_size, prefix_caching=prefix_caching)
-        self.scheduler = self.scheduler_class(self.pool, max_num_seqs, max_num_seqs + more_rows)
+        self.scheduler = self.scheduler_class(
+            self.pool, max_num_seqs, max_num_seqs + more_rows, min(refill, max_num_seqs)
+        )
         self.kv: dict[int, History | None] = {}  # None: written by a run that failed
         self.texts: dict[int, list[int]] = {}  # what every live sequence should hold
         self.live: list[Sequence] = []

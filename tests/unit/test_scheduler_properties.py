@@ -272,6 +272,21 @@ def test_equal_prompts_are_computed_one_after_the_other() -> None:
     assert [[work.num_new_tokens for work in one_step(scheduler)] for _ in range(3)] == [[16], [8, 8], [1, 15]]
 
 
+def test_sequences_are_let_in_together() -> None:
+    scheduler = Scheduler(BlockPool(64, 2), max_num_seqs=4, max_num_batched_tokens=8, refill=2)
+    sequences = [make_sequence([number] * 4, id=number) for number in range(7)]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    while len(scheduler.running) < 4:  # one place that is left is filled too
+        assert any(work.num_new_tokens > 1 for work in one_step(scheduler))
+    one_step(scheduler)
+    scheduler.abort(sequences[0])
+    assert len(one_step(scheduler)) == 3 and len(scheduler.waiting) == 3
+    scheduler.abort(sequences[1])
+    one_step(scheduler)
+    assert len(scheduler.running) == 4 and len(scheduler.waiting) == 1
+
+
 def test_a_lower_priority_runs_first_and_is_sent_back_last() -> None:
     scheduler = Scheduler(BlockPool(4, 2, prefix_caching=False), max_num_seqs=2, max_num_batched_tokens=8)
     for id, priority in enumerate((0, 5, -1)):

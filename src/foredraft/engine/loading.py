@@ -92,7 +92,7 @@ def load_model(model: str, options: EngineConfig, spec: Spec, progress: Progress
         config=config,
         max_model_len=max_model_len,
         runner=runner,
-        scheduler=Scheduler(pool, options.max_num_seqs, options.rows_per_step),
+        scheduler=Scheduler(pool, options.max_num_seqs, options.rows_per_step, options.refill),
         kv=kv,
         tokenizer=tokenizer,
         eos_token_ids=eos_token_ids,

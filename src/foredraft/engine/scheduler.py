@@ -23,15 +23,20 @@ class Scheduler:
 
     Every running sequence gets at least one row per step. When blocks run out, drafts give way first; then the
     youngest running sequence does, and is computed again later.
+
+    Waiting sequences are let in once `refill` places are free, and then until none is: on a GPU, steps without prompts
+    take far less time, and letting sequences in together makes more of them.
     """
 
-    def __init__(self, pool: BlockPool, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        assert max_num_batched_tokens >= max_num_seqs
+    def __init__(self, pool: BlockPool, max_num_seqs: int, max_num_batched_tokens: int, refill: int = 1) -> None:
+        assert max_num_batched_tokens >= max_num_seqs >= refill
         self.pool = pool
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self._refill = refill
+        self._is_refilling = False
 
     @property
     def has_work(self) -> bool:
@@ -60,7 +65,8 @@ class Scheduler:
         budget = self.max_num_batched_tokens
         num_decoding = self.num_decoding
         chunk = budget if chunk_rows is None or not num_decoding else min(chunk_rows, budget - num_decoding)
-        shares = self._prompt_shares(chunk) if self.waiting or num_decoding < len(running) else {}
+        lets_in = self._lets_in()
+        shares = self._prompt_shares(chunk, lets_in) if lets_in or num_decoding < len(running) else {}
         preempted = False
         while (index := len(works)) < len(running):
             sequence, rows = running[index], 1
@@ -75,7 +81,7 @@ class Scheduler:
                 budget -= work.num_new_tokens
 
         num_before = len(running)
-        while self.waiting and budget > 0 and len(running) < self.max_num_seqs and not preempted:
+        while lets_in and self.waiting and budget > 0 and len(running) < self.max_num_seqs and not preempted:
             sequence = self.waiting[0]
             if not shares.get(sequence.id):
                 break
@@ -121,10 +127,17 @@ class Scheduler:
         assert all(not sequence.block_table for sequence in self.waiting), "a waiting sequence holds blocks"
         self.pool.check_integrity(self.running)
 
-    def _prompt_shares(self, rows: int) -> dict[int, int]:
+    def _lets_in(self) -> bool:
+        """Whether sequences that wait may enter in this step."""
+        free = self.max_num_seqs - len(self.running)
+        self._is_refilling = bool(self.waiting) and (free >= self._refill or (self._is_refilling and free > 0))
+        return self._is_refilling
+
+    def _prompt_shares(self, rows: int, lets_in: bool) -> dict[int, int]:
         """How many of a step's rows each prompt gets, by sequence id. The shortest prompts share one half of the rows,
         and the first in order the rest. Of those that wait, one with a share brings in all before it."""
-        waiting = list(islice(self.waiting, min(_LOOK_AT, self.max_num_seqs - len(self.running))))
+        free = self.max_num_seqs - len(self.running) if lets_in else 0
+        waiting = list(islice(self.waiting, min(_LOOK_AT, free)))
         prompts = [sequence for sequence in self.running if not _is_decoding(sequence)] + waiting
         left = {each.id: each.num_tokens - each.num_computed_tokens for each in prompts}
         if len(prompts) > 1:

@@ -138,6 +138,7 @@ def _write_chunks(task: _Task, results: Any, stop: Any, loaded: Any) -> None:
         exact=False,
         max_num_seqs=options.batch,
         max_num_batched_tokens=max(2048, options.batch),
+        refill=max(1, options.batch // 4),
         max_chunk_s=float("inf"),
         kv_cache_tokens=options.batch * (task.plan.max_len // 2),
         prefix_caching=False,
