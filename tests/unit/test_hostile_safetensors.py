@@ -11,8 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from foredraft.config import ModelConfig
+from foredraft.engine import loading
 from foredraft.errors import InvalidModel
+from foredraft.llm import LLM
+from foredraft.models import decoder
 from foredraft.models.catalog import open_checkpoint
+from foredraft.models.rope import rope_table
 from tests.tiny_models import random_model, save_model
 
 NAN = float("nan")
@@ -149,3 +154,19 @@ def test_json_beside_the_weights(name: str, changes: dict[str, Any], message: st
             file.write_text(good)
     assert str(folder) in str(caught.value)
     assert len(str(caught.value)) < 600
+
+
+def test_rotations_are_made_for_the_length_that_memory_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_model(random_model("llama"), tmp_path)
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "max_position_embeddings": 2**31 - 1}))
+    lengths: list[int] = []
+
+    def counted(config: ModelConfig, max_positions: int) -> torch.Tensor:
+        lengths.append(max_positions)
+        return rope_table(config, min(max_positions, 4096))  # where the claim is believed, this test takes no memory
+
+    monkeypatch.setattr(decoder, "rope_table", counted)
+    monkeypatch.setattr(loading, "_memory_for_kv", lambda device: 1 << 20)
+    llm = LLM(str(folder), head=None, spec="off")
+    assert max(lengths) == llm.max_model_len == len(llm.engine.runner.decoder.rope) < 4096

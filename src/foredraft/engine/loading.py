@@ -66,10 +66,12 @@ def load_model(model: str, options: EngineConfig, spec: Spec, progress: Progress
     tapped = tuple(sorted({tap for head in heads.values() for tap in head.config.taps}))
     wanted_len = _wanted_length(options, config)
     try:
-        decoder = load_decoder(checkpoint, dtype, wanted_len, backend, report("load"))
+        # Without rotations: a file may claim any length, and what memory allows of it is known when the weights are in.
+        decoder = load_decoder(checkpoint, dtype, 0, backend, report("load"))
     except torch.OutOfMemoryError as error:
         raise InvalidModel(_too_large(model, dtype, device)) from error
     max_model_len, kv_tokens = _capacity(options, config, backend, wanted_len, len(tapped))
+    decoder = decoder.with_positions(max_model_len)
     if options.exact:
         exact_report = str(ensure_exact(backend, decoder, dtype, cache_folder().parent / "exact.json"))
     else:
@@ -126,7 +128,7 @@ def _capacity(
     """How long a text may become, and how many tokens the KV cache holds: what was asked for, else what the memory
     allows that the weights have left."""
     values = 2 * config.num_layers * config.num_kv_heads * config.head_dim + num_taps * config.hidden_size
-    bytes_per_token = values * backend.kv_dtype.itemsize
+    bytes_per_token = values * backend.kv_dtype.itemsize + config.rotary_dim * torch.float32.itemsize
     affordable = _memory_for_kv(backend.device) // bytes_per_token
     if backend.device.type == "cuda" and affordable < (options.kv_cache_tokens or _FEWEST_KV_TOKENS):
         least = options.kv_cache_tokens or _FEWEST_KV_TOKENS

@@ -6,7 +6,7 @@ Architectures differ only in data: which biases and norms exist, which layers ro
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -55,6 +55,10 @@ class Decoder:
     def _stack(self) -> Stack:
         """One object for the life of the decoder: what a backend has found out about it, it need not find out again."""
         return Stack(self.layers, self.norm, self.rope, self.config.residual_multiplier, self.config.rms_norm_eps)
+
+    def with_positions(self, count: int) -> Decoder:
+        """The same weights, with rotations for so many positions."""
+        return replace(self, rope=rope_table(self.config, count).to(self.rope.device))
 
     @property
     def linears(self) -> list[Linear]:

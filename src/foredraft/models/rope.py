@@ -10,6 +10,8 @@ from torch import Tensor
 from foredraft.config import ModelConfig, RopeScaling
 from foredraft.errors import InvalidModel
 
+_PIECE = 1 << 16  # positions that are computed at once: a table needs little memory beside its own
+
 
 def rope_table(config: ModelConfig, max_positions: int) -> Tensor:
     """cos and sin of every position: float32 [positions, 2, rotary_dim / 2]. Angles are float32, as the models were
@@ -19,8 +21,12 @@ def rope_table(config: ModelConfig, max_positions: int) -> Tensor:
     magnitude = 1.0
     if config.rope_scaling is not None:
         frequencies, magnitude = _scaled(frequencies, config.rope_scaling, config, max_positions)
-    angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequencies[None, :]
-    return torch.stack([angles.cos(), angles.sin()], dim=1).mul_(magnitude)
+    table = torch.empty(max_positions, 2, len(frequencies))
+    for piece in range(0, max_positions, _PIECE):
+        positions = torch.arange(piece, min(piece + _PIECE, max_positions), dtype=torch.float32)
+        angles = positions[:, None] * frequencies[None, :]
+        table[piece : piece + _PIECE] = torch.stack([angles.cos(), angles.sin()], dim=1).mul_(magnitude)
+    return table
 
 
 def _scaled(frequencies: Tensor, scaling: RopeScaling, config: ModelConfig, max_positions: int) -> tuple[Tensor, float]:
