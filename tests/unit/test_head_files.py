@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from foredraft.errors import InvalidModel
+from foredraft.errors import InvalidModel, InvalidParameter
 from foredraft.models.catalog import open_checkpoint
 from foredraft.models.heads import files
-from foredraft.models.heads.config import HeadConfig
+from foredraft.models.heads.config import MAX_BLOCK, HeadConfig
 from foredraft.models.heads.files import check_target, read_tensors, target_digest, write_head
 from foredraft.models.heads.shapes import tensor_shapes
+from foredraft.train.kinds import DFlashOptions, parse_kind
 from foredraft.train.modules.build import build_head
 from tests.tiny_models import random_model, save_model
 from tests.unit.head_configs import EVERY_KIND, head_config
@@ -60,13 +61,19 @@ def test_a_large_head_is_written_in_several_files(tmp_path: Path, monkeypatch: p
         ({"taps": [2, 9]}, r"field taps is \[2, 9\], but numbers from 0 to 4, the target's layers, are needed"),
         ({"taps": []}, "field taps is"),
         ({"hidden_size": 64}, "field hidden_size is 64, but eagle heads are as wide as their target: 32"),
-        ({"num_heads": True}, "field num_heads is True, but a whole number of at least 1 is needed"),
+        ({"num_heads": True}, "field num_heads is True, but a whole number from 1 to 2147483647 is needed"),
         ({"num_kv_heads": 3}, "field num_heads is 4, no multiple of num_kv_heads=3"),
         ({"draft_vocab_size": 51}, "field draft_vocab_size is 51, more than the 50 tokens of the target"),
         ({"correction": "markov"}, "field rank is 0, which does not fit correction 'markov'"),
         ({"correction": "markov", "rank": 4}, "only a dflash head may have one"),
         ({"acceptance": [1.5]}, "rates from 0 to 1"),
-        ({"norm_eps": 0}, "field norm_eps is 0, but a positive number is needed"),
+        ({"norm_eps": 0}, "field norm_eps is 0, but a positive number that float32 holds"),
+        ({"norm_eps": 1e300}, r"field norm_eps is 1e\+300, but a positive number that float32 holds is needed"),
+        ({"rope_theta": 1e308}, r"field rope_theta is 1e\+308, but a positive number that float32 holds is needed"),
+        ({"rope_theta": 1e-300}, "field rope_theta is 1e-300, but a positive number that float32 holds is needed"),
+        ({"rope_theta": 10**400}, "field rope_theta is 1000.*, but a positive number that float32 holds is needed"),
+        ({"taps": [2, 2]}, r"field taps is \[2, 2\], but each may be named once"),
+        ({"acceptance": [0.5] * 65}, "field acceptance is .* but at most 64 rates from 0 to 1 are needed"),
         ({"flavour": 1}, "field flavour is not a field of a head"),
         ({"block": None}, "field block is None, but a whole number"),
     ],
@@ -77,6 +84,26 @@ def test_a_bad_field_is_named(changes: dict[str, Any], sentence: str, tmp_path: 
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
     with pytest.raises(InvalidModel, match=sentence):
         HeadConfig.read(tmp_path)
+
+
+@pytest.mark.parametrize("config", EVERY_KIND, ids=NAMES)
+def test_a_block_is_limited_before_anything_is_made_of_it(config: HeadConfig, tmp_path: Path) -> None:
+    """Medusa heads have tensors for every token of a block; of a masked block the file holds nothing."""
+    for block in (MAX_BLOCK + 1, 2**31 - 1):
+        replace(config, block=block).write(tmp_path)
+        with pytest.raises(InvalidModel, match=f"field block is {block}, but at most {MAX_BLOCK} are supported"):
+            HeadConfig.read(tmp_path)
+    replace(config, block=MAX_BLOCK).write(tmp_path)
+    assert len(tensor_shapes(HeadConfig.read(tmp_path))) < 1000
+
+
+def test_what_is_trained_is_within_the_limits_of_heads() -> None:
+    assert parse_kind("dflash:block=64").options == DFlashOptions(block=MAX_BLOCK)
+    for kind in ("dflash:block=65", "medusa:offsets=65", "eagle:depth=65", "draft:depth=65"):
+        with pytest.raises(InvalidParameter, match="='65' must be a whole number from 1 to 64"):
+            parse_kind(kind)
+    with pytest.raises(InvalidParameter, match="must be a whole number from 1 to 1024"):
+        parse_kind(f"medusa:layers={'9' * 5000}")
 
 
 def test_a_missing_field_is_named(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from foredraft.errors import InvalidModel
 MAX_LAYERS = 1024  # eight times as many as any model has; what is made per layer stays small
 _MAX_INTEGER = 2**31 - 1  # sizes and positions are 32-bit integers in the kernels
 _MAX_NUMBER = 3.4e38  # what float32 holds
+_MIN_POSITIVE = 1.2e-38  # the smallest that is surely not 0 there
 _MAX_SHOWN = 80
 
 
@@ -24,6 +25,17 @@ def shown(value: object) -> str:
 
 def is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number that float32 holds."""
+    is_real = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_real and -_MAX_NUMBER <= value <= _MAX_NUMBER  # which a NaN is not
+
+
+def is_positive(value: Any) -> bool:
+    """Whether it is a number that float32 holds and can divide by."""
+    return is_number(value) and bool(value >= _MIN_POSITIVE)
 
 
 class Fields:
@@ -44,7 +56,7 @@ class Fields:
     def number(self, key: str, default: float | None = None, positive: bool = False) -> float:
         """A number that float32 holds; the default need not be positive."""
         value = self._get(key, default)
-        if not _is_number(value) or (positive and value <= 0 and value != default):
+        if not is_number(value) or (positive and not is_positive(value) and value != default):
             raise self.error(key, f"is {shown(value)}, but a {'positive ' * positive}finite number is needed")
         return float(value)
 
@@ -63,7 +75,7 @@ class Fields:
     def factors(self, key: str, length: int) -> tuple[float, ...]:
         """A list of positive numbers."""
         value = self._get(key, None)
-        if not isinstance(value, list) or len(value) != length or not all(_is_number(x) and x > 0 for x in value):
+        if not isinstance(value, list) or len(value) != length or not all(map(is_positive, value)):
             raise self.error(key, f"is {shown(value)}, but a list of {length} positive finite numbers is needed")
         return tuple(float(item) for item in value)
 
@@ -85,8 +97,3 @@ class Fields:
         if value is None:
             raise self.error(key, "is missing")
         return value
-
-
-def _is_number(value: Any) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and -_MAX_NUMBER <= value <= _MAX_NUMBER  # which a NaN is not

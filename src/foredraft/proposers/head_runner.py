@@ -16,7 +16,7 @@ from foredraft.backends.row_tiles import set_tiles_beside
 from foredraft.config import DTYPES
 from foredraft.errors import InvalidSpec
 from foredraft.models.heads.catalog import HeadFiles
-from foredraft.models.heads.config import HeadConfig
+from foredraft.models.heads.config import MAX_BLOCK, HeadConfig
 from foredraft.models.heads.weights import HeadWeights, TapReader, layer_config
 from foredraft.proposers.base import TargetModel
 from foredraft.proposers.candidates import NodeLogits
@@ -26,7 +26,7 @@ from foredraft.proposers.run_ahead import Levels, RunAhead
 from foredraft.proposers.tree_drafter import TreeDrafter
 from foredraft.types import Sequence, Work
 
-MOST_NODES = 64  # that a tree of a head may have, run or drafted
+MOST_NODES = MAX_BLOCK  # that a tree of a head may have, run or drafted: it fits where a block does
 TREES = ("chain", "static", "dynamic")
 
 

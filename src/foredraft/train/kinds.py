@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from foredraft.errors import InvalidParameter
-from foredraft.models.heads.config import BLOCK_INPUTS, CORRECTIONS, HeadConfig
+from foredraft.models.fields import MAX_LAYERS, shown
+from foredraft.models.heads.config import BLOCK_INPUTS, CORRECTIONS, MAX_BLOCK, HeadConfig
 from foredraft.models.tokenizer import Tokenizer
 from foredraft.train.dflash import DFlashDrafter
 from foredraft.train.draft import DraftDrafter
@@ -21,6 +22,7 @@ from foredraft.train.modules.dflash import DFlashHead
 from foredraft.train.modules.eagle import EagleHead
 from foredraft.train.modules.medusa import MedusaHead
 
+_MOST = {"depth": MAX_BLOCK, "offsets": MAX_BLOCK, "block": MAX_BLOCK, "layers": MAX_LAYERS, "hidden": 1 << 20}
 _CHOICES = {"correction": CORRECTIONS, "input": BLOCK_INPUTS}
 _RANK = {"none": 0, "markov": 256, "refiner": 256}
 
@@ -90,8 +92,8 @@ def parse_kind(text: str) -> Kind:
             if value not in _CHOICES[key]:
                 raise InvalidParameter(f"{name}: {key}={value!r} is not known; use {', '.join(_CHOICES[key])}.")
             values[key] = value
-        elif not value.isdecimal() or not 1 <= int(value) <= 1 << 20:
-            raise InvalidParameter(f"{name}: {key}={value!r} must be a whole number of at least 1.")
+        elif not value.isdecimal() or len(value) > 9 or not 1 <= int(value) <= _MOST[key]:
+            raise InvalidParameter(f"{name}: {key}={shown(value)} must be a whole number from 1 to {_MOST[key]}.")
         else:
             values[key] = int(value)
     return Kind(text, name, KINDS[name](**values))  # type: ignore[arg-type]

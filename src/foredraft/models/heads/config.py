@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from foredraft.errors import InvalidModel
-from foredraft.models.fields import MAX_LAYERS, is_whole, shown
+from foredraft.models.fields import MAX_LAYERS, is_number, is_positive, is_whole, shown
 from foredraft.models.json_file import read_json
 
 CONFIG_FILE = "config.json"
 KINDS = ("eagle", "medusa", "dflash", "draft_model")
 CORRECTIONS = ("none", "markov", "refiner")
 BLOCK_INPUTS = ("injected", "masked")
-_MOST = 2**31 - 1
+MAX_BLOCK = 64  # tokens of a draft: four times as many as any head has, and blocks of so many rows stay small
+_MOST = 2**31 - 1  # of sizes, which the shapes of the tensors then confirm
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,8 @@ class HeadConfig:
         if (reads_taps and not self.taps) or any(not 0 <= tap <= self.target_num_layers for tap in self.taps):
             allowed = f"numbers from 0 to {self.target_num_layers}, the target's layers, are needed"
             raise _error(file, "taps", f"is {shown(list(self.taps))}, but {allowed}")
+        if len(set(self.taps)) < len(self.taps):
+            raise _error(file, "taps", f"is {shown(list(self.taps))}, but each may be named once")
         if self.kind in ("eagle", "medusa") and self.hidden_size != self.target_hidden_size:
             raise _error(
                 file,
@@ -114,11 +117,14 @@ class HeadConfig:
         if self.num_layers > MAX_LAYERS or (self.kind == "eagle" and self.num_layers != 1):
             most = 1 if self.kind == "eagle" else MAX_LAYERS
             raise _error(file, "num_layers", f"is {self.num_layers}, but at most {most} are supported")
+        if self.block > MAX_BLOCK:
+            raise _error(file, "block", f"is {self.block}, but at most {MAX_BLOCK} are supported")
         if self.draft_vocab_size > self.target_vocab_size:
             problem = f"is {self.draft_vocab_size}, more than the {self.target_vocab_size} tokens of the target"
             raise _error(file, "draft_vocab_size", problem)
-        if any(not 0 <= rate <= 1 for rate in self.acceptance):
-            raise _error(file, "acceptance", f"is {shown(list(self.acceptance))}, but rates from 0 to 1 are needed")
+        if len(self.acceptance) > MAX_BLOCK or any(not 0 <= rate <= 1 for rate in self.acceptance):
+            problem = f"is {shown(list(self.acceptance))}, but at most {MAX_BLOCK} rates from 0 to 1 are needed"
+            raise _error(file, "acceptance", problem)
 
 
 _OPTIONAL = ("correction", "rank", "block_input", "mask_token_id", "acceptance", "provenance")
@@ -131,22 +137,20 @@ def _typed(file: Path, name: str, kind: str, value: Any) -> Any:
         return value
     if kind == "int" and is_whole(value) and (name in _MAY_BE_0 or value >= 1) and 0 <= value <= _MOST:
         return value
-    if kind == "float" and _is_number(value) and value > 0:
+    if kind == "float" and is_positive(value):
         return float(value)
     if kind.startswith("tuple[int") and isinstance(value, list) and all(map(is_whole, value)):
         return tuple(value)
-    if kind.startswith("tuple[float") and isinstance(value, list) and all(map(_is_number, value)):
+    if kind.startswith("tuple[float") and isinstance(value, list) and all(map(is_number, value)):
         return tuple(float(item) for item in value)
     if kind.startswith("dict") and isinstance(value, dict):
         return value
-    needed = {"str": "a text", "int": "a whole number of at least 1", "float": "a positive number"}.get(
-        kind, "an object" if kind.startswith("dict") else "a list of numbers"
-    )
+    needed = {
+        "str": "a text",
+        "int": f"a whole number from 1 to {_MOST}",
+        "float": "a positive number that float32 holds",
+    }.get(kind, "an object" if kind.startswith("dict") else "a list of numbers")
     raise _error(file, name, f"is {shown(value)}, but {needed} is needed")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
 
 
 def _error(file: Path, name: str, problem: str) -> InvalidModel:
