@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from foredraft.errors import InvalidModel, InvalidParameter
 from foredraft.models.catalog import open_checkpoint
 from foredraft.models.heads import files
 from foredraft.models.heads.config import MAX_BLOCK, HeadConfig
-from foredraft.models.heads.files import check_target, read_tensors, target_digest, write_head
+from foredraft.models.heads.files import check_out, check_target, read_tensors, target_digest, write_head
 from foredraft.models.heads.shapes import tensor_shapes
 from foredraft.train.kinds import DFlashOptions, parse_kind
 from foredraft.train.modules.build import build_head
+from foredraft.train.run import TrainingRun, TrainOptions
 from tests.tiny_models import random_model, save_model
 from tests.unit.head_configs import EVERY_KIND, head_config
 
@@ -42,6 +44,59 @@ def test_a_head_is_read_as_it_was_written(config: HeadConfig, tmp_path: Path) ->
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
     again = build_head(config)
     again.load_state_dict(found)  # names and shapes are those of the module
+
+
+FOREIGN = {
+    "weights alone": {"model-00001-of-00002.safetensors": "shard", "model-00002-of-00002.safetensors": "shard"},
+    "a model": {"config.json": '{"model_type": "llama"}', "model.safetensors": "weights"},
+    "a tokenizer": {"tokenizer.json": "{}"},
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+@pytest.mark.parametrize("kinds", [("eagle",), ("draft",), ("medusa", "draft")], ids="+".join)
+def test_files_of_others_are_never_replaced(case: str, kinds: tuple[str, ...], tmp_path: Path) -> None:
+    """Nor is time spent on training first: not even the model is looked for."""
+    options = TrainOptions("nowhere", tmp_path, tuple(map(parse_kind, kinds)), steps=1)
+    place = options.folder_of(options.kinds[-1])
+    place.mkdir(exist_ok=True)
+    for name, content in FOREIGN[case].items():
+        (place / name).write_text(content)
+    with pytest.raises(
+        InvalidParameter, match=r"no head or draft model that Foredraft has written, so nothing is repl"
+    ):
+        TrainingRun(options)
+    with pytest.raises(InvalidParameter, match=r"name a folder that is new or empty\.$"):
+        written(place, head_config("eagle"))
+    assert {file.name: file.read_text() for file in place.iterdir()} == FOREIGN[case]
+
+
+def test_a_head_replaces_a_head_or_a_draft_model(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    written(tmp_path, head_config("eagle"))
+    written(tmp_path, head_config("medusa"))
+    assert HeadConfig.read(tmp_path).kind == "medusa" and (tmp_path / "notes.txt").read_text() == "mine"
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "foredraft": {}}')
+    written(tmp_path, head_config("eagle"))
+    assert HeadConfig.read(tmp_path).kind == "eagle"
+    with pytest.raises(InvalidParameter, match=r"notes\.txt is a file"):
+        check_out(tmp_path / "notes.txt")
+
+
+def test_a_head_that_is_half_written_can_be_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(tensors: dict[str, torch.Tensor], file: Path) -> None:
+        if "00002" in file.name:
+            raise KeyboardInterrupt
+        save_file(tensors, file)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("safetensors.torch.save_file", interrupted)
+        patched.setattr(files, "SHARD_BYTES", 8000)
+        with pytest.raises(KeyboardInterrupt):
+            written(tmp_path, head_config("eagle"))
+    assert len(list(tmp_path.glob("*.safetensors"))) == 1
+    written(tmp_path, head_config("eagle"))
+    assert HeadConfig.read(tmp_path).kind == "eagle"
 
 
 def test_a_large_head_is_written_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from foredraft.errors import InvalidModel
 from foredraft.models.catalog import open_checkpoint
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.heads.config import CONFIG_FILE, HeadConfig
-from foredraft.models.heads.files import SHARD_BYTES, check_target
+from foredraft.models.heads.files import SHARD_BYTES, check_out, check_target
 from foredraft.models.heads.shapes import D2T, T2D
 from foredraft.models.json_file import read_json
 from foredraft.models.tokenizer import Tokenizer
@@ -65,7 +65,9 @@ class DraftDrafter(Drafter):
     def save(self, folder: Path, acceptance: Sequence[float], provenance: Facts) -> None:
         from safetensors.torch import save_file
 
+        check_out(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        _write_json(folder / CONFIG_FILE, self._config(acceptance, provenance))  # first, as heads are written
         tensors = {name: tensor.bfloat16().cpu() for name, tensor in self.module.state_dict().items()}
         shards = _shards(tensors)
         names = [f"model-{index + 1:05}-of-{len(shards):05}.safetensors" for index in range(len(shards))]
@@ -75,7 +77,6 @@ class DraftDrafter(Drafter):
             save_file({each: tensors[each] for each in shard}, folder / name, metadata={"format": "pt"})
         weight_map = {each: name for name, shard in zip(names, shards) for each in shard}
         _write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": weight_map})
-        _write_json(folder / "config.json", self._config(acceptance, provenance))
         self._tokenizer.save(folder)
 
     def load(self, folder: Path) -> None:

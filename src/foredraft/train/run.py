@@ -12,7 +12,7 @@ import torch
 from foredraft.backends.choose import choose_device
 from foredraft.errors import InvalidParameter
 from foredraft.models.catalog import open_checkpoint, resolve
-from foredraft.models.heads.files import target_digest
+from foredraft.models.heads.files import check_out, target_digest
 from foredraft.train.batches import Batches
 from foredraft.train.drafter import Drafter, Facts
 from foredraft.train.evaluate import Evaluation
@@ -83,6 +83,8 @@ class TrainingRun:
 
     def __init__(self, options: TrainOptions) -> None:
         self.options = options
+        for kind in options.kinds:
+            check_out(options.folder_of(kind))
         self.device = choose_device(options.device)
         self._defaults = _DEFAULTS["cuda" if self.device.type == "cuda" else "cpu"]
         self._path = resolve(options.model)

@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 
 from foredraft.backends.base import Weight
-from foredraft.errors import InvalidModel
+from foredraft.errors import InvalidModel, InvalidParameter
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.fields import shown
 from foredraft.models.heads.coding import coded, decoded, encoded
-from foredraft.models.heads.config import HeadConfig
+from foredraft.models.heads.config import CONFIG_FILE, HeadConfig
 from foredraft.models.heads.shapes import D2T, T2D, tensor_shapes
+from foredraft.models.json_file import read_json
 
 SHARD_BYTES = 15 << 20  # a file of a head stays below 16 MiB, which every host of repositories takes
+_REPLACED = ("*.json", "model*.safetensors")  # what a folder loses when a head or a draft model is written to it
 _AGAIN = "train or download the head again"
 
 
@@ -55,16 +57,31 @@ def check_target(folder: Path, config: HeadConfig, checkpoint: Checkpoint) -> No
         )
 
 
+def check_out(folder: Path) -> None:
+    """Raise InvalidParameter unless a head or a draft model may be written to the folder: what would be replaced there
+    is one that Foredraft has written."""
+    if folder.exists() and not folder.is_dir():
+        raise InvalidParameter(f"{folder} is a file; name a folder that is new or empty.")
+    found = sorted(file.name for pattern in _REPLACED for file in folder.glob(pattern))
+    config = read_json(folder / CONFIG_FILE)
+    if found and "target_digest" not in config and not isinstance(config.get("foredraft"), dict):
+        raise InvalidParameter(
+            f"{folder} holds {shown(found[0])} and no head or draft model that Foredraft has written, so nothing is "
+            "replaced there; name a folder that is new or empty."
+        )
+
+
 def write_head(
     folder: Path, config: HeadConfig, weights: Mapping[str, Tensor | Weight], bits: Mapping[str, int] | None = None
 ) -> None:
-    """The head in `folder`, in place of what is there; large heads in several files. Floating tensors should be
+    """The head in `folder`, in place of the one that is there; large heads in several files. Floating tensors should be
     bfloat16; `bits` names those that are written in 8 or 4."""
     from safetensors.torch import save_file
 
     _check_tensors(folder, config, weights)
+    check_out(folder)
     tensors = encoded(weights, bits or {})
-    folder.mkdir(parents=True, exist_ok=True)
+    config.write(folder)  # first: by it the folder is known if writing stops half-way
     shards: list[dict[str, Tensor]] = [{}]
     used = 0
     for name in sorted(tensors):
@@ -83,7 +100,6 @@ def write_head(
     for file in folder.glob("model*.safetensors"):
         if file.name not in names:
             file.unlink()
-    config.write(folder)
 
 
 def read_tensors(folder: Path, config: HeadConfig) -> dict[str, Tensor]:
