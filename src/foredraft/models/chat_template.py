@@ -1,97 +1,140 @@
-"""Chat templates: the model's own Jinja template, run in a sandbox with what transformers offers to templates."""
+"""Chat templates: the model's own Jinja template, rendered in processes that can be ended (template_worker.py)."""
 
 from __future__ import annotations
 
 import json
-import time
+import os
+import signal
+import subprocess
+import sys
+import threading
+import weakref
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from foredraft.errors import InvalidPrompt
-
-if TYPE_CHECKING:
-    import jinja2
+from foredraft.models import template_worker
 
 Message = Mapping[str, Any]
-_DEADLINE = "_deadline"  # a variable of every template
-# What an expression in a template may raise besides Jinja's own errors.
 MAX_RENDER_S = 10.0
-_EVALUATION_ERRORS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
+MAX_RENDER_BYTES = 1 << 30  # of memory, where the system limits it
+MAX_WORKERS = 4  # of a template: one slow conversation does not hold up the others
 
 
 class ChatTemplate:
-    """A compiled-on-first-use template; `special_tokens` (bos_token, eos_token, ...) are variables of it."""
+    """A template; `special_tokens` (bos_token, eos_token, ...) are variables of it. Threads may render at the same
+    time. Workers are started when they are needed, and end with the template."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self._source = source
-        self._special_tokens = dict(special_tokens)
+        self._variables = {"documents": None, **special_tokens}
+        self._workers = _Workers()
 
-    @property
+    @cached_property
     def takes_tools(self) -> bool:
         """Whether the template has a place for tools."""
-        import jinja2.meta
-
-        environment = self._compiled.environment
-        return "tools" in jinja2.meta.find_undeclared_variables(environment.parse(self._source))
+        return bool(self._ask(None)["takes_tools"])
 
     def render(
         self, messages: Sequence[Message], add_generation_prompt: bool, tools: Sequence[Message] | None = None
     ) -> str:
-        """Raises InvalidPrompt when the template refuses the conversation, or takes too long."""
-        import jinja2
+        """Raises InvalidPrompt when the template refuses the conversation, or takes too much time or memory."""
+        conversation = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        return str(self._ask(conversation)["text"])
 
-        variables = {"documents": None, **self._special_tokens, _DEADLINE: _Deadline(MAX_RENDER_S)}
-        try:
-            return self._compiled.render(
-                messages=messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables
-            )
-        except (jinja2.TemplateError, *_EVALUATION_ERRORS) as error:
-            raise InvalidPrompt(f"The model's chat template refused these messages: {error}.") from error
-
-    @cached_property
-    def _compiled(self) -> jinja2.Template:
-        import jinja2.ext
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        class GenerationTag(jinja2.ext.Extension):
-            """`{% generation %}...{% endgeneration %}` marks what to train on; here it is its content."""
-
-            tags = {"generation"}
-
-            def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-                next(parser.stream)
-                return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-        class BoundedEnvironment(ImmutableSandboxedEnvironment):
-            """Checks the time in every round of every loop: nothing else in a template can take long."""
-
-            def _parse(self, *source: Any) -> jinja2.nodes.Template:
-                template = super()._parse(*source)
-                for loop in template.find_all(jinja2.nodes.For):
-                    check = jinja2.nodes.Call(jinja2.nodes.Name(_DEADLINE, "load"), [], [], None, None)
-                    loop.body.insert(0, jinja2.nodes.ExprStmt(check, lineno=loop.lineno))
-                return template
-
-        environment = BoundedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols]
+    def _ask(self, conversation: dict[str, Any] | None) -> dict[str, Any]:
+        if self._workers.owner != os.getpid():
+            self._workers = _Workers()  # this process was forked, and the workers are those of its parent
+        setup = template_worker.Setup(
+            path=list(map(str, sys.path)),
+            seconds=MAX_RENDER_S,
+            memory_bytes=MAX_RENDER_BYTES,
+            source=self._source,
+            variables=self._variables,
         )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
-        return environment.from_string(self._source)
+        answer = self._workers.answer(setup, conversation)
+        if "refused" in answer:
+            raise InvalidPrompt(f"The model's chat template refused these messages: {answer['refused']}.")
+        return answer
 
 
-class _Deadline:
-    """Raises when it is called after its time."""
+class _Workers:
+    """The workers of one template in one process."""
 
-    def __init__(self, seconds: float) -> None:
-        self._end = time.monotonic() + seconds
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self._free = threading.BoundedSemaphore(MAX_WORKERS)
+        self._idle: list[_Worker] = []  # the one used last is at the end
 
-    def __call__(self) -> None:
-        if time.monotonic() > self._end:
-            raise ValueError("it took too long")
+    def answer(self, setup: template_worker.Setup, conversation: dict[str, Any] | None) -> dict[str, Any]:
+        with self._free:
+            worker = self._take() or _Worker(setup)
+            try:
+                answer = worker.answer(conversation)
+            except BaseException:  # such as a KeyboardInterrupt: its answer is still to come
+                worker.end()
+                raise
+            if answer is None:
+                took_too_long = worker.end() == -signal.SIGALRM
+                return {"refused": "it took too long" if took_too_long else "its process ended"}
+            self._idle.append(worker)
+            return answer
+
+    def _take(self) -> _Worker | None:
+        while self._idle:
+            with suppress(IndexError):  # another thread was faster
+                worker = self._idle.pop()
+                if worker.is_alive():
+                    return worker
+        return None
+
+
+class _Worker:
+    """A running template_worker.py."""
+
+    def __init__(self, setup: template_worker.Setup) -> None:
+        # Without `site`, since it is told the path. In a session of its own it gets no Ctrl-C: it ends with its input.
+        command = [sys.executable, "-P", "-S", template_worker.__file__]
+        pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nothing, start_new_session=True)
+        self.end = weakref.finalize(self, _end, self._process, os.getpid())
+        with suppress(BrokenPipeError):  # `answer` will tell
+            self._send(setup)
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def answer(self, conversation: dict[str, Any] | None) -> dict[str, Any] | None:
+        """None if the process has ended."""
+        assert self._process.stdout is not None
+        line = b""
+        with suppress(BrokenPipeError):
+            self._send(conversation)
+            line = self._process.stdout.readline()
+        if not line.endswith(b"\n"):
+            return None
+        answer: dict[str, Any] = json.loads(line.decode("utf-8", "surrogatepass"))
+        return answer
+
+    def _send(self, value: Any) -> None:
+        assert self._process.stdin is not None
+        line = json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+        self._process.stdin.write(line)
+        self._process.stdin.flush()
+
+
+def _end(process: subprocess.Popen[bytes], owner: int) -> int | None:
+    """End a worker, unless this is a fork of the process that owns it; returns its exit status."""
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        with suppress(OSError):  # what was to be written has no reader
+            pipe.close()
+    if owner != os.getpid():
+        return None
+    process.kill()
+    return process.wait()
 
 
 def check_messages(messages: Any) -> list[dict[str, Any]]:
@@ -124,16 +167,3 @@ def _text(content: Any, index: int) -> str:
     raise InvalidPrompt(
         f"Message {index} must have a string 'content', or a list of parts like {{'type': 'text', 'text': '...'}}."
     )
-
-
-def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    # Jinja's own filter escapes HTML, which would change the prompt.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    import jinja2
-
-    raise jinja2.TemplateError(message)
