@@ -39,8 +39,8 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     setup: Setup = json.loads(sys.stdin.buffer.readline())
     sys.path[:] = setup["path"]
-    with suppress(ValueError, OSError):  # not every system has this limit
-        resource.setrlimit(resource.RLIMIT_AS, (setup["memory_bytes"], resource.RLIM_INFINITY))
+    with suppress(ValueError, OSError):  # a system that has a lower limit, or none
+        resource.setrlimit(resource.RLIMIT_AS, (setup["memory_bytes"], setup["memory_bytes"]))
     template: jinja2.Template | None = None
     while line := sys.stdin.buffer.readline():
         signal.setitimer(signal.ITIMER_REAL, setup["seconds"])
