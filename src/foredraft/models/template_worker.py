@@ -31,7 +31,7 @@ class Setup(TypedDict):
     seconds: float  # that an answer may take
     memory_bytes: int
     source: str
-    variables: dict[str, str]  # of every conversation
+    variables: dict[str, str | None]  # of every conversation
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from foredraft.models import gguf_tokenizer
 from foredraft.models.chat_template import ChatTemplate, Message, check_messages
 from foredraft.models.content_escape import ContentEscape, StandIns, looks_like_control, unescape
 from foredraft.models.json_file import read_json
+from foredraft.models.tokenizer_limits import check_tokenizer_file, max_prompt_bytes, raise_as
 
 if TYPE_CHECKING:
     import tokenizers
@@ -51,6 +52,7 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
+        self._max_bytes = max_prompt_bytes(backend)
         self._chat_template = ChatTemplate(chat_template, special_tokens) if chat_template else None
         self._config = {**special_tokens, **({"chat_template": chat_template} if chat_template else {})}
         added = backend.get_added_tokens_decoder()
@@ -84,10 +86,11 @@ class Tokenizer:
         file = folder / "tokenizer.json"
         if not file.is_file():
             raise InvalidModel(f"{folder} has no tokenizer.json; save it with transformers (save_pretrained).")
+        check_tokenizer_file(file, read_json(file))
         try:
             backend = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises bare Exception for a file that it cannot read
-            raise InvalidModel(f"{file} cannot be read ({error}); download the model again.") from error
+        except BaseException as error:
+            raise_as(InvalidModel, f"{file} cannot be read", "download the model again", error)
         config = read_json(folder / "tokenizer_config.json")
         special_tokens = _special_tokens({**read_json(folder / "special_tokens_map.json"), **config})
         ids = {name: backend.token_to_id(token) for name, token in special_tokens.items()}
@@ -107,10 +110,13 @@ class Tokenizer:
         writes all of it. For text of others use a conversation."""
         if not isinstance(text, str):
             raise InvalidPrompt(f"A prompt must be a string or a list of token ids, not {type(text).__name__}.")
-        return _ids(self._backend, text, add_special_tokens)
+        return _ids(self._backend, text, add_special_tokens, self._max_bytes)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        try:
+            return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        except BaseException as error:
+            raise_as(InvalidModel, "The model's tokenizer cannot write these tokens", "use another", error)
 
     def text_of(self, token_id: int) -> str | None:
         """What the token adds to any text of whole characters; None where that depends on its neighbours."""
@@ -153,7 +159,7 @@ class Tokenizer:
         chat_backend = self._chat_backend
         if chat_backend is None or chat_backend[0] != stand_ins:
             chat_backend = self._chat_backend = stand_ins, self._content_escape.tokenizer(self._backend, stand_ins)
-        return _ids(chat_backend[1], text, add_special_tokens=False)
+        return _ids(chat_backend[1], text, False, self._max_bytes)
 
     def _render(
         self, messages: Sequence[Message], add_generation_prompt: bool, tools: Sequence[Message] | None = None
@@ -191,13 +197,20 @@ def _joins_bytes(backend: tokenizers.Tokenizer) -> bool:
     return isinstance(backend.decoder, tokenizers.decoders.ByteLevel)
 
 
-def _ids(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+def _ids(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool, max_bytes: int) -> list[int]:
     try:
-        text.encode()
+        num_bytes = len(text.encode())
     except UnicodeEncodeError as error:
         problem = f"holds a lone surrogate at character {error.start}"
         raise InvalidPrompt(f"The prompt {problem}; send valid Unicode.") from error
-    return list(backend.encode(text, add_special_tokens=add_special_tokens).ids)
+    if num_bytes > max_bytes:
+        raise InvalidPrompt(
+            f"The prompt has {num_bytes} bytes, but this model's tokenizer takes at most {max_bytes}; shorten it."
+        )
+    try:
+        return list(backend.encode(text, add_special_tokens=add_special_tokens).ids)
+    except BaseException as error:
+        raise_as(InvalidPrompt, "The model's tokenizer cannot read this prompt", "change it", error)
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
