@@ -104,6 +104,15 @@ def test_one_worker_serves_many_conversations(started: list[subprocess.Popen[byt
     assert len(started) == 2
 
 
+def test_a_worker_can_be_started_before_it_is_needed(started: list[subprocess.Popen[bytes]]) -> None:
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    assert not started
+    template.warm()
+    assert len(started) == 1
+    assert template.render(HELLO, True) == "hello"
+    assert len(started) == 1
+
+
 def test_a_worker_ends_with_its_template_and_with_its_input(started: list[subprocess.Popen[bytes]]) -> None:
     template = ChatTemplate("{{ messages[0].content }}", {})
     template.render(HELLO, True)

@@ -32,6 +32,10 @@ class ChatTemplate:
         self._variables = {"documents": None, **special_tokens}
         self._workers = _Workers()
 
+    def warm(self) -> None:
+        """Start a worker, and do not wait for it: the first conversation will find it ready."""
+        self._own_workers().start(self._setup())
+
     @cached_property
     def takes_tools(self) -> bool:
         """Whether the template has a place for tools."""
@@ -45,19 +49,24 @@ class ChatTemplate:
         return str(self._ask(conversation)["text"])
 
     def _ask(self, conversation: dict[str, Any] | None) -> dict[str, Any]:
+        answer = self._own_workers().answer(self._setup(), conversation)
+        if "refused" in answer:
+            raise InvalidPrompt(f"The model's chat template refused these messages: {answer['refused']}.")
+        return answer
+
+    def _own_workers(self) -> _Workers:
         if self._workers.owner != os.getpid():
             self._workers = _Workers()  # this process was forked, and the workers are those of its parent
-        setup = template_worker.Setup(
+        return self._workers
+
+    def _setup(self) -> template_worker.Setup:
+        return template_worker.Setup(
             path=list(map(str, sys.path)),
             seconds=MAX_RENDER_S,
             memory_bytes=MAX_RENDER_BYTES,
             source=self._source,
             variables=self._variables,
         )
-        answer = self._workers.answer(setup, conversation)
-        if "refused" in answer:
-            raise InvalidPrompt(f"The model's chat template refused these messages: {answer['refused']}.")
-        return answer
 
 
 class _Workers:
@@ -67,6 +76,9 @@ class _Workers:
         self.owner = os.getpid()
         self._free = threading.BoundedSemaphore(MAX_WORKERS)
         self._idle: list[_Worker] = []  # the one used last is at the end
+
+    def start(self, setup: template_worker.Setup) -> None:
+        self._idle.append(_Worker(setup))
 
     def answer(self, setup: template_worker.Setup, conversation: dict[str, Any] | None) -> dict[str, Any]:
         with self._free:

@@ -15,6 +15,7 @@ import signal
 import sys
 from contextlib import suppress
 from datetime import datetime
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def main() -> None:
     sys.path[:] = setup["path"]
     with suppress(ValueError, OSError):  # a system that has a lower limit, or none
         resource.setrlimit(resource.RLIMIT_AS, (setup["memory_bytes"], setup["memory_bytes"]))
+    import_module("jinja2.sandbox")  # here, where no conversation waits for it
     template: jinja2.Template | None = None
     while line := sys.stdin.buffer.readline():
         signal.setitimer(signal.ITIMER_REAL, setup["seconds"])

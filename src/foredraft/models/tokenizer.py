@@ -148,6 +148,11 @@ class Tokenizer:
         """Whether the model's chat template has a place for tools."""
         return self._chat_template is not None and self._chat_template.takes_tools
 
+    def warm_chat(self) -> None:
+        """Start what the first conversation would wait for."""
+        if self._chat_template is not None:
+            self._chat_template.warm()
+
     def encode_chat(self, messages: Sequence[Message], tools: Sequence[Message] | None = None) -> list[int]:
         """Token ids of a conversation, ready for the answer. `tools` are OpenAI's descriptions of functions.
 

@@ -88,14 +88,15 @@ def make_service(
     label: str = "0",
     shares_answers: bool = False,
 ) -> Service:
-    """Starts the engine's thread. The default spec is the LLM's own and is always allowed. `label` tells this server's
-    metrics from those of its replicas."""
+    """Starts the engine's thread and the rendering of conversations. The default spec is the LLM's own and is always
+    allowed. `label` tells this server's metrics from those of its replicas."""
 
     def encode(prompt: Prompt) -> list[int]:
         if isinstance(prompt, Conversation):
             return llm.tokenizer.encode_chat(prompt.messages, prompt.tools)
         return llm.encode(prompt)
 
+    llm.tokenizer.warm_chat()
     engine = AsyncEngine(llm.engine, encode, limits.max_waiting)
     served = tuple(names)
     return Service(
