@@ -226,6 +226,17 @@ SOCKETS: dict[str, tuple[Raw, int]] = {
         Raw((head(CHAT, "transfer-encoding: chunked"), *[b"10000\r\n" + b"x" * 65536 + b"\r\n"] * 20)),
         413,
     ),
+    "trailers": (Raw((head(CHAT, "transfer-encoding: chunked") + b"0\r\n" + b"x: y\r\n" * 2,)), 400),
+    "a body byte by byte": (
+        Raw(
+            (
+                head(CHAT, "transfer-encoding: chunked"),
+                *(b"1;x=y\r\n" + bytes([each]) + b"\r\n" for each in json.dumps(chat()).encode()),
+                b"0\r\n\r\n",
+            )
+        ),
+        200,
+    ),
     "slow headers": (Raw((f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nx-".encode(),)), CLOSED),
     "nothing at all": (Raw((b"",)), CLOSED),
     "a slow body": (Raw((head(CHAT, "content-length: 50") + b'{"model":',)), 408),
@@ -290,6 +301,15 @@ def test_sockets(server: RunningServer, name: str) -> None:
         except ConnectionError:
             pass  # refused while it was still sending
         assert (int(answer.split()[1]) if answer else CLOSED) == expected, answer[:200]
+
+
+@pytest.mark.parametrize("beginning", [b"0\r\nx: ", b"1;"], ids=["a trailer", "a chunk extension"])
+def test_what_never_ends_between_chunks(server: RunningServer, beginning: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+        client.sendall(head(CHAT, "transfer-encoding: chunked", "expect: 100-continue"))
+        assert client.recv(65536).startswith(b"HTTP/1.1 100")  # the headers have been read
+        client.sendall(beginning + b"y" * 20_000)
+        assert client.recv(65536).startswith(b"HTTP/1.1 400")
 
 
 WRONG_METHODS: list[tuple[str, str, int]] = [("GET", CHAT, 405), ("DELETE", "/v1/models", 405), ("PUT", "/health", 405)]

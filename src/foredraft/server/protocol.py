@@ -1,4 +1,4 @@
-"""HTTP/1.1 for uvicorn, with an end to clients whose headers never end."""
+"""HTTP/1.1 for uvicorn, with an end to clients whose headers, chunk extensions or trailers never end."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from foredraft.server.limits import Limits
 
 
 def bounded_protocol(limits: Limits) -> type[asyncio.Protocol]:
-    """The protocol class for uvicorn. A request whose headers are too large is answered with 400, and a connection is
-    closed when headers take too long."""
+    """The protocol class for uvicorn. A request that has trailers or too large headers is answered with 400, and a
+    connection is closed when headers take too long."""
 
     class BoundedProtocol(HttpToolsProtocol):
         _header_timer: asyncio.TimerHandle | None = None
-        _num_bytes = 0  # that came since the last request was complete
+        _num_bytes = 0  # that came since the last headers or the last piece of a body: nobody else counts them
         _has_headers = False  # of the request that they belong to
 
         def connection_made(self, transport: Any) -> None:
@@ -30,19 +30,28 @@ def bounded_protocol(limits: Limits) -> type[asyncio.Protocol]:
             super().data_received(data)
             if not self._is_idle():
                 self._unwatch_headers()
-            if not self._has_headers and self._num_bytes > limits.max_header_bytes:
-                self.send_400_response("The headers are too large.")
+            if self._num_bytes > limits.max_header_bytes and not self.transport.is_closing():
+                self.send_400_response("The headers or the parts between chunks are too large.")
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._unwatch_headers()
             super().connection_lost(exc)
 
+        def on_header(self, name: bytes, value: bytes) -> None:
+            if self._has_headers:
+                raise ValueError("Trailers are not taken.")  # the parser makes a 400 of it
+            super().on_header(name, value)
+
         def on_headers_complete(self) -> None:
-            self._has_headers = True
+            self._has_headers, self._num_bytes = True, 0
             size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
             if size > limits.max_header_bytes:
-                raise ValueError("The headers are too large.")  # the parser makes a 400 of it
+                raise ValueError("The headers are too large.")
             super().on_headers_complete()
+
+        def on_body(self, body: bytes) -> None:
+            self._num_bytes = 0
+            super().on_body(body)
 
         def on_message_complete(self) -> None:
             super().on_message_complete()
