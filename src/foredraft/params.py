@@ -15,6 +15,8 @@ from foredraft.errors import InvalidParameter
 ACCEPTANCE_RULES = ("match", "rejection", "block")
 MAX_LOGPROBS = 50
 MAX_SEED = 2**63 - 1
+MAX_WHOLE = 2**31 - 1  # of counts and token ids: what backends and files hold in 32 bits
+MAX_N = 256
 MAX_SALT_LENGTH = 256
 MAX_STOPS = 64
 MAX_STOP_LENGTH = 256  # characters of one stop string
@@ -69,10 +71,10 @@ class SamplingParams:
         for name in _NEVER_NONE:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, getattr(SamplingParams, name))
-        _whole(self, "max_tokens", low=1)
+        _whole(self, "max_tokens", low=1, high=MAX_WHOLE)
         _temperature(self)
         _number(self, "top_p", low=0.0, high=1.0, open_low=True)
-        _whole(self, "top_k", low=-1)
+        _whole(self, "top_k", low=-1, high=MAX_WHOLE)
         _number(self, "min_p", low=0.0, high=1.0)
         _whole(self, "seed", low=0, high=MAX_SEED)
         _whole(self, "logprobs", low=0, high=MAX_LOGPROBS)
@@ -80,7 +82,7 @@ class SamplingParams:
         _number(self, "presence_penalty", low=-2.0, high=2.0)
         _number(self, "frequency_penalty", low=-2.0, high=2.0)
         _number(self, "repetition_penalty", low=0.01, high=100.0)
-        _whole(self, "n", low=1, high=256)
+        _whole(self, "n", low=1, high=MAX_N)
         for name in ("ignore_eos", "remember"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidParameter(f"{name}={_shortened(getattr(self, name))} must be True or False.")
@@ -165,13 +167,17 @@ def _temperature(params: SamplingParams) -> None:
     )
 
 
-def _whole(params: SamplingParams, name: str, low: int, high: int | None = None) -> None:
+def _whole(params: SamplingParams, name: str, low: int, high: int) -> None:
     value = getattr(params, name)
     if value is None and name != "max_tokens":
         return
-    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
-        allowed = f"of at least {low}" if high is None else f"from {low} to {high}"
-        raise InvalidParameter(f"{name}={_shortened(value)} must be a whole number {allowed}.")
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidParameter(f"{name}={_shortened(value)} must be a whole number from {low} to {high}.")
+
+
+def _is_token_id(value: object) -> bool:
+    """Whether it may be one; which ids a model has, the engine knows."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_WHOLE
 
 
 def _at_most(name: str, values: Any, most: int, what: str) -> None:
@@ -181,9 +187,11 @@ def _at_most(name: str, values: Any, most: int, what: str) -> None:
 
 def _stop_strings(stop: Any) -> tuple[str, ...]:
     strings = () if stop is None else (stop,) if isinstance(stop, str) else stop
-    if not isinstance(strings, list | tuple) or not all(isinstance(s, str) and s for s in strings):
+    is_list = isinstance(strings, list | tuple)
+    if is_list:
+        _at_most("stop", strings, MAX_STOPS, "strings")
+    if not is_list or not all(isinstance(s, str) and s for s in strings):
         raise InvalidParameter(f"stop={_shortened(stop)} must be a non-empty string or a list of non-empty strings.")
-    _at_most("stop", strings, MAX_STOPS, "strings")
     for string in strings:
         if len(string) > MAX_STOP_LENGTH:
             raise InvalidParameter(
@@ -195,13 +203,13 @@ def _stop_strings(stop: Any) -> tuple[str, ...]:
 
 def _token_ids(ids: Any) -> tuple[int, ...]:
     values = () if ids is None else ids
-    if not isinstance(values, list | tuple) or not all(
-        isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in values
-    ):
+    is_list = isinstance(values, list | tuple)
+    if is_list:
+        _at_most("stop_token_ids", values, MAX_STOP_TOKEN_IDS, "token ids")
+    if not is_list or not all(map(_is_token_id, values)):
         raise InvalidParameter(
-            f"stop_token_ids={_shortened(ids)} must be a list of token ids (whole numbers of at least 0)."
+            f"stop_token_ids={_shortened(ids)} must be a list of token ids (whole numbers from 0 to {MAX_WHOLE})."
         )
-    _at_most("stop_token_ids", values, MAX_STOP_TOKEN_IDS, "token ids")
     return tuple(values)
 
 
@@ -217,9 +225,7 @@ def _logit_bias(bias: Any) -> dict[int, float]:
             token_id: Any = int(token) if isinstance(token, str) else token  # JSON clients send the ids as strings
         except ValueError:
             token_id = None
-        whole = isinstance(token_id, int) and not isinstance(token_id, bool) and token_id >= 0
-        number = _is_number(value) and abs(value) <= 100
-        if not whole or not number:
+        if not _is_token_id(token_id) or not _is_number(value) or not abs(value) <= 100:
             raise InvalidParameter(
                 f"logit_bias has the entry {_shortened(token)}: {_shortened(value)}; it must map token ids to numbers "
                 "from -100 to 100."

@@ -90,7 +90,7 @@ class TestEveryCommand:
         [
             (["nonsense"], "No such command 'nonsense'."),
             (["generate", "hi", "--max-tokens", "many"], "--max-tokens"),
-            (["generate", "hi", "--max-tokens", "0"], "max_tokens=0 must be a whole number of at least 1."),
+            (["generate", "hi", "--max-tokens", "0"], "max_tokens=0 must be a whole number from 1 to 2147483647."),
             (["generate", "hi", "--temperature", "-1"], "temperature=-1.0"),
             (["generate", "hi", "--top-p", "0"], "top_p=0.0"),
             (["generate", "hi", "--nonsense"], "--nonsense"),
