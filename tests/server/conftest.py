@@ -29,3 +29,10 @@ def offline(tiny_folder: Path) -> LLM:
 def server(tiny_folder: Path) -> Iterator[RunningServer]:
     with running(load_tiny_model(tiny_folder), QUICK) as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def big_server(tiny_folder: Path) -> Iterator[RunningServer]:
+    """With the limits that servers have by default."""
+    with running(load_tiny_model(tiny_folder)) as started:
+        yield started

@@ -214,6 +214,12 @@ class Engine:
         """Check a request against this model; returns how many tokens it may write."""
         if not prompt:
             raise InvalidPrompt("The prompt is empty; give at least one token.")
+        room = self.max_model_len - len(prompt)
+        if room < 1:
+            raise InvalidPrompt(
+                f"The prompt has {len(prompt)} tokens, but the context holds {self.max_model_len} including the "
+                "answer; shorten it or raise max_model_len."
+            )
         vocab = self.config.vocab_size
         if not all(isinstance(token, int) and 0 <= token < vocab for token in prompt):
             raise InvalidPrompt(f"The prompt has token ids that the model does not have; allowed are 0 to {vocab - 1}.")
@@ -222,12 +228,6 @@ class Engine:
                 raise InvalidParameter(
                     f"{name} has token ids that the model does not have; allowed are 0 to {vocab - 1}."
                 )
-        room = self.max_model_len - len(prompt)
-        if room < 1:
-            raise InvalidPrompt(
-                f"The prompt has {len(prompt)} tokens, but the context holds {self.max_model_len} including the "
-                "answer; shorten it or raise max_model_len."
-            )
         max_tokens = min(params.max_tokens, room)
         if not self.scheduler.can_ever_fit(len(prompt) + max_tokens):
             raise InvalidPrompt(

@@ -9,10 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foredraft.server import reports
+from foredraft.server.bodies import BodyRoute, Many, RequestModel
 from foredraft.server.errors import ApiError, error_object, json_response, not_supported
 from foredraft.server.fields import (
     GenerationRequest,
-    RequestModel,
     check_common,
     check_count,
     make_params,
@@ -28,25 +28,25 @@ from foredraft.server.tools import ToolChoice
 from foredraft.types import CompletionOutput
 
 PATH = "/v1/messages"
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 
 
 class MessageParam(RequestModel):
     role: str
-    content: str | list[TextPart]
+    content: str | Many[TextPart]
 
 
 class PromptRequest(GenerationRequest):
     """What both routes take."""
 
-    messages: list[MessageParam]
-    system: str | list[TextPart] | None = None
-    tools: list[Any] | None = None
+    messages: Many[MessageParam]
+    system: str | Many[TextPart] | None = None
+    tools: Many[Any] | None = None
 
 
 class MessagesRequest(PromptRequest):
     max_tokens: int
-    stop_sequences: list[str] | None = None
+    stop_sequences: Many[str] | None = None
     seed: int | None = None
 
 

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -56,7 +55,6 @@ def make_app(service: Service, api_keys: Iterable[str] = (), log_prompts: bool =
     for routes in (openai_chat, openai_completions, openai_responses, anthropic_messages, tokenising, status, page):
         app.include_router(routes.router)
     app.add_exception_handler(ApiError, _answer_error)
-    app.add_exception_handler(RequestValidationError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_error)
     app.add_exception_handler(ClientGone, _answer_error)
     app.add_exception_handler(Exception, _answer_error)
@@ -81,23 +79,9 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 def _told(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, RequestValidationError):
-        return _validation_error(error)
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, _HTTP_MESSAGES.get(error.status_code, str(error.detail)))
     return failure()
-
-
-def _validation_error(error: RequestValidationError) -> ApiError:
-    """The first thing that is wrong, by the name of its field."""
-    first: dict[str, Any] = error.errors()[0]
-    place = [str(part) for part in first["loc"] if part != "body"]
-    if first["type"] == "json_invalid":
-        return ApiError(400, f"The body is not valid JSON, at character {place[0]}.")
-    if not place:
-        return ApiError(400, "The body must be a JSON object, sent with the content type application/json.")
-    field = ".".join(place)[:200]
-    return ApiError(400, f"{field}: {first['msg']}.", place[0][:200])
 
 
 _ERROR_SCHEMA = {"description": "An error in the shape of the API", "content": {"application/json": {}}}

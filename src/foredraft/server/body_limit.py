@@ -1,4 +1,5 @@
-"""Bodies that are too large, compressed, or too slow are refused before anything reads them as JSON."""
+"""Bodies that are too large, compressed, too slow, or divided too finely are refused before anything reads them as
+JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from foredraft.server.limits import Limits
 
 
 class BodyLimit:
-    """Counts the bytes of a body and the time until its end."""
+    """Counts the bytes and the values of a body, and the time until its end."""
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
         self._app = app
@@ -30,10 +31,11 @@ class BodyLimit:
             if not declared.isdecimal() or int(declared) > self._limits.max_body_bytes:
                 raise self._too_large()
             body = await self._read(receive)
+            if body is None:  # the client has gone
+                return
+            self._check_values(body)
         except ApiError as error:
             await error_response(scope["path"], error)(scope, receive, send)
-            return
-        if body is None:  # the client has gone
             return
         replayed = False
 
@@ -63,5 +65,28 @@ class BodyLimit:
             seconds = self._limits.body_timeout_s
             raise ApiError(408, f"The body did not arrive within {seconds:g} seconds; send it faster.") from None
 
+    def _check_values(self, body: bytes) -> None:
+        """Nothing else runs while JSON is read, and that takes as long as there are values, not bytes."""
+        limits = self._limits
+
+        def fits(text: bytes) -> bool:
+            return text.count(b",") <= limits.max_values and _num_nodes(text) <= limits.max_nodes
+
+        if not fits(body) and not fits(_outside_strings(body)):
+            raise ApiError(
+                400,
+                f"The body is too finely divided: at most {limits.max_values} values, and {limits.max_nodes} lists, "
+                "objects and keys are allowed.",
+            )
+
     def _too_large(self) -> ApiError:
         return ApiError(413, f"The body is larger than {self._limits.max_body_bytes} bytes; shorten the request.")
+
+
+def _num_nodes(json_text: bytes) -> int:
+    return sum(map(json_text.count, (b"[", b"{", b":")))
+
+
+def _outside_strings(json_text: bytes) -> bytes:
+    without_escapes = json_text.replace(rb"\\", b"").replace(rb"\"", b"")
+    return b"".join(without_escapes.split(b'"')[::2])

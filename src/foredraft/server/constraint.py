@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from foredraft.server.bodies import RequestModel
 from foredraft.server.errors import bad_request
-from foredraft.server.fields import RequestModel
 from foredraft.server.tools import Tool, ToolChoice
 
 Grammar = dict[str, Any]

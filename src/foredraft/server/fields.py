@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sized
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import WithJsonSchema
 
 from foredraft.errors import ForedraftError
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import Spec
+from foredraft.server.bodies import Many, RequestModel
 from foredraft.server.errors import as_api_error, bad_request, not_supported
 from foredraft.server.service import Service
 
-
-class RequestModel(BaseModel):
-    """Types are strict: "5" is no number. Fields that nobody here knows are ignored, as clients send many."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, protected_namespaces=())
+# Its entries are checked by SamplingParams, once there are not too many of them.
+LogitBias = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}})]
 
 
 class GenerationRequest(RequestModel):
@@ -31,7 +29,7 @@ class GenerationRequest(RequestModel):
     min_p: float | None = None
     repetition_penalty: float | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Many[int] | None = None
     acceptance: str | None = None
     cache_salt: str | None = None
     grammar: dict[str, Any] | None = None
@@ -50,10 +48,10 @@ class OpenAISampling(GenerationRequest):
     max_tokens: int | None = None
     n: int | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Many[str] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: LogitBias | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
 

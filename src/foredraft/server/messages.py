@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from foredraft.server.bodies import Many, RequestModel
 from foredraft.server.errors import bad_request, not_supported
-from foredraft.server.fields import RequestModel
 from foredraft.server.service import Conversation, Service
 from foredraft.server.tools import ToolChoice, ToolRequest, with_tool_prompt
 
@@ -31,9 +31,9 @@ class MessageToolCall(RequestModel):
 
 class ChatMessage(RequestModel):
     role: str
-    content: str | list[TextPart] | None = None
+    content: str | Many[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[MessageToolCall] | None = None
+    tool_calls: Many[MessageToolCall] | None = None
     tool_call_id: str | None = None
 
 

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foredraft.server import reports
+from foredraft.server.bodies import BodyRoute, Many
 from foredraft.server.constraint import ResponseFormat, grammar_of
 from foredraft.server.errors import ApiError, bad_request, error_object, json_bytes
 from foredraft.server.fields import (
@@ -30,16 +31,16 @@ from foredraft.types import TokenEvent
 
 PATH = "/v1/chat/completions"
 _MARK = "\ue000"  # stands for the text of a content event; no name of a model and no id contains it
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 
 
 class ChatRequest(OpenAISampling):
-    messages: list[ChatMessage]
+    messages: Many[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     response_format: ResponseFormat | None = None
-    tools: list[ToolRequest] | None = None
+    tools: Many[ToolRequest] | None = None
     tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     speculation_trace: bool | None = None

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foredraft.server import reports
+from foredraft.server.bodies import BodyRoute, Many
 from foredraft.server.errors import ApiError, error_object, not_supported
 from foredraft.server.fields import (
     OpenAISampling,
@@ -26,11 +27,11 @@ from foredraft.types import TokenEvent
 
 PATH = "/v1/completions"
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 
 
 class CompletionRequest(OpenAISampling):
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Many[str] | Many[int] | Many[Many[int]]
     logprobs: int | None = None
     best_of: int | None = None
     echo: bool | None = None

@@ -9,11 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foredraft.server import reports
+from foredraft.server.bodies import BodyRoute, Many, RequestModel
 from foredraft.server.constraint import JsonSchema, ResponseFormat, grammar_of
 from foredraft.server.errors import ApiError, error_object, not_supported
 from foredraft.server.fields import (
     GenerationRequest,
-    RequestModel,
     check_common,
     check_count,
     make_params,
@@ -27,13 +27,13 @@ from foredraft.server.sse import event, respond
 from foredraft.server.tools import ToolChoice
 
 PATH = "/v1/responses"
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 
 
 class InputItem(RequestModel):
     type: str | None = None
     role: str | None = None
-    content: str | list[TextPart] | None = None
+    content: str | Many[TextPart] | None = None
 
 
 class TextFormat(JsonSchema):
@@ -47,13 +47,13 @@ class TextOptions(RequestModel):
 
 
 class ResponsesRequest(GenerationRequest):
-    input: str | list[InputItem]
+    input: str | Many[InputItem]
     instructions: str | None = None
     max_output_tokens: int | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Many[str] | None = None
     text: TextOptions | None = None
-    tools: list[Any] | None = None
+    tools: Many[Any] | None = None
     previous_response_id: str | None = None
     background: bool | None = None
 

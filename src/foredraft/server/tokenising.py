@@ -9,25 +9,26 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foredraft.errors import ForedraftError
+from foredraft.server.bodies import BodyRoute, Many, RequestModel
 from foredraft.server.errors import ApiError, as_api_error, bad_request, json_response
-from foredraft.server.fields import RequestModel, check_count
+from foredraft.server.fields import check_count
 from foredraft.server.messages import ChatMessage, conversation
 from foredraft.server.service import Conversation, Service, service_of
 from foredraft.server.tools import ToolChoice
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 
 
 class TokenizeRequest(RequestModel):
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Many[ChatMessage] | None = None
     add_special_tokens: bool | None = None
 
 
 class DetokenizeRequest(RequestModel):
     model: str | None = None
-    tokens: list[int]
+    tokens: Many[int]
 
 
 @router.post("/tokenize")

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from uuid import uuid4
 
+from foredraft.server.bodies import RequestModel
 from foredraft.server.errors import bad_request
-from foredraft.server.fields import RequestModel
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _SMOLLM2 = """\

@@ -1,0 +1,86 @@
+"""Bodies as requests: JSON that is read and checked in one place, up to the first thing that is wrong with it.
+
+FastAPI alone would tell everything that is wrong: of a list of a million elements a million errors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from email.message import Message
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema
+from starlette.requests import Request
+from starlette.responses import Response
+
+from foredraft.server.errors import ApiError, bad_request
+
+_T = TypeVar("_T")
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class _UpToTheFirstFault:
+    """pydantic's FailFast, which cannot be a part of a union because it has no hash."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return {**handler(source), "fail_fast": True}
+
+
+Many = Annotated[list[_T], _UpToTheFirstFault()]  # what requests have instead of lists
+
+
+class RequestModel(BaseModel):
+    """Types are strict: "5" is no number. Fields that nobody here knows are ignored, as clients send many."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, protected_namespaces=())
+
+
+class BodyRoute(APIRoute):
+    """A route whose handler takes `request` and, if it has a body, `body`: a RequestModel."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        endpoint, model = self.endpoint, get_type_hints(self.endpoint).get("body")
+        if model is None:
+            return super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            body = read(await request.body(), request.headers.get("content-type", ""), model)
+            response = await endpoint(body=body, request=request)
+            assert isinstance(response, Response)
+            return response
+
+        return handle
+
+
+def read(data: bytes, content_type: str, model: type[_Model]) -> _Model:
+    """Raises ApiError with a sentence about the first thing that is wrong."""
+    try:
+        value = json.loads(data) if _is_json(content_type) else None
+    except (ValueError, RecursionError) as error:
+        place = f", at character {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
+        raise bad_request(f"The body is not valid JSON{place}.") from None
+    if not isinstance(value, dict):
+        raise bad_request("The body must be a JSON object, sent with the content type application/json.")
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise _told(error) from None
+
+
+def _is_json(content_type: str) -> bool:
+    header = Message()
+    header["content-type"] = content_type
+    kind, _, subkind = header.get_content_type().partition("/")
+    return kind == "application" and (subkind == "json" or subkind.endswith("+json"))
+
+
+def _told(error: ValidationError) -> ApiError:
+    """By the name of the field."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = [str(part) for part in first["loc"]]
+    return bad_request(f"{'.'.join(place)[:200]}: {first['msg']}.", place[0][:200])
