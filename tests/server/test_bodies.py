@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
@@ -15,7 +17,7 @@ from foredraft.server import anthropic_messages, openai_chat, openai_completions
 from foredraft.server.bodies import RequestModel, read
 from foredraft.server.errors import ApiError
 from foredraft.server.limits import Limits
-from tests.server.running_server import RunningServer
+from tests.server.running_server import RunningServer, load_tiny_model, running
 
 ROUTERS = [each.router for each in (openai_chat, openai_completions, openai_responses, anthropic_messages, tokenising)]
 MODELS = [get_type_hints(route.endpoint)["body"] for router in ROUTERS for route in router.routes]
@@ -100,3 +102,42 @@ class TestValues:
         body = json.dumps({"prompt": text, "n": "x"}).encode()  # parsed, and then refused
         assert len(body) < Limits().max_body_bytes
         assert not self.refused(big_server, body, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def small(tiny_folder: Path) -> Iterator[RunningServer]:
+    with running(load_tiny_model(tiny_folder), Limits(max_tokenised=1000)) as started:
+        yield started
+
+
+class TestTokenising:
+    """What is too long is refused before it is tokenised."""
+
+    @pytest.mark.parametrize(
+        ("path", "body"),
+        [
+            ("/tokenize", {"prompt": "x" * 1001}),
+            ("/tokenize", {"messages": [{"role": "user", "content": "x" * 501}] * 2}),
+            ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "x" * 1001}]}),
+            ("/detokenize", {"tokens": [5] * 1001}),
+        ],
+    )
+    def test_limit(
+        self, small: RunningServer, path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("encode", "encode_chat", "decode"):
+            monkeypatch.setattr(small.service.llm.tokenizer, name, lambda *_, **__: pytest.fail("it was tokenised"))
+        status, data = small.post(path, body)
+        assert status == 400 and "at most 1000 are allowed" in data["error"]["message"]
+
+    def test_at_the_limit(self, small: RunningServer) -> None:
+        assert small.post("/tokenize", {"prompt": "x" * 1000})[0] == 200
+        assert small.post("/detokenize", {"tokens": [5] * 1000})[0] == 200
+
+    def test_prompts_that_cannot_fit(self, small: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("foredraft.models.tokenizer._ids", lambda *_: pytest.fail("it was tokenised"))
+        long = "x" * 500_000
+        messages = [{"role": "user", "content": long}]
+        for path, body in (("/v1/completions", {"prompt": long}), ("/v1/chat/completions", {"messages": messages})):
+            status, data = small.post(path, body)
+            assert status == 400 and data["error"]["code"] == "context_length_exceeded"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from foredraft.models import gguf_tokenizer
 from foredraft.models.chat_template import ChatTemplate, Message, check_messages
 from foredraft.models.content_escape import ContentEscape, StandIns, looks_like_control, unescape
 from foredraft.models.json_file import read_json
+from foredraft.models.least_tokens import LeastTokens
 from foredraft.models.tokenizer_limits import check_tokenizer_file, max_prompt_bytes, raise_as
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ class Tokenizer:
         self.vocab_size = max(backend.get_vocab().values(), default=-1) + 1
         self._joins_bytes = _joins_bytes(backend)
         self._texts: dict[int, str | None] = {}  # what `text_of` has found out
+        self._own_texts: dict[int, str] = {}  # what `own_text` has found out
 
     @classmethod
     def from_gguf(cls, metadata: dict[str, Any], path: Path) -> Tokenizer:
@@ -105,16 +108,20 @@ class Tokenizer:
         self._backend.save(str(folder / "tokenizer.json"))
         (folder / "tokenizer_config.json").write_text(json.dumps(self._config, indent=2) + "\n", encoding="utf-8")
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
         """Token ids of a plain prompt. Control tokens spelled out in it are recognised: whoever writes a plain prompt
-        writes all of it. For text of others use a conversation."""
+        writes all of it. For text of others use a conversation.
+
+        A text that is sure to have more than `max_tokens` is refused before it is tokenised."""
         if not isinstance(text, str):
             raise InvalidPrompt(f"A prompt must be a string or a list of token ids, not {type(text).__name__}.")
+        self._check_length(text, max_tokens)
         return _ids(self._backend, text, add_special_tokens, self._max_bytes)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        # The library holds the interpreter's lock while it decodes one text, and not while it decodes several.
         try:
-            return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+            return self._backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
         except BaseException as error:
             raise_as(InvalidModel, "The model's tokenizer cannot write these tokens", "use another", error)
 
@@ -127,9 +134,17 @@ class Tokenizer:
             self._texts[token_id] = text if text and _NO_CHARACTER not in text else None
             return self._texts[token_id]
 
+    def own_text(self, token_id: int) -> str:
+        """The token as a text of its own, special ones too."""
+        try:
+            return self._own_texts[token_id]
+        except KeyError:
+            text = self._own_texts[token_id] = self.decode([token_id], skip_special_tokens=False)
+            return text
+
     def bytes_of(self, token_id: int) -> bytes:
         """The token's own bytes, also where they are only a part of a character."""
-        text = self.decode([token_id], skip_special_tokens=False)
+        text = self.own_text(token_id)
         token = self._backend.id_to_token(token_id)
         if _NO_CHARACTER not in text or token is None:
             return text.encode()
@@ -153,14 +168,21 @@ class Tokenizer:
         if self._chat_template is not None:
             self._chat_template.warm()
 
-    def encode_chat(self, messages: Sequence[Message], tools: Sequence[Message] | None = None) -> list[int]:
-        """Token ids of a conversation, ready for the answer. `tools` are OpenAI's descriptions of functions.
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Message] | None = None,
+        max_tokens: int | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation, ready for the answer. `tools` are OpenAI's descriptions of functions. A
+        conversation that is sure to have more than `max_tokens` is refused before it is tokenised.
 
         The template writes the control tokens. Those spelled out in a message become ids of ordinary text. Tokens that
         the file calls user-defined, like <think> or <tool_call>, are recognised everywhere: models write them in their
         answers, which come back as content.
         """
         text, stand_ins = self._render(messages, add_generation_prompt=True, tools=tools)
+        self._check_length(unescape(text, stand_ins), max_tokens)
         chat_backend = self._chat_backend
         if chat_backend is None or chat_backend[0] != stand_ins:
             chat_backend = self._chat_backend = stand_ins, self._content_escape.tokenizer(self._backend, stand_ins)
@@ -174,6 +196,16 @@ class Tokenizer:
         checked = check_messages(messages)
         escaped, stand_ins = self._content_escape.escape([*checked, {"tools": list(tools) if tools else None}])
         return self._chat_template.render(escaped[:-1], add_generation_prompt, escaped[-1]["tools"]), stand_ins
+
+    @cached_property
+    def _least_tokens(self) -> LeastTokens:
+        return LeastTokens(self._backend, _BYTE_LEVEL)
+
+    def _check_length(self, text: str, max_tokens: int | None) -> None:
+        if max_tokens is not None and self._least_tokens.count(text) > max_tokens:
+            raise InvalidPrompt(
+                f"The prompt has {len(text)} characters and so more than the {max_tokens} tokens that fit; shorten it."
+            )
 
     def vocabulary(self) -> dict[str, int]:
         """All tokens with their ids, special ones too."""
@@ -212,8 +244,9 @@ def _ids(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool, max
         raise InvalidPrompt(
             f"The prompt has {num_bytes} bytes, but this model's tokenizer takes at most {max_bytes}; shorten it."
         )
+    # The library holds the interpreter's lock while it encodes one text, and not while it encodes several.
     try:
-        return list(backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        return list(backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
     except BaseException as error:
         raise_as(InvalidPrompt, "The model's tokenizer cannot read this prompt", "change it", error)
 

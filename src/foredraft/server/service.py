@@ -93,8 +93,10 @@ def make_service(
 
     def encode(prompt: Prompt) -> list[int]:
         if isinstance(prompt, Conversation):
-            return llm.tokenizer.encode_chat(prompt.messages, prompt.tools)
-        return llm.encode(prompt)
+            return llm.tokenizer.encode_chat(prompt.messages, prompt.tools, llm.max_model_len)
+        if isinstance(prompt, str):
+            return llm.tokenizer.encode(prompt, max_tokens=llm.max_model_len)
+        return prompt
 
     llm.tokenizer.warm_chat()
     engine = AsyncEngine(llm.engine, encode, limits.max_waiting)

@@ -51,8 +51,10 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     """The text of token ids."""
     service = service_of(request)
     service.check_model(body.model)
-    vocab = service.llm.model_config.vocab_size
-    if not all(0 <= token < vocab for token in body.tokens):
+    vocab, most = service.llm.model_config.vocab_size, service.limits.max_tokenised
+    if len(body.tokens) > most:
+        raise bad_request(f"tokens has {len(body.tokens)} entries; at most {most} are allowed.", "tokens")
+    if min(body.tokens, default=0) < 0 or max(body.tokens, default=0) >= vocab:
         raise bad_request(f"tokens has ids that the model does not have; allowed are 0 to {vocab - 1}.", "tokens")
     text = await asyncio.to_thread(service.llm.tokenizer.decode, body.tokens, skip_special_tokens=False)
     return json_response({"prompt": text})
@@ -60,6 +62,10 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
 
 async def encode(service: Service, prompt: str | Conversation, add_special_tokens: bool = True) -> list[int]:
     """Off the event loop, as far as there is room; raises ApiError."""
+    texts = [prompt] if isinstance(prompt, str) else [each["content"] for each in prompt.messages]
+    length, most = sum(map(len, texts)), service.limits.max_tokenised
+    if length > most:
+        raise bad_request(f"The text has {length} characters; at most {most} are allowed.")
     if service.tokenising.locked():
         raise ApiError(429, "Too many texts are being tokenised; try again later.", retry_after_s=1)
     tokenizer = service.llm.tokenizer
