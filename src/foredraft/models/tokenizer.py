@@ -135,7 +135,8 @@ class Tokenizer:
             return self._texts[token_id]
 
     def own_text(self, token_id: int) -> str:
-        """The token as a text of its own, special ones too."""
+        """The token as a text of its own, special ones too. Known from the second time on: answers with log
+        probabilities need it for every alternative."""
         try:
             return self._own_texts[token_id]
         except KeyError:
@@ -145,8 +146,10 @@ class Tokenizer:
     def bytes_of(self, token_id: int) -> bytes:
         """The token's own bytes, also where they are only a part of a character."""
         text = self.own_text(token_id)
+        if _NO_CHARACTER not in text:
+            return text.encode()
         token = self._backend.id_to_token(token_id)
-        if _NO_CHARACTER not in text or token is None:
+        if token is None:
             return text.encode()
         if found := _BYTE_TOKEN.fullmatch(token):
             return bytes([int(found[1], 16)])

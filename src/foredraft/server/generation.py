@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 Tokens = dict[int, list[TokenEvent]]  # by the choice that they belong to; no list is empty
 
+_LARGE = 20_000  # tokens and their log probabilities
+
 
 class ClientGone(Exception):
     """Nobody waits for the answer any more."""
@@ -70,6 +72,12 @@ class Generation:
     @property
     def num_cached_tokens(self) -> int:
         return sum(self.outputs[index].metrics.cached_tokens for index in self.outputs if not index % self._params.n)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether writing the answers as a whole takes so long that others would notice."""
+        num_tokens = sum(len(output.token_ids) for output in self.outputs.values())
+        return num_tokens * (1 + (self._params.logprobs or 0)) > _LARGE
 
     async def admitted(self) -> None:
         """Wait until the engine has taken the whole request; raises ApiError or ClientGone."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from fastapi import APIRouter
@@ -100,7 +101,9 @@ class ChatAnswer:
         self._id, self._created, self._model = f"chatcmpl-{generation.id}", generation.created, model
 
     def body(self) -> dict[str, Any]:
-        choices = []
+        return {**self._head("chat.completion"), "choices": self._choices(), **self._totals()}
+
+    def _choices(self) -> Iterator[dict[str, Any]]:
         for index, output in sorted(self._generation.outputs.items()):
             parser = self._parsers[index]
             pieces = (parser.feed(output.text), parser.end())
@@ -109,17 +112,14 @@ class ChatAnswer:
             message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
             if calls:
                 message["tool_calls"] = [_call_object(call) for call in calls]
-            choices.append(
-                {
-                    "index": index,
-                    "message": {**message, "refusal": None},
-                    "logprobs": self._logprobs.chat(output.logprobs or ()) if self._logprobs else None,
-                    "finish_reason": self._finish_reason(output.finish_reason, bool(calls)),
-                    "stop_reason": output.stop_reason,
-                    "seed": output.seed,
-                }
-            )
-        return {**self._head("chat.completion"), "choices": choices, **self._totals()}
+            yield {
+                "index": index,
+                "message": {**message, "refusal": None},
+                "logprobs": self._logprobs.chat(output.logprobs or ()) if self._logprobs else None,
+                "finish_reason": self._finish_reason(output.finish_reason, bool(calls)),
+                "stop_reason": output.stop_reason,
+                "seed": output.seed,
+            }
 
     def begin(self) -> bytes:
         delta = {"role": "assistant", "content": ""}

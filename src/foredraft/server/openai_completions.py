@@ -83,7 +83,7 @@ class CompletionAnswer:
         }
 
     def body(self) -> dict[str, Any]:
-        choices = [
+        choices = (  # one at a time: each may have many log probabilities
             {
                 "index": index,
                 "text": output.text,
@@ -93,7 +93,7 @@ class CompletionAnswer:
                 "seed": output.seed,
             }
             for index, output in sorted(self._generation.outputs.items())
-        ]
+        )
         return {**self._head, "choices": choices, **self._totals()}
 
     def begin(self) -> bytes:

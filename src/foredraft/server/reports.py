@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from typing import Any
 
 from foredraft.models.tokenizer import Tokenizer
@@ -75,7 +75,7 @@ class Logprobs:
     """Log probabilities in OpenAI's two shapes."""
 
     def __init__(self, tokenizer: Tokenizer, top: int) -> None:
-        self._tokenizer = tokenizer
+        self._own_text, self._bytes_of = tokenizer.own_text, tokenizer.bytes_of
         self._top = top
 
     def chat(self, logprobs: Iterable[TokenLogprob | None]) -> dict[str, Any]:
@@ -88,9 +88,9 @@ class Logprobs:
     def completion(self, logprobs: Iterable[TokenLogprob | None], offset: int) -> dict[str, Any]:
         """`offset` is where the first of these tokens begins in the text."""
         found = list(filter(None, logprobs))
-        texts = [self._text(each.token_id) for each in found]
-        offsets = [offset + sum(map(len, texts[:place])) for place in range(len(texts))]
-        tops = [{self._text(token): value for token, value in self._alternatives(each)} for each in found]
+        texts = [self._own_text(each.token_id) for each in found]
+        offsets = list(accumulate(map(len, texts), initial=offset))[:-1]
+        tops = [{self._own_text(token): value for token, value in self._alternatives(each)} for each in found]
         values = [max(each.logprob, _LEAST_LOGPROB) for each in found]
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
 
@@ -99,8 +99,5 @@ class Logprobs:
         return [(token, max(value, _LEAST_LOGPROB)) for token, value in ranked]
 
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
-        own_bytes = list(self._tokenizer.bytes_of(token_id))
-        return {"token": self._text(token_id), "logprob": max(logprob, _LEAST_LOGPROB), "bytes": own_bytes}
-
-    def _text(self, token_id: int) -> str:
-        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+        own_bytes = list(self._bytes_of(token_id))
+        return {"token": self._own_text(token_id), "logprob": max(logprob, _LEAST_LOGPROB), "bytes": own_bytes}

@@ -4,6 +4,7 @@ their request."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from math import inf
 from typing import Any, Protocol
 
@@ -14,6 +15,8 @@ from foredraft.server.errors import ApiError, failure, json_bytes
 from foredraft.server.generation import Generation, Tokens
 from foredraft.server.limits import Limits
 
+_PORTION = 64  # tokens, which may have 50 log probabilities each
+_DEPTH = 5  # where the log probabilities of a token are, counted from the outside
 KEEP_ALIVE = b": keep-alive\n\n"
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -26,7 +29,8 @@ class Answer(Protocol):
     """How one API writes a generation: as a whole, or in events."""
 
     def body(self) -> dict[str, Any]:
-        """The response to a request that does not stream, once the generation has finished."""
+        """The response to a request that does not stream, once the generation has finished. It may hold an iterator in
+        place of a list. Called from any thread."""
 
     def begin(self) -> bytes:
         """The events before the first token."""
@@ -79,7 +83,13 @@ class EventStream(Response):
         generation, answer = self._generation, self._answer
         await self._write(send, answer.begin())
         while (tokens := await generation.next(self._limits.keep_alive_s)) or tokens is None:
-            await self._write(send, KEEP_ALIVE if tokens is None else answer.delta(tokens))
+            if tokens is None:
+                await self._write(send, KEEP_ALIVE)
+                continue
+            for portion in portions(tokens):
+                await self._write(send, answer.delta(portion))
+                if portion is not tokens:
+                    await asyncio.sleep(0)  # others have waited long enough
         return b"" if generation.client_left else answer.end()
 
     async def _write(self, send: Send, chunk: bytes, more: bool = True) -> None:
@@ -120,12 +130,48 @@ class Watchdog:
             self._timer = self.loop.call_later(self._tick_s, self._look)
 
 
+def portions(tokens: Tokens) -> Iterator[Tokens]:
+    """The same tokens, as many at a time as are quickly written: a client that reads slowly finds many."""
+    if sum(map(len, tokens.values())) <= _PORTION:
+        yield tokens
+        return
+    for index, its in tokens.items():
+        for start in range(0, len(its), _PORTION):
+            yield {index: its[start : start + _PORTION]}
+
+
+def json_pieces(value: Any, depth: int = _DEPTH) -> Iterator[bytes]:
+    """JSON in pieces, each quickly written: other threads can run in between. An iterator is written as a list."""
+    if depth and isinstance(value, dict):
+        for place, (key, item) in enumerate(value.items()):
+            yield (b"," if place else b"{") + json_bytes(key) + b":"
+            yield from json_pieces(item, depth - 1)
+        yield b"}" if value else b"{}"
+    elif depth and isinstance(value, list | Iterator):
+        separator = b"["
+        for item in value:
+            yield separator
+            yield from json_pieces(item, depth - 1)
+            separator = b","
+        yield b"]" if separator == b"," else b"[]"
+    else:
+        yield json_bytes(value)
+
+
 async def respond(generation: Generation, answer: Answer, limits: Limits, stream: bool | None) -> Response:
     """The answer as the client wants it: event by event, or whole."""
     if stream:
         return EventStream(generation, answer, limits)
     try:
         await generation.finish()
-        return Response(json_bytes(answer.body()), media_type="application/json")
+        if generation.is_large:
+            body = await asyncio.to_thread(_written, answer)
+        else:
+            body = _written(answer)
+        return Response(body, media_type="application/json")
     finally:
         await generation.close()
+
+
+def _written(answer: Answer) -> bytes:
+    return b"".join(json_pieces(answer.body()))

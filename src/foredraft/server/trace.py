@@ -34,7 +34,7 @@ class Trace:
 
     def _draft(self, draft: Draft) -> dict[str, Any]:
         return {
-            "tokens": [self._tokenizer.decode([token], skip_special_tokens=False) for token in draft.tokens],
+            "tokens": [self._tokenizer.own_text(token) for token in draft.tokens],
             "parents": list(draft.parents),
             "scores": [round(score, 4) for score in draft.scores],
             "origins": list(draft.origin),

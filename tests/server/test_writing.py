@@ -1,0 +1,119 @@
+"""Answers are written so that nobody else waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the server needs the packages of the extra `server`")
+
+from foredraft.server.errors import json_bytes
+from foredraft.server.generation import Generation
+from foredraft.server.limits import Limits
+from foredraft.server.reports import Logprobs
+from foredraft.server.sse import json_pieces, portions, respond
+from foredraft.types import TokenLogprob
+from tests.server.running_server import RunningServer
+
+VALUES: list[Any] = [
+    {},
+    [],
+    None,
+    "é\ud800",
+    {"a": {}, "b": [], "c": [[]], "d": [{}], "é\n": 1.5, "f": None, "g": [1, [2, [3, [4, [5, [6, {"x": "y"}]]]]]]},
+    [{"a": [{"b": {"c": [{"d": [1, 2]}]}}]}, True, "x"],
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=str)
+def test_pieces_are_the_json_of_the_whole(value: Any) -> None:
+    assert b"".join(json_pieces(value)) == json_bytes(value)
+
+
+def test_iterators_are_lists() -> None:
+    value = {"choices": iter([{"index": 0}, {"index": 1}]), "none": iter(())}
+    assert json.loads(b"".join(json_pieces(value))) == {"choices": [{"index": 0}, {"index": 1}], "none": []}
+
+
+def test_log_probabilities_are_written_token_by_token() -> None:
+    tokens = [{"token": "x", "top_logprobs": [{"token": "y"}] * 50}] * 20
+    body = {"choices": [{"logprobs": {"content": tokens}}]}
+    assert max(map(len, json_pieces(body))) == len(json_bytes(tokens[0]))
+
+
+class CountingText(str):
+    num_lengths = 0
+
+    def __len__(self) -> int:
+        CountingText.num_lengths += 1
+        return super().__len__()
+
+
+def test_offsets_look_at_every_token_once() -> None:
+    tokenizer: Any = SimpleNamespace(own_text=lambda token_id: CountingText("x" * token_id), bytes_of=None)
+    found = Logprobs(tokenizer, 0).completion([TokenLogprob(size, -1.0, {}) for size in (1, 2, 3, 4)] * 25, 7)
+    assert found["text_offset"][:6] == [7, 8, 10, 13, 17, 18]
+    assert CountingText.num_lengths == 100
+
+
+def test_a_token_is_decoded_once(big_server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[tuple[int, ...]] = []
+    tokenizer = big_server.service.llm.tokenizer
+    monkeypatch.setattr(tokenizer, "_own_texts", {})
+    decode = tokenizer.decode
+
+    def note(ids: Any, skip_special_tokens: bool = True) -> str:
+        if not skip_special_tokens:
+            decoded.append(tuple(ids))
+        return decode(ids, skip_special_tokens)
+
+    monkeypatch.setattr(tokenizer, "decode", note)
+    logprobs = [TokenLogprob(token, -1.0, dict.fromkeys(range(50), -2.0)) for token in range(100)]
+    for _ in range(2):
+        Logprobs(tokenizer, 50).chat(logprobs)
+        Logprobs(tokenizer, 50).completion(logprobs, 0)
+    assert len(decoded) == len(set(decoded)) == 100
+
+
+@pytest.mark.parametrize("is_large", [True, False])
+def test_large_answers_are_written_in_another_thread(is_large: bool) -> None:
+    threads: list[threading.Thread] = []
+
+    async def nothing() -> None:
+        pass
+
+    def body() -> dict[str, Any]:
+        threads.append(threading.current_thread())
+        return {"choices": iter([1, 2])}
+
+    generation: Any = SimpleNamespace(is_large=is_large, finish=nothing, close=nothing)
+    answer: Any = SimpleNamespace(body=body)
+    response = asyncio.run(respond(generation, answer, Limits(), stream=False))
+    assert response.body == b'{"choices":[1,2]}'
+    assert [thread is threading.main_thread() for thread in threads] == [not is_large]
+
+
+def test_what_is_large() -> None:
+    def generation(num_tokens: int, logprobs: int | None) -> Any:
+        outputs = {index: SimpleNamespace(token_ids=[0] * num_tokens) for index in range(16)}
+        return SimpleNamespace(outputs=outputs, _params=SimpleNamespace(logprobs=logprobs))
+
+    is_large: Any = Generation.is_large
+    assert is_large.fget(generation(500, 50))
+    assert not is_large.fget(generation(500, None))
+    assert not is_large.fget(generation(20, 5))
+
+
+def test_portions_hold_all_tokens_in_order() -> None:
+    events: Any = {0: list(range(200)), 3: list(range(10)), 1: list(range(65))}
+    cut = list(portions(events))
+    assert max(len(its) for portion in cut for its in portion.values()) <= 64
+    for index, its in events.items():
+        assert [event for portion in cut for event in portion.get(index, ())] == its
+    few: Any = {0: [1, 2], 1: [3]}
+    assert [portion is few for portion in portions(few)] == [True]
