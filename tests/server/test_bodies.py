@@ -89,13 +89,18 @@ class TestValues:
             b'{"prompt":[' + b"[]," * 70_000 + b"[]]}",
             b'{"messages":[' + b"{}," * 70_000 + b"{}]}",
             b"{" + b'"x":1,' * 70_000 + b'"prompt":"x"}',
+            b'{"stop":[' + b'"a",' * 600_000 + b'"a"]}',
+            b'{"stop":[' + b'",",' * 600_000 + b'"a"]}',
+            b'{"stop":[' + b'",\\\\",' * 530_000 + b'"a"]}',
         ],
-        ids=["values", "lists", "objects", "keys"],
+        ids=["values", "lists", "objects", "keys", "texts", "commas", "commas and backslashes"],
     )
     def test_too_many(self, big_server: RunningServer, body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
         assert self.refused(big_server, body, monkeypatch)
 
-    @pytest.mark.parametrize("text", ['[{,:"' * 200_000, '\\"[[[[,' * 150_000], ids=["quotes", "backslashes"])
+    @pytest.mark.parametrize(
+        "text", ['[{,:"' * 200_000, '\\"[[[[,' * 150_000, "[]," * 600_000], ids=["quotes", "backslashes", "commas"]
+    )
     def test_what_a_text_holds_is_no_value(
         self, big_server: RunningServer, text: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -11,6 +11,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from foredraft.server.errors import ApiError, error_response
 from foredraft.server.limits import Limits
 
+_NODES = (b"[", b"{", b":")
+_NO_STRUCTURE = bytes(set(range(256)) - set(b'",:[{'))
+
 
 class BodyLimit:
     """Counts the bytes and the values of a body, and the time until its end."""
@@ -70,9 +73,13 @@ class BodyLimit:
         limits = self._limits
 
         def fits(text: bytes) -> bool:
-            return text.count(b",") <= limits.max_values and _num_nodes(text) <= limits.max_nodes
+            return text.count(b",") <= limits.max_values and sum(map(text.count, _NODES)) <= limits.max_nodes
 
-        if not fits(body) and not fits(_outside_strings(body)):
+        if fits(body):  # the texts in it too
+            return
+        structure = _structure(body)
+        num_texts = structure.count(b'"') // 2
+        if num_texts > limits.max_values + limits.max_nodes or not fits(b"".join(structure.split(b'"')[::2])):
             raise ApiError(
                 400,
                 f"The body is too finely divided: at most {limits.max_values} values, and {limits.max_nodes} lists, "
@@ -83,10 +90,7 @@ class BodyLimit:
         return ApiError(413, f"The body is larger than {self._limits.max_body_bytes} bytes; shorten the request.")
 
 
-def _num_nodes(json_text: bytes) -> int:
-    return sum(map(json_text.count, (b"[", b"{", b":")))
-
-
-def _outside_strings(json_text: bytes) -> bytes:
-    without_escapes = json_text.replace(rb"\\", b"").replace(rb"\"", b"")
-    return b"".join(without_escapes.split(b'"')[::2])
+def _structure(body: bytes) -> bytes:
+    """What divides JSON, and the same characters between quotes: those of texts that hold some."""
+    without_escapes = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    return without_escapes.translate(None, _NO_STRUCTURE).replace(b'""', b"")
