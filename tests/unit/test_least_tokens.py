@@ -84,7 +84,7 @@ UNBOUNDED = {
 @pytest.mark.parametrize("name", BOUNDED)
 def test_never_more_than_there_are(name: str) -> None:
     backend = BOUNDED[name]
-    least = LeastTokens(backend, _BYTE_LEVEL)
+    least = LeastTokens(backend, backend.get_vocab(), _BYTE_LEVEL)
     draw = random.Random(name)
     for _ in range(300):
         text = "".join(draw.choices(PIECES, k=draw.randrange(40)))
@@ -103,13 +103,14 @@ def test_the_default_model(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("name", UNBOUNDED)
 def test_nothing_is_known_where_any_number_of_characters_may_be_a_token(name: str) -> None:
-    assert LeastTokens(UNBOUNDED[name], _BYTE_LEVEL).count("a" * 100_000) == 0
+    backend = UNBOUNDED[name]
+    assert LeastTokens(backend, backend.get_vocab(), _BYTE_LEVEL).count("a" * 100_000) == 0
 
 
 def test_tokens_that_take_the_spaces_around_them() -> None:
     backend = byte_level()
     backend.add_tokens([AddedToken("<mask>", lstrip=True)])
-    assert LeastTokens(backend, _BYTE_LEVEL).count("a" * 100_000) == 0
+    assert LeastTokens(backend, backend.get_vocab(), _BYTE_LEVEL).count("a" * 100_000) == 0
 
 
 def test_what_cannot_fit_is_refused_before_it_is_tokenised(

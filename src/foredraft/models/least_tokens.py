@@ -18,10 +18,12 @@ _CONTROLS = frozenset({*range(0x20), 0x7F})
 
 class LeastTokens:
     """`count(text)` is never more than the tokens of the text; 0 where a part of the tokenizer may drop characters or
-    join any number of them. `byte_level` are the bytes by the characters that stand for them in tokens."""
+    join any number of them. `vocabulary` has the added tokens too, and `byte_level` the bytes by the characters that
+    stand for them in tokens."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, byte_level: Mapping[str, int]) -> None:
-        vocabulary = backend.get_vocab(with_added_tokens=True)
+    def __init__(
+        self, backend: tokenizers.Tokenizer, vocabulary: dict[str, int], byte_level: Mapping[str, int]
+    ) -> None:
         normalizers, pre_tokenizers = list(_parts(backend.normalizer)), list(_parts(backend.pre_tokenizer))
         missing: set[int] = set()
         if any(part["type"] == "ByteLevel" for part in pre_tokenizers):

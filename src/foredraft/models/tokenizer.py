@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +64,9 @@ class Tokenizer:
         self._chat_backend: tuple[StandIns, tokenizers.Tokenizer] | None = None  # the one used last
         self.bos_token_id = bos_token_id
         self.eos_token_ids = eos_token_ids
-        self.vocab_size = max(backend.get_vocab().values(), default=-1) + 1
+        vocabulary = backend.get_vocab()
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        self._least_tokens = LeastTokens(backend, vocabulary, _BYTE_LEVEL)
         self._joins_bytes = _joins_bytes(backend)
         self._texts: dict[int, str | None] = {}  # what `text_of` has found out
         self._own_texts: dict[int, str] = {}  # what `own_text` has found out
@@ -199,10 +200,6 @@ class Tokenizer:
         checked = check_messages(messages)
         escaped, stand_ins = self._content_escape.escape([*checked, {"tools": list(tools) if tools else None}])
         return self._chat_template.render(escaped[:-1], add_generation_prompt, escaped[-1]["tools"]), stand_ins
-
-    @cached_property
-    def _least_tokens(self) -> LeastTokens:
-        return LeastTokens(self._backend, _BYTE_LEVEL)
 
     def _check_length(self, text: str, max_tokens: int | None) -> None:
         if max_tokens is not None and self._least_tokens.count(text) > max_tokens:
