@@ -46,7 +46,8 @@ def send(server: RunningServer, body: dict[str, Any], receive_buffer: int | None
     client.settimeout(20)
     client.connect(("127.0.0.1", server.port))
     data = json.dumps(body).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    lines = ("host: localhost", "content-type: application/json", f"content-length: {len(data)}")
+    head = f"POST {CHAT} HTTP/1.1\r\n" + "".join(f"{line}\r\n" for line in lines) + "\r\n"
     client.sendall(head.encode() + data)
     return client
 
@@ -101,6 +102,19 @@ class TestDisconnect:
         server.until_idle()
         assert server.metric("foredraft:steps") - first < 1000, "the answer was written to its end"
         assert server.metric("foredraft:disconnects_total") == before + 1
+
+    def test_a_client_that_has_read_its_answer_does_not_count(
+        self, server: RunningServer, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        before = server.metric("foredraft:disconnects_total")
+        with caplog.at_level("INFO", "foredraft.server.log"):
+            for _ in range(10):
+                with send(server, {**LONG, "max_tokens": 3, "stream": True}) as client:
+                    read_until(client, b"[DONE]")
+            server.until_idle()
+        assert server.metric("foredraft:disconnects_total") == before
+        finished = [line["finish"] for line in map(json.loads, caplog.messages) if line["path"] == CHAT]
+        assert finished and all(each == ["length"] for each in finished)
 
     def test_within_one_step(self, llm: LLM, gate: Gate) -> None:
         with running(llm) as server:

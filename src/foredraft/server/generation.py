@@ -177,7 +177,7 @@ class Generation:
         """The body has been read, so what comes next is the end of the connection."""
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        self.client_left = True
+        self.client_left = len(self.outputs) < self.num_choices  # else it has what it came for
         for stream in self._streams:
             await stream.aclose()
 
