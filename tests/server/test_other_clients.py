@@ -59,6 +59,16 @@ class TestAnthropic:
         assert answer.content[0].text == expected.partition(stop)[0]
         assert answer.stop_reason == "stop_sequence" and answer.stop_sequence == stop
 
+    def test_cached_tokens_are_counted_once(self, client: Any, offline: LLM) -> None:
+        long = [{"role": "user", "content": "a prompt that fills several blocks of the cache " * 4}]
+        for _ in range(2):
+            usage = client.messages.create(model=NAME, max_tokens=2, messages=long).usage
+            assert usage.input_tokens + usage.cache_read_input_tokens == len(offline.encode(long))
+        assert usage.cache_read_input_tokens > 0
+        with client.messages.stream(model=NAME, max_tokens=2, messages=long) as stream:
+            usage = stream.get_final_message().usage
+        assert usage.input_tokens + usage.cache_read_input_tokens == len(offline.encode(long))
+
     def test_count_tokens(self, client: Any, offline: LLM) -> None:
         count = client.messages.count_tokens(model=NAME, messages=HELLO)
         assert count.input_tokens == len(offline.encode(HELLO))

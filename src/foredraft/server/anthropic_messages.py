@@ -130,10 +130,12 @@ class MessagesAnswer:
         return _event(error_object(PATH, error, self._generation.id))
 
     def _usage(self) -> dict[str, int]:
+        """Unlike OpenAI's: `input_tokens` are those that were not in the cache."""
         usage = reports.usage(self._generation)
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
         return {
-            "input_tokens": usage["prompt_tokens"],
-            "cache_read_input_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+            "input_tokens": usage["prompt_tokens"] - cached,
+            "cache_read_input_tokens": cached,
             "output_tokens": usage["completion_tokens"],
         }
 
