@@ -96,8 +96,8 @@ class RunningServer:
 
 @contextmanager
 def running(llm: LLM, limits: Limits | None = None, **options: Any) -> Iterator[RunningServer]:
-    """`options` are api_keys and log_prompts, and those of make_service."""
-    for_app = {name: options.pop(name) for name in ("api_keys", "log_prompts") if name in options}
+    """`options` are api_keys, log_prompts and sites, and those of make_service."""
+    for_app = {name: options.pop(name) for name in ("api_keys", "log_prompts", "sites") if name in options}
     service = make_service(llm, options.pop("names", [NAME]), limits or Limits(), **options)
     server = make_server(service, **for_app)
     with listen("127.0.0.1", 0) as listener:

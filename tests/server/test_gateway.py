@@ -116,6 +116,22 @@ def test_answers_are_those_of_the_library(llm: LLM, offline: LLM) -> None:
     assert json.loads(body)["choices"][0]["text"] == expected.text
 
 
+def test_names_and_sites_are_checked_before_a_replica_is_used(llm: LLM) -> None:
+    async def work(service: Service) -> list[int]:
+        fleet = FakeFleet(Replica(service))
+        named = {"host": "chat.example", "origin": "https://chat.example"}
+        wanted = post("/v1/completions", CANARY, **named)
+        sites = ({}, {"hosts": ["chat.example"]}, {"hosts": ["other.example"]}, {"is_local": True})
+        answers = [await ask(fleet, wanted, sites=each) for each in sites]
+        foreign = await ask(fleet, post("/v1/completions", CANARY, **{**named, "origin": "https://evil.example"}))
+        friend = await ask(fleet, wanted, sites={"origins": ["https://chat.example"]})
+        assert friend[1]["access-control-allow-origin"] == "https://chat.example"
+        assert len(fleet.requests) == 3
+        return [status for status, _, _ in (*answers, foreign, friend)]
+
+    assert in_a_loop(llm, work) == [200, 200, 403, 403, 403, 200]
+
+
 def test_a_request_whose_replica_dies_is_answered_by_another(llm: LLM) -> None:
     async def work(service: Service) -> tuple[Any, Any, FakeFleet, bytes]:
         fleet = FakeFleet(Replica(service, lives=0), Replica(service))

@@ -46,7 +46,7 @@ class Raw:
 
 
 def head(path: str, *headers: str, method: str = "POST") -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "host: x", "content-type: application/json", *headers]
+    lines = [f"{method} {path} HTTP/1.1", "host: localhost", "content-type: application/json", *headers]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
@@ -218,7 +218,7 @@ SOCKETS: dict[str, tuple[Raw, int]] = {
     "no HTTP": (Raw((b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",)), 400),
     "a giant header": (Raw((head(CHAT, "x-large: " + "x" * 100_000),)), 400),
     "a thousand headers": (Raw((head(CHAT, *(f"x-{i}: {'y' * 40}" for i in range(1000))),)), 400),
-    "headers that never end": (Raw((f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nx-".encode() + b"y" * 40_000,)), 400),
+    "headers that never end": (Raw((f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\nx-".encode() + b"y" * 40_000,)), 400),
     "a content-length that lies upwards": (Raw((head(CHAT, "content-length: 500") + b"{}",)), 408),
     "a content-length over the limit": (Raw((head(CHAT, "content-length: 99999999999"),)), 413),
     "a negative content-length": (Raw((head(CHAT, "content-length: -5"),)), 400),
@@ -237,11 +237,11 @@ SOCKETS: dict[str, tuple[Raw, int]] = {
         ),
         200,
     ),
-    "slow headers": (Raw((f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nx-".encode(),)), CLOSED),
+    "slow headers": (Raw((f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\nx-".encode(),)), CLOSED),
     "nothing at all": (Raw((b"",)), CLOSED),
     "a slow body": (Raw((head(CHAT, "content-length: 50") + b'{"model":',)), 408),
     "a bare path upwards": (Raw((head("/../../etc/passwd", "content-length: 0", method="GET"),)), 404),
-    "bytes in a path": (Raw((b"GET /\xff\xfe HTTP/1.1\r\nhost: x\r\n\r\n",)), 400),
+    "bytes in a path": (Raw((b"GET /\xff\xfe HTTP/1.1\r\nhost: localhost\r\n\r\n",)), 400),
     "an upgrade": (Raw((head("/", "connection: upgrade", "upgrade: websocket", method="GET"),)), 200),
 }
 

@@ -13,6 +13,7 @@ pytest.importorskip("fastapi", reason="the server needs the packages of the extr
 from foredraft.server.constraint import ResponseFormat, grammar_of
 from foredraft.server.errors import ApiError
 from foredraft.server.openai_chat import ChatAnswer
+from foredraft.server.sse import json_pieces
 from foredraft.server.tools import CallParser, NamedTool, Tool, ToolChoice, ToolRequest, choose, with_tool_prompt
 from foredraft.types import CompletionOutput, SpecMetrics, TokenEvent
 from tests.unit.unit_helpers import make_sequence
@@ -119,7 +120,8 @@ def answered(text: str, size: int) -> tuple[dict[str, Any], list[dict[str, Any]]
         stream += answer.delta({0: [TokenEvent("x", 0, 1, piece, "target")]})
     last = TokenEvent("x", 0, 1, pieces[-1], "target", finish_reason="stop", output=output)
     stream += answer.delta({0: [last]}) + answer.end()
-    return make().body(), [json.loads(part) for part in stream.decode().split("data: ")[1:-1]]
+    whole = json.loads(b"".join(json_pieces(make().body())))
+    return whole, [json.loads(part) for part in stream.decode().split("data: ")[1:-1]]
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])

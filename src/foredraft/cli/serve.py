@@ -16,6 +16,7 @@ from foredraft.models.catalog import DEFAULT_MODEL
 def serve(
     model: options.Model = DEFAULT_MODEL,
     spec: options.Spec = "auto",
+    head: options.Head = "auto",
     host: Annotated[str, typer.Option("--host", help="Where to listen; 0.0.0.0 is everywhere.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any free one.")] = 8000,
     api_key: Annotated[
@@ -29,6 +30,13 @@ def serve(
     allow_spec: Annotated[
         list[str] | None,
         typer.Option("--allow-spec", help="A spec that requests may name, as it stands; may be repeated."),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option("--allow-host", help="A name of this server in URLs; may be repeated.")
+    ] = None,
+    cors: Annotated[
+        list[str] | None,
+        typer.Option("--cors", help="A site whose pages may use it, https://…; '*' is all; may be repeated."),
     ] = None,
     served_model_name: Annotated[
         list[str] | None, typer.Option("--served-model-name", help="The model's name in requests; may be repeated.")
@@ -54,6 +62,7 @@ def serve(
     ] = 1,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write prompts and answers to the log.")] = False,
     dtype: options.Dtype = "auto",
+    activations: options.Activations = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
     exact: options.Exact = True,
@@ -72,9 +81,11 @@ def serve(
     from foredraft.server.limits import Limits
     from foredraft.server.run import listen, make_server
     from foredraft.server.run import serve as run_server
-    from foredraft.server.service import DEFAULT_SPECS, make_service
+    from foredraft.server.service import DEFAULT_SPECS, make_service, public_name
+    from foredraft.server.sites import Sites, is_local_name
 
-    names = served_model_name or [model]
+    names = served_model_name or [public_name(model)]
+    sites = Sites(is_local_name(host), tuple(allow_host or ()), tuple(cors or ()))
     limits = Limits(
         max_tokens=max_tokens,
         max_n=max_n,
@@ -87,7 +98,9 @@ def serve(
         fleet = {
             "model": model,
             "spec": spec,
+            "head": None if head == "none" else head,
             "dtype": dtype,
+            "activations": activations,
             "device": device,
             "threads": threads,
             "exact": exact,
@@ -100,6 +113,7 @@ def serve(
             "honours_priority": priority,
             "shares_answers": share_answers,
             "log_prompts": log_prompts,
+            "sites": sites,
             "limits": limits,
             "num_replicas": replicas,
             "max_queued_requests": max_waiting,
@@ -116,12 +130,18 @@ def serve(
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
         kv_cache_tokens=kv_cache_tokens,
+        head=head,
+        activations=activations,
     )
     with listen(host, port) as listener, wanted.open() as llm:
-        service = make_service(llm, names, limits, allow_spec or DEFAULT_SPECS, priority, shares_answers=share_answers)
+        service = make_service(
+            *(llm, names, limits, allow_spec or DEFAULT_SPECS, priority),
+            shares_answers=share_answers,
+            given_name=model,
+        )
         address = f"http://{host}:{listener.getsockname()[1]}"
         run_server(
-            make_server(service, api_key or (), log_prompts),
+            make_server(service, api_key or (), log_prompts, sites),
             listener,
             on_ready=lambda: say(f"Serving {names[0]} ({llm.dtype}, {llm.backend_name}) at {address}. Ctrl-C stops."),
         )

@@ -26,6 +26,7 @@ from foredraft.server.errors import ApiError, error_response, failure
 from foredraft.server.generation import ClientGone
 from foredraft.server.log import RequestLog, record_of
 from foredraft.server.service import Service
+from foredraft.server.sites import Sites, site_middleware
 
 _CLIENT_CLOSED = 499
 _HTTP_MESSAGES = {
@@ -34,8 +35,11 @@ _HTTP_MESSAGES = {
 }
 
 
-def make_app(service: Service, api_keys: Iterable[str] = (), log_prompts: bool = False) -> FastAPI:
-    """The server for one model. Its engine ends with the application."""
+def make_app(
+    service: Service, api_keys: Iterable[str] = (), log_prompts: bool = False, sites: Sites | None = None
+) -> FastAPI:
+    """The server for one model. Its engine ends with the application. Without `sites` nobody's Host and Origin are
+    checked: a gateway has done it."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -61,6 +65,8 @@ def make_app(service: Service, api_keys: Iterable[str] = (), log_prompts: bool =
     # The last that is added is the first that a request meets.
     app.add_middleware(BodyLimit, limits=service.limits)
     app.add_middleware(Auth, keys=list(api_keys))
+    for each in reversed(site_middleware(sites) if sites else ()):
+        app.add_middleware(each.cls, *each.args, **each.kwargs)
     app.add_middleware(RequestLog, log_prompts=log_prompts)
     return app
 
@@ -85,5 +91,5 @@ def _told(error: Exception) -> ApiError:
 
 
 _ERROR_SCHEMA = {"description": "An error in the shape of the API", "content": {"application/json": {}}}
-_ERROR_CODES = (400, 401, 404, 405, 408, 413, 415, 429, 503, 504)
+_ERROR_CODES = (400, 401, 403, 404, 405, 408, 413, 415, 429, 503, 504)
 _RESPONSES: dict[int | str, dict[str, Any]] = dict.fromkeys(_ERROR_CODES, _ERROR_SCHEMA)

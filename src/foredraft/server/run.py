@@ -13,6 +13,7 @@ from foredraft.server.app import make_app
 from foredraft.server.lifecycle import DrainingServer
 from foredraft.server.protocol import bounded_protocol
 from foredraft.server.service import Service
+from foredraft.server.sites import LOCAL, Sites
 
 BACKLOG = 2048
 
@@ -34,10 +35,12 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def make_server(service: Service, api_keys: Iterable[str] = (), log_prompts: bool = False) -> DrainingServer:
+def make_server(
+    service: Service, api_keys: Iterable[str] = (), log_prompts: bool = False, sites: Sites = LOCAL
+) -> DrainingServer:
     limits = service.limits
     config = uvicorn.Config(
-        make_app(service, api_keys, log_prompts),
+        make_app(service, api_keys, log_prompts, sites),
         http=bounded_protocol(limits),
         loop="asyncio",  # uvloop holds the GIL while it writes, and a step waits for it
         ws="none",

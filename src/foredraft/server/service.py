@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
@@ -38,7 +39,8 @@ Prompt = str | list[int] | Conversation
 
 @dataclass(frozen=True)
 class Service:
-    """One served model. `names` are those that requests may use for it, the first is the one that answers carry."""
+    """One served model. `names` are those that requests may use for it, the first is the one that answers carry.
+    `given_name` is how the operator named it, perhaps a path: requests may use it too, and nobody is told of it."""
 
     llm: LLM
     engine: AsyncEngine
@@ -49,6 +51,7 @@ class Service:
     metrics: Metrics
     honours_priority: bool = False
     shares_answers: bool = False  # among all requests without a `cache_salt`
+    given_name: str = ""
     started: int = field(default_factory=lambda: int(time.time()))
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     tokenising: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_TOKENISING_AT_ONCE))
@@ -58,8 +61,11 @@ class Service:
     def name(self) -> str:
         return self.names[0]
 
+    def has_name(self, name: str) -> bool:
+        return name in self.names or name == self.given_name
+
     def check_model(self, name: str | None) -> None:
-        if name is not None and name not in self.names:
+        if name is not None and not self.has_name(name):
             raise ApiError(
                 404,
                 f"The model {name[:100]!r} is not served here; use {' or '.join(self.names)}.",
@@ -87,6 +93,7 @@ def make_service(
     honours_priority: bool = False,
     label: str = "0",
     shares_answers: bool = False,
+    given_name: str = "",
 ) -> Service:
     """Starts the engine's thread and the rendering of conversations. The default spec is the LLM's own and is always
     allowed. `label` tells this server's metrics from those of its replicas."""
@@ -111,7 +118,13 @@ def make_service(
         metrics=Metrics(served[0], engine.stats, label),
         honours_priority=honours_priority,
         shares_answers=shares_answers,
+        given_name=given_name,
     )
+
+
+def public_name(model: str) -> str:
+    """What clients call a model: of a path only its end, as the rest is about this machine."""
+    return Path(model).name if Path(model).exists() else model
 
 
 def service_of(request: Request) -> Service:

@@ -71,7 +71,7 @@ async def models(request: Request) -> Response:
 @router.get("/v1/models/{name:path}")
 async def model(name: str, request: Request) -> Response:
     service = service_of(request)
-    if name not in service.names:
+    if not service.has_name(name):
         raise ApiError(404, f"The model {name[:100]!r} is not served here.", "model", "model_not_found")
     return json_response(_model(service, name))
 

@@ -72,6 +72,7 @@ class Replica:
             spec=options.spec,
             head=options.head,
             dtype=options.dtype,
+            activations=options.activations,
             device=options.device,
             exact=options.exact,
             threads=options.threads,
@@ -86,6 +87,7 @@ class Replica:
             options.limits,
             options.allowed_specs,
             options.honours_priority,
+            given_name=options.model,
             label=serve.get_replica_context().replica_id.unique_id,
             shares_answers=options.shares_answers,
         )

@@ -24,6 +24,7 @@ from foredraft.integrations.ray_serve.prefix_table import prefix_names
 from foredraft.server.auth import Auth, key_of
 from foredraft.server.body_limit import BodyLimit
 from foredraft.server.errors import ANTHROPIC_PATHS, ApiError, error_object, error_response, failure, json_response
+from foredraft.server.sites import site_middleware
 from foredraft.server.sse import event
 
 log = logging.getLogger(__name__)
@@ -155,7 +156,7 @@ async def _break_off(path: str, start: Message, send: Send) -> None:
 
 
 def make_gateway(replicas: Replicas, options: FleetOptions, label: str) -> Starlette:
-    """Keys and bodies are checked here, so replicas get only what may pass."""
+    """Hosts, origins, keys and bodies are checked here, so replicas get only what may pass."""
     gateway = Gateway(replicas, label, options.shares_answers)
     return Starlette(
         routes=[
@@ -164,5 +165,9 @@ def make_gateway(replicas: Replicas, options: FleetOptions, label: str) -> Starl
             Route("/ready", gateway.ready),
             Mount("/", gateway),
         ],
-        middleware=[Middleware(Auth, keys=options.api_keys), Middleware(BodyLimit, limits=options.limits)],
+        middleware=[
+            *site_middleware(options.sites),
+            Middleware(Auth, keys=options.api_keys),
+            Middleware(BodyLimit, limits=options.limits),
+        ],
     )

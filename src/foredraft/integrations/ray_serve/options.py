@@ -10,7 +10,8 @@ from foredraft.config import EngineConfig
 from foredraft.errors import InvalidParameter
 from foredraft.models.catalog import DEFAULT_MODEL
 from foredraft.server.limits import Limits
-from foredraft.server.service import DEFAULT_SPECS
+from foredraft.server.service import DEFAULT_SPECS, public_name
+from foredraft.server.sites import Sites
 
 
 class FleetOptions(BaseModel):
@@ -22,6 +23,7 @@ class FleetOptions(BaseModel):
     spec: str = "auto"
     head: str | None = "auto"
     dtype: str = "auto"
+    activations: str = "auto"
     device: str = "auto"
     exact: bool = True
     threads: PositiveInt = 1  # of one replica; as many CPUs are reserved for it
@@ -35,6 +37,7 @@ class FleetOptions(BaseModel):
     honours_priority: bool = False
     shares_answers: bool = False  # among all requests without a `cache_salt`
     log_prompts: bool = False
+    sites: Sites = Sites()
     limits: Limits = Limits()
 
     num_replicas: PositiveInt = 2
@@ -51,7 +54,7 @@ class FleetOptions(BaseModel):
 
     @property
     def names(self) -> tuple[str, ...]:
-        return self.served_model_names or (self.model,)
+        return self.served_model_names or (public_name(self.model),)
 
 
 def read_options(args: dict[str, Any]) -> FleetOptions:

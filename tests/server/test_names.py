@@ -1,0 +1,34 @@
+"""What a model is called: nobody is told where it lies on the server's machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the server needs the packages of the extra `server`")
+
+from foredraft.integrations.ray_serve.options import FleetOptions
+from foredraft.server.service import public_name
+from tests.server.running_server import CANARY, load_tiny_model, running
+
+
+def test_of_a_path_only_the_end_is_public(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    assert public_name(str(tmp_path / "model.gguf")) == "model.gguf"
+    assert public_name(f"{tmp_path}/") == tmp_path.name
+    assert public_name("smollm2-135m") == "smollm2-135m"
+    assert public_name("org/model") == "org/model"
+    assert FleetOptions(model=str(tmp_path)).names == (tmp_path.name,)
+
+
+def test_requests_may_use_the_path_and_no_answer_shows_it(tiny_folder: Path) -> None:
+    path = str(tiny_folder)
+    with running(load_tiny_model(tiny_folder), names=[public_name(path)], given_name=path) as server:
+        for name in (path, tiny_folder.name):
+            status, body = server.post("/v1/completions", {**CANARY, "model": name})
+            assert (status, body["model"]) == (200, tiny_folder.name)
+        refused = server.request("POST", "/v1/completions", {**CANARY, "model": "other"})
+        pages = [server.request("GET", page) for page in ("/v1/stats", "/v1/models", "/metrics")]
+        for status, data, _ in (refused, *pages):
+            assert status in (200, 404) and str(tiny_folder.parent).encode() not in data
