@@ -58,6 +58,22 @@ def test_errors_are_few(model: type[RequestModel], body: dict[str, Any], monkeyp
     assert told.value.status == 400 and len(told.value.message) < 300
 
 
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (b'{"prompt":', "The body is not valid JSON, at character 10."),
+        (b'{"prompt": "\xff"}', "The body is not valid JSON: send UTF-8."),
+        (b'{"prompt": ' + b"[" * 50_000, "The body is nested too deeply."),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "The body has a number of too many digits."),
+        (b"[]", "The body must be a JSON object, sent with the content type application/json."),
+    ],
+)
+def test_what_is_wrong_with_the_json_is_told(body: bytes, sentence: str) -> None:
+    with pytest.raises(ApiError) as told:
+        read(body, JSON, openai_completions.CompletionRequest)
+    assert (told.value.status, told.value.message) == (400, sentence)
+
+
 @pytest.mark.parametrize("content_type", ["", "text/plain", "application/x-www-form-urlencoded", "json"])
 def test_only_json_is_read(content_type: str) -> None:
     with pytest.raises(ApiError, match="content type application/json"):

@@ -61,9 +61,14 @@ def read(data: bytes, content_type: str, model: type[_Model]) -> _Model:
     """Raises ApiError with a sentence about the first thing that is wrong."""
     try:
         value = json.loads(data) if _is_json(content_type) else None
-    except (ValueError, RecursionError) as error:
-        place = f", at character {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
-        raise bad_request(f"The body is not valid JSON{place}.") from None
+    except json.JSONDecodeError as error:
+        raise bad_request(f"The body is not valid JSON, at character {error.pos}.") from None
+    except UnicodeDecodeError:
+        raise bad_request("The body is not valid JSON: send UTF-8.") from None
+    except RecursionError:
+        raise bad_request("The body is nested too deeply.") from None
+    except ValueError:  # Python reads no more than some thousands
+        raise bad_request("The body has a number of too many digits.") from None
     if not isinstance(value, dict):
         raise bad_request("The body must be a JSON object, sent with the content type application/json.")
     try:
