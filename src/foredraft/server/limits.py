@@ -19,9 +19,9 @@ class Limits:
     max_logit_bias: int = 1024
     max_tools: int = 128
     max_body_bytes: int = 4 << 20
-    max_values: int = 1 << 19  # of a body's lists and objects; a token id is one
-    max_nodes: int = 1 << 16  # lists, objects and keys of a body: reading them takes longer than other values
-    max_tokenised: int = 1 << 19  # characters that /tokenize and token ids that /detokenize take
+    max_values: int = 1 << 18  # of a body's lists and objects; a token id is one
+    max_nodes: int = 1 << 15  # lists, objects and keys of a body: reading them takes longer than other values
+    max_tokenised: int = 1 << 18  # characters that /tokenize and token ids that /detokenize take
     max_header_bytes: int = 16 << 10
     max_connections: int = 1024
     max_waiting: int = 128  # sequences that wait beyond those that run; more are answered with 429
