@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
-from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from pathlib import Path
 from typing import Any
@@ -14,15 +11,12 @@ import jsonschema
 import pytest
 import torch
 
-from foredraft.engine.async_engine import AsyncEngine
-from foredraft.errors import InvalidParameter
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import ProposerChoice
 from foredraft.sampling import grammar as grammar_module
-from foredraft.sampling.grammar import CompiledGrammar, GrammarConstraint
+from foredraft.sampling.grammar import GrammarConstraint
 from foredraft.types import RequestOutput, Sequence
-from tests.contract.async_engines import read
 from tests.grammars import SCHEMAS, record
 from tests.steady_controller import SteadyController
 from tests.tiny_heads import save_heads
@@ -255,6 +249,15 @@ class TestEngine:
             assert len(draft) == 2
             llm.engine.scheduler.pool.free(sequence)
 
+    def test_a_choice_of_thousands_of_words_has_the_same_text_with_drafts(self, llm: LLM) -> None:
+        words = [f"c{index}" for index in range(3000)]
+        params = [SamplingParams(temperature=1.0, seed=seed, grammar={"choice": words}) for seed in range(8)]
+        prompts = [[5, 6]] * len(params)
+        plain = llm.generate(prompts, params, spec="off")
+        assert {output.text for output in plain} <= set(words) and len({output.text for output in plain}) > 4
+        for spec in ("grammar", "ngram+suffix+grammar", "quantised"):
+            assert answers(llm.generate(prompts, params, spec=spec)) == answers(plain), spec
+
     def test_auto_names_the_grammar_only_where_there_is_one(self, llm: LLM) -> None:
         without, under = llm.generate(
             [[5, 6], [5, 6]], [SamplingParams(max_tokens=20), SamplingParams(max_tokens=20, grammar=WORDS)], spec="auto"
@@ -262,36 +265,6 @@ class TestEngine:
         assert not any("grammar" in reason for reason in without.metrics.decisions)
         assert llm.generate([[5, 6]], every_schema()[4], spec="auto")[0].metrics.by_origin["grammar"] > 0
         assert under.finish_reason is not None
-
-
-@pytest.fixture
-def compiling_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The names of the threads that compile grammars."""
-    names: list[str] = []
-    compile_it = CompiledGrammar.__init__
-
-    def noted(self: CompiledGrammar, *arguments: Any) -> None:
-        names.append(threading.current_thread().name)
-        compile_it(self, *arguments)
-
-    monkeypatch.setattr(CompiledGrammar, "__init__", noted)
-    yield names
-
-
-def test_grammars_are_compiled_off_the_engine_thread(llm: LLM, compiling_threads: list[str]) -> None:
-    async def scene() -> None:
-        engine = AsyncEngine(llm.engine)
-        params = SamplingParams(max_tokens=60, temperature=0, grammar=WORDS)
-        events = await read(engine.generate([5, 6], params, "grammar"))
-        assert events[-1].output is not None and events[-1].output.text.endswith("end")
-        bad = SamplingParams(grammar={"regex": "(a"})
-        with pytest.raises(InvalidParameter, match="grammar cannot be used"):
-            await engine.generate([5, 6], bad).admitted()
-        assert (await read(engine.generate([5, 6], params)))[-1].output is not None
-        await engine.close()
-
-    asyncio.run(scene())
-    assert len(compiling_threads) == 2 and "foredraft-engine" not in compiling_threads
 
 
 @pytest.mark.slow

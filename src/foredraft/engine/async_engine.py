@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -22,6 +22,7 @@ from foredraft.errors import InvalidParameter, InvalidPrompt, Overloaded
 from foredraft.params import SamplingParams
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.registry import ProposerChoice, Spec, parse_spec
+from foredraft.sampling.grammar import CompiledGrammar
 from foredraft.types import TokenEvent
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,8 @@ class AsyncEngine:
         self._request_ids = count()
         self._admissions: set[asyncio.Task[None]] = set()  # asyncio itself holds tasks weakly
         self._builder = ThreadPoolExecutor(1, "foredraft-builder")  # models are loaded one by one
+        self._compiler = ThreadPoolExecutor(1, "foredraft-grammar")  # and grammars are compiled one by one
+        engine.grammars.prepare()  # stops all threads for a moment: nobody waits yet
         self._thread = threading.Thread(target=self._loop, name="foredraft-engine", daemon=True)
         self._thread.start()
 
@@ -137,6 +140,7 @@ class AsyncEngine:
         for channel in list(self._channels.values()):  # none of these was admitted, and the thread is gone
             self._refuse(channel, RuntimeError("The engine is closed."))
         self._builder.shutdown(wait=False)
+        self._compiler.shutdown(wait=False)
 
     def _check_load(self, num_samples: int) -> None:
         if self._max_waiting is None:
@@ -152,13 +156,13 @@ class AsyncEngine:
             )
 
     async def _admit(self, channel: Channel, prompt: Any, spec: Spec) -> None:
-        """Tokenise a prompt, build the proposers that are missing, and have the engine thread add the request."""
+        """Tokenise a prompt, compile its grammar, build the proposers that are missing, and have the engine thread add
+        the request."""
         built: dict[str, tuple[ProposerChoice, Proposer]] = {}
-        add = partial(self._add, channel, spec, built)
         try:
             channel.prompt_token_ids = await asyncio.to_thread(self._encode, prompt)
-            if channel.params.grammar is not None:  # the engine thread then finds it compiled
-                await asyncio.to_thread(self._engine.grammars.compile, channel.params.grammar)
+            grammar = await self._compiled(channel)
+            add = partial(self._add, channel, spec, built, grammar)
             while missing := await self._call(add):
                 for choice in missing:
                     proposer = await channel.loop.run_in_executor(self._builder, self._build, channel, choice)
@@ -176,6 +180,20 @@ class AsyncEngine:
             for _, proposer in built.values():
                 proposer.close()
 
+    async def _compiled(self, channel: Channel) -> CompiledGrammar | None:
+        """The grammar of a request; one that others use too is at hand, whatever is being compiled."""
+        if channel.params.grammar is None:
+            return None
+        if found := self._engine.grammars.find(channel.params.grammar):
+            return found
+        return await channel.loop.run_in_executor(self._compiler, self._compile, channel, channel.params.grammar)
+
+    def _compile(self, channel: Channel, grammar: Mapping[str, Any]) -> CompiledGrammar | None:
+        """On the compiler thread: a grammar, unless the request needs none any more."""
+        if self._closed or channel.is_unwanted:
+            return None
+        return self._engine.grammars.compile(grammar)
+
     def _build(self, channel: Channel, choice: ProposerChoice) -> Proposer | None:
         """On the builder thread: a proposer, unless the request needs none any more."""
         if self._closed or channel.is_unwanted:
@@ -183,33 +201,45 @@ class AsyncEngine:
         return self._engine.speculation.assignments.make_proposer(choice)
 
     def _add(
-        self, channel: Channel, spec: Spec, built: dict[str, tuple[ProposerChoice, Proposer]]
+        self,
+        channel: Channel,
+        spec: Spec,
+        built: dict[str, tuple[ProposerChoice, Proposer]],
+        grammar: CompiledGrammar | None,
     ) -> list[ProposerChoice]:
         """On the engine thread: install what was built and add the request, unless proposers are missing still."""
         if channel.is_left or not self._is_unfinished(channel):
             return []
-        if channel.is_aborted:
-            spec = Spec()  # it ends at once and needs no proposers
+        params = channel.params
+        if channel.is_aborted:  # it ends at once and needs neither proposers nor a grammar
+            spec, params, grammar = Spec(), replace(params, grammar=None), None
         assignments = self._engine.speculation.assignments
         while built:
             assignments.install(*built.popitem()[1])
         if missing := assignments.missing(spec):
             return missing
-        self._engine.add(channel.request_id, channel.prompt_token_ids, channel.params, spec, priority=channel.priority)
+        self._engine.add(
+            channel.request_id,
+            channel.prompt_token_ids,
+            params,
+            spec,
+            priority=channel.priority,
+            grammar=grammar,
+        )
         if channel.is_aborted:
             self._deliver(self._engine.abort(channel.request_id))
         return []
 
     def _abort(self, channel: Channel | None) -> None:
-        """On the engine thread: end a request. One whose proposers are being built is added without them: its readers
-        do not wait for the builder."""
+        """On the engine thread: end a request. One whose grammar or proposers are being made is added without them: its
+        readers do not wait for those."""
         if channel is None or not self._is_unfinished(channel):
             return
         if self._engine.is_live(channel.request_id):
             self._deliver(self._engine.abort(channel.request_id))
         elif channel.prompt_token_ids:
             try:
-                self._add(channel, Spec(), {})
+                self._add(channel, Spec(), {}, None)
             except Exception as error:
                 self._refuse(channel, error)
 

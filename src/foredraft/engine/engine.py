@@ -25,7 +25,7 @@ from foredraft.params import SamplingParams
 from foredraft.proposers.registry import Spec
 from foredraft.runtime.kv import KVCache
 from foredraft.runtime.runner import Runner
-from foredraft.sampling.grammar import Grammars
+from foredraft.sampling.grammar import CompiledGrammar, Grammars
 from foredraft.sampling.noise import derived_seed, prompt_key
 from foredraft.sampling.verify import verify
 from foredraft.types import (
@@ -122,14 +122,16 @@ class Engine:
         spec: Spec,
         is_followed: bool = True,
         priority: int = 0,
+        grammar: CompiledGrammar | None = None,
     ) -> None:
         """Queue a request. Whatever is wrong with it is said here, before it costs anybody anything. One that nobody
-        follows has no events but the last of each sample, which carries the output."""
+        follows has no events but the last of each sample, which carries the output. `grammar` is that of the params,
+        compiled by the caller: adding a request takes no time."""
+        assert (grammar is None) == (params.grammar is None)
         if request_id in self._by_request:
             raise InvalidParameter(f"The request id {request_id!r} is in use; choose another.")
         params = params.resolved(self.generation_defaults)
         max_tokens = self._admit(prompt, params)
-        grammar = None if params.grammar is None else self.grammars.compile(params.grammar)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         num_lookahead_tokens = self.speculation.prepare(spec)
         key = prompt_key(prompt, params.acceptance)

@@ -5,21 +5,24 @@ Its masks are a function of the tokens alone, whatever it visited before. Where 
 mask holds the one token with which the tokenizer would write it: such tokens are forced.
 
 Compiling and every step of the parser have limits, counted in states and not in seconds, so that the same request gets
-the same answer on every machine.
+the same answer on every machine. No sequence compiles: whoever adds a request has its grammar compiled first.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from foredraft.errors import InvalidParameter
@@ -28,10 +31,12 @@ if TYPE_CHECKING:
     import llguidance
 
 _MOST_CACHED = 32  # compiled grammars
+_MOST_CACHED_LENGTH = 262_144  # characters of all of them: what a compiled one takes grows with its length
 _MOST_FORCED = 2048  # tokens, one after the other
+_NUM_PROBED = 8  # steps of the parser before a grammar is taken
 _MOST_SHOWN = 200  # characters of what the parser says is wrong
 
-# A compilation takes at most about a second, and a step of the parser some milliseconds. A full automaton takes 15 MB.
+# Compiling both parsers takes at most about two seconds, and a step some milliseconds. A full automaton takes 15 MB.
 _LIMITS = {
     "initial_lexer_fuel": 500_000,
     "step_lexer_fuel": 100_000,
@@ -40,6 +45,20 @@ _LIMITS = {
     "max_lexer_states": 30_000,
     "max_grammar_size": 100_000,
 }
+_AUTOMATON = "lexer error: too many"  # how the parser calls the limits of what its copies share
+_ITEMS = "too much may follow at one place; use fewer optional properties or alternatives"
+_PATTERNS = "its patterns are too large; use simpler ones and lower their repetitions"
+# What to do, by how the parser names a limit that is exceeded.
+_REMEDIES = {
+    "Current row has": _ITEMS,
+    "Too many items": _ITEMS,
+    _AUTOMATON: _PATTERNS,
+    "fuel exhausted": _PATTERNS,
+    "lexer precomputation failed": _PATTERNS,
+    "initial lexer configuration": _PATTERNS,
+    "grammar size (number of symbols)": "it is too large; use fewer properties or rules",
+}
+_HINT = re.compile("; (?:consider|either|try) ")  # what the parser says to programmers
 # JSON as json.dumps writes it. Free white space would let a model write nothing else, and leave few tokens forced.
 _JSON_OPTIONS: Any = {
     "whitespace_flexible": False,
@@ -51,31 +70,51 @@ _JSON_OPTIONS: Any = {
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer, and keeps the compiled ones by their content. Any thread may compile."""
+    """Compiles grammars for one tokenizer, and keeps the compiled ones by their content. Any thread may compile; one
+    grammar is compiled at a time, and requests that come with the same one wait for it together."""
 
     def __init__(self, tokenizer_json: Callable[[], str], vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         self._tokenizer_json = tokenizer_json
         self._vocab_size = vocab_size  # of the target's logits
         self._eos_token_ids = eos_token_ids
-        self._lock = threading.Lock()
+        self._compiling = threading.Lock()
+        self._lock = threading.Lock()  # of the cache
         self._compiled: OrderedDict[str, CompiledGrammar] = OrderedDict()  # the one that was used last comes last
 
+    def prepare(self) -> None:
+        """Read the tokenizer, if grammars can be used at all. It takes half a second in which no other thread runs."""
+        with self._compiling, suppress(InvalidParameter):
+            _ = self._tokenizer
+
+    def find(self, grammar: Mapping[str, Any]) -> CompiledGrammar | None:
+        """A grammar that is compiled already. Waits for nobody."""
+        return self._kept(json.dumps(grammar))
+
     def compile(self, grammar: Mapping[str, Any]) -> CompiledGrammar:
-        """Raises InvalidParameter for a grammar that cannot be used. Takes milliseconds, at worst about a second."""
+        """Raises InvalidParameter for a grammar that cannot be used. Takes milliseconds, at worst a few seconds, in
+        which other threads run."""
         text = json.dumps(grammar)
+        with self._compiling:
+            compiled = self._kept(text)
+            if compiled is None:
+                compiled = CompiledGrammar(_source(grammar), self._tokenizer, self._vocab_size, self._eos_token_ids)
+                self._keep(text, compiled)
+        return compiled
+
+    def _kept(self, text: str) -> CompiledGrammar | None:
         with self._lock:
             compiled = self._compiled.get(text)
-            if compiled is not None and not compiled.is_full:
-                self._compiled.move_to_end(text)
-                return compiled
-            tokenizer = self._tokenizer  # takes half a second when it is first used
-        compiled = CompiledGrammar(_source(grammar), tokenizer, self._vocab_size, self._eos_token_ids)
+            if compiled is None or compiled.is_full:
+                return None
+            self._compiled.move_to_end(text)
+            return compiled
+
+    def _keep(self, text: str, compiled: CompiledGrammar) -> None:
         with self._lock:
             self._compiled[text] = compiled
             self._compiled.move_to_end(text)
-            if len(self._compiled) > _MOST_CACHED:
+            while len(self._compiled) > _MOST_CACHED or sum(map(len, self._compiled)) > _MOST_CACHED_LENGTH:
                 self._compiled.popitem(last=False)
-        return compiled
 
     @cached_property
     def _tokenizer(self) -> llguidance.LLTokenizer:
@@ -92,61 +131,66 @@ class Grammars:
 
 
 class CompiledGrammar:
-    """A grammar that any number of sequences follow, each with a constraint of its own."""
+    """A grammar that any number of sequences follow, each with a constraint of its own.
+
+    Parsers that are copies of each other share one automaton, which grows while they are used. So there are two: when
+    the first is full, the sequences go on with the second, and the next request compiles the grammar again.
+    """
 
     def __init__(
         self, source: str, tokenizer: llguidance.LLTokenizer, vocab_size: int, eos_token_ids: frozenset[int]
     ) -> None:
-        self._source = source
-        self._tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids
-        self._start = self._built()
-        self.is_full = False  # whether its automaton has reached its limit
-        first = self._start.deep_copy()
-        first.compute_bitmask()  # finds grammars that nothing fits
-        num_forced = len(first.compute_ff_tokens())  # and those that begin and never end
-        if first.is_error():
-            raise InvalidParameter(_complaint(first))
-        if num_forced > _MOST_FORCED:
-            raise InvalidParameter(
-                f"grammar cannot be used: it forces more than {_MOST_FORCED} tokens at its beginning, so it may have "
-                "no end; give a recursive rule an alternative."
-            )
+        self.is_full = False  # whether the first automaton has reached its limit
+        self._first = _built(source, tokenizer)
+        self._probe(self._first.deep_copy())
+        self._second = _built(source, tokenizer)
 
     def constraint(self, ignore_eos: bool = False) -> GrammarConstraint:
         return GrammarConstraint(self, ignore_eos)
 
     def matcher(self) -> llguidance.LLMatcher:
-        """A parser at the beginning. All of them share one automaton, which grows while they are used."""
-        return self._start.deep_copy()
+        """A parser at the beginning."""
+        return self._first.deep_copy()
 
-    def fresh_matcher(self) -> llguidance.LLMatcher:
-        """A parser that shares nothing, for a sequence that found the automaton full. Later requests compile again."""
+    def renewed_matcher(self) -> llguidance.LLMatcher:
+        """A parser at the beginning, for a sequence that found the first automaton full."""
         self.is_full = True
-        return self._built()
+        return self._second.deep_copy()
 
-    def _built(self) -> llguidance.LLMatcher:
-        library = _library()
-        limits = library.LLParserLimits(**_LIMITS, verbose_errors=False)
-        matcher: llguidance.LLMatcher = library.LLMatcher(self._tokenizer, self._source, log_level=0, limits=limits)
-        if matcher.is_error():
-            raise InvalidParameter(_complaint(matcher))
-        return matcher
+    def _probe(self, matcher: llguidance.LLMatcher) -> None:
+        """Follow the grammar for some steps, along forced tokens and the first ones that are allowed. Finds what no
+        text fits, what begins and never ends, and what exceeds the limits of the parser at its beginning."""
+        for step in range(_NUM_PROBED):
+            allowed = np.flatnonzero(_unpacked(matcher.compute_bitmask(), self.vocab_size)).tolist()
+            forced = matcher.compute_ff_tokens()
+            if matcher.is_error():
+                raise InvalidParameter(_complaint(matcher))
+            if step == 0 and len(forced) > _MOST_FORCED:
+                raise InvalidParameter(
+                    f"grammar cannot be used: it forces more than {_MOST_FORCED} tokens at its beginning, so it may "
+                    "have no end; give a recursive rule an alternative."
+                )
+            tokens = forced or [token for token in allowed if token not in self.eos_token_ids][:1]
+            if not tokens:
+                return
+            matcher.try_consume_tokens(tokens)
 
 
 class GrammarConstraint:
     """What one sequence may write next. A path is the tokens behind those that were accepted.
 
     The parser stands wherever the last call left it. A call moves it along the tree: back to the last common token,
-    then down the new path. No call raises: a parser that exceeds a limit allows nothing more, and `error` says why.
+    then down the new path. No call raises or compiles: a parser that exceeds a limit allows nothing more, and `error`
+    says why.
     """
 
     def __init__(self, grammar: CompiledGrammar, ignore_eos: bool) -> None:
         self._grammar = grammar
         self._ignore_eos = ignore_eos
         self._matcher: llguidance.LLMatcher | None = None  # made when it is first needed
-        self._is_fresh = False  # whether the parser shares nothing with those of other sequences
+        self._is_renewed = False  # whether the parser is one of those behind a full automaton
         self._tokens: list[int] = []  # that the parser has consumed: the accepted ones, then a path
         self._masks: dict[tuple[int, ...], Tensor] = {}  # by path, since the last accepted tokens
         self.num_accepted = 0
@@ -194,9 +238,7 @@ class GrammarConstraint:
         vocab = self._grammar.vocab_size
         ends = sorted(self._grammar.eos_token_ids)
         if self._follow(path, is_drawn=True) == len(path):
-            bits = self._now(lambda matcher: matcher.compute_bitmask(), b"")
-            unpacked = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")[:vocab]
-            mask = torch.from_numpy(unpacked.view(np.bool_))
+            mask = torch.from_numpy(_unpacked(self._now(lambda matcher: matcher.compute_bitmask(), b""), vocab))
             if self._ignore_eos and self.error is None:
                 mask[ends] = False
             if mask.any():
@@ -214,8 +256,8 @@ class GrammarConstraint:
         """Move the parser along a path as far as the grammar allows; returns how many of its tokens that are.
 
         A parser whose automaton is full refuses tokens without a word, and gives the error with its next mask. So a
-        path that was drawn under masks, which must be allowed, is tried again after one, at first by the shared parser
-        and then by the sequence's own.
+        path that was drawn under masks, which must be allowed, is tried again after one, at first by the same parser
+        and then by the renewed one.
         """
         before_end = self._before_end(path)
         reached: int = self._now(lambda matcher: self._move(matcher, before_end), 0)
@@ -239,8 +281,8 @@ class GrammarConstraint:
         return len(tokens) - start
 
     def _now(self, action: Callable[[llguidance.LLMatcher], Any], otherwise: Any) -> Any:
-        """Let the parser do something. If it exceeds a limit, it may be for states that other sequences have made: a
-        parser of this sequence's own then does it again. If that fails too, the sequence cannot go on."""
+        """Let the parser do something. Where it finds its automaton full, of states that other sequences have made
+        perhaps, a renewed parser does it again. If that fails too, the sequence cannot go on."""
         if self.error is not None:
             return otherwise
         if self._matcher is None:
@@ -248,9 +290,9 @@ class GrammarConstraint:
         result = action(self._matcher)
         if not self._matcher.is_error():
             return result
-        if not self._is_fresh:
-            self._is_fresh = True
-            self._matcher = self._grammar.fresh_matcher()
+        if not self._is_renewed and _AUTOMATON in self._matcher.get_error():
+            self._is_renewed = True
+            self._matcher = self._grammar.renewed_matcher()
             self._matcher.try_consume_tokens(self._tokens)
             return self._now(action, otherwise)
         self.error = _complaint(self._matcher)
@@ -276,8 +318,9 @@ def _source(grammar: Mapping[str, Any]) -> str:
         elif "lark" in grammar:
             source = matcher.grammar_from_lark(grammar["lark"])
         elif "choice" in grammar:
-            choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in grammar["choice"])
-            source = matcher.grammar_from_lark(f"start: {choices}")
+            choices = " | ".join(map(_lark_text, grammar["choice"]))
+            # One terminal: the automaton follows thousands of choices, where rules would be parsed side by side.
+            source = matcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
         else:
             source = matcher.grammar_from_json_schema(json.dumps(grammar), overrides=_JSON_OPTIONS)
     except ValueError as error:
@@ -285,10 +328,31 @@ def _source(grammar: Mapping[str, Any]) -> str:
     return str(source)
 
 
+def _lark_text(text: str) -> str:
+    """A text as Lark spells it: like JSON, which does not escape the character DEL."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _built(source: str, tokenizer: llguidance.LLTokenizer) -> llguidance.LLMatcher:
+    library = _library()
+    limits = library.LLParserLimits(**_LIMITS, verbose_errors=False)
+    matcher: llguidance.LLMatcher = library.LLMatcher(tokenizer, source, log_level=0, limits=limits)
+    if matcher.is_error():
+        raise InvalidParameter(_complaint(matcher))
+    return matcher
+
+
+def _unpacked(bits: bytes, vocab_size: int) -> NDArray[np.bool_]:
+    return np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")[:vocab_size].view(np.bool_)
+
+
 def _complaint(matcher: llguidance.LLMatcher) -> str:
     reason = _first_line(matcher.get_error())
     if reason.startswith("NoExtension"):
         reason = "no text fits it"
+    remedy = next((remedy for part, remedy in _REMEDIES.items() if part in reason), None)
+    if remedy is not None:
+        reason = f"{remedy} ({_HINT.split(reason)[0]})"
     return f"grammar cannot be used: {reason}."
 
 

@@ -1,0 +1,169 @@
+"""What grammars may cost: large choices work, what is too large is refused after a short probe, a sequence never
+compiles, and what is kept is bounded."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from foredraft.errors import InvalidParameter
+from foredraft.sampling import grammar as grammar_module
+from foredraft.sampling.grammar import Grammars
+from tests.grammars import record
+from tests.unit.test_grammar import EOS, allowed, ids, make_grammars, texts
+
+HUNGRY = {"regex": "(.*a.{200})b"}  # every text has states of its own
+
+
+def optional(count: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(count)}}
+
+
+@pytest.fixture
+def builds(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The names of the threads that compile, one for each of the two parsers of a grammar."""
+    names: list[str] = []
+    built = grammar_module._built
+
+    def noted(*arguments: Any) -> Any:
+        names.append(threading.current_thread().name)
+        return built(*arguments)
+
+    monkeypatch.setattr(grammar_module, "_built", noted)
+    yield names
+
+
+class TestChoices:
+    @pytest.mark.parametrize("count", [600, 5000])
+    def test_thousands_of_words_can_all_be_written(self, count: int) -> None:
+        words = [f"c{index}" for index in range(count)]
+        compiled = make_grammars().compile({"choice": words})
+        for word in words[:: count // 200]:
+            one = compiled.constraint()
+            path = ids(word)
+            for end in range(len(path)):
+                assert one.mask(path[:end])[path[end]], word
+            assert EOS in allowed(one, path) and one.error is None
+            assert one.num_valid(ids(word + "x")) == len(path)
+        assert texts(compiled.constraint(), ids("c")) == {*"0123456789", "12"}
+
+    def test_one_may_begin_another_and_hold_any_character(self) -> None:
+        words = ["yes", "yes sir", 'a"b\\c', "é", "日本", "日本語", "\n", "/x/", "$", "a|b", "[a]", "\x7f", "\x00"]
+        compiled = make_grammars().compile({"choice": words})
+        for word in words:
+            one = compiled.constraint()
+            assert one.num_valid([*ids(word), EOS]) == len(ids(word)) + 1, word
+        one = compiled.constraint()
+        assert not one.is_complete(ids("yes")) and one.is_complete(ids("yes sir"))
+        assert one.num_valid(ids("a")) == 1 and EOS not in allowed(one, ids("a"))
+
+
+class TestProbe:
+    @pytest.mark.parametrize(
+        "grammar",
+        [
+            optional(1800),
+            record(name={"const": "maybe"}, arguments=optional(200)),  # behind forced tokens
+            {"lark": "start: " + " ".join(f'("a{index}")?' for index in range(1000))},
+        ],
+        ids=["many optional properties", "behind forced tokens", "many alternatives"],
+    )
+    def test_a_grammar_that_exceeds_a_limit_at_its_beginning_is_refused(self, grammar: dict[str, Any]) -> None:
+        with pytest.raises(InvalidParameter, match="use fewer optional properties or alternatives") as refusal:
+            make_grammars().compile(grammar)
+        text = str(refusal.value)
+        assert text.startswith("grammar cannot be used: too much may follow at one place") and "500" in text
+        assert len(text) < 300 and "\n" not in text
+
+    def test_an_error_of_another_kind_is_told_as_it_is(self) -> None:
+        with pytest.raises(InvalidParameter, match="lexer error") as refusal:
+            make_grammars().compile({"lark": 'start: "\x7f"'})
+        assert "patterns" not in str(refusal.value)
+
+    @pytest.mark.parametrize(
+        ("limit", "value", "message"),
+        [
+            ("initial_lexer_fuel", 10, "its patterns are too large"),
+            ("max_lexer_states", 2, "its patterns are too large"),
+            ("max_grammar_size", 5, "use fewer properties or rules"),
+        ],
+    )
+    def test_every_limit_has_a_remedy(
+        self, limit: str, value: int, message: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(grammar_module._LIMITS, limit, value)
+        with pytest.raises(InvalidParameter, match=message):
+            make_grammars().compile(record(name={"type": "string", "pattern": "^[a-z]{3,40}[0-9]+$"}, age={}))
+
+
+class TestRunning:
+    def test_a_limit_behind_the_probe_ends_the_sequence_and_compiles_nothing(self, builds: list[str]) -> None:
+        grammars = make_grammars()
+        compiled = grammars.compile(record(name={"type": "string"}, age=optional(200)))
+        builds.clear()
+        one, other = compiled.constraint(), compiled.constraint()
+        path = ids('{"name": "x", "age": {"')
+        assert not one.mask(path).any() and one.error is not None
+        assert one.error.startswith("grammar cannot be used: too much may follow at one place; use fewer optional")
+        assert other.mask(ids('{"name": "x", "')).any() and other.error is None
+        assert not builds and grammars.find(record(name={"type": "string"}, age=optional(200))) is compiled
+
+    def test_states_that_others_made_do_not_count(self, monkeypatch: pytest.MonkeyPatch, builds: list[str]) -> None:
+        """All sequences of a grammar share one automaton. When it is full, they go on with the second, which is
+        compiled already, and new requests compile again."""
+        monkeypatch.setitem(grammar_module._LIMITS, "max_lexer_states", 400)
+        grammars = make_grammars()
+        compiled = grammars.compile(HUNGRY)
+        long_lived = compiled.constraint()
+        path = ids("abcabcabc")
+        expected = long_lived.mask(path)
+        long_lived.accept(path)
+        for seed in range(30):
+            one, chance = grammars.compile(HUNGRY).constraint(), random.Random(seed)
+            num_builds = len(builds)
+            one.mask([chance.choice(ids("abcde")) for _ in range(40)])
+            assert one.error is None and len(builds) == num_builds, "a sequence compiles nothing"
+        assert compiled.is_full and grammars.find(HUNGRY) is not compiled
+        assert torch.equal(
+            long_lived.mask(ids("c")), make_grammars().compile(HUNGRY).constraint().mask([*path, *ids("c")])
+        )
+        assert torch.equal(compiled.constraint().mask(path), expected)
+
+
+class TestCompiling:
+    def test_requests_with_the_same_grammar_compile_it_once(self, builds: list[str]) -> None:
+        grammars = make_grammars()
+        found: list[Any] = []
+        threads = [threading.Thread(target=lambda: found.append(grammars.compile({"regex": "a+"}))) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(set(found)) == 1 and len(found) == 8 and len(builds) == 2
+
+    def test_a_compiled_grammar_is_found_while_another_is_compiled(self) -> None:
+        grammars = make_grammars()
+        compiled = grammars.compile({"regex": "a"})
+        with grammars._compiling:
+            assert grammars.find({"regex": "a"}) is compiled and grammars.find({"regex": "b"}) is None
+
+    def test_what_is_kept_is_bounded_in_characters(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(grammar_module, "_MOST_CACHED_LENGTH", 100)
+        grammars = make_grammars()
+        for letter in "abcdefgh":
+            grammars.compile({"regex": letter * 20})
+            assert sum(map(len, grammars._compiled)) <= 100
+        assert grammars.find({"regex": "h" * 20}) is not None and grammars.find({"regex": "a" * 20}) is None
+
+    def test_the_tokenizer_is_read_when_it_is_prepared(self) -> None:
+        """Reading it stops all threads: an engine that serves others does it before anybody waits."""
+        grammars = make_grammars()
+        grammars.prepare()
+        grammars._tokenizer_json = lambda: pytest.fail("it is read again")
+        grammars.compile({"regex": "a"})
+        Grammars(lambda: "{}", 10, frozenset({EOS})).prepare()  # those that cannot be used are told by their requests
