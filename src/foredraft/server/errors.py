@@ -67,6 +67,12 @@ def failure() -> ApiError:
     return ApiError(500, "The server failed while it answered this request; its log says why.")
 
 
+def failure_of(message: str | None) -> ApiError:
+    """Of an answer that ended with an error: the client hears what is wrong with a field of its request, and nothing of
+    what is wrong here."""
+    return bad_request(message, field) if message and (field := _named_field(message)) else failure()
+
+
 def as_api_error(error: ForedraftError, retry_after_s: int) -> ApiError:
     """The library's sentence for the client; of the operator's files it hears nothing."""
     message = str(error)
@@ -77,9 +83,12 @@ def as_api_error(error: ForedraftError, retry_after_s: int) -> ApiError:
     if isinstance(error, InvalidPrompt):
         code = "context_length_exceeded" if "tokens" in message and "allowed" not in message else None
         return ApiError(400, message, code=code)
+    return bad_request(message, _named_field(message))
+
+
+def _named_field(message: str) -> str | None:
     found = _FIELD.match(message)
-    known = {*SamplingParams.names(), "spec"}
-    return bad_request(message, found[1] if found and found[1] in known else None)
+    return found[1] if found and found[1] in {*SamplingParams.names(), "spec"} else None
 
 
 def error_object(path: str, error: ApiError, request_id: str = "") -> dict[str, Any]:

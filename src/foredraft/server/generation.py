@@ -15,7 +15,7 @@ from foredraft.errors import ForedraftError
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import Spec
 from foredraft.server.auth import key_of
-from foredraft.server.errors import ApiError, as_api_error, failure
+from foredraft.server.errors import ApiError, as_api_error, failure_of
 from foredraft.server.log import record_of
 from foredraft.server.service import Conversation, Prompt, Service
 from foredraft.server.sharing import with_sharing
@@ -157,7 +157,7 @@ class Generation:
         self._service.metrics.count_output(output, num_prompt_tokens)
         if output.finish_reason == "error":
             log.error("request %s failed: %s", self.id, output.error)
-            raise failure()
+            raise failure_of(output.error)
         if output.finish_reason == "abort":
             raise ApiError(503, "The server stopped before the answer was complete; send it to another one.")
 

@@ -1,0 +1,57 @@
+"""Grammars that are large: they work, or the client hears what is too large, before the answer begins or within it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.server.running_server import NAME, RunningServer
+
+pytest.importorskip("llguidance")
+
+COMPLETE, MESSAGES = "/v1/completions", "/v1/messages"
+OPTIONAL = {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(1800)}}
+# More alternatives than the parser follows at once, behind 40 free letters.
+LATE = {"lark": "start: HEAD tail\nHEAD: /[a-z]{40}/\ntail: " + " ".join(f'("a{index}")?' for index in range(1000))}
+
+
+def complete(**fields: Any) -> dict[str, Any]:
+    return {"model": NAME, "prompt": "hello", "max_tokens": 60, **fields}
+
+
+def check_refusal(error: dict[str, Any]) -> None:
+    assert (error["type"], error["param"]) == ("invalid_request_error", "grammar")
+    assert error["message"].startswith("grammar cannot be used: too much may follow at one place; use fewer optional")
+
+
+@pytest.mark.parametrize("count", [600, 4000])
+def test_a_choice_of_many_words_is_answered(server: RunningServer, count: int) -> None:
+    words = [f"c{index:04}" for index in range(count)]
+    status, body = server.post(COMPLETE, complete(grammar={"choice": words}, n=2))
+    assert status == 200, body
+    assert {choice["text"] for choice in body["choices"]} <= set(words)
+
+
+def test_what_exceeds_a_limit_at_its_beginning_is_refused(server: RunningServer) -> None:
+    status, body = server.post(COMPLETE, complete(grammar=OPTIONAL, n=8, stream=True))  # the stream has not begun
+    assert status == 400, body
+    check_refusal(body["error"])
+    tool = {"type": "function", "function": {"name": "f", "parameters": OPTIONAL}}
+    chat = {"model": NAME, "messages": [{"role": "user", "content": "x"}], "tools": [tool], "tool_choice": "required"}
+    status, body = server.post("/v1/chat/completions", chat)
+    assert status == 400, body
+    check_refusal(body["error"])
+
+
+def test_what_exceeds_a_limit_later_ends_the_answer_with_the_same_sentence(server: RunningServer) -> None:
+    status, body = server.post(COMPLETE, complete(grammar=LATE))
+    assert status == 400, body
+    check_refusal(body["error"])
+    status, data, _ = server.request("POST", COMPLETE, complete(grammar=LATE, stream=True))
+    assert status == 200
+    *_, failed, end = [part.removeprefix("data: ") for part in data.decode().split("\n\n") if part]
+    check_refusal(json.loads(failed)["error"])
+    assert end == "[DONE]"
+    server.until_idle()
