@@ -1,8 +1,9 @@
-"""What grammars may cost: large choices work, what is too large is refused after a short probe, a sequence never
-compiles, and what is kept is bounded."""
+"""What grammars may cost: large choices work, what is too large is refused before it is compiled or after a short
+probe, a sequence never compiles, and what is kept is bounded."""
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ import torch
 from foredraft.errors import InvalidParameter
 from foredraft.sampling import grammar as grammar_module
 from foredraft.sampling.grammar import Grammars
-from tests.grammars import record
+from foredraft.sampling.grammar_size import MOST_INTERSECTED, MOST_PROPERTY_PATTERNS, MOST_REMAINDERS, check_size
+from tests.grammars import SCHEMAS, record
 from tests.unit.test_grammar import EOS, allowed, ids, make_grammars, texts
 
 HUNGRY = {"regex": "(.*a.{200})b"}  # every text has states of its own
@@ -99,6 +101,63 @@ class TestProbe:
         monkeypatch.setitem(grammar_module._LIMITS, limit, value)
         with pytest.raises(InvalidParameter, match=message):
             make_grammars().compile(record(name={"type": "string", "pattern": "^[a-z]{3,40}[0-9]+$"}, age={}))
+
+
+class TestSize:
+    @pytest.mark.parametrize(
+        ("grammar", "message"),
+        [
+            ({"lark": "start: T\nT: " + " & ".join(f"/.*a{index}.*/" for index in range(40))}, "39 times &"),
+            ({"allOf": [{"type": "string", "pattern": f"a{index}"} for index in range(40)]}, "40 times pattern"),
+            (
+                {
+                    "$ref": "#/$defs/d0",
+                    "$defs": {
+                        f"d{index}": {"pattern": f"a{index}", "$ref": f"#/$defs/d{(index + 1) % 40}"}
+                        for index in range(40)
+                    },
+                },
+                "40 times pattern",
+            ),
+            (
+                {"type": "object", "patternProperties": {f"^a{index}[a-z]*{index}$": {} for index in range(800)}},
+                "800 patterns; at most 64",
+            ),
+            (
+                {"lark": "start: %json " + json.dumps({"patternProperties": {f"^x{i}_": {} for i in range(99)}})},
+                "99 patterns",
+            ),
+            ({"type": "integer", "multipleOf": 999_983}, "multipleOf"),
+            (
+                record(**{f"m{index}": {"type": "integer", "multipleOf": 9973 + 2 * index} for index in range(9)}),
+                "20000",
+            ),
+            ({"allOf": [{"type": "integer", "multipleOf": 991}, {"multipleOf": 997}]}, "least common multiple"),
+        ],
+    )
+    def test_what_the_compiler_does_not_bound_is_refused_before_it_runs(
+        self, grammar: dict[str, Any], message: str, builds: list[str]
+    ) -> None:
+        with pytest.raises(InvalidParameter, match=message) as refusal:
+            make_grammars().compile(grammar)
+        assert str(refusal.value).startswith("grammar cannot be used: ") and len(str(refusal.value)) < 300
+        assert not builds
+
+    def test_as_much_as_is_allowed_is_taken(self) -> None:
+        grammars = make_grammars()
+        anded = " & ".join(f"/.*a{index}.*/" for index in range(MOST_INTERSECTED))
+        grammars.compile({"lark": f"start: T\nT: {anded}"})
+        names = {f"^x{index}_": {"type": "string"} for index in range(MOST_PROPERTY_PATTERNS)}
+        grammars.compile({"type": "object", "patternProperties": names})
+        grammars.compile({"type": "integer", "multipleOf": MOST_REMAINDERS - 1})
+        for schema in SCHEMAS.values():
+            check_size(schema)
+
+    def test_patterns_that_never_meet_are_not_counted_together(self) -> None:
+        check_size(record(**{f"p{index}": {"type": "string", "pattern": f"^a{index}$"} for index in range(200)}))
+        check_size({"lark": 'start: %json {"broken'})
+        check_size({"type": "number", "multipleOf": 1e-9})
+        check_size({"type": "number", "multipleOf": 1e18})
 
 
 class TestRunning:

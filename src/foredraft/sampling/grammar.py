@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foredraft.errors import InvalidParameter
+from foredraft.sampling.grammar_size import check_size
 
 if TYPE_CHECKING:
     import llguidance
@@ -97,6 +98,7 @@ class Grammars:
         with self._compiling:
             compiled = self._kept(text)
             if compiled is None:
+                check_size(grammar)
                 compiled = CompiledGrammar(_source(grammar), self._tokenizer, self._vocab_size, self._eos_token_ids)
                 self._keep(text, compiled)
         return compiled
