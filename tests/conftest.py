@@ -7,11 +7,30 @@ from pathlib import Path
 
 import pytest
 
+from foredraft.backends import native_library
 from foredraft.errors import InvalidModel
 from foredraft.models import catalog
+from tests.backends import levels_of
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kernels", help="the level of native kernels that all tests run with, instead of the best one")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if kernels := config.getoption("--kernels"):
+        native_library.usable_levels = lambda: levels_of(kernels)
+    _keep_to_own_processors(config)
+
+
+@pytest.fixture
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Lets models that a test loads run with one of tests.backends.KERNELS."""
+    monkeypatch.setattr(native_library, "usable_levels", lambda: levels_of(request.param))
+    return str(request.param)
+
+
+def _keep_to_own_processors(config: pytest.Config) -> None:
     """Each of several processes that share the tests keeps to its own processors: kernels whose threads wait for each
     other crawl where another process takes one of them away."""
     worker = getattr(config, "workerinput", None)

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from foredraft.batch import pack
 from foredraft.llm import LLM
+from foredraft.models.heads.config import CORRECTIONS
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import ProposerChoice, parse_spec
 from foredraft.types import Draft, Sequence, Work
+from tests.backends import KERNELS
 from tests.tiny_heads import KINDS, random_head, save_head, save_heads, tiny_config
 from tests.tiny_models import VOCAB, random_model, save_model
 
@@ -60,9 +63,12 @@ def drafted_afresh(llm: LLM, spec: str, sequence: Sequence, budget: int) -> Draf
     return draft
 
 
+@pytest.mark.parametrize("kernels", KERNELS, indirect=True)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("kind", KINDS)
-def test_drafts_are_those_of_a_fresh_engine(folder: Path, heads: str, kind: str, temperature: float) -> None:
+def test_drafts_are_those_of_a_fresh_engine(
+    folder: Path, heads: str, kind: str, temperature: float, kernels: str
+) -> None:
     """After prefix hits, rejected and moved nodes, chunks, preemption, and steps without a draft."""
     shared = [(7 * place) % VOCAB for place in range(35)]
     prompts = [[*shared, *((11 * seed + place) % VOCAB for place in range(5 + 9 * seed))] for seed in range(5)]
@@ -122,6 +128,37 @@ def test_trees_have_the_shape_that_was_asked_for(folder: Path, heads: str, kind:
     for sequence, draft in zip(sequences, drafts, strict=True):  # no candidate that was left out is more probable
         wide = drafted_afresh(llm, f"{kind}:k=3,nodes=64,width=3", sequence, 64)
         assert sorted(draft.scores, reverse=True) == pytest.approx(sorted(wide.scores, reverse=True)[:8])
+
+
+SAMPLING_HEADS = [("eagle", "none"), ("medusa", "none"), *(("dflash", each) for each in CORRECTIONS)]
+
+
+@pytest.mark.parametrize("kernels", KERNELS, indirect=True)
+@pytest.mark.parametrize(("kind", "correction"), SAMPLING_HEADS)
+def test_sampled_drafts_do_not_depend_on_batch_mates(
+    folder: Path, tmp_path: Path, kind: str, correction: str, kernels: str
+) -> None:
+    """Tokens and every bit of q: the coins of `rejection` and `block` are thrown against it."""
+    head = save_head(random_head(tiny_config(kind, folder, correction)), tmp_path)
+    llm = LLM(str(folder), head=str(head), spec="off", kv_cache_tokens=4096, threads=1)
+    prompts = [[(7 * index + 3 * place) % VOCAB for place in range(5 + index)] for index in range(6)]
+    seeds = [SamplingParams(max_tokens=12, temperature=0.9, seed=seed, ignore_eos=True) for seed in range(6)]
+    params = [replace(each, acceptance=rule) for each, rule in zip(seeds, ["rejection", "block"] * 3, strict=True)]
+    calls = recorded(llm, kind)
+    alone = [llm.generate([prompt], each, spec=kind)[0] for prompt, each in zip(prompts, params, strict=True)]
+    drafted = {key(call): call[2] for call in calls if call[2]}
+    calls.clear()
+    together = llm.generate(prompts, params, spec=kind)
+    compared = [(drafted[key(call)], call[2]) for call in calls if key(call) in drafted]
+    assert len(compared) > 20
+    assert all(one.tokens == other.tokens and torch.equal(one.q, other.q) for one, other in compared)
+    assert [output.token_ids for output in together] == [output.token_ids for output in alone]
+
+
+def key(call: tuple[Sequence, int, Draft]) -> tuple[object, ...]:
+    """What a draft may depend on."""
+    sequence, budget, _ = call
+    return tuple(sequence.token_ids), sequence.seed, budget
 
 
 @pytest.mark.parametrize("correction", ["none", "markov"])

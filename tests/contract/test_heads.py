@@ -22,7 +22,7 @@ from foredraft.train.modules.dflash import DFlashHead
 from foredraft.train.modules.eagle import EagleHead
 from foredraft.train.modules.medusa import MedusaHead
 from foredraft.types import Draft, Sequence, Work
-from tests.backends import BACKENDS
+from tests.backends import KERNELS
 from tests.tiny_heads import DRAFT_VOCAB, random_head, save_head, tiny_config
 from tests.tiny_models import VOCAB, random_model, save_model
 
@@ -149,26 +149,26 @@ CASES = [
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kernels", KERNELS, indirect=True)
 @pytest.mark.parametrize(("kind", "correction", "rows"), CASES)
 def test_served_logits_are_those_of_the_module(
-    folder: Path, tmp_path: Path, kind: str, correction: str, rows: str, backend: str, dtype: str
+    folder: Path, tmp_path: Path, kind: str, correction: str, rows: str, kernels: str, dtype: str
 ) -> None:
     """Of a corrected block, those of the few most probable tokens of each row."""
     head = random_head(tiny_config(kind, folder, correction, block_input=rows))
-    target = Target(folder, head, tmp_path, backend=backend, dtype=dtype)
+    target = Target(folder, head, tmp_path, dtype=dtype)
     compare(head, target, TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kernels", KERNELS, indirect=True)
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize(("kind", "correction"), [("eagle", "none"), ("medusa", "none"), ("dflash", "refiner")])
 def test_a_head_in_few_bits_runs_in_them(
-    folder: Path, tmp_path: Path, kind: str, correction: str, bits: int, backend: str
+    folder: Path, tmp_path: Path, kind: str, correction: str, bits: int, kernels: str
 ) -> None:
     """Unless it is told otherwise, and with the logits that the weights in the file give."""
     head = random_head(tiny_config(kind, folder, correction))
-    target = Target(folder, head, tmp_path, bits, backend=backend, dtype="bfloat16")
+    target = Target(folder, head, tmp_path, bits, dtype="bfloat16")
     head.load_state_dict({name: t.float() for name, t in read_tensors(tmp_path, head.config).items()})
     for dtype, expected in (("auto", f"q{bits}"), ("bfloat16", "bf16")):
         target.drafter = target.proposer(kind, dtype=dtype)

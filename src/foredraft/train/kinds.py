@@ -22,7 +22,11 @@ from foredraft.train.modules.dflash import DFlashHead
 from foredraft.train.modules.eagle import EagleHead
 from foredraft.train.modules.medusa import MedusaHead
 
-_MOST = {"depth": MAX_BLOCK, "offsets": MAX_BLOCK, "block": MAX_BLOCK, "layers": MAX_LAYERS, "hidden": 1 << 20}
+_WIDEST = 1 << 20
+_MOST = {
+    **dict.fromkeys(("depth", "offsets", "block"), MAX_BLOCK),
+    **{"layers": MAX_LAYERS, "hidden": _WIDEST, "inner": _WIDEST},
+}
 _CHOICES = {"correction": CORRECTIONS, "input": BLOCK_INPUTS}
 _RANK = {"none": 0, "markov": 256, "refiner": 256}
 
