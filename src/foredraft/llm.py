@@ -154,8 +154,7 @@ class LLM:
         inbox: deque[TokenEvent] = deque()
         try:
             for request_id, prompt, each, its_spec in zip(places, prompts, every_params, every_spec, strict=True):
-                grammar = None if each.grammar is None else self.engine.grammars.compile(each.grammar)
-                self.engine.add(request_id, prompt, each, its_spec, is_followed, grammar=grammar)
+                self.engine.add(request_id, prompt, each, its_spec, is_followed)
                 self._inboxes[request_id] = inbox
             while inbox or any(map(self.engine.is_live, places)):
                 if not inbox:

@@ -126,12 +126,13 @@ class Engine:
     ) -> None:
         """Queue a request. Whatever is wrong with it is said here, before it costs anybody anything. One that nobody
         follows has no events but the last of each sample, which carries the output. `grammar` is that of the params,
-        compiled by the caller: adding a request takes no time."""
-        assert (grammar is None) == (params.grammar is None)
+        compiled: a caller for whom others wait brings it along, because compiling takes time."""
         if request_id in self._by_request:
             raise InvalidParameter(f"The request id {request_id!r} is in use; choose another.")
         params = params.resolved(self.generation_defaults)
         max_tokens = self._admit(prompt, params)
+        if grammar is None and params.grammar is not None:
+            grammar = self.grammars.compile(params.grammar)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         num_lookahead_tokens = self.speculation.prepare(spec)
         key = prompt_key(prompt, params.acceptance)
