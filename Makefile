@@ -13,7 +13,7 @@ SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 BUILD_INPUTS := pyproject.toml $(wildcard setup.py src/foredraft/kernels/*.c src/foredraft/kernels/*.h src/foredraft/kernels/build.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu test-slow test-clients test-page check-speculators check-vllm check-ray soak soak-simulated sanitize emulate fuzz \
+.PHONY: help demo test test-gpu test-levels test-slow test-clients test-page check-speculators check-vllm check-ray soak soak-simulated sanitize emulate fuzz fuzz-heads \
 	lint bench bench-control bench-plain bench-peers bench-kernels bench-gpu bench-busy bench-mixed bench-grammars bench-overhead \
 	bench-constants bench-drafts bench-server figures picture clean
 
@@ -28,6 +28,10 @@ test: .venv/.installed-dev ## the tests (a few minutes)
 
 test-gpu: .venv/.installed-dev ## the tests that need a CUDA device; without one they are skipped
 	@$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)
+
+test-levels: .venv/.installed-dev ## the contract tests with every level of kernels that this processor has (some minutes for each)
+	@for level in $$($(BIN)/python -c 'from foredraft.kernels.build import usable_levels; print(*[each.name for each in usable_levels()])'); do \
+		echo "kernels: $$level" && $(BIN)/python -m pytest --kernels $$level --numprocesses logical --maxprocesses 8 --dist loadfile tests/contract $(ARGS) || exit 1; done
 
 test-slow: .venv/.installed-dev ## the tests that need a model of real size
 	@$(BIN)/python -m pytest -m slow $(ARGS)
@@ -73,6 +77,9 @@ emulate: ## the arithmetic of the kernels on machines that are only emulated her
 		aarch64-linux-gnu-gcc -std=gnu11 -O3 -w -pthread -static -ffp-contract=off -fno-math-errno -fno-trapping-math \
 		-fno-schedule-insns -march=$$march -DFD_SOURCES='""' tests/native/arithmetic.c src/foredraft/kernels/*.c \
 		-o build/emulate/arithmetic -lm && qemu-aarch64 build/emulate/arithmetic || exit 1; done
+
+fuzz-heads: .venv/.installed-dev ## 1,000 requests with heads in a busy engine, nothing may differ; ARGS="--kernels avx2" chooses kernels (some minutes)
+	@$(BIN)/python -m tests.fuzz_heads $(ARGS)
 
 fuzz: .venv/.installed-dev ## 10,000 mutated GGUF files: each must load or be refused with a sentence (some minutes)
 	@$(BIN)/python -m tests.fuzz_gguf $(ARGS)

@@ -19,7 +19,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if kernels := config.getoption("--kernels"):
-        native_library.usable_levels = lambda: levels_of(kernels)
+        vars(native_library)["usable_levels"] = lambda: levels_of(kernels)
     _keep_to_own_processors(config)
 
 
