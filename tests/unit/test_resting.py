@@ -8,6 +8,8 @@ from collections.abc import Sequence as Items
 from typing import Any
 from unittest import mock
 
+import pytest
+
 from foredraft.control.controller import Controller
 from foredraft.control.costs import Calibration
 from foredraft.control.economics import VerifyCurve
@@ -192,3 +194,63 @@ def test_a_prompt_beside_it_ends_the_repetition() -> None:
     assert steps.speculation.propose(works) == works
     assert steps.speculation.reasons(1) == (), "a prompt that is not at its end is not decided about"
     assert steps.proposer.queried[-1] == [0]
+
+
+class Head(Slow):
+    """Takes a part of a step, and is always right."""
+
+    name = "head"
+    query_s = 0.3 * STEP_S
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__(machine)
+        self.draft = Draft((5,), (-1,), (0.9,), ("head",))
+
+
+class Copier(Quick):
+    """Finds something for the sequences that it is told."""
+
+    name = "copier"
+    finds_for: frozenset[int] = frozenset()
+
+    def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
+        drafts = super().propose(sequences, budgets)
+        sure = Draft((5,), (-1,), (0.99,), ("copier",))
+        return [sure if of.id in self.finds_for else none for of, none in zip(sequences, drafts, strict=True)]
+
+
+def test_a_step_with_copies_at_hand_is_not_repeated_without_them(caplog: pytest.LogCaptureFixture) -> None:
+    """A head need not draft where a copy was found. That does not stand for the steps after the copy."""
+    machine, spec = Machine(), Spec((ProposerChoice("copier"), ProposerChoice("head")), adaptive=True)
+    copier, head = Copier(machine), Head(machine)
+    made = {"copier": copier, "head": head}
+    speculation = Speculation(lambda choice: made[choice.name], machine, vocab_size=9, clock=lambda: machine.now)
+    speculation.prepare(spec)
+    speculation.calibrate()
+    sequences = [make_sequence([1, 2, 3], id=number, max_tokens=10_000) for number in range(2)]
+    for sequence in sequences:
+        speculation.register(sequence, spec)
+
+    def queried_by_step(finds_for: set[int]) -> list[int]:
+        """The sequences for which the head was queried."""
+        copier.finds_for, before = frozenset(finds_for), len(head.queried)
+        for sequence in sequences:
+            sequence.num_computed_tokens = sequence.num_tokens - 1
+        works = speculation.propose([Work(sequence, 1, 4) for sequence in sequences])
+        commits = []
+        for work in works:
+            origins = (*work.draft.origin[:1], TARGET)
+            commits.append(Commit(work.sequence, (5,) * len(origins), origins, (None,) * len(origins)))
+            work.sequence.token_ids += commits[-1].tokens
+        speculation.observe(works, commits, STEP_S)
+        return [number for query in head.queried[before:] for number in query]
+
+    for _ in range(60):  # until all are known to be right
+        queried_by_step(set())
+        queried_by_step({0, 1})
+    for copies, left in (({0}, [1]), ({0, 1}, [])):
+        assert queried_by_step(set()) == [0, 1]
+        assert queried_by_step(copies) == left
+        assert queried_by_step(set()) == [0, 1], "as soon as the copy ends"
+        assert queried_by_step(set()) == [0, 1]
+    assert not caplog.records, "the controller has not failed"

@@ -92,6 +92,7 @@ class Controller:
         # Not to query stands whatever is at hand: that leaves less to gain.
         if UNDECIDED in decided or any(nodes and chance for (nodes, _), chance in zip(decided, chances, strict=True)):
             self._learn_from_waiting()  # which have added to the ledger
+            ledger.forget_decisions()  # with drafts at hand, this step decides otherwise, and only for itself
             ledger.decided_for = of
             decided = self._decided(candidate, ledger, works, chances, load)
         return [
