@@ -20,8 +20,9 @@ from foredraft.simulate.machine import DraftFigures, DraftProfile, Machine, assu
 from foredraft.simulate.machine_file import profile_of
 from foredraft.simulate.proposer import RIGHT, Clock, SimulatedProposer
 from foredraft.simulate.record import Record
+from foredraft.simulate.report import sentences
 from foredraft.simulate.step_mode import StepReplica
-from foredraft.simulate.study import Study, answer
+from foredraft.simulate.study import MOST_REPLICAS, Study, answer
 from foredraft.simulate.table import StepTable
 from foredraft.simulate.traffic import ANY, Kind, Mix, Request
 from foredraft.types import Sequence
@@ -153,13 +154,13 @@ class TestStepMode:
 
     def test_a_request_that_can_never_fit_is_refused(self) -> None:
         options = EngineConfig(max_num_seqs=8, kv_cache_tokens=64, prefix_caching=False)
-        requests = [Request(0.0, "chat", 60, 60), Request(0.1, "chat", 10, 10)]
+        requests = [Request(0.0, "chat", 60, 60), Request(0.1, "chat", 10, 10), Request(0.1, "chat", 60, 60)]
         for make in (
             lambda record: StepReplica(FLAT, options, FLAT.spec("off"), record),
             lambda record: EventReplica(StepTable.measured(FLAT, options, FLAT.spec("off"), requests), options, record),
         ):
-            record = Record(2)
-            assert run_fleet([make(record)], requests) == 1
+            record = Record(3)
+            assert run_fleet([make(record)], requests) == 2, "an idle machine and a busy one refuse it"
             assert record.done_s[0] != record.done_s[0]  # NaN
             assert record.done_s[1] > 0.1
 
@@ -269,6 +270,28 @@ class TestAnswers:
         hopeless = replace(self.STUDY, slo=Slo(itl=0.001))
         assert hopeless.replicas_needed(MIXED, "off", 5.0) is None
         assert hopeless.capacity(MIXED, "off", 1) == 0
+
+    def test_a_rate_that_a_machine_does_not_keep_up_with_needs_more_machines_even_without_an_objective(self) -> None:
+        """Whoever waits gets an answer in the end, but the queue grows as long as requests come."""
+        patient = replace(self.STUDY, slo=Slo())
+        alone = patient.most_qps(MIXED, "off")
+        assert patient.outcome(MIXED, "off", 1, 5.5 * alone).good_share == 1
+        assert patient.outcome(MIXED, "off", 1, 5.5 * alone).goodput < 1.1 * alone
+        assert patient.replicas_needed(MIXED, "off", 5.5 * alone) == 6
+        assert patient.capacity(MIXED, "off", 2) <= 2 * alone
+        assert patient.replicas_needed(MIXED, "off", 1.1 * MOST_REPLICAS * alone) is None
+
+    def test_a_load_that_the_fleet_does_not_carry_is_named(self) -> None:
+        patient = replace(self.STUDY, slo=Slo(), count=100)
+        alone = patient.most_qps(MIXED, "off")
+        told = {
+            rate: " ".join(sentences(answer(patient, MIXED, [], 1, rate * alone, lambda: None))) for rate in (3, 1e4)
+        }
+        assert "need 3 machines with plain decoding. The fleet of this simulation carries no more than" in told[3]
+        assert f"plain decoding would need more than {MOST_REPLICAS} machines." in told[1e4]
+        hopeless = replace(patient, slo=Slo(itl=0.001))
+        (first, *_) = sentences(answer(hopeless, MIXED, [], 1, alone, lambda: None))
+        assert "misses the objective with any number of machines" in first
 
     def test_what_a_fleet_carries_it_serves_well(self) -> None:
         most = self.STUDY.capacity(MIXED, "off", 2)

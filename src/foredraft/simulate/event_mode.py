@@ -28,7 +28,7 @@ class EventReplica:
         self._table = table
         self._record = record
         self._most = options.max_num_seqs
-        self._kv_left = options.kv_cache_tokens or KV_CACHE_TOKENS
+        self._kv_tokens = self._kv_left = options.kv_cache_tokens or KV_CACHE_TOKENS
         self._place = {kind: place for place, kind in enumerate(table.kinds)}
         self.now = 0.0
         self.num_unfinished = 0
@@ -41,9 +41,9 @@ class EventReplica:
 
     def add(self, index: int, request: Request) -> bool:
         """Queue a request; False where it can never fit into the KV cache."""
+        if request.prompt_tokens + request.output_tokens > self._kv_tokens:
+            return False
         if not self.num_unfinished:
-            if request.prompt_tokens + request.output_tokens > self._kv_left:
-                return False
             self.now = max(self.now, request.arrival_s)
         self.num_unfinished += 1
         self._waiting.append((index, request))

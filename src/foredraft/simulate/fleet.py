@@ -52,7 +52,7 @@ class Outcome:
     """What the users of a fleet saw, without the first tenth of them. Times are seconds."""
 
     qps: float  # that arrived
-    goodput: float  # requests per second that kept the objective
+    goodput: float  # requests per second that kept the objective, until the last was finished
     good_share: float
     tokens_per_s: float
     ttft_mean: float
@@ -100,12 +100,12 @@ def outcome_of(requests: Sequence[Request], record: Record, slo: Slo, refused: i
         tokens = np.array([1])
     ttft_p50, ttft_p99 = np.percentile(ttft, (50, 99)).tolist()
     itl_p50, itl_p99 = np.percentile(itl, (50, 99)).tolist()
-    last = float(np.max(done[finished], initial=float(arrivals[-1])))
+    served_s = float(np.max(done[finished], initial=float(arrivals[-1]))) - float(arrivals[0]) or 1.0
     return Outcome(
         qps=(len(arrivals) - 1) / span,
-        goodput=float(good.mean()) * (len(arrivals) - 1) / span,
+        goodput=int(good.sum()) / served_s,
         good_share=float(good.mean()),
-        tokens_per_s=float(outputs[finished].sum()) / (last - float(arrivals[0]) or 1.0),
+        tokens_per_s=float(outputs[finished].sum()) / served_s,
         ttft_mean=float(ttft.mean()),
         ttft_p50=ttft_p50,
         ttft_p99=ttft_p99,

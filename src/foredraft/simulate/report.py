@@ -12,7 +12,7 @@ from typing import Any
 from foredraft.bench.measure import OFF
 from foredraft.bench.report import facts_list, html_page, plot_sections
 from foredraft.simulate.fleet import Outcome, Slo
-from foredraft.simulate.study import SettingAnswer, TrafficAnswer
+from foredraft.simulate.study import MOST_REPLICAS, SettingAnswer, TrafficAnswer
 
 COLUMNS = ("traffic", "setting", "goodput/s", "good", "tokens/s", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99")
 FLEET_COLUMNS = (*COLUMNS, "carries/s", "machines", "flips at")
@@ -67,9 +67,14 @@ def sentences(answer: TrafficAnswer) -> list[str]:
     """What follows for a person who buys machines."""
     plain, rate = answer.plain, f"{answer.qps:.3g} requests per second"
     if plain.replicas_needed is None:
-        told = [f"{answer.traffic}: plain decoding misses the objective with any number of machines."]
+        told = [f"{answer.traffic}: at {rate}, plain decoding {_why_none(plain)}."]
     else:
         told = [f"{answer.traffic}: {rate} need {_machines(plain.replicas_needed)} with plain decoding."]
+    if refused := plain.outcome.refused:
+        told.append(f"{refused} requests do not fit into the KV cache of a machine: give it more --kv-cache-tokens.")
+    if all(setting.capacity_qps < answer.qps for setting in answer.settings):
+        most = max(answer.settings, key=lambda setting: setting.capacity_qps)
+        told.append(f"The fleet of this simulation carries no more than {most.capacity_qps:.3g} ({most.spec}).")
     for setting in answer.settings[1:]:
         told.append(_comparison(setting, plain))
         if setting.flip_qps is not None:
@@ -80,7 +85,7 @@ def sentences(answer: TrafficAnswer) -> list[str]:
 def _comparison(setting: SettingAnswer, plain: SettingAnswer) -> str:
     needed, before = setting.replicas_needed, plain.replicas_needed
     if needed is None:
-        return f"{setting.spec} misses the objective with any number of machines."
+        return f"{setting.spec} {_why_none(setting)}."
     if before is None:
         return f"{setting.spec} keeps it with {_machines(needed)}."
     carries = (
@@ -91,6 +96,13 @@ def _comparison(setting: SettingAnswer, plain: SettingAnswer) -> str:
         return f"{setting.spec} needs as many{carries}."
     verb, difference = ("saves", before - needed) if needed < before else ("costs", needed - before)
     return f"{setting.spec} {verb} {_machines(difference)}{'' if verb == 'saves' else ' more'}{carries}."
+
+
+def _why_none(setting: SettingAnswer) -> str:
+    """Why a setting has no number of machines that are enough."""
+    if setting.capacity_qps:
+        return f"would need more than {MOST_REPLICAS} machines"
+    return "misses the objective with any number of machines"
 
 
 def _machines(count: int) -> str:

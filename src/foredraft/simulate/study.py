@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from math import ceil
 
 from foredraft.bench.cells import flip
 from foredraft.bench.measure import OFF
@@ -73,38 +74,44 @@ class Study:
 
         return 1 / min(seconds(batch) for batch in range(1, len(table.step_s)))
 
+    def carries(self, traffic: Traffic, spec: str, replicas: int, qps: float) -> bool:
+        """Whether so many machines keep up with the rate, and enough requests are good. Machines that do not keep up
+        may finish all requests that are simulated, but those wait longer the later they come."""
+        if qps > replicas * self.most_qps(traffic, spec):
+            return False
+        return self.outcome(traffic, spec, replicas, qps).good_share >= self.attain
+
     def capacity(self, traffic: Traffic, spec: str, replicas: int) -> float:
-        """The most requests per second of which enough are good; 0 where not even few are served well."""
-        high = 1.1 * replicas * self.most_qps(traffic, spec)
+        """The most requests per second that are carried; 0 where not even few are."""
+        high = replicas * self.most_qps(traffic, spec)
         low = high / 1000
-        if not self._is_enough(self.outcome(traffic, spec, replicas, low)):
+        if not self.carries(traffic, spec, replicas, low):
             return 0.0
         for _ in range(_BISECTIONS):
             middle = (low + high) / 2
-            enough = self._is_enough(self.outcome(traffic, spec, replicas, middle))
-            low, high = (middle, high) if enough else (low, middle)
+            low, high = (middle, high) if self.carries(traffic, spec, replicas, middle) else (low, middle)
         return low
 
     def replicas_needed(self, traffic: Traffic, spec: str, qps: float) -> int | None:
-        """The fewest machines with which enough requests are good; None where no number helps."""
+        """The fewest machines that carry the rate; None where no number does, or none up to MOST_REPLICAS."""
 
         def is_enough(replicas: int) -> bool:
-            return self._is_enough(self.outcome(traffic, spec, replicas, qps))
+            return self.carries(traffic, spec, replicas, qps)
 
-        high = max(1, round(qps / self.most_qps(traffic, spec)))
+        least = ceil(qps / self.most_qps(traffic, spec))
+        if least > MOST_REPLICAS:
+            return None
+        high = least
         while not is_enough(high):
-            if high >= MOST_REPLICAS or not self._is_enough(self.outcome(traffic, spec, 1, qps / (100 * high))):
+            if high >= MOST_REPLICAS or not self.carries(traffic, spec, 1, qps / (100 * high)):
                 return None
             high = min(MOST_REPLICAS, 2 * high)
-        return _first(is_enough, 1, high)
+        return _first(is_enough, least, high)
 
     def sweep(self, traffic: Traffic, specs: Iterable[str], replicas: int) -> list[float]:
         """Rates from nearly idle to more than any setting carries."""
         most = replicas * max(self.most_qps(traffic, spec) for spec in specs)
         return [share * most for share in _SWEEP]
-
-    def _is_enough(self, outcome: Outcome) -> bool:
-        return outcome.good_share >= self.attain
 
     def _sample(self, traffic: Traffic) -> list[Request]:
         return traffic.requests(1.0, _SAMPLE, self.seed + 1)
