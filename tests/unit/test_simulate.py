@@ -16,7 +16,7 @@ from foredraft.control.economics import VerifyCurve
 from foredraft.errors import InvalidParameter, InvalidSpec
 from foredraft.simulate.event_mode import EventReplica
 from foredraft.simulate.fleet import Outcome, Slo, outcome_of, run_fleet
-from foredraft.simulate.machine import DraftFigures, DraftProfile, Machine, assumed
+from foredraft.simulate.machine import NEVER, DraftFigures, DraftProfile, Machine, assumed
 from foredraft.simulate.machine_file import profile_of
 from foredraft.simulate.proposer import RIGHT, Clock, SimulatedProposer
 from foredraft.simulate.record import Record
@@ -107,6 +107,20 @@ class TestEventsAgainstSteps:
         for name in ("tokens_per_s", "latency_mean", "ttft_mean", "itl_mean", "token_s"):
             assert getattr(events, name) == pytest.approx(getattr(steps, name), rel=0.05), name
         assert events.ttft_p99 == pytest.approx(steps.ttft_p99, rel=0.15)
+
+    def test_steps_take_time_however_kinds_are_mixed(self) -> None:
+        """Drafts of half of the requests fill a run so far that its last rows are dear. Steps of requests without any
+        drafts take less, but no less than plain ones."""
+        curve = VerifyCurve((1, 12, 64), (STEP_S, STEP_S, 100 * STEP_S))
+        sure = DraftFigures("suffix", True, {"copy": DraftProfile.constant(1.0, 8), "still": NEVER}, 0.0)
+        steep = Machine("steep", Calibration(curve, 0, 0.0), {"suffix": sure})
+        sample = [Request(0.0, kind, 1, 20) for kind in ("copy", "still")]
+        record = Record(8)
+        replica = EventReplica(StepTable.measured(steep, SOME, steep.spec("suffix"), sample), SOME, record)
+        for index in range(8):
+            replica.add(index, Request(0.0, "still", 1, 20))
+        replica.advance(inf)
+        assert min(record.done_s) >= 20 * STEP_S
 
     def test_tokens_per_run_of_the_table_are_those_of_the_profiles(self) -> None:
         table = TestAnswers.STUDY.table(MIXED, "suffix")

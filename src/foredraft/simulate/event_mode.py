@@ -62,6 +62,7 @@ class EventReplica:
             if sequences and len(kinds) > 1:
                 mine = sum(len(ends[kind]) * table.kind_rows[kind][sequences] for kind in kinds)
                 step_s += table.row_s[sequences] * (mine - table.rows[sequences])
+                step_s = max(step_s, table.least_s[sequences])
             rows = 0
             if self._prompts:
                 chunk = table.chunk_rows[sequences]

@@ -35,6 +35,7 @@ class StepTable:
     tokens_per_run: list[list[float]]  # by kind, then by sequences
     kind_rows: list[list[float]]  # of the same shape: rows of a sequence, its draft included
     row_s: list[float]  # seconds of one row more than `rows`: kinds are not always mixed as they are on average
+    least_s: list[float]  # a step without drafts: it takes no less, however they are mixed
     excess: list[list[float]]  # of the same shape: tokens that the last run of an output has beyond its end, on average
     chunk_rows: list[int]  # of prompts, in a step beside these sequences
     draft_rows: list[int]  # of one sequence in a run
@@ -60,11 +61,13 @@ class StepTable:
         tokens = [np.interp(every, batches, [each.tokens_per_run[kind] for each in found]).tolist() for kind in kinds]
         kind_rows = [np.interp(every, batches, [each.kind_rows[kind] for each in found]).tolist() for kind in kinds]
         row_s = [flat.run_s(round(each) + 2, 0) - flat.run_s(round(each) + 1, 0) for each in rows]
+        least_s = [0.0, *(flat.run_s(n, 0) for n in range(1, most + 1))]
         excess = [np.interp(every, batches, [each.excess[kind] for each in found]).tolist() for kind in kinds]
         chunks = [options.rows_per_step] + [_chunk(machine, options, rows[n], n) for n in range(1, most + 1)]
         drafts = [round(rows[max(1, n)] / max(1, n) - 1) for n in range(most + 1)]
         chunk_s = [_chunk_times(machine, rows[n], n, chunks[n] + drafts[n], context) for n in range(most + 1)]
-        return cls(kinds, seconds.tolist(), rows.tolist(), tokens, kind_rows, row_s, excess, chunks, drafts, chunk_s)
+        measured = (seconds.tolist(), rows.tolist(), tokens, kind_rows, row_s, least_s, excess)
+        return cls(kinds, *measured, chunks, drafts, chunk_s)
 
 
 @dataclass(frozen=True)
