@@ -58,10 +58,10 @@ def test_the_best_per_category_and_batch(command: Command, tmp_path: Path) -> No
 def test_lengths_follow_from_the_acceptance_and_the_costs_in_the_file(
     command: Command, tmp_path: Path, curve: str
 ) -> None:
-    drafting = {"drafted_per_run": 4.0, "draft_time_per_run_s": 4 * 0.02 * CURVE["seconds"][0]}
-    ngram = cell("ngram", 1.4, acceptance_per_depth=[0.8, 0.64], **drafting)
-    found = command("--from", results(tmp_path, cell("auto", 1.5), ngram), "--json").record
     given = command("--alpha", "0.8", "--cost", "0.02", "--verify-cost", curve, "--json").record
+    four = given["table"][4]
+    ngram = cell("ngram", four["speedup"], tokens_per_run=four["expected_tokens"], drafted_per_run=4.0)
+    found = command("--from", results(tmp_path, cell("auto", 5.0), ngram), "--json").record
     assert set(given) < set(found)
     assert found["best_spec"] == "auto", "which has no lengths of its own to look at"
     for key in ("best_k", "flip_batch"):
@@ -71,8 +71,32 @@ def test_lengths_follow_from_the_acceptance_and_the_costs_in_the_file(
     assert [row["speedup"] for row in found["table"]] == pytest.approx([row["speedup"] for row in given["table"]])
 
 
+@pytest.mark.parametrize("ratio", [0.7, 1.05, 1.23])
+@pytest.mark.parametrize("others", [{"batch": 1}, {"batch": 2, "group_sizes": [2, 2], "tokens_per_s": 100.0}])
+def test_what_is_promised_for_a_measured_length_is_what_was_measured(
+    command: Command, tmp_path: Path, ratio: float, others: dict[str, Any]
+) -> None:
+    """Whatever the setting's acceptance by depth and its drafting time would lead to, and with prompts that take a
+    third of the time or more."""
+    drafting = {"drafted_per_run": 3.0, "draft_time_per_run_s": 0.0001, "acceptance_per_depth": [0.8, 0.7, 0.9]}
+    eagle = cell("eagle", ratio, tokens_per_run=2.2, **drafting, **others)
+    file = results(tmp_path, cell("off", 1.0, **others), eagle)
+    record = command("--from", file, "--json").record
+    assert record["table"][3]["expected_tokens"] == pytest.approx(2.2)
+    assert record["table"][3]["speedup"] == pytest.approx(ratio)
+    assert record["speedup"] == max(row["speedup"] for row in record["table"]) < 1.5
+    assert f"eagle was measured at {ratio:.2f} with 3.0 draft tokens per run." in record["recommendation"]
+
+
+def test_a_ratio_that_the_figures_cannot_explain_is_named(command: Command, tmp_path: Path) -> None:
+    file = results(tmp_path, cell("ngram", 2.4, tokens_per_run=1.5, drafted_per_run=1.0))
+    told = command("--from", file, "--json").record["recommendation"]
+    assert "ngram was measured at 2.40 with 1.0 draft tokens per run. Its figures explain only 1.44, so rely on" in told
+
+
 def test_a_batch_is_looked_at_as_such(command: Command, tmp_path: Path) -> None:
-    alone, eight = (cell("ngram", 1.1, batch=n, acceptance_per_depth=[0.8]) for n in (1, 8))
+    figures = {"tokens_per_run": 2.5, "drafted_per_run": 2.0}
+    alone, eight = (cell("ngram", ratio, batch=n, **figures) for n, ratio in ((1, 2.3), (8, 1.2)))
     shorter = command("--from", results(tmp_path, eight), "--json").record
     longer = command("--from", results(tmp_path, alone), "--json").record
     assert 0 < shorter["best_k"] < longer["best_k"]
@@ -90,8 +114,14 @@ def test_off_may_be_best_though_another_length_would_pay(command: Command, tmp_p
 def test_the_promised_fields_are_enough(command: Command, tmp_path: Path) -> None:
     file = written(tmp_path / "results.json", {"cells": [cell("ngram", 1.2)], "runs": []})
     record = command("--from", file, "--json").record
+    assert record["table"][1]["expected_tokens"] == pytest.approx(1.45, rel=0.01), (
+        "1.25 draft tokens brought half a token"
+    )
+    assert record["break_even_alpha"] == pytest.approx(0.2) and record["flip_batch"] is None
+    file = written(tmp_path / "less.json", {"cells": [cell("ngram", 1.2, tokens_per_run=None)], "runs": []})
+    record = command("--from", file, "--json").record
     assert record["table"][1]["expected_tokens"] == pytest.approx(1.4)
-    assert record["break_even_alpha"] == pytest.approx(0.0) and record["flip_batch"] is None
+    assert "Its figures explain only 1.00" in record["recommendation"]
     assert fails_with_one_sentence(command("--from", file, "--batch-max", "8"))
 
 

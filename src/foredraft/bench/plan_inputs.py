@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from foredraft.bench.cells import Cell
 from foredraft.bench.suite import built_in
 from foredraft.bench.verify_cost import verify_curve
-from foredraft.control.economics import VerifyCurve, quotient
+from foredraft.control.economics import VerifyCurve, acceptance_behind, quotient
 from foredraft.errors import InvalidSpec
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import ProposerChoice, parse_spec, read_options
@@ -30,6 +30,7 @@ class PlanInputs:
     cost: float
     curve: VerifyCurve | None
     batch: int = 1  # how many sequences shared a run
+    beside: float = 0.0  # plain steps of a token beside its runs, prompts above all: no draft saves them
 
 
 def chain_spec(spec: str) -> str:
@@ -63,13 +64,36 @@ def measured_inputs(llm: LLM, spec: str) -> PlanInputs:
     return PlanInputs(min(1.0, accepted / reached), draft_s / drafts / curve.seconds_at(1), curve)
 
 
-def inputs_of(cell: Cell, curve: VerifyCurve | None) -> PlanInputs:
-    """What a benchmark has found out about a setting. A cell without acceptances by depth has at least their mean."""
-    reached, accepted = _reached_and_accepted(cell.acceptance_per_depth or [cell.acceptance_rate])
+def inputs_of(cell: Cell, plain: Cell | None, curve: VerifyCurve | None) -> PlanInputs:
+    """What explains the speed-up that a benchmark has measured for a setting: drafts as long as its mean bring its
+    tokens per run, and cost all that its runs took beyond those of the target. `plain` is the cell of plain decoding
+    beside it."""
     batch = max(1, round(fmean(cell.group_sizes or [cell.batch])))
-    per_node_s = quotient(cell.draft_time_per_run_s, cell.drafted_per_run)
-    cost = 0.0 if curve is None else per_node_s / curve.seconds_at(batch)
-    return PlanInputs(min(1.0, accepted / reached), cost, curve, batch)
+    drafted = drafted_per_run(cell)
+    if not drafted:
+        return PlanInputs(cell.acceptance_rate, 0.0, curve, batch)
+    alpha = acceptance_behind(cell.tokens_per_run, drafted)
+    beside = 0.0
+    if curve is not None and plain is not None and plain.tokens_per_s:
+        beside = max(0.0, batch / plain.tokens_per_s / curve.seconds_at(batch) - 1)
+    verify = 1.0 if curve is None else curve.seconds_at(batch * (1 + drafted)) / curve.seconds_at(batch)
+    run = cell.tokens_per_run * ((1 + beside) / cell.ratio_to_off - beside)
+    return PlanInputs(alpha, max(0.0, (run - verify) / drafted), curve, batch, beside)
+
+
+def explained_ratio(found: PlanInputs, cell: Cell) -> float:
+    """The speed-up that follows from these figures for drafts as long as those of the cell: its own, unless it is
+    faster than drafts without any cost would be."""
+    drafted = drafted_per_run(cell)
+    plain = 1.0 if found.curve is None else found.curve.seconds_at(found.batch)
+    run = 1.0 if found.curve is None else found.curve.seconds_at(found.batch * (1 + drafted)) / plain
+    token = (drafted * found.cost + run) / max(1.0, cell.tokens_per_run)
+    return (1 + found.beside) / (token + found.beside)
+
+
+def drafted_per_run(cell: Cell) -> float:
+    """As measured, or as it follows from what was accepted; 0 where a file has neither."""
+    return cell.drafted_per_run or quotient(max(0.0, cell.tokens_per_run - 1), cell.acceptance_rate)
 
 
 def _reached_and_accepted(survivals: Sequence[float]) -> tuple[float, float]:

@@ -67,7 +67,7 @@ def plan(
         if any(given is not None for given in (alpha, cost, verify_cost)) or measure:
             raise InvalidParameter("--from takes every figure from its file; give it without other figures.")
         compared = compare(*read_results(results), results)
-        source = f"{compared.premise}\nThe lengths follow for {compared.spec}, in the steps in which it drafts: "
+        source = f"{compared.premise}\nThe lengths follow for {compared.spec}, over all its steps: "
         figures = _outlook(compared.inputs, k_max, batch_max)
     elif measure:
         if any(given is not None for given in (alpha, cost, verify_cost)):
@@ -110,7 +110,7 @@ def _measured(opened: options.ModelOptions) -> PlanInputs:
 def _outlook(found: PlanInputs, k_max: int, batch_max: int | None) -> Outlook:
     if batch_max is not None and found.curve is None:
         raise InvalidParameter("--batch-max needs --verify-cost: only a measured cost tells how runs slow down.")
-    return Outlook.of(found.alpha, found.cost, k_max, found.curve, batch_max or BATCH_MAX, found.batch)
+    return Outlook.of(found.alpha, found.cost, k_max, found.curve, batch_max or BATCH_MAX, found.batch, found.beside)
 
 
 def _advise(figures: Outlook, source: str, compared: Comparison | None) -> Answer:
@@ -127,7 +127,7 @@ def _advise(figures: Outlook, source: str, compared: Comparison | None) -> Answe
     extras: dict[str, Any] = {}
     if compared is not None:
         tables = [compared.table, *tables]
-        sentences = [*compared.sentences, f"By the acceptance and the cost of {compared.spec}:", *sentences]
+        sentences = [*compared.sentences, compared.measured, *sentences]
         if compared.is_off_best and figures.best.k:
             sentences.append(
                 "None of the settings that were measured gained that: bench that length before you rely on it."

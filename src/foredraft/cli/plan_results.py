@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 
 from foredraft.bench.cells import ALL, Cell
 from foredraft.bench.measure import OFF
-from foredraft.bench.plan_inputs import PlanInputs, inputs_of
+from foredraft.bench.plan_inputs import PlanInputs, drafted_per_run, explained_ratio, inputs_of
 from foredraft.cli.plan_answer import SMALL_GAIN, Table, percent, requests
 from foredraft.control.economics import VerifyCurve
 from foredraft.errors import InvalidParameter
+
+_EXPLAINED = 0.05  # so far from what was measured, figures still explain it
 
 
 class Kind(NamedTuple):
@@ -53,6 +55,7 @@ class Comparison:
 
     spec: str
     inputs: PlanInputs
+    measured: str  # what those figures were measured at, and whether they explain it
     is_off_best: bool
     several_batches: bool
     premise: str
@@ -71,6 +74,10 @@ def compare(cells: Sequence[Cell], curve: VerifyCurve | None, file: Path) -> Com
         raise InvalidParameter(f"{file} has no setting beside off that kept its texts; bench with at least one --spec.")
     usable = _usable([cell for cell in cells if Kind.of(cell) == first.kind], first.batch)
     closely = max(usable, key=lambda cell: (not cell.spec.startswith("auto"), cell.ratio_to_off))
+    plain = next(
+        (cell for cell in cells if cell.spec == OFF and Kind.of(cell) == first.kind and cell.batch == first.batch), None
+    )
+    inputs = inputs_of(closely, plain, curve)
     names = {kind: _name(kind, kinds) for kind in kinds}
     flips = [(kind, *flip) for kind in kinds if (flip := _flip([each for each in choices if each.kind == kind]))]
     sentences = [_advice(names[each.kind], each) for each in choices]
@@ -85,7 +92,8 @@ def compare(cells: Sequence[Cell], curve: VerifyCurve | None, file: Path) -> Com
     ]
     return Comparison(
         spec=closely.spec,
-        inputs=inputs_of(closely, curve),
+        inputs=inputs,
+        measured=_measured(closely, inputs),
         is_off_best=first.best is None,
         several_batches=len({each.batch for each in choices if each.kind == first.kind}) > 1,
         premise=f"Measured in {file}, in units of plain decoding.",
@@ -118,6 +126,15 @@ def _choices(kind: Kind, cells: Sequence[Cell]) -> list[Choice]:
 
 def _usable(cells: Sequence[Cell], batch: int) -> list[Cell]:
     return [cell for cell in cells if cell.batch == batch and cell.same_text and cell.spec != OFF]
+
+
+def _measured(cell: Cell, found: PlanInputs) -> str:
+    drafted, explained = drafted_per_run(cell), explained_ratio(found, cell)
+    mean = f" with {drafted:.1f} draft tokens per run" if drafted else ""
+    told = f"{cell.spec} was measured at {cell.ratio_to_off:.2f}{mean}."
+    if abs(explained / cell.ratio_to_off - 1) <= _EXPLAINED:
+        return f"{told} By its acceptance and its cost:"
+    return f"{told} Its figures explain only {explained:.2f}, so rely on no length before you bench it:"
 
 
 def _advice(name: str, choice: Choice) -> str:

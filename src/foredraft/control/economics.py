@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from foredraft.errors import InvalidParameter
@@ -88,6 +88,20 @@ def expected_tokens(alpha: float, k: int) -> float:
 def expected_tokens_by_depth(acceptances: Sequence[float]) -> float:
     """Tokens of a cycle whose draft token at each depth, once reached, is accepted with its own probability."""
     return 1.0 + math.fsum(_survivals(acceptances))
+
+
+def acceptance_behind(tokens_per_run: float, drafted_per_run: float) -> float:
+    """The alpha with which drafts of so many tokens, on average, bring so many tokens of a cycle."""
+
+    def brings(alpha: float) -> float:
+        whole = int(drafted_per_run)
+        return expected_tokens(alpha, whole) + (drafted_per_run - whole) * alpha ** (whole + 1)
+
+    low, high = 0.0, 1.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if brings(middle) > tokens_per_run else (middle, high)
+    return high
 
 
 def speedup(alpha: float, cost: float, k: int, verify: VerifyCost = flat) -> float:
@@ -191,28 +205,41 @@ class Outlook:
 
     @classmethod
     def of(
-        cls, alpha: float, cost: float, k_max: int, curve: VerifyCurve | None, batch_max: int, batch: int = 1
+        cls,
+        alpha: float,
+        cost: float,
+        k_max: int,
+        curve: VerifyCurve | None,
+        batch_max: int,
+        batch: int = 1,
+        beside: float = 0.0,
     ) -> Outlook:
-        """`batch` sequences share every run; only the flip is looked for at all sizes up to batch_max."""
+        """`batch` sequences share every run; only the flip is looked for at all sizes up to batch_max. A token takes
+        `beside` plain steps beside its runs, prompts above all: no draft saves them."""
         _check_probability("alpha", alpha)
         verify = flat if curve is None else curve.at_batch(batch)
         acceptances = [alpha] * k_max
         table = lengths(acceptances, cost, verify)
+        gain = _longer_gain(alpha, cost, table[-1], verify)
+
+        def overall(length: Length) -> Length:
+            return replace(length, speedup=length.speedup * (1 + beside) / (1 + beside * length.speedup))
+
         batches = []
         if curve is not None:
             best = [best_at_batch(curve, alpha, cost, k_max, size) for size in range(1, batch_max + 1)]
-            batches = [BatchLength(size, length.k, length.speedup) for size, length in enumerate(best, 1)]
+            batches = [BatchLength(size, each.k, overall(each).speedup) for size, each in enumerate(best, 1)]
         return cls(
             alpha=alpha,
             cost=cost,
-            table=table,
-            best=best_length(acceptances, cost, verify),
+            table=[overall(length) for length in table],
+            best=overall(best_length(acceptances, cost, verify)),
             break_even_alpha=break_even_alpha(cost, k_max, verify),
             break_even_cost=break_even_cost(alpha, k_max, verify),
             curve=curve,
             batches=batches,
             flip_batch=None if curve is None else flip_batch(curve, alpha, cost, k_max, batch_max),
-            longer_gain=_longer_gain(alpha, cost, table[-1], verify),
+            longer_gain=gain,
         )
 
 
