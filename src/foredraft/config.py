@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from foredraft.errors import InvalidParameter
 
 DTYPES = ("float32", "bfloat16", "int8", "int4")
 ACTIVATIONS = ("int8", "int16")  # what quantised weights are multiplied by on a CPU
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 MAX_THREADS = 256  # as in kernels/pool.h
 QUANT_GROUP = 32  # weights of int8 and int4 share one scale (and minimum) per 32 inputs
 
@@ -131,6 +133,8 @@ class EngineConfig:
                 raise InvalidParameter(f"{name}={getattr(self, name)!r} must be True or False.")
         if not isinstance(self.device, str):
             raise InvalidParameter(f"device={self.device!r} must be a text: auto, cpu or cuda.")
+        if not _DEVICE.fullmatch(self.device):
+            raise InvalidParameter(f"device={self.device!r} is not known; use auto, cpu or cuda.")
         if self.head is not None and not (isinstance(self.head, str) and self.head):
             raise InvalidParameter(f"head={self.head!r} must be auto, None, a folder or a hub id.")
         if not isinstance(self.prefix_salt, str):

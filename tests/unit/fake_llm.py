@@ -32,17 +32,17 @@ METRICS = SpecMetrics(
 class FakeLLM:
     """Answers every prompt with WORDS; the last prompt finishes first. `log` records what it was asked.
 
-    The proposers that `spec` names draft the words before the last one, and the model "unfaithful" then writes others.
+    The proposers that `spec` names draft the words before the last one, and the model "some/unfaithful" then writes others.
     """
 
     backend_name = "fake"
     dtype = "float32"
 
     def __init__(self, log: list[Any], model: str, error: str | None, **options: Any) -> None:
-        if model == "missing":
-            raise InvalidModel("missing is not a model;\nuse foredraft models.")
+        if model == "some/missing":
+            raise InvalidModel("some/missing is not a model;\nuse foredraft models.")
         self.log = log
-        self.faithful = model != "unfaithful"
+        self.faithful = model != "some/unfaithful"
         self.spec = options["spec"]
         self.error = error
         log.append(("open", model, options))

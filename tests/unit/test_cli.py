@@ -72,6 +72,36 @@ class TestEveryCommand:
         assert all(name in done.stdout for name in ("demo", "generate", "chat", "models"))
         assert done.stdout.splitlines()[-1] == "[]"
 
+    @pytest.mark.parametrize(
+        ("arguments", "sentence"),
+        [
+            ("generate hi --model nosuch", "There is no model 'nosuch'; give"),
+            ("generate hi --head nosuch", "There is no model 'nosuch'; give"),
+            ("generate hi --spec ngramm", "spec='ngramm' names the proposer 'ngramm'; there are"),
+            ("generate hi --spec eagle+ngramm", "names the proposer 'ngramm'; there are"),
+            ("generate hi --dtype int3", "dtype='int3' is not known; use auto,"),
+            ("generate hi --activations int3", "activations='int3' is not known; use auto,"),
+            ("generate hi --device tpu", "device='tpu' is not known; use auto, cpu or cuda."),
+            ("generate hi --threads 0", "threads=0 must be"),
+            ("chat --model nosuch", "There is no model 'nosuch'; give"),
+            ("demo --model nosuch", "There is no model 'nosuch'; give"),
+            ("serve --model nosuch", "There is no model 'nosuch'; give"),
+            ("audit --spec ngramm", "spec='ngramm' names the proposer 'ngramm'; there are"),
+            ("bench --spec ngramm", "spec='ngramm' names the proposer 'ngramm'; there are"),
+            ("plan --measure --spec ngramm", "spec='ngramm' names the proposer 'ngramm'; there are"),
+        ],
+    )
+    def test_what_is_mistyped_is_refused_before_torch_is_imported(self, arguments: str, sentence: str) -> None:
+        program = (
+            "import sys\nfrom foredraft.cli.main import run\n"
+            "try:\n    run()\nexcept SystemExit as end:\n    assert end.code == 2\n"
+            "print('torch' in sys.modules)"
+        )
+        call = [sys.executable, "-c", program, *arguments.split()]
+        done = subprocess.run(call, capture_output=True, text=True, check=True)
+        assert sentence in done.stderr
+        assert done.stdout == "False\n"
+
     @pytest.mark.parametrize("name", ["demo", "generate", "chat", "models"])
     def test_each_has_help_and_takes_model_and_json(self, command: Command, name: str) -> None:
         result = command(name, "--help")
@@ -94,7 +124,7 @@ class TestEveryCommand:
             (["generate", "hi", "--temperature", "-1"], "temperature=-1.0"),
             (["generate", "hi", "--top-p", "0"], "top_p=0.0"),
             (["generate", "hi", "--nonsense"], "--nonsense"),
-            (["generate", "hi", "--model", "missing"], "missing is not a model; use foredraft models."),
+            (["generate", "hi", "--model", "some/missing"], "some/missing is not a model; use foredraft models."),
             (["generate", "too long"], "The prompt is too long."),
             (["generate", "--file", "nowhere.jsonl"], "nowhere.jsonl cannot be read: No such file or directory."),
             (["chat", "--n", "2"], "--n"),
@@ -135,8 +165,8 @@ class TestGenerate:
 
     def test_options_reach_the_model(self, command: Command) -> None:
         result = command(
-            *"generate hi --model m --spec off --dtype int4 --activations int16 --device cpu".split(),
-            *"--threads 2 --no-exact --max-tokens 5 --head here".split(),
+            *"generate hi --model some/model --spec off --dtype int4 --activations int16 --device cpu".split(),
+            *"--threads 2 --no-exact --max-tokens 5 --head some/head".split(),
             *"--temperature 0.5 --top-p 0.9 --top-k 40 --min-p 0.1 --seed 3".split(),
             *"--stop a --stop b --n 2 --logprobs 1".split(),
         )
@@ -148,11 +178,11 @@ class TestGenerate:
             "device": "cpu",
             "threads": 2,
             "exact": False,
-            "head": "here",
+            "head": "some/head",
             "prefix_caching": True,
-            **dict.fromkeys(("max_num_seqs", "max_model_len", "kv_cache_tokens", "progress")),
+            "progress": None,
         }
-        assert opened == ("open", "m", expected)
+        assert opened == ("open", "some/model", expected)
         assert queried[2] == SamplingParams(
             max_tokens=5, temperature=0.5, top_p=0.9, top_k=40, min_p=0.1, seed=3, stop=["a", "b"], n=2, logprobs=1
         )
@@ -311,7 +341,7 @@ class TestDemo:
 
     @pytest.mark.parametrize("arguments", [[], ["--json"]])
     def test_a_text_that_differs_exits_1(self, command: Command, arguments: list[str]) -> None:
-        result = command("demo", *BOTH, "--model", "unfaithful", *arguments)
+        result = command("demo", *BOTH, "--model", "some/unfaithful", *arguments)
         assert result.code == 1
         assert result.err.count(": the texts differ.\n") == len(PROMPTS)
         assert "NO" in result.out or all(record["same_text"] is False for record in result.records[:-1])

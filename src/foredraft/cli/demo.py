@@ -73,12 +73,12 @@ def demo(
     """Fetch the default model and decode a few prompts plain and speculatively, side by side."""
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
     live = sys.stdout.isatty() and not as_json
-    if not sys.stderr.isatty():
-        say(f"Fetching and loading {model}; the first time takes a while.")
-    comparisons = [Comparison(title, prompt, spec) for title, prompt in PROMPTS.items()]
     opening = options.ModelOptions(
         model, spec, dtype, device, threads, exact, prefix_caching=False, head=head, activations=activations
     )
+    if not sys.stderr.isatty():
+        say(f"Fetching and loading {model}; the first time takes a while.")
+    comparisons = [Comparison(title, prompt, spec) for title, prompt in PROMPTS.items()]
     with opening.open() as llm:
         _warm_up(llm, spec)
         for comparison in comparisons:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from foredraft.cli.progress import loading_progress
-from foredraft.models.catalog import DEFAULT_MODEL
+from foredraft.config import EngineConfig
+from foredraft.models.catalog import DEFAULT_MODEL, check_name
+from foredraft.proposers.registry import parse_spec
 
 if TYPE_CHECKING:
     from foredraft.llm import LLM
@@ -46,7 +48,8 @@ Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Which model to open, and how."""
+    """Which model to open, and how. Whatever can be refused before torch is imported, which takes seconds, is refused
+    when this is made."""
 
     model: str = DEFAULT_MODEL
     spec: str = "auto"
@@ -61,27 +64,27 @@ class ModelOptions:
     head: str = "auto"
     activations: str = "auto"
 
+    def __post_init__(self) -> None:
+        EngineConfig(**self._engine_options)
+        parse_spec(self.spec)
+        check_name(self.model)
+        if self.head not in ("auto", "none"):
+            check_name(self.head)
+
+    @property
+    def _engine_options(self) -> dict[str, Any]:
+        """The fields of EngineConfig that were given."""
+        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("model", "spec")}
+        given["head"] = None if self.head == "none" else self.head
+        return {name: value for name, value in given.items() if value is not None or name == "head"}
+
     @contextmanager
     def open(self) -> Iterator[LLM]:
         """The LLM, closed at the end; shows on stderr how fetching and loading go when that is a terminal."""
         from foredraft.llm import LLM
 
         with loading_progress() as progress:
-            llm = LLM(
-                self.model,
-                spec=self.spec,
-                head=None if self.head == "none" else self.head,
-                dtype=self.dtype,
-                activations=self.activations,
-                device=self.device,
-                threads=self.threads,
-                exact=self.exact,
-                prefix_caching=self.prefix_caching,
-                max_num_seqs=self.max_num_seqs,
-                max_model_len=self.max_model_len,
-                kv_cache_tokens=self.kv_cache_tokens,
-                progress=progress,
-            )
+            llm = LLM(self.model, spec=self.spec, progress=progress, **self._engine_options)
         gc.freeze()  # a full collection would go through all of torch, which takes 90 ms in the middle of a request
         try:
             yield llm

@@ -70,6 +70,7 @@ def serve(
     """Serve a model over HTTP: /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages and a page."""
     if any(not key for key in api_key or ()):
         raise InvalidParameter("--api-key must not be empty; leave it out to let everybody in.")
+    options.ModelOptions(model, spec, dtype, device, threads, exact)  # refuses what is wrong before torch is imported
     try:
         import_module("fastapi")
         import_module("uvicorn")

@@ -92,30 +92,41 @@ def cache_folder() -> Path:
 
 def resolve(name_or_path: str | os.PathLike[str], progress: Progress | None = None) -> Path:
     """The file or folder of a model, fetched first where needed; `progress` watches a catalogue model's download."""
+    text = check_name(name_or_path)
+    if model := _in_catalogue(text):
+        return model.path or _fetch(model, progress)
+    path = Path(text).expanduser()
+    if path.exists():
+        return path
+    if file := _HUB_FILE.fullmatch(text):
+        return _from_hub(text, lambda hub: hub.hf_hub_download(file[1], file[2]))
+    options = {"allow_patterns": _HUB_PATTERNS, "ignore_patterns": _HUB_IGNORED}
+    return _from_hub(text, lambda hub: hub.snapshot_download(text, **options))
+
+
+def check_name(name_or_path: str | os.PathLike[str]) -> str:
+    """The name as text; raises InvalidModel where no model can have it. Fetches nothing."""
     text = os.fspath(name_or_path) if isinstance(name_or_path, str | os.PathLike) else name_or_path
     if not isinstance(text, str):
         raise InvalidModel(f"model={text!r} is not the name of a model; give {ALLOWED}.")
-    for model in _MODELS:
-        if text.lower() in (model.name, *model.aliases):
-            return model.path or _fetch(model, progress)
     path = Path(text).expanduser()
-    if text and path.exists():
-        return path
-    file = _HUB_FILE.fullmatch(text)
-    if file and not path.parent.is_dir():
-        return _from_hub(text, lambda hub: hub.hf_hub_download(file[1], file[2]))
-    if _HUB_ID.fullmatch(text) and not text.startswith(".") and path.suffix != ".gguf":
-        options = {"allow_patterns": _HUB_PATTERNS, "ignore_patterns": _HUB_IGNORED}
-        return _from_hub(text, lambda hub: hub.snapshot_download(text, **options))
-    raise InvalidModel(f"There is no model {text!r}{_suggestion(text)}; give {ALLOWED}.")
+    is_here = _in_catalogue(text) is not None or (text and path.exists())
+    is_hub_file = _HUB_FILE.fullmatch(text) and not path.parent.is_dir()
+    is_hub_id = _HUB_ID.fullmatch(text) and not text.startswith(".") and path.suffix != ".gguf"
+    if not (is_here or is_hub_file or is_hub_id):
+        raise InvalidModel(f"There is no model {text!r}{_suggestion(text)}; give {ALLOWED}.")
+    return text
+
+
+def _in_catalogue(name: str) -> CatalogueModel | None:
+    return next((model for model in _MODELS if name.lower() in (model.name, *model.aliases)), None)
 
 
 def hub_name(name_or_path: str) -> str:
     """The name by which other engines find a model: the hub id of a model of the catalogue, else the name itself, and
     for what lies here its whole path."""
-    for model in _MODELS:
-        if name_or_path.lower() in (model.name, *model.aliases):
-            return model.original
+    if model := _in_catalogue(name_or_path):
+        return model.original
     path = Path(name_or_path).expanduser()
     return str(path.resolve()) if path.exists() else name_or_path
 

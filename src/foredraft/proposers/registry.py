@@ -125,6 +125,8 @@ def parse_spec(text: object) -> Spec:
     if len(names) > MAX_PROPOSERS:
         raise InvalidSpec(f"spec joins {len(names)} proposers; it may join at most {MAX_PROPOSERS}.")
     choices = tuple(_choice(part, text) for part in names)
+    for choice in choices:  # after all names are known to be right: many proposers import torch
+        read_options(choice)
     for choice in choices if inner else ():
         if needs_whole_draft(choice):
             raise InvalidSpec(f"spec={text!r}: {choice.name} needs its whole draft verified, so auto cannot choose it.")
@@ -152,6 +154,4 @@ def _choice(part: str, text: str) -> ProposerChoice:
         if option in options:
             raise InvalidSpec(f"spec={text!r} gives the option {option!r} twice.")
         options[option] = value
-    choice = ProposerChoice(name, options)
-    read_options(choice)
-    return choice
+    return ProposerChoice(name, options)
