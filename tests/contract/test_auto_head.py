@@ -53,6 +53,14 @@ def test_auto_without_a_head_is_suffix_and_grammar(folder: Path) -> None:
     assert [str(choice) for choice in assignments.choices(parse_spec("auto"))] == ["suffix", "grammar"]
 
 
+def test_auto_uses_no_head_where_torch_serves(folder: Path, head: str) -> None:
+    llm = LLM(str(folder), head=head, backend="torch")
+    choices = llm.engine.speculation.assignments.choices(parse_spec("auto"))
+    assert [str(choice) for choice in choices] == ["suffix", "grammar"]
+    llm.generate(PROMPTS, PARAMS, spec="eagle")  # who names it gets it
+    assert "eagle" in llm.engine.speculation.assignments.proposers
+
+
 def test_only_auto_itself_leaves_the_head_open(folder: Path, head: str) -> None:
     assignments = LLM(str(folder), head=head).engine.speculation.assignments
     assert [str(choice) for choice in assignments.choices(parse_spec("auto"))] == ["suffix", "grammar", "eagle"]

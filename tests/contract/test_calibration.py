@@ -113,6 +113,27 @@ def test_no_run_takes_longer_than_a_request_may_wait(
     assert curve.seconds == tuple(0.002 * rows for rows in curve.rows)
 
 
+@pytest.mark.usefixtures("empty_cache")
+@pytest.mark.parametrize(("run_s", "most_runs"), [(0.2, 60), (3.0, 24)])
+def test_little_is_measured_where_torch_serves(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, run_s: float, most_runs: int
+) -> None:
+    """There a run of a small model takes a good part of a second, or seconds."""
+    runs: list[int] = []
+
+    def slow(runner: Runner, kv: KVCache, work: Work) -> float:
+        runs.append(work.num_rows)
+        return run_s
+
+    monkeypatch.setattr(calibration, "_time", slow)
+    llm = LLM(str(folder), backend="torch")
+    assert len(runs) <= most_runs and max(runs) <= 16
+    assert llm.engine.speculation.controller is not None
+    runs.clear()
+    assert LLM(str(folder), backend="torch").engine.speculation.controller is not None
+    assert not runs, "it was kept on disk"
+
+
 def test_runs_are_timed_after_their_context_and_with_their_logits(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -411,6 +411,22 @@ class TestModels:
         assert (record["backend"], record["note"] is None) == (("native", True) if is_built else ("torch", False))
         assert ("install a C compiler" in command("models", "info", folder).out) != is_built
 
+    def test_missing_kernels_are_told_with_what_to_do(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        import torch
+
+        from foredraft.backends import choose
+
+        monkeypatch.setattr(choose, "native_is_built", lambda: False)
+        assert choose.choose_backend("auto", "int4", torch.device("cpu"), 1).name == "torch"
+        (told,) = caplog.messages
+        assert told.startswith("The fast kernels are missing on this machine, so torch's serve: many times slower")
+        assert "apt install gcc" in told and told.endswith("-m foredraft.kernels.build")
+        monkeypatch.setattr(choose, "levels", tuple)
+        choose.choose_backend("auto", "int4", torch.device("cpu"), 1)
+        assert "gcc" not in caplog.messages[1] and "There are none for" in caplog.messages[1]
+
     @pytest.mark.parametrize(
         ("arguments", "sentence"),
         [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import platform
+import sys
 
 import torch
 
@@ -12,6 +14,7 @@ from foredraft.backends.base import Backend
 from foredraft.backends.torch import TorchBackend
 from foredraft.config import MAX_THREADS
 from foredraft.errors import InvalidParameter
+from foredraft.kernels.build import levels
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +27,16 @@ def native_is_built() -> bool:
     from foredraft.backends.native_library import load_library
 
     return load_library() is not None
+
+
+def how_to_get_kernels() -> str:
+    """What a person does about missing native kernels, in a sentence."""
+    if not levels():
+        return f"There are none for {platform.machine()} processors."
+    return (
+        "To get them, install a C compiler (Debian, Ubuntu: apt install gcc libc6-dev; Fedora: dnf install gcc; macOS: "
+        f"xcode-select --install) and run: {sys.executable or 'python'} -m foredraft.kernels.build"
+    )
 
 
 def usable_cores() -> int:
@@ -65,8 +78,9 @@ def choose_backend(
             return NativeBackend(dtype, threads, "int8" if activations == "auto" else activations)
         if name == "auto":
             log.warning(
-                "The fast kernels are not built for this machine, so torch's serve; with a C compiler, "
-                "python -m foredraft.kernels.build builds them."
+                "The fast kernels are missing on this machine, so torch's serve: many times slower, and the first "
+                "start takes a minute or more. %s",
+                how_to_get_kernels(),
             )
     if name == "native" and device.type != "cpu":
         raise InvalidParameter(
@@ -74,8 +88,8 @@ def choose_backend(
         )
     if name == "native":
         raise InvalidParameter(
-            "backend='native' was asked for, but its kernels are not built for this machine; with a C compiler, "
-            "python -m foredraft.kernels.build builds them; or use backend='torch'."
+            "backend='native' was asked for, but its kernels are missing on this machine; use backend='torch'. "
+            + how_to_get_kernels()
         )
     if activations != "auto":
         raise InvalidParameter(

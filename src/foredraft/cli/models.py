@@ -19,11 +19,6 @@ from foredraft.proposers.registry import proposer_names
 if TYPE_CHECKING:
     from foredraft.models.heads.catalog import HeadFiles
 
-NO_KERNELS = (
-    "torch serves on this CPU, because the fast kernels could not be built or loaded; "
-    "install a C compiler and reinstall to get them"
-)
-
 
 class Action(StrEnum):
     list = "list"
@@ -92,7 +87,7 @@ def _details(name: str) -> dict[str, Any]:
     summary = _summary(name)
     if summary["path"] is None:
         return {"dtype": None, "backend": None, "note": None, "heads": None, "config": None}
-    from foredraft.backends.choose import choose_backend, choose_device
+    from foredraft.backends.choose import choose_backend, choose_device, how_to_get_kernels
     from foredraft.models.heads.catalog import shipped_heads
 
     checkpoint = catalog.open_checkpoint(Path(summary["path"]))
@@ -101,7 +96,7 @@ def _details(name: str) -> dict[str, Any]:
     return {
         "dtype": checkpoint.precision,
         "backend": backend.name,
-        "note": NO_KERNELS if is_slow else None,
+        "note": f"The fast kernels are missing. {how_to_get_kernels()}" if is_slow else None,
         "heads": [_head(files) for files in shipped_heads(checkpoint).values()],
         "config": asdict(checkpoint.config),
     }

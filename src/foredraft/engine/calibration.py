@@ -13,6 +13,8 @@ from statistics import median
 
 import torch
 
+from foredraft.backends.base import Backend
+from foredraft.backends.torch import TorchBackend
 from foredraft.batch import pack
 from foredraft.control.costs import Calibration
 from foredraft.control.economics import VerifyCurve
@@ -29,11 +31,12 @@ log = logging.getLogger(__name__)
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 ROUNDS = 9
 CONTEXT = 256  # tokens before the rows that are timed
+_TORCH_ROWS, _TORCH_CONTEXT = (1, 2, 8, 16), 16  # torch's kernels take so long that less must do
 _FAR = 3  # times as many tokens before those rows from which the cost of a key is told
 _ALWAYS = 16  # rows that are measured however long they take
 _FIRST_PIECE = 8  # tokens that are computed at once before those rows, until it is known what a run takes
 _MOST_PIECE = 32
-_ENOUGH_S = 6.0  # of runs, after which no further round is begun
+_ENOUGH_S = 6.0  # of runs, after which no further round is begun; of the first three rounds, twice as much
 _MAX_SECONDS = 1e6  # no run takes so long
 
 
@@ -46,10 +49,11 @@ class _Shapes:
     far: int
 
     @classmethod
-    def within(cls, max_model_len: int) -> _Shapes:
+    def within(cls, max_model_len: int, backend: Backend) -> _Shapes:
         """As much of it as a text of this model may have."""
-        rows = tuple(count for count in ROWS if count <= 2 or count < max_model_len // 2)
-        far = max(0, min(_FAR * CONTEXT, max_model_len - rows[-1]))
+        counts, context = (_TORCH_ROWS, _TORCH_CONTEXT) if isinstance(backend, TorchBackend) else (ROWS, CONTEXT)
+        rows = tuple(count for count in counts if count <= 2 or count < max_model_len // 2)
+        far = max(0, min(_FAR * context, max_model_len - rows[-1]))
         return cls(rows, far // _FAR, far)
 
 
@@ -59,7 +63,7 @@ class Calibrator:
     def __init__(self, runner: Runner, pool: BlockPool, max_model_len: int, dtype: str, file: Path) -> None:
         self._runner = runner
         self._pool = pool
-        self._shapes = _Shapes.within(max_model_len)
+        self._shapes = _Shapes.within(max_model_len, runner.backend)
         self._dtype = dtype
         self._file = file
         self._runs: Generator[None, None, Calibration] | None = None
@@ -72,7 +76,7 @@ class Calibrator:
         """Make one run; returns the calibration with the last. Row counts whose runs would take longer than `max_run_s`
         are left out; such a calibration is not kept."""
         if self._runs is None:
-            log.info("Measuring what runs of this model take on this machine; this is done once and takes seconds.")
+            log.info("Measuring what runs of this model take on this machine; this is done once.")
             self._runs = _runs(self._runner, self._pool, self._shapes, max_run_s)
         try:
             next(self._runs)
@@ -102,7 +106,7 @@ def _parse(shapes: _Shapes, value: object) -> Calibration | None:
 
 def calibrate(runner: Runner, pool: BlockPool, max_model_len: int) -> Calibration:
     """A calibration from beginning to end."""
-    runs = _runs(runner, pool, _Shapes.within(max_model_len), inf)
+    runs = _runs(runner, pool, _Shapes.within(max_model_len, runner.backend), inf)
     while True:
         try:
             next(runs)
@@ -112,7 +116,7 @@ def calibrate(runner: Runner, pool: BlockPool, max_model_len: int) -> Calibratio
 
 
 def _runs(runner: Runner, pool: BlockPool, shapes: _Shapes, max_run_s: float) -> Generator[None, None, Calibration]:
-    """Time the target on chains of rows after `CONTEXT` tokens, and once after more; pauses after every run. The row
+    """Time the target on chains of rows after some tokens, and once after more; pauses after every run. The row
     counts take turns, so that a slow moment hits all of them. Two first runs of each do not count, in which a backend
     may compile; they find the row counts whose runs would take too long.
 
@@ -155,7 +159,7 @@ def _runs(runner: Runner, pool: BlockPool, shapes: _Shapes, max_run_s: float) ->
             yield
         far_timings.append(_time(own, kv, far))
         yield
-        if spent_s > _ENOUGH_S and turn >= 2:
+        if spent_s > (_ENOUGH_S if turn >= 2 else 2 * _ENOUGH_S):
             break
     medians = tuple(median(times) for times in timings.values())
     further_keys = probe * (shapes.far - shapes.context)

@@ -11,6 +11,7 @@ import torch
 
 from foredraft.backends.base import Backend
 from foredraft.backends.choose import choose_backend, choose_device
+from foredraft.backends.torch import TorchBackend
 from foredraft.config import EngineConfig, ModelConfig
 from foredraft.engine.blocks import BlockPool
 from foredraft.engine.calibration import Calibrator
@@ -89,6 +90,8 @@ def load_model(model: str, options: EngineConfig, spec: Spec, progress: Progress
         *(checkpoint, tokenizer, runner, kv, max_model_len, options.max_num_seqs, dtype, options.threads),
         *(DraftModels(kv), heads),
     )
+    # Torch's kernels are slow in a way that the promise of a head knows nothing of: there `auto` uses none.
+    auto_heads = {} if isinstance(backend, TorchBackend) else heads
     eos_token_ids = frozenset((*config.eos_token_ids, *tokenizer.eos_token_ids))
     engine = Engine(
         config=config,
@@ -103,7 +106,7 @@ def load_model(model: str, options: EngineConfig, spec: Spec, progress: Progress
             make_proposer=partial(build_proposer, target=target),
             calibrator=Calibrator(runner, pool, max_model_len, dtype, cache_folder().parent / "costs.json"),
             vocab_size=config.vocab_size,
-            choose_head=partial(best_head, heads, config, DEVICE_DRAFTS_S if backend.tree_ops else {}),
+            choose_head=partial(best_head, auto_heads, config, DEVICE_DRAFTS_S if backend.tree_ops else {}),
         ),
         chunk_limit=ChunkLimit(options.max_chunk_s),
         grammars=Grammars(tokenizer.to_json, config.vocab_size, eos_token_ids),
