@@ -32,7 +32,8 @@ METRICS = SpecMetrics(
 class FakeLLM:
     """Answers every prompt with WORDS; the last prompt finishes first. `log` records what it was asked.
 
-    The proposers that `spec` names draft the words before the last one, and the model "some/unfaithful" then writes others.
+    The proposers that `spec` names draft the words before the last one, and the model "some/unfaithful" then writes
+    others.
     """
 
     backend_name = "fake"

@@ -112,6 +112,7 @@ class TestCommand:
             ["--poisson", "1", "--spec", "ngram"],
             ["--poisson", "1", "--assume", "eagle"],
             ["--poisson", "1", "--step-mode", "--out", "x"],
+            ["--poisson", "1", "--out", "/dev/null/x"],
             ["--trace", "missing.jsonl"],
         ],
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foredraft.cli import options
-from foredraft.cli.output import print_json, say
+from foredraft.cli.output import make_folder, print_json, say
 from foredraft.cli.progress import CountingProgress
 from foredraft.errors import InvalidParameter
 from foredraft.models.catalog import DEFAULT_MODEL
@@ -61,7 +61,7 @@ def bench(
     chosen = tuple(specs or DEFAULT_SPECS)
     plan = Plan(chosen, _batches(batch), tuple(dict.fromkeys(temperatures or [0.0])), max_tokens, repeats, seed)
     questions = load_suite(suite, limit)
-    _make_folder(out)
+    make_folder(out)
     opening = options.ModelOptions(
         model, "off", dtype, device, threads, prefix_caching=False, head=head, activations=activations
     )
@@ -85,13 +85,6 @@ def _batches(text: str) -> tuple[int, ...]:
     if not all(part.isdecimal() for part in parts):
         raise InvalidParameter(f"--batch {text!r} must be whole numbers with commas between them, for instance 1,8.")
     return tuple(sorted({int(part) for part in parts}))
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidParameter(f"--out {folder} cannot be made: {error.strerror}.") from error
 
 
 def _measured(llm: LLM, questions: list[Question], plan: Plan, model: str, suite: str) -> Results:

@@ -9,8 +9,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+from foredraft.errors import InvalidParameter
 from foredraft.proposers.registry import proposer_names
 from foredraft.types import TARGET, CompletionOutput, SpecMetrics, TokenEvent
 
@@ -39,6 +41,14 @@ def library_remarks() -> Iterator[None]:
 class _Remarks(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         say(self.format(record))
+
+
+def make_folder(out: Path) -> None:
+    """The folder of --out, before the work for it is done."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidParameter(f"--out {out} cannot be made: {error.strerror}.") from error
 
 
 def print_json(record: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foredraft.cli import options
-from foredraft.cli.output import print_json, say
+from foredraft.cli.output import make_folder, print_json, say
 from foredraft.cli.plan_answer import Answer, Table
 from foredraft.cli.progress import CountingProgress
 from foredraft.errors import InvalidParameter
@@ -93,6 +93,12 @@ def simulate(
         raise InvalidParameter(
             "--from has its proposers in the file, and they are kept: give it without --spec and --save."
         )
+    if out is not None:
+        if step_mode:
+            raise InvalidParameter(
+                "--out needs many rates, for which the step mode takes too long; give it without --step-mode."
+            )
+        make_folder(out)
     opening = options.ModelOptions(model, "off", dtype, threads=threads, head=head, prefix_caching=False)
     machine = _machine(source, save, opening, specs or DEFAULT_SPECS, assume or [])
     engine = EngineConfig(max_num_seqs=max_num_seqs, kv_cache_tokens=kv_cache_tokens, prefix_caching=False)
@@ -101,7 +107,10 @@ def simulate(
     premise = Premise(machine.name, replicas, objective, attain)
     settings = [*machine.proposers, *(["auto"] if machine.proposers else [])]
     started = time.perf_counter()
-    answer = (_one_rate if step_mode else _all_rates)(study, traffics, settings, qps, premise, out)
+    if step_mode:
+        answer = _one_rate(study, traffics, settings, qps, premise)
+    else:
+        answer = _all_rates(study, traffics, settings, qps, premise, out)
     took = f"Simulated {study.num_simulated:,} requests in {time.perf_counter() - started:.1f} s"
     say(f"{took}, {'step by step' if step_mode else 'from event to event'}.")
     if as_json:
@@ -149,17 +158,11 @@ def _machine(
     return machine
 
 
-def _one_rate(
-    study: Study, traffics: list[Traffic], settings: list[str], qps: float, premise: Premise, out: Path | None
-) -> Answer:
+def _one_rate(study: Study, traffics: list[Traffic], settings: list[str], qps: float, premise: Premise) -> Answer:
     """The step mode: what users see at the rate that was asked about."""
     from foredraft.bench.measure import OFF
     from foredraft.simulate.report import COLUMNS, outcome_row
 
-    if out is not None:
-        raise InvalidParameter(
-            "--out needs many rates, for which the step mode takes too long; give it without --step-mode."
-        )
     rows: list[tuple[str, ...]] = []
     records: list[dict[str, Any]] = []
     with CountingProgress("Simulating", len(traffics) * (1 + len(settings))) as progress:

@@ -72,8 +72,8 @@ def sentences(answer: TrafficAnswer) -> list[str]:
         told = [f"{answer.traffic}: {rate} need {_machines(plain.replicas_needed)} with plain decoding."]
     if refused := plain.outcome.refused:
         told.append(f"{refused} requests do not fit into the KV cache of a machine: give it more --kv-cache-tokens.")
-    if all(setting.capacity_qps < answer.qps for setting in answer.settings):
-        most = max(answer.settings, key=lambda setting: setting.capacity_qps)
+    most = max(answer.settings, key=lambda setting: setting.capacity_qps)
+    if 0 < most.capacity_qps < answer.qps:
         told.append(f"The fleet of this simulation carries no more than {most.capacity_qps:.3g} ({most.spec}).")
     for setting in answer.settings[1:]:
         told.append(_comparison(setting, plain))
