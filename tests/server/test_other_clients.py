@@ -61,8 +61,9 @@ class TestAnthropic:
 
     def test_cached_tokens_are_counted_once(self, client: Any, offline: LLM) -> None:
         long = [{"role": "user", "content": "a prompt that fills several blocks of the cache " * 4}]
+        salted = {"cache_salt": "counted"}  # without one, nothing is shared
         for _ in range(2):
-            usage = client.messages.create(model=NAME, max_tokens=2, messages=long).usage
+            usage = client.messages.create(model=NAME, max_tokens=2, messages=long, extra_body=salted).usage
             assert usage.input_tokens + usage.cache_read_input_tokens == len(offline.encode(long))
         assert usage.cache_read_input_tokens > 0
         with client.messages.stream(model=NAME, max_tokens=2, messages=long) as stream:

@@ -194,7 +194,7 @@ def test_a_panic_while_tokens_are_written(tmp_path: Path, monkeypatch: pytest.Mo
         tokenizer.decode([2**40])
 
     class Interrupted:
-        def decode(self, *_: Any, **__: Any) -> str:
+        def decode_batch(self, *_: Any, **__: Any) -> list[str]:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(tokenizer, "_backend", Interrupted())
