@@ -7,10 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from foredraft.backends import native_library
 from foredraft.errors import InvalidModel
 from foredraft.models import catalog
 from tests.backends import levels_of
+
+
+def _keep_to_own_processors() -> None:
+    """Each of several processes that share the tests keeps to its own processors: kernels whose threads wait for each
+    other crawl where another process takes one of them away. This comes before torch is imported, which has a thread
+    for every processor that it finds."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is not None and hasattr(os, "sched_setaffinity"):
+        usable = sorted(os.sched_getaffinity(0))
+        place, count = int(worker.removeprefix("gw")), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        os.sched_setaffinity(0, usable[place % len(usable) :: count])
+
+
+_keep_to_own_processors()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -19,25 +32,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if kernels := config.getoption("--kernels"):
+        from foredraft.backends import native_library
+
         vars(native_library)["usable_levels"] = lambda: levels_of(kernels)
-    _keep_to_own_processors(config)
 
 
 @pytest.fixture
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Lets models that a test loads run with one of tests.backends.KERNELS."""
+    from foredraft.backends import native_library
+
     monkeypatch.setattr(native_library, "usable_levels", lambda: levels_of(request.param))
     return str(request.param)
-
-
-def _keep_to_own_processors(config: pytest.Config) -> None:
-    """Each of several processes that share the tests keeps to its own processors: kernels whose threads wait for each
-    other crawl where another process takes one of them away."""
-    worker = getattr(config, "workerinput", None)
-    if worker is not None and hasattr(os, "sched_setaffinity"):
-        place, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
-        usable = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, usable[place % len(usable) :: count])
 
 
 @pytest.fixture(scope="session")
