@@ -271,6 +271,9 @@ class TestLog:
         assert good["spec"] == "off" and good["finish"] == ["length"] and good["seconds"] >= good["first_token_s"] > 0
         assert bad["status"] == 400 and bad["error"].startswith("n=0")
         assert "secret" not in caplog.text
+        counted = {"prompt_tokens", "completion_tokens", "queue_s", "first_token_s", "tokens_per_run"}
+        told = {"time", "request", "client", "method", "path", "status", "seconds", "spec", "finish"}
+        assert good.keys() == counted | told, "nothing that holds the answer"
 
     def test_prompts_on_request(self, llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level("INFO", "foredraft.server.log")

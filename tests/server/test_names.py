@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,14 @@ pytest.importorskip("fastapi", reason="the server needs the packages of the extr
 from foredraft.integrations.ray_serve.options import FleetOptions
 from foredraft.server.service import public_name
 from tests.server.running_server import CANARY, load_tiny_model, running
+
+HELLO = [{"role": "user", "content": "hello"}]
+ROUTES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "hello", "max_tokens": 2},
+    "/v1/chat/completions": {"messages": HELLO, "max_tokens": 2},
+    "/v1/responses": {"input": "hello", "max_output_tokens": 2},
+    "/v1/messages": {"messages": HELLO, "max_tokens": 2},
+}
 
 
 def test_of_a_path_only_the_end_is_public(tmp_path: Path) -> None:
@@ -30,5 +39,12 @@ def test_requests_may_use_the_path_and_no_answer_shows_it(tiny_folder: Path) -> 
             assert (status, body["model"]) == (200, tiny_folder.name)
         refused = server.request("POST", "/v1/completions", {**CANARY, "model": "other"})
         pages = [server.request("GET", page) for page in ("/v1/stats", "/v1/models", "/metrics")]
-        for status, data, _ in (refused, *pages):
+        answers = [
+            server.request("POST", route, {**body, "model": path, "stream": stream})
+            for route, body in ROUTES.items()
+            for stream in (False, True)
+        ]
+        for status, data, _ in answers:
+            assert status == 200 and f'"model":"{tiny_folder.name}"'.encode() in data
+        for status, data, _ in (refused, *pages, *answers):
             assert status in (200, 404) and str(tiny_folder.parent).encode() not in data

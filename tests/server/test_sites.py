@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ pytest.importorskip("fastapi", reason="the server needs the packages of the extr
 
 from starlette.datastructures import Headers
 
+from foredraft.cli import main
 from foredraft.errors import InvalidParameter
 from foredraft.server.errors import ApiError
 from foredraft.server.sites import LOCAL, Sites, is_local_name
@@ -94,6 +98,43 @@ def test_origins(host: str | None, origin: str, expected: bool) -> None:
     assert is_let_in(EVERYWHERE, host, origin) == expected
     assert is_let_in(Sites(origins=("*",)), host, origin)
     assert is_let_in(Sites(origins=(FRIEND,)), host, FRIEND)
+
+
+@pytest.mark.parametrize(("name", "own", "foreign"), [("host", "x", "evil"), ("origin", "http://x", "http://evil")])
+def test_of_several_headers_each_must_be_allowed(name: str, own: str, foreign: str) -> None:
+    headers = [("host", "x")] * (name == "origin") + [(name, own), (name, foreign)]
+    with pytest.raises(ApiError, match=f"{foreign}.*its operator can allow that"):
+        Sites(hosts=("x",)).check(Headers(raw=[(key.encode(), value.encode()) for key, value in headers]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sites"),
+    [
+        ([], LOCAL),
+        (["--host", "0.0.0.0"], EVERYWHERE),
+        (["--allow-host", "a.example", "--allow-host", "b.example"], Sites(True, ("a.example", "b.example"))),
+        (["--host", "0.0.0.0", "--cors", FRIEND], Sites(origins=(FRIEND,))),
+    ],
+    ids=str,
+)
+def test_the_command_hands_on_what_its_operator_allows(
+    arguments: list[str], sites: Sites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the model's name without its path."""
+    made: list[Any] = []
+    listener = SimpleNamespace(getsockname=lambda: ("", 1))
+    for name, stand_in in {
+        "server.run.listen": lambda *_: nullcontext(listener),
+        "cli.options.ModelOptions.open": lambda _: nullcontext(),
+        "server.service.make_service": lambda llm, names, *_, **__: made.append(names),
+        "server.run.make_server": lambda *given: made.append(given[-1]),
+        "server.run.serve": lambda *_, **__: None,
+    }.items():
+        monkeypatch.setattr(f"foredraft.{name}", stand_in)
+    monkeypatch.setattr(sys, "argv", ["foredraft", "serve", "--model", str(tmp_path), *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main.run()
+    assert not ended.value.code and made == [[tmp_path.name], sites]
 
 
 @pytest.mark.parametrize(

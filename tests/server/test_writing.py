@@ -16,7 +16,7 @@ from foredraft.server.errors import json_bytes
 from foredraft.server.generation import Generation
 from foredraft.server.limits import Limits
 from foredraft.server.reports import Logprobs
-from foredraft.server.sse import json_pieces, portions, respond
+from foredraft.server.sse import EventStream, json_pieces, portions, respond
 from foredraft.types import TokenLogprob
 from tests.server.running_server import RunningServer
 
@@ -117,3 +117,34 @@ def test_portions_hold_all_tokens_in_order() -> None:
         assert [event for portion in cut for event in portion.get(index, ())] == its
     few: Any = {0: [1, 2], 1: [3]}
     assert [portion is few for portion in portions(few)] == [True]
+
+
+def test_others_run_between_the_portions_of_a_stream() -> None:
+    order: list[str] = []
+
+    async def nothing(*_: object) -> None:
+        pass
+
+    async def others() -> None:
+        while True:
+            order.append("others")
+            await asyncio.sleep(0)
+
+    def delta(portion: Any) -> bytes:
+        order.append("portion")
+        return b"x"
+
+    async def write() -> None:
+        arriving: list[Any] = [{}, {0: list(range(200))}]
+
+        async def arrived(patience_s: float) -> Any:
+            return arriving.pop()
+
+        generation: Any = SimpleNamespace(next=arrived, close=nothing, client_left=False)
+        answer: Any = SimpleNamespace(begin=bytes, delta=delta, end=bytes)
+        beside = asyncio.create_task(others())
+        await EventStream(generation, answer, Limits())({}, nothing, nothing)
+        beside.cancel()
+
+    asyncio.run(write())
+    assert order.count("portion") == 4 and "portion portion" not in " ".join(order)

@@ -103,6 +103,14 @@ class TestProbe:
             make_grammars().compile(record(name={"type": "string", "pattern": "^[a-z]{3,40}[0-9]+$"}, age={}))
 
 
+def nested(keyword: str, depth: int) -> dict[str, Any]:
+    """Every level has a pattern, and all of them hold together."""
+    schema: dict[str, Any] = {}
+    for index in range(depth):
+        schema = {"type": "string", "pattern": f"a{index}", keyword: [schema]}
+    return schema
+
+
 class TestSize:
     @pytest.mark.parametrize(
         ("grammar", "message"),
@@ -133,11 +141,15 @@ class TestSize:
                 "20000",
             ),
             ({"allOf": [{"type": "integer", "multipleOf": 991}, {"multipleOf": 997}]}, "least common multiple"),
+            (nested("anyOf", 20), "20 times pattern"),
+            (nested("oneOf", 20), "20 times pattern"),
         ],
     )
     def test_what_the_compiler_does_not_bound_is_refused_before_it_runs(
         self, grammar: dict[str, Any], message: str, builds: list[str]
     ) -> None:
+        with pytest.raises(InvalidParameter, match=message):
+            check_size(grammar)  # by itself first: the compiler would run for minutes
         with pytest.raises(InvalidParameter, match=message) as refusal:
             make_grammars().compile(grammar)
         assert str(refusal.value).startswith("grammar cannot be used: ") and len(str(refusal.value)) < 300

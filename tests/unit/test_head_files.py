@@ -17,6 +17,7 @@ from foredraft.models.heads import files
 from foredraft.models.heads.config import MAX_BLOCK, HeadConfig
 from foredraft.models.heads.files import check_out, check_target, read_tensors, target_digest, write_head
 from foredraft.models.heads.shapes import tensor_shapes
+from foredraft.train.draft import DraftDrafter
 from foredraft.train.kinds import DFlashOptions, parse_kind
 from foredraft.train.modules.build import build_head
 from foredraft.train.run import TrainingRun, TrainOptions
@@ -68,6 +69,9 @@ def test_files_of_others_are_never_replaced(case: str, kinds: tuple[str, ...], t
         TrainingRun(options)
     with pytest.raises(InvalidParameter, match=r"name a folder that is new or empty\.$"):
         written(place, head_config("eagle"))
+    untrained: Any = None
+    with pytest.raises(InvalidParameter, match=r"name a folder that is new or empty\.$"):
+        DraftDrafter.save(untrained, place, (), {})
     assert {file.name: file.read_text() for file in place.iterdir()} == FOREIGN[case]
 
 
@@ -131,6 +135,11 @@ def test_a_large_head_is_written_in_several_files(tmp_path: Path, monkeypatch: p
         ({"acceptance": [0.5] * 65}, "field acceptance is .* but at most 64 rates from 0 to 1 are needed"),
         ({"flavour": 1}, "field flavour is not a field of a head"),
         ({"block": None}, "field block is None, but a whole number"),
+        ({"num_layers": 2}, "field num_layers is 2, but at most 1 are supported"),
+        ({"kind": "medusa", "num_layers": 1025}, "field num_layers is 1025, but at most 1024 are supported"),
+        ({"intermediate_size": 2**31}, "field intermediate_size is 2147483648, but a whole number from 1 to 2147"),
+        ({"head_dim": 7}, "field head_dim is 7, but an even number is needed"),
+        ({"mask_token_id": 50}, "field mask_token_id is 50, but the target has 50 tokens"),
     ],
 )
 def test_a_bad_field_is_named(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -34,9 +35,9 @@ HOSTILE = {
 }
 
 
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
-    """The processes that templates have started."""
+@pytest.fixture(autouse=True)
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """The processes that templates have started. A test whose template is not ended fails after a minute."""
     processes: list[subprocess.Popen[bytes]] = []
 
     def popen(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
@@ -45,7 +46,10 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
 
     start = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", popen)
-    return processes
+    timer = threading.Timer(60, lambda: [process.kill() for process in processes])
+    timer.start()
+    yield processes
+    timer.cancel()
 
 
 @pytest.mark.parametrize("case", HOSTILE)
@@ -66,6 +70,15 @@ def test_the_next_conversation_is_rendered(case: str, monkeypatch: pytest.Monkey
         template.render(BAD, True)
     monkeypatch.setattr(chat_template, "MAX_RENDER_S", 600.0)
     assert template.render(HELLO, True) == "good"
+
+
+def test_memory_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the text that it makes is short, and where the system has more."""
+    monkeypatch.setattr(chat_template, "MAX_RENDER_BYTES", 1 << 28)
+    template = ChatTemplate("{{ ('a' * (messages[0].content | int)) | length }}", {})
+    with pytest.raises(InvalidPrompt, match="it needs more than 256 MiB of memory"):
+        template.render([{"role": "user", "content": str(1 << 28)}], True)
+    assert template.render([{"role": "user", "content": "1000"}], True) == "1000"
 
 
 def test_others_are_rendered_beside_it(started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,6 +115,17 @@ def test_one_worker_serves_many_conversations(started: list[subprocess.Popen[byt
     started[0].wait()
     assert template.render(HELLO, True) == "hello", "a worker that was ended while it was idle is replaced"
     assert len(started) == 2
+
+
+def test_workers_are_few(started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "MAX_WORKERS", 2)
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    threads = [threading.Thread(target=template.render, args=(HELLO, True)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 1 <= len(started) <= 2
 
 
 def test_a_worker_can_be_started_before_it_is_needed(started: list[subprocess.Popen[bytes]]) -> None:

@@ -170,6 +170,14 @@ def test_long_prompts_are_refused_before_the_library_sees_them(tmp_path: Path, m
         tokenizer.encode("abab\x00")
 
 
+def test_a_text_that_is_repeated_may_be_half_as_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer_limits, "MAX_BYTES", 64)
+    steps = {"normalizer": None, "pre_tokenizer": BYTES, "post_processor": template(TEXT, TEXT), "added_tokens": []}
+    tokenizer = Tokenizer.from_folder(spoilt(tmp_path, **steps))
+    with pytest.raises(InvalidPrompt, match="tokenizer takes at most 16; shorten"):
+        tokenizer.encode("a" * 17)
+
+
 @pytest.mark.parametrize("pattern", ["(a|a)*$", "(a+)+$"])
 @pytest.mark.parametrize("part", ["normalizer", "pre_tokenizer"])
 def test_a_pattern_that_never_ends(part: str, pattern: str, tmp_path: Path) -> None:

@@ -75,6 +75,10 @@ BOUNDED = {
 UNBOUNDED = {
     "spaces are joined": byte_level(normalizer=normalizers.Replace(tokenizers.Regex(" +"), " ")),
     "texts are dropped": byte_level(normalizer=normalizers.Replace("a", "")),
+    "texts are shortened": byte_level(normalizer=normalizers.Replace("aa", "a")),
+    "pieces are removed": byte_level(
+        pre_tokenizer=pre_tokenizers.Sequence([pre_tokenizers.Split("a", "removed"), pre_tokenizers.ByteLevel()])
+    ),
     "ends are stripped": byte_level(normalizer=normalizers.Strip()),
     "spaces are dropped": sentencepiece(pre_tokenizer=pre_tokenizers.Whitespace()),
     "unknown ones are one": tokenizers.Tokenizer(models.BPE({"a": 0, "<u>": 1}, [], unk_token="<u>", fuse_unk=True)),
@@ -108,10 +112,26 @@ def test_nothing_is_known_where_any_number_of_characters_may_be_a_token(name: st
     assert LeastTokens(backend, backend.get_vocab(), _BYTE_LEVEL).count("a" * 100_000) == 0
 
 
-def test_tokens_that_take_the_spaces_around_them() -> None:
+@pytest.mark.parametrize("side", ["lstrip", "rstrip"])
+def test_tokens_that_take_the_spaces_around_them(side: str) -> None:
     backend = byte_level()
-    backend.add_tokens([AddedToken("<mask>", lstrip=True)])
+    backend.add_tokens([AddedToken("<mask>", **{side: True})])
     assert LeastTokens(backend, backend.get_vocab(), _BYTE_LEVEL).count("a" * 100_000) == 0
+
+
+def test_four_characters_may_be_composed_to_one() -> None:
+    backend = byte_level(normalizer=normalizers.NFC())
+    backend.add_tokens([AddedToken("\u1f82" * 8, normalized=True)])
+    text = "\u03b1\u0313\u0300\u0345" * 8
+    assert LeastTokens(backend, backend.get_vocab(), _BYTE_LEVEL).count(text) == len(backend.encode(text).ids) == 1
+
+
+def test_characters_that_no_token_has_are_not_counted_where_others_are_composed() -> None:
+    vocabulary = {character: index for index, character in enumerate(_BYTE_LEVEL) if _BYTE_LEVEL[character] != 4}
+    backend = byte_level(normalizer=normalizers.NFC(), model=models.BPE(vocabulary, []))
+    least = LeastTokens(backend, backend.get_vocab(), _BYTE_LEVEL)
+    text = "\x04" * 1000 + "a"
+    assert least.count(text) == len(backend.encode(text).ids) == 1
 
 
 def test_what_cannot_fit_is_refused_before_it_is_tokenised(

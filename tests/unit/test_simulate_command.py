@@ -122,6 +122,13 @@ class TestCommand:
         assert run(monkeypatch, "--from", machine, *arguments) == 2
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
+    def test_a_folder_that_cannot_be_made_is_told_before_anything_is_measured_or_simulated(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr("foredraft.cli.simulate._machine", lambda *_: pytest.fail("it went on"))
+        assert run(monkeypatch, "--poisson", "1", "--out", "/dev/null/x") == 2
+        assert capsys.readouterr().err == "--out /dev/null/x cannot be made: Not a directory.\n"
+
 
 class TestFiles:
     def test_a_machine_survives_its_file(self, machine: str) -> None:
