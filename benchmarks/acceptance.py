@@ -55,7 +55,8 @@ def main() -> None:
 @torch.inference_mode()
 def overlaps(llm: LLM, output: RequestOutput) -> Tensor:
     """Σ min(p, q) at every token of an answer."""
-    (proposer,) = llm.engine.speculation.assignments.proposers.values()
+    (guarded,) = llm.engine.speculation.assignments.proposers.values()
+    proposer = guarded.proposer
     assert isinstance(proposer, ModelDrafter)
     tokens = [*output.prompt_token_ids, *output.token_ids[:-1]]
     p, q = (_probabilities(llm, runner, tokens) for runner in (llm.engine.runner, proposer.runner.runner))

@@ -43,7 +43,7 @@ def measure(kind: str, length: int, steps: int) -> dict[str, float]:
     for new, _ in zip(additions(kind, text, chance), range(steps + 1), strict=False):
         for name, proposer in proposers.items():
             started = time.perf_counter()
-            proposer.propose([live], [proposer.num_lookahead_tokens])
+            proposer.propose([live], [proposer.num_lookahead_tokens], 0.0)
             times[name].append(1000 * (time.perf_counter() - started))
         live.token_ids += new
     return {name: statistics.median(each[1:]) for name, each in times.items()}  # the first call enters the prompt

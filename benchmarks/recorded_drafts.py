@@ -1,12 +1,13 @@
 """Real drafts under the real controller, on machines of which only the numbers are known.
 
-    make bench-drafts ARGS="record --suite questions.jsonl [--limit 60] [--dtype int4] [--out drafts.json]"
-    make bench-drafts [ARGS="--drafts drafts.json"]
+    make bench-drafts ARGS="record --suite questions.jsonl [--limit 78] [--dtype int4] [--out drafts.json]"
+    make bench-drafts [ARGS="--drafts drafts.json --part kept-out"]
 
 `record` writes the answers of a model, and for every position what `suffix` and the model's EAGLE head draft there.
-Under greedy decoding neither depends on what was drafted before, so any policy can be replayed: what the controller
-decides about, and what is accepted, is real. The time of runs, queries and deciding is what MACHINES says. Printed are
-the speed of the best fixed setting and of `auto` in units of plain decoding, the lowest kind of question in brackets.
+Under greedy decoding neither depends on what was drafted before, so any policy can be replayed with the engine's own
+step: what the controller decides about, and what is accepted, is real. The time of runs, queries and deciding is what
+MACHINES says. Constants are chosen with every other answer; `kept-out` are the others. Printed are the speed of the
+best fixed setting and of `auto` in units of plain decoding, the lowest kind of question in brackets.
 """
 
 from __future__ import annotations
@@ -15,22 +16,25 @@ import argparse
 import json
 import random
 from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Sequence as Items
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-from tests.unit.controller_world import ROWS, Player, World
-
 from foredraft import LLM, SamplingParams
 from foredraft.bench.suite import load_suite
-from foredraft.budget import Budget
-from foredraft.control.costs import Calibration
+from foredraft.config import EngineConfig
+from foredraft.control.costs import Calibration, Load
 from foredraft.control.economics import VerifyCurve
-from foredraft.proposers.registry import parse_spec
+from foredraft.proposers.base import Proposer
+from foredraft.proposers.registry import ProposerChoice, Spec, parse_spec
+from foredraft.simulate.engine import Clock, SimulatedEngine
 from foredraft.types import NO_DRAFT, Draft, Sequence, Work
 
+ROWS = (1, 2, 4, 8, 16, 32, 64)
 ACCEPTANCE = (0.7531, 0.7501, 0.7856, 0.7876, 0.7866)  # that comes with the EAGLE head of the default model
+VOCAB_SIZE = 1 << 18
 SEEDS = (1, 2, 3)
 FIXED: tuple[dict[str, int], ...] = (
     {"eagle": 1},
@@ -53,13 +57,13 @@ class Answer(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """Milliseconds of a plain step, of a head's call, of each of its nodes (0: all levels run in any case, on the
+    """Milliseconds of a plain step, of a head's call, of each of its levels (0: all levels run in any case, on the
     device), of a query of `suffix` and of deciding. `rows` are runs of 1, 2, 4, … 64 rows in plain steps."""
 
     step: float
     rows: tuple[float, ...]
     head: float
-    node: float
+    level: float
     suffix: float
     deciding: float
 
@@ -70,85 +74,122 @@ class Machine(NamedTuple):
 
 _GPU = (1.0, 1.18, 1.19, 1.21, 1.26, 1.34, 1.52)  # the second row brings the work of the host for a tree
 MACHINES = {
-    "H200": Machine(0.645, _GPU, 0.66, 0.0, 0.03, 0.15),
-    "H200, slow host": Machine(0.645, _GPU, 0.66, 0.0, 0.03, 0.25),
-    "Xeon, bfloat16": Machine(10.0, (1, 1.04, 1.11, 1.24, 1.5, 2.1, 3.4), 0.6, 0.2, 0.02, 0.12),
-    "Xeon, int4": Machine(5.5, (1, 1.27, 1.7, 2.4, 3.6, 6.2, 12), 0.6, 0.2, 0.02, 0.12),
-    "Neoverse-N1, bfloat16": Machine(10.9, (1, 1.3, 2, 3.2, 5.4, 10, 19), 0.45, 0.85, 0.03, 0.25),
-    "Neoverse-N1, int4": Machine(5.4, (1, 1.32, 2.15, 3.95, 6.6, 12.3, 24.5), 0.45, 0.85, 0.03, 0.25),
+    "H200": Machine(0.645, _GPU, 0.66, 0.0, 0.015, 0.05),
+    "H200, slow host": Machine(0.645, _GPU, 0.66, 0.0, 0.02, 0.1),
+    "Xeon, bfloat16": Machine(10.0, (1, 1.04, 1.11, 1.24, 1.5, 2.1, 3.4), 0.2, 0.6, 0.02, 0.06),
+    "Xeon, int4": Machine(5.5, (1, 1.27, 1.7, 2.4, 3.6, 6.2, 12), 0.2, 0.6, 0.02, 0.06),
+    "Xeon, 16 threads, int4": Machine(2.0, (1, 1.25, 1.45, 1.9, 2.4, 3.6, 6.0), 0.2, 0.3, 0.02, 0.06),
+    "Neoverse-N1, bfloat16": Machine(10.9, (1, 1.3, 2, 3.2, 5.4, 10, 19), 0.45, 0.85, 0.03, 0.1),
+    "Neoverse-N1, int4": Machine(5.4, (1, 1.32, 2.15, 3.95, 6.6, 12.3, 24.5), 0.45, 0.85, 0.03, 0.1),
 }
 
 
-@dataclass
-class Recorded(Player):
-    """Drafts what was recorded. A right token is its own position, as the world has it, any other a negative number."""
+class Recorded(Proposer):
+    """Drafts what was recorded, and lets the time pass that it takes."""
 
-    answers: list[Answer] = field(default_factory=list)
+    def __init__(self, name: str, most: int, machine: Machine, answers: Items[Answer], clock: Clock) -> None:
+        self.name, self.num_lookahead_tokens, self.free = name, most, name == "suffix"
+        self.acceptance = () if self.free else ACCEPTANCE
+        self._query_s = (machine.suffix if self.free else machine.head) / 1e3
+        self._level_s = 0.0 if self.free else machine.level / 1e3
+        self._missing_s = 0.0 if self.free else 4e-7 * machine.step
+        self._answers, self._clock = answers, clock
+        self._computed: dict[int, int] = {}  # tokens by sequence
 
-    def query(self, sequence: Sequence, budget: int) -> tuple[Draft, float]:
-        self.queries += 1
-        start, answer = sequence.num_tokens, self.answers[sequence.id]
-        seconds = self.query_s + self.missing_s * (start - self.computed.get(sequence.id, 0))
-        self.computed[sequence.id] = start
-        tokens, parents, scores = answer.drafts.get(str(start), {}).get(self.name, ([], [], []))
-        best = sorted(range(len(tokens)), key=lambda node: (-scores[node], node))[: min(budget, self.most)]
-        least = budget.least + budget.beyond if isinstance(budget, Budget) and self.node_s else 0.0
-        nodes = sorted(node for node in best if scores[node] > least or node == best[0])
-        depths, named = {-1: 0}, list[int]()
-        for node in nodes:
-            place = start - answer.prompt + depths.get(parents[node], len(answer.tokens))
-            is_right = place < len(answer.tokens) and answer.tokens[place] == tokens[node]
-            if is_right:
-                depths[node] = depths[parents[node]] + 1
-            named.append(answer.prompt + place if is_right else -1 - tokens[node])
+    def num_missing(self, sequence: Sequence) -> int:
+        missing = sequence.num_tokens - self._computed.get(sequence.id, 0)
+        return 0 if self.free or missing <= 16 else missing
+
+    def propose(self, sequences: Items[Sequence], budgets: Items[int], min_score: float) -> list[Draft]:
+        return [self._draft(*item, min_score) for item in zip(sequences, budgets, strict=True)]
+
+    def _draft(self, sequence: Sequence, budget: int, min_score: float) -> Draft:
+        place = sequence.num_tokens
+        self._clock.now += self._query_s + self._missing_s * (place - self._computed.get(sequence.id, 0))
+        self._computed[sequence.id] = place
+        drafts = self._answers[sequence.id].drafts.get(str(place), {})
+        tokens, parents, scores = drafts.get(self.name, ([], [], []))
+        best = sorted(range(len(tokens)), key=lambda node: (-scores[node], node))[: min(budget, len(tokens))]
+        if self._level_s:  # a node is drafted if its parent was worth going on from
+            best = [node for node in best if parents[node] < 0 or scores[parents[node]] > min_score]
+        nodes = sorted(best)
         if not nodes:
-            return NO_DRAFT, seconds
+            return NO_DRAFT
         index = {-1: -1, **{node: place for place, node in enumerate(nodes)}}
         draft = Draft(
-            tuple(named),
+            tuple(tokens[node] for node in nodes),
             tuple(index[parents[node]] for node in nodes),
             tuple(max(1e-6, scores[node]) for node in nodes),
             (self.name,) * len(nodes),
         )
-        return draft, seconds + self.node_s * len(nodes)
+        self._clock.now += self._level_s * draft.depth
+        return draft
 
 
 def replay(
     machine: Machine, answers: list[Answer], fixed: dict[str, int] | None = None, seed: int = 1
 ) -> tuple[float, float]:
-    """The speed over all answers in units of plain decoding, and that of the lowest kind."""
-    suffix = Recorded("suffix", lambda place: 0.0, query_s=machine.suffix / 1e3, answers=answers)
-    head = Recorded("eagle", lambda place: 0.0, answers=answers, is_free=False, acceptance=ACCEPTANCE)
-    head.query_s, head.node_s, head.missing_s = machine.head / 1e3, machine.node / 1e3, 4e-7 * machine.step
-    deciding_s = 0.0 if fixed else machine.deciding / 1e3
-    world = World(machine.calibration, [suffix, head], noise=0.2, hiccup_every=97, fixed=fixed, deciding_s=deciding_s)
-    world.random = random.Random(seed)
+    """The speed over all answers in units of plain decoding, and that of the lowest kind. Prompts do not count."""
+    clock, draw, steps = Clock(), random.Random(seed), [0]
+    curve, most = machine.calibration.curve, fixed or {"suffix": 16, "eagle": 16}
+
+    def takes(load: Load, accepted: int) -> float:
+        steps[0] += 1
+        delay = 3 if steps[0] % 97 == 0 else 1
+        return curve.seconds_at(load.rows) * (1 + 0.2 * draw.random()) * delay
+
+    engine = SimulatedEngine(
+        replace(EngineConfig(), max_num_seqs=1),
+        machine.calibration,
+        VOCAB_SIZE,
+        lambda choice: Recorded(choice.name, most[choice.name], machine, answers, clock),
+        lambda sequence, position: [*answers[sequence.id].tokens, 0][
+            min(position - answers[sequence.id].prompt, len(answers[sequence.id].tokens))
+        ],
+        takes,
+        clock,
+    )
+    spec = Spec(tuple(map(ProposerChoice, most)), adaptive=fixed is None)
     kinds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for request, answer in enumerate(answers):
-        params, before = SamplingParams().resolved({}), (world.plain, world.elapsed)
-        known = list(range(answer.prompt + 1))
-        text = Sequence(request, "", 0, known, answer.prompt, params, 0, len(answer.tokens))
-        while text.num_output_tokens < len(answer.tokens):
-            world.step([text])
-        world.controller.release([text.id])
-        kinds[answer.kind][0] += world.plain - before[0]
-        kinds[answer.kind][1] += world.elapsed - before[1]
-    return world.speedup, min(plain / spent for plain, spent in kinds.values())
+    for number, answer in enumerate(answers):
+        params = SamplingParams(temperature=0).resolved({})
+        sequence = Sequence(number, "", 0, [0] * answer.prompt, answer.prompt, params, 0, len(answer.tokens))
+        engine.add(sequence, spec)
+        while not sequence.num_output_tokens:
+            engine.step()
+        before, emitted = clock.now, sequence.num_output_tokens
+        deciding_s = 0.0
+        while engine.scheduler.has_work:
+            engine.step()
+            deciding_s += 0.0 if fixed else machine.deciding / 1e3
+        plain_s = machine.step / 1e3 * 1.1 * (1 + 2 / 97)  # with the noise of runs
+        kinds[answer.kind][0] += (len(answer.tokens) - emitted) * plain_s
+        kinds[answer.kind][1] += clock.now - before + deciding_s
+    plain, spent = (sum(times) for times in zip(*kinds.values(), strict=True))
+    return plain / spent, min(plain / spent for plain, spent in kinds.values())
 
 
 def record(arguments: argparse.Namespace) -> None:
-    llm = LLM(arguments.model, dtype=arguments.dtype, spec="off", prefix_caching=False, max_num_seqs=1)
+    llm = LLM(
+        arguments.model,
+        dtype=arguments.dtype,
+        spec="off",
+        prefix_caching=False,
+        max_num_seqs=1,
+        threads=arguments.threads,
+    )
     speculation, params = llm.engine.speculation, SamplingParams(max_tokens=arguments.max_tokens, temperature=0)
     propose, answers = speculation.propose, list[Answer]()
     made: dict[str, Any] = {}
 
     def recorded(works: list[Work]) -> list[Work]:
         """Ask all proposers, and verify nothing."""
-        for work in propose(works):
-            by_origin: dict[str, tuple[list[int], ...]] = {}
-            for draft in speculation._step.made.get(0, {}).values():  # type: ignore[union-attr]
-                by_origin[draft.origin[0]] = list(draft.tokens), list(draft.parents), list(draft.scores)  # type: ignore[assignment]
-            made[str(work.sequence.num_tokens)] = by_origin
+        propose(works)
+        step = speculation._step
+        for index, offers in step.offers.items():
+            made[str(step.works[index].sequence.num_tokens)] = {
+                draft.origin[0]: (draft.tokens, draft.parents, draft.scores) for draft, _ in offers.values()
+            }
         return works
 
     speculation.propose = recorded  # type: ignore[method-assign]
@@ -170,14 +211,17 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--dtype", default="int4")
     parser.add_argument("--suite", default="questions.jsonl")
-    parser.add_argument("--limit", type=int, default=60)
+    parser.add_argument("--limit", type=int, default=78)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--out", "--drafts", dest="out", default="drafts.json")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--part", choices=["all", "chosen-with", "kept-out"], default="all")
     arguments = parser.parse_args()
     if arguments.action == "record":
         record(arguments)
         return
     answers = [Answer(*answer) for answer in json.loads(Path(arguments.out).read_text())]
+    answers = {"all": answers, "chosen-with": answers[::2], "kept-out": answers[1::2]}[arguments.part]
     for name, machine in MACHINES.items():
         speeds = {
             "+".join(f"{key}:{count}" for key, count in fixed.items()): replay(machine, answers, fixed)[0]

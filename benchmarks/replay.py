@@ -42,7 +42,7 @@ def replay(proposer: Proposer, answers: list[RequestOutput], max_tokens: int) ->
         prompt, text = list(answer.prompt_token_ids), list(answer.token_ids)
         sequence = Sequence(index, "", 0, prompt.copy(), len(prompt), SamplingParams(), seed=0, max_tokens=max_tokens)
         while (place := sequence.num_output_tokens) < len(text):
-            (draft,) = proposer.propose([sequence], [min(proposer.num_lookahead_tokens, max_tokens - place - 1)])
+            (draft,) = proposer.propose([sequence], [min(proposer.num_lookahead_tokens, max_tokens - place - 1)], 0.0)
             node, right = -1, 0
             while place + right < len(text) and (node := draft.child(node, text[place + right])) >= 0:
                 right += 1

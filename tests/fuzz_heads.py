@@ -59,7 +59,7 @@ class Fresh:
         assert engine.scheduler.pool.reserve(fresh, fresh.num_tokens + 64)
         engine.runner.forward(pack([Work(fresh, fresh.num_tokens - 1)], engine.kv.block_size))
         fresh.num_computed_tokens = fresh.num_tokens - 1
-        (draft,) = proposer.propose([fresh], [budget])
+        (draft,) = proposer.propose([fresh], [budget], 0.0)
         proposer.release([fresh.id])
         engine.scheduler.pool.free(fresh)
         return draft  # type: ignore[no-any-return]

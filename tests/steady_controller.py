@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from collections.abc import Sequence as Items
 
-from foredraft.control.controller import Controller
-from foredraft.control.costs import Calibration, Costs, StepTimes
+from foredraft.control.controller import Candidate, Controller, Offer
+from foredraft.control.costs import Calibration, Costs, Load
 from foredraft.control.economics import VerifyCurve
-from foredraft.control.worth import Candidate, Load
 from foredraft.types import Commit, Draft, Work
 
 
@@ -21,41 +20,30 @@ class SteadyCosts(Costs):
     def is_known(self, rows: int) -> bool:
         return True
 
-    def draft(self, proposer: str, nodes: int, sequences: int) -> float:
-        return 0.01 * nodes
-
-    def catch_up(self, proposer: str, tokens: int) -> float:
-        return 0.0
-
-    def observe_runs(self, rows: int, keys: int, times: Items[float]) -> None:
-        """Nothing changes."""
-
-    def observe_deciding(self, proposer: str, sequences: int, seconds: float) -> None:
+    def observe(self, rows: int, keys: int, seconds: float) -> None:
         """Nothing changes."""
 
 
 class SteadyController(Controller):
-    """Books every step and every query with the time that it is expected to take: on a busy machine drafts may seem to
-    take too long."""
+    """Books every step with the time that it is expected to take, and queries with none: on a busy machine drafts may
+    seem to take too long."""
 
     def __init__(self) -> None:
         super().__init__(SteadyCosts())
 
     def observe_query(
-        self, candidate: Candidate, works: Items[Work], budgets: Items[int], drafts: Items[Draft], seconds: float
-    ) -> list[Draft]:
-        return super().observe_query(candidate, works, budgets, drafts, seconds=0.0)
+        self, candidate: Candidate, works: Items[Work], drafts: Items[Draft], load: Load, seconds: float
+    ) -> list[Offer | None]:
+        return super().observe_query(candidate, works, drafts, load, seconds=0.0)
 
     def observe(
         self,
         works: Items[Work],
-        drafts: Items[Mapping[str, Draft] | None],
+        offers: Items[Collection[Offer] | None],
         commits: Items[Commit],
         load: Load,
-        times: StepTimes,
+        query_s: float,
+        run_s: float,
     ) -> None:
         run = Load.of(works)
-        super().observe(works, drafts, commits, load, StepTimes(self.costs.run(run.rows, run.keys)))
-
-    def observe_plain(self, load: Load, times: StepTimes) -> None:
-        super().observe_plain(load, StepTimes(self.costs.run(load.rows, load.keys)))
+        super().observe(works, offers, commits, load, 0.0, self.costs.run(run.rows, run.keys))

@@ -248,6 +248,7 @@ class Stop(NamedTuple):
     num_kept: int
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string or token id that ended the sequence
+    stable: Items[int] = ()  # how much text may be shown after each kept token, where there is somebody to show it to
 
 
 class Commit(NamedTuple):

@@ -114,7 +114,7 @@ def test_it_drafts_what_it_knows_and_changes_no_text(
 def test_it_brings_its_measured_acceptance(folder: Path, head: Path) -> None:
     llm = LLM(str(folder), head=str(head), spec="off")
     llm.generate(PROMPTS, SamplingParams(max_tokens=2), spec="draft_model")
-    proposer: Any = llm.engine.speculation.assignments.proposers["draft_model"]
+    proposer: Any = llm.engine.speculation.assignments.proposers["draft_model"].proposer
     assert list(proposer.acceptance) == ACCEPTANCE
     assert llm.engine.runner.taps is None, "it reads tokens alone"
 

@@ -88,7 +88,7 @@ def test_nothing_is_shared_between_requests_of_different_salts(folder: Path) -> 
 def count_rows(llm: LLM, spec: str) -> Any:
     """A function that tells how many rows the guessing model has run since it was last asked."""
     llm.engine.speculation.prepare(parse_spec(spec))
-    proposer = llm.engine.speculation.assignments.proposers[str(parse_spec(spec).choices[0])]
+    proposer = llm.engine.speculation.assignments.proposers[str(parse_spec(spec).choices[0])].proposer
     assert isinstance(proposer, ModelDrafter)
     forward, seen = proposer.runner.runner.forward, [0]
 
@@ -110,7 +110,7 @@ def test_a_long_text_is_caught_up_with_in_pieces(folder: Path, monkeypatch: pyte
     monkeypatch.setattr("foredraft.proposers.tree_drafter.CATCH_UP", 100)
     proposer = llm.engine.speculation.assignments.make_proposer(ProposerChoice("draft_model", {"model": str(folder)}))
     text = make_sequence(llm, [(5 * place) % VOCAB for place in range(250)])
-    sizes = [len(proposer.propose([text], [4])[0]) for _ in range(4)]
+    sizes = [len(proposer.propose([text], [4], 0.0)[0]) for _ in range(4)]
     assert sizes == [0, 0, 4, 4]
 
 
@@ -119,20 +119,20 @@ def test_a_long_prompt_does_not_hold_up_a_running_stream(folder: Path) -> None:
     llm = LLM(str(folder), kv_cache_tokens=2048)
     spec = f"draft_model:model={folder},k=4"
     rows = count_rows(llm, spec)
-    proposer = llm.engine.speculation.assignments.proposers[str(parse_spec(spec).choices[0])]
+    proposer = llm.engine.speculation.assignments.proposers[str(parse_spec(spec).choices[0])].proposer
     stream, *new = (
         make_sequence(llm, [(5 * place + size) % VOCAB for place in range(size)], id=size) for size in (8, 100, 90)
     )
-    assert len(proposer.propose([stream], [4])[0]) == 4
+    assert len(proposer.propose([stream], [4], 0.0)[0]) == 4
     rows()
     sizes: list[list[int]] = []
     while not sizes or not all(sizes[-1]):
-        sizes.append([len(draft) for draft in proposer.propose([stream, *new], [4] * 3)])
+        sizes.append([len(draft) for draft in proposer.propose([stream, *new], [4] * 3, 0.0)])
         drafted = sum(sizes[-1])
         assert rows() <= 32 + drafted + 3, "catch-up tokens, draft tokens, and the last known ones"
     assert sizes == [[4, 0, 0]] * 3 + [[4, 4, 0]] * 2 + [[4, 4, 4]]
     last, others = make_sequence(llm, [3] * 400, id=400), make_sequence(llm, [4] * 300, id=300)
-    assert [len(draft) for draft in proposer.propose([last, others], [4] * 2)] == [4, 4], "nobody else waits"
+    assert [len(draft) for draft in proposer.propose([last, others], [4] * 2, 0.0)] == [4, 4], "nobody else waits"
 
 
 def test_a_stage_that_cannot_be_built_leaves_no_model_behind(folder: Path, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_params_are_not_checked_again_for_every_run(
         check(params)
 
     monkeypatch.setattr(SamplingParams, "__post_init__", counted)
-    assert len(proposer.propose([text], [4])[0]) == 4
+    assert len(proposer.propose([text], [4], 0.0)[0]) == 4
     assert len(seen) == checks
 
 
@@ -179,7 +179,7 @@ def test_sampled_siblings_are_drawn_without_replacement(folder: Path) -> None:
     drafts: dict[int, Draft] = {}
     for seed in range(900):
         live.seed = seed
-        (draft,) = proposer.propose([live], [6])
+        (draft,) = proposer.propose([live], [6], 0.0)
         assert draft.parents == (-1, -1, -1, 0, 1, 2)
         first, second, third = draft.tokens[:3]
         assert len({first, second, third}) == 3

@@ -245,7 +245,7 @@ class TestEngine:
             proposer = llm.engine.speculation.assignments.make_proposer(ProposerChoice("early_exit", {"k": "6"}))
             sequence = Sequence(0, "", 0, [5, 6, 7], 3, params, 0, 99, constraint=Nothing(compiled, False))
             assert llm.engine.scheduler.pool.reserve(sequence, 30)
-            (draft,) = proposer.propose([sequence], [6])
+            (draft,) = proposer.propose([sequence], [6], 0.0)
             assert len(draft) == 2
             llm.engine.scheduler.pool.free(sequence)
 

@@ -35,7 +35,7 @@ def heads(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 def recorded(llm: LLM, spec: str) -> list[tuple[Sequence, int, Draft]]:
     """A list that grows with every draft that the proposer makes: for which sequence, of what budget."""
     llm.engine.speculation.prepare(parse_spec(spec))
-    proposer = llm.engine.speculation.assignments.proposers[str(parse_spec(spec).choices[0])]
+    proposer = llm.engine.speculation.assignments.proposers[str(parse_spec(spec).choices[0])].proposer
     propose, calls = proposer.propose, []
 
     def recording(sequences: list[Sequence], budgets: list[int]) -> list[Draft]:
@@ -56,7 +56,7 @@ def drafted_afresh(llm: LLM, spec: str, sequence: Sequence, budget: int) -> Draf
     assert llm.engine.scheduler.pool.reserve(fresh, fresh.num_tokens + 64)
     llm.engine.runner.forward(pack([Work(fresh, fresh.num_tokens - 1)], llm.engine.kv.block_size))
     fresh.num_computed_tokens = fresh.num_tokens - 1
-    (draft,) = proposer.propose([fresh], [budget])
+    (draft,) = proposer.propose([fresh], [budget], 0.0)
     proposer.release([fresh.id])
     proposer.close()
     llm.engine.scheduler.pool.free(fresh)

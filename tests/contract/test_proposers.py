@@ -89,7 +89,7 @@ class Bench:
         self.engine.runner.forward(pack(works, self.engine.kv.block_size))
         for one in sequences:
             one.num_computed_tokens = one.num_tokens - 1
-        return proposer.propose(sequences, budgets)
+        return proposer.propose(sequences, budgets, 0.0)
 
     def sequence(self, tokens: list[int], **fields: Any) -> Sequence:
         self.next_id += 1

@@ -149,7 +149,7 @@ def test_copied_drafts_change_no_text_even_if_the_store_holds_it(
     plain = written(llm, [PROMPT] * BATCH, range(BATCH), "off", rule, LENGTH)
     monkeypatch.setattr(Sequence, "may_be_remembered", True)
     assert second_texts(llm, BATCH, COPIED, rule) == plain
-    store = llm.engine.speculation.assignments.proposers["suffix:min_n=1"]
+    store = llm.engine.speculation.assignments.proposers["suffix:min_n=1"].proposer
     assert len(store._stores) == BATCH, "each seed found its own text there"  # type: ignore[attr-defined]
 
 

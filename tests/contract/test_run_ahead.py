@@ -12,7 +12,6 @@ import torch
 
 from foredraft.backends.torch import TorchBackend
 from foredraft.backends.tree_ops import Candidates, Choice, Nodes, TorchTreeOps, TreeOps
-from foredraft.budget import Budget
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
 from foredraft.proposers.draft_trees import Tree, TreeShape, static_shares
@@ -44,7 +43,8 @@ def drafts_of(llm: LLM, spec: str, params: SamplingParams) -> list[Any]:
     prompts = [[(7 * seed + 3 * place) % VOCAB for place in range(10 + 15 * seed)] for seed in range(3)]
     drafts: list[Any] = []
     llm.generate(prompts, params, spec=spec)
-    (proposer,) = llm.engine.speculation.assignments.proposers.values()
+    (guarded,) = llm.engine.speculation.assignments.proposers.values()
+    proposer = guarded.proposer
     propose = proposer.propose
 
     def recorded(sequences: Any, budgets: Any) -> Any:
@@ -108,7 +108,7 @@ def test_nodes_are_chosen_by_the_rule_of_trees(prunes: bool) -> None:
     shape = TreeShape(depth=3, width=3, prunes=prunes, nodes=9 if prunes else 0)
     generator = torch.Generator().manual_seed(5)
     sequence = Sequence(1, "", 0, [1, 2], 1, SamplingParams().resolved({}), seed=0, max_tokens=9)
-    tree = Tree(sequence, shape, Budget(64), 2, 16)
+    tree = Tree(sequence, shape, 64, 2, 16)
     before, ops = None, TorchTreeOps()
     for depth in (1, 2, 3):
         rows = 1 if depth == 1 else shape.width

@@ -8,15 +8,16 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
 
+from foredraft.control.controller import Candidate, Offer
 from foredraft.control.reasons import RESTING
-from foredraft.control.worth import Candidate
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
+from foredraft.proposers.base import Proposer
 from foredraft.proposers.registry import ProposerChoice, Spec, parse_spec
 from foredraft.types import Commit, CompletionOutput, Draft, Sequence
 from tests.steady_controller import SteadyController
@@ -31,20 +32,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(random_model("llama"), tmp_path_factory.mktemp("tiny"))
 
 
-class Broken:
+class Broken(Proposer):
     """Guesses nonsense, and raises in one of its methods at the third call."""
 
     name = "broken"
-    taps: frozenset[int] = frozenset()
-    free = True
-    wants_target_argmax = False
     num_lookahead_tokens = 4
 
     def __init__(self, where: str) -> None:
         self.where = where
         self.calls = 0
 
-    def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
+    def propose(self, sequences: Items[Sequence], budgets: Items[int], min_score: float) -> list[Draft]:
         self._maybe_raise("propose")
         if self.where == "too few" and len(sequences) > 1:
             return [Draft()]
@@ -56,15 +54,20 @@ class Broken:
     def release(self, sequence_ids: Iterable[int]) -> None:
         self._maybe_raise("release")
 
-    def clear(self) -> None: ...
-
-    def close(self) -> None: ...
-
     def _maybe_raise(self, where: str) -> None:
         if where == self.where:
             self.calls += 1
             if self.calls >= 3:
                 raise RuntimeError("a bug in a proposer")
+
+
+_P = TypeVar("_P", bound=Proposer)
+
+
+def install(llm: LLM, proposer: _P, name: str = "broken") -> _P:
+    """Let requests name a proposer that was made here."""
+    llm.engine.speculation.assignments.install(ProposerChoice(name), proposer)
+    return proposer
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
@@ -75,7 +78,7 @@ def test_a_proposer_that_fails_is_left_alone(
     plain = LLM(str(folder)).generate(PROMPTS, PARAMS, spec="off")
     llm = LLM(str(folder))
     llm.engine.speculation.controller = SteadyController()  # a tiny model gains less than deciding takes
-    broken = llm.engine.speculation.assignments.proposers["broken"] = Broken(where)
+    broken = install(llm, Broken(where))
     spec = Spec((ProposerChoice("broken"), ProposerChoice("ngram")), adaptive=adaptive)
     with caplog.at_level(logging.ERROR):
         outputs = run(llm, [spec] * 3)
@@ -94,7 +97,7 @@ def test_requests_one_after_the_other_give_a_broken_proposer_up(
 ) -> None:
     """What it does right in between does not help. A proposer that only fails to clean up goes on."""
     llm = LLM(str(folder))
-    broken = llm.engine.speculation.assignments.proposers["broken"] = Broken(where)
+    broken = install(llm, Broken(where))
     broken.calls = 2  # so that every call fails
     outputs: list[CompletionOutput] = []
     for _ in range(5):
@@ -112,13 +115,13 @@ def test_a_proposer_that_fails_only_for_several_sequences_is_given_up(
     """Otherwise every step would pay for a call that fails and for one call per sequence."""
 
     class Lonely(Broken):
-        def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
+        def propose(self, sequences: Items[Sequence], budgets: Items[int], min_score: float) -> list[Draft]:
             self.calls += 1
-            return super().propose(sequences, budgets)
+            return super().propose(sequences, budgets, min_score)
 
     llm = LLM(str(folder))
     plain = llm.generate(PROMPTS, PARAMS, spec="off")
-    lonely = llm.engine.speculation.assignments.proposers["broken"] = Lonely("too few")
+    lonely = install(llm, Lonely("too few"))
     outputs = run(llm, [Spec((ProposerChoice("broken"),))] * 3)
     assert [output.token_ids for output in outputs] == [output.token_ids for output in plain]
     assert lonely.calls == 3 * (1 + 3)
@@ -134,18 +137,18 @@ def test_a_proposer_that_fails_for_one_sequence_goes_on_for_the_others(folder: P
     class Particular(Broken):
         """Raises whenever it has to do with the second prompt."""
 
-        def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
+        def propose(self, sequences: Items[Sequence], budgets: Items[int], min_score: float) -> list[Draft]:
             if where == "propose" and any(
                 sequence.token_ids[: len(PROMPTS[1])] == PROMPTS[1] for sequence in sequences
             ):
                 raise RuntimeError("a bug in a proposer")
-            return super().propose(sequences, budgets)
+            return super().propose(sequences, budgets, min_score)
 
         def observe(self, commits: Items[Commit]) -> None:
             if where == "observe" and any(c.sequence.token_ids[: len(PROMPTS[1])] == PROMPTS[1] for c in commits):
                 raise RuntimeError("a bug in a proposer")
 
-    llm.engine.speculation.assignments.proposers["broken"] = Particular("nowhere")
+    install(llm, Particular("nowhere"))
     for _ in range(5):
         outputs = run(llm, [Spec((ProposerChoice("broken"),))] * 3)
         assert [output.metrics.decisions.get("proposer failed", 0) > 0 for output in outputs] == [False, True, False]
@@ -166,7 +169,7 @@ class Proposing(Broken):
         super().__init__("nowhere")
         self.draft = draft
 
-    def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
+    def propose(self, sequences: Items[Sequence], budgets: Items[int], min_score: float) -> list[Draft]:
         return [self.draft for _ in sequences]
 
 
@@ -194,7 +197,7 @@ def test_drafts_that_the_target_cannot_run_count_as_a_failure(
 ) -> None:
     llm = LLM(str(folder))
     plain = llm.generate(PROMPTS, PARAMS, spec="off")
-    llm.engine.speculation.assignments.proposers["broken"] = Proposing(draft)
+    install(llm, Proposing(draft))
     specs = [Spec((ProposerChoice("broken"),)), Spec(), Spec((ProposerChoice("ngram"),))]
     outputs = run(llm, specs)
     assert [output.token_ids for output in outputs] == [output.token_ids for output in plain]
@@ -244,7 +247,7 @@ def test_a_proposer_that_has_failed_is_still_told_which_texts_are_gone(folder: P
             self.released |= set(sequence_ids)
 
     llm = LLM(str(folder))
-    llm.engine.speculation.assignments.proposers["broken"] = Holding("observe")
+    install(llm, Holding("observe"))
     run(llm, [Spec((ProposerChoice("broken"),))] * 3)
     assert len(Holding.released) == 3
 
@@ -253,7 +256,9 @@ def test_a_proposer_that_has_failed_is_still_told_which_texts_are_gone(folder: P
 def test_drafts_are_merged_in_the_order_of_the_request(folder: Path, first: str) -> None:
     llm = LLM(str(folder))
     names = ["one", "other"]
-    llm.engine.speculation.assignments.proposers.update({name: Proposing(a_draft(1, origin=name)) for name in names})
+    for name in names:
+        proposer = install(llm, Proposing(a_draft(1, origin=name)), name)
+        proposer.name = name
     names.sort(key=lambda name: name != first)
     llm.engine.add("0", PROMPTS[0], PARAMS, Spec(tuple(map(ProposerChoice, names))))
     (sequence,) = llm.engine._by_request["0"]
@@ -262,9 +267,7 @@ def test_drafts_are_merged_in_the_order_of_the_request(folder: Path, first: str)
     assert set(sequence.counters.drafted_by_origin) == {first}
 
 
-@pytest.mark.parametrize(
-    "method", ["budgets", "observe_query", "choose", "observe", "observe_plain", "release", "make"]
-)
+@pytest.mark.parametrize("method", ["wants", "min_score", "observe_query", "choose", "observe", "release", "make"])
 @pytest.mark.parametrize("acceptance", ["match", "rejection"])
 def test_a_controller_that_fails_leaves_plain_decoding(
     folder: Path, method: str, acceptance: str, caplog: pytest.LogCaptureFixture
@@ -295,20 +298,20 @@ def test_a_controller_that_fails_leaves_plain_decoding(
 @pytest.mark.parametrize("free", [True, False])
 def test_what_a_request_queried_for_itself_is_not_charged_to_the_controller(folder: Path, free: bool) -> None:
     class Slow(Proposing):
-        def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
+        def propose(self, sequences: Items[Sequence], budgets: Items[int], min_score: float) -> list[Draft]:
             time.sleep(0.05)
-            return super().propose(sequences, budgets)
+            return super().propose(sequences, budgets, min_score)
 
     llm = LLM(str(folder))
     speculation = llm.engine.speculation
     assert speculation.controller is not None
     slow = Slow(a_draft(1))
     slow.free = free
-    speculation.assignments.proposers["broken"] = slow
+    install(llm, slow)
     seen: list[tuple[str, float]] = []
     observe = speculation.controller.observe_query
 
-    def watched(candidate: Candidate, *arguments: Any) -> list[Draft]:
+    def watched(candidate: Candidate, *arguments: Any) -> list[Offer | None]:
         seen.append((candidate.name, arguments[-1]))
         return observe(candidate, *arguments)
 
@@ -316,14 +319,14 @@ def test_what_a_request_queried_for_itself_is_not_charged_to_the_controller(fold
     run(llm, [Spec((ProposerChoice("broken"),)), parse_spec("auto"), Spec()], replace(PARAMS, max_tokens=8))
     assert {name for name, _ in seen} == {"suffix"}
     assert all(seconds < 0.05 for _, seconds in seen)
-    assert speculation.controller.costs.draft("broken", 1, 1) is None
+    assert ("broken", 0) not in speculation.controller._records
 
 
 def test_decisions_about_queries_are_counted(folder: Path) -> None:
     llm = LLM(str(folder))
     controller = llm.engine.speculation.controller
     assert controller is not None
-    controller.budgets = lambda candidate, works, *_: [(0, RESTING)] * len(works)  # type: ignore[method-assign]
+    controller.wants = lambda candidate, works, *_: [RESTING] * len(works)  # type: ignore[method-assign]
     output = run(llm, [parse_spec("auto")] * 3)[0]
     steps = output.metrics.target_runs - 1
     assert output.metrics.decisions == {"suffix: resting": steps, "nothing proposed": steps}

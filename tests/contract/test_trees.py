@@ -12,21 +12,19 @@ import pytest
 
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
+from foredraft.proposers.base import Proposer
 from foredraft.proposers.registry import ProposerChoice, Spec
-from foredraft.types import Commit, CompletionOutput, Draft, Sequence
+from foredraft.types import CompletionOutput, Draft, Sequence
 from tests.backends import BACKENDS
 from tests.tiny_models import VOCAB, random_model, save_model
 
 PROMPTS = [[(7 * i * j + i) % VOCAB for j in range(1, 12 + 9 * i)] for i in range(1, 7)]
 
 
-class RandomTrees:
+class RandomTrees(Proposer):
     """Knows the right text, and guesses trees in which it is mixed with rubbish."""
 
     name = "random_trees"
-    free = True
-    wants_target_argmax = False
-    taps: frozenset[int] = frozenset()
     num_lookahead_tokens = 12
 
     def __init__(self, texts: dict[tuple[int, ...], list[int]], seed: int) -> None:
@@ -34,7 +32,7 @@ class RandomTrees:
         self.random = random.Random(seed)
         self.released: set[int] = set()
 
-    def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
+    def propose(self, sequences: Items[Sequence], budgets: Items[int], min_score: float) -> list[Draft]:
         return [self._tree(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
 
     def _tree(self, sequence: Sequence, budget: int) -> Draft:
@@ -51,12 +49,6 @@ class RandomTrees:
                 parents.append(self.random.randint(-1, len(tokens) - 1))
                 tokens.append(self.random.randrange(VOCAB))
         return Draft(tuple(tokens), tuple(parents), (0.5,) * len(tokens), (self.name,) * len(tokens))
-
-    def observe(self, commits: Items[Commit]) -> None: ...
-
-    def clear(self) -> None: ...
-
-    def close(self) -> None: ...
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         self.released.update(sequence_ids)
@@ -92,7 +84,7 @@ def test_drafts_do_not_change_the_text(folder: Path, backend: str, temperature: 
     ):
         llm = LLM(str(folder), backend=backend, dtype="float32", device="cpu", **options)
         proposer = RandomTrees(texts, seed)
-        llm.engine.speculation.assignments.proposers = {proposer.name: proposer}
+        llm.engine.speculation.assignments.install(ProposerChoice(proposer.name), proposer)
         drafted = run(llm, params, Spec((ProposerChoice(proposer.name),)))
         for off, on in zip(plain, drafted, strict=True):
             assert on.token_ids == off.token_ids

@@ -45,7 +45,7 @@ def test_drafts_and_batches_do_not_change_the_text(dtype: str, temperature: floa
     texts = {tuple(prompt): output.token_ids for prompt, output in zip(PROMPTS, plain, strict=True)}
     proposer = RandomTrees(texts, seed=1)
     speculation = llm(kv_cache_tokens=256, max_num_seqs=5)
-    speculation.engine.speculation.assignments.proposers = {proposer.name: proposer}
+    speculation.engine.speculation.assignments.install(ProposerChoice(proposer.name), proposer)
     drafted = run(speculation, params, Spec((ProposerChoice(proposer.name),)))
     for one, off in zip(alone, plain, strict=False):
         assert (one.token_ids, one.logprobs) == (off.token_ids, off.logprobs)

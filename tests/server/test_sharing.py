@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from foredraft.control.worth import Load
+from foredraft.control.controller import Offer
+from foredraft.control.costs import Load
 from foredraft.proposers.suffix import Suffix
 from foredraft.server.service import Service
 from foredraft.server.sharing import shared_salt
@@ -138,7 +139,8 @@ def test_answers_are_drafted_for_whom_they_are_shared_with(
 
 def is_empty(service: Service) -> bool:
     engine = service.llm.engine
-    suffixes = [each for each in engine.speculation.assignments.proposers.values() if isinstance(each, Suffix)]
+    proposers = [guarded.proposer for guarded in engine.speculation.assignments.proposers.values()]
+    suffixes = [each for each in proposers if isinstance(each, Suffix)]
     assert suffixes
     return not engine.scheduler.pool._block_of_name and not any(each._stores for each in suffixes)
 
@@ -203,8 +205,8 @@ def test_neither_keys_nor_salts_are_in_logs_and_metrics(
 class CuttingController(SteadyController):
     """Lets no more than the first node of a draft pass."""
 
-    def choose(self, works: Items[Work], drafts: Items[Draft | None], load: Load) -> tuple[list[Draft], list[str]]:
-        cut = [draft.only([0]) if draft else NO_DRAFT for draft in drafts]
+    def choose(self, works: Items[Work], offers: Items[Offer | None], load: Load) -> tuple[list[Draft], list[str]]:
+        cut = [offer.draft.only([0]) if offer else NO_DRAFT for offer in offers]
         return cut, ["cut"] * len(cut)
 
 

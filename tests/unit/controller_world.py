@@ -1,4 +1,5 @@
-"""A simulated world for the controller: a clock that costs what it says, and proposers that are right or wrong at will.
+"""A simulated world for the controller: the engine's own step, with a clock that costs what it says and proposers that
+are right or wrong at will.
 
 The text of a request is its positions, one after the other, so a draft token is right if it is its own position. A
 proposer is right at a position if that position's chance is below the proposer's probability there.
@@ -9,17 +10,19 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from math import inf
 
-from foredraft.budget import Budget
+from foredraft.config import EngineConfig
 from foredraft.control.controller import Controller
-from foredraft.control.costs import Calibration, Costs, StepTimes
+from foredraft.control.costs import Calibration, Load
 from foredraft.control.economics import VerifyCurve
-from foredraft.control.worth import Candidate, Load
 from foredraft.params import SamplingParams
-from foredraft.proposers.merge import merge
-from foredraft.types import NO_DRAFT, TARGET, Commit, Draft, Sequence, Work
+from foredraft.proposers.base import Proposer
+from foredraft.proposers.registry import ProposerChoice, Spec
+from foredraft.simulate.engine import Clock, SimulatedEngine
+from foredraft.types import Draft, Sequence
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 CHEAP = Calibration(VerifyCurve(ROWS, tuple(0.010 + 0.0005 * rows for rows in ROWS)), 0, 0.0)
@@ -29,7 +32,8 @@ FLAT = Calibration(VerifyCurve(ROWS, tuple(0.0015 + 0.000005 * rows for rows in 
 GPU = Calibration(VerifyCurve(ROWS, tuple(0.00076 + 0.00002 * rows for rows in ROWS)), 0, 0.0)  # of a small model
 
 Place = tuple[int, int]  # a request and a position of its text
-WRONG = -1
+WRONG = 0  # no position that is drafted
+VOCAB = 1 << 20
 
 
 def chance(seed: int, *place: int) -> float:
@@ -42,7 +46,7 @@ def chance(seed: int, *place: int) -> float:
 
 
 @dataclass
-class Player:
+class Player(Proposer):
     """A proposer that drafts chains, level by level if it takes time."""
 
     name: str
@@ -50,36 +54,43 @@ class Player:
     query_s: float = 0.0  # of a query, beside its nodes
     node_s: float = 0.0
     missing_s: float = 0.0  # per token that it had not run
-    is_free: bool = True
+    free: bool = True
     confidence: Callable[[Place], float] | None = None  # what it says; else the truth
     drafts: Callable[[Place], bool] = lambda _: True
-    most: int = 16
+    num_lookahead_tokens: int = 16
     acceptance: tuple[float, ...] = ()
     seed: int = 0
+    late: Callable[[int], float] = lambda query: 1.0  # times as long as otherwise, by number of the query
     computed: dict[int, int] = field(default_factory=dict)  # tokens by request
     queries: int = 0
+    clock: Clock = field(default_factory=Clock)
+    budgets: Counter[str] = field(default_factory=Counter)  # nodes of the present step, by proposer
 
-    @property
-    def candidate(self) -> Candidate:
-        return Candidate(self.name, self.is_free, self.most, self.acceptance)
+    def num_missing(self, sequence: Sequence) -> int:
+        missing = sequence.num_tokens - self.computed.get(sequence.id, 0)
+        return missing if self.missing_s and missing > 16 else 0
 
-    def query(self, sequence: Sequence, budget: int) -> tuple[Draft, float]:
-        """A draft, and what it took."""
+    def propose(self, sequences: Items[Sequence], budgets: Items[int], min_score: float) -> list[Draft]:
+        return [self._draft(sequence, budget, min_score) for sequence, budget in zip(sequences, budgets, strict=True)]
+
+    def _draft(self, sequence: Sequence, budget: int, min_score: float) -> Draft:
         self.queries += 1
+        self.budgets[self.name] += budget
         request, start = sequence.id, sequence.num_tokens
         seconds = self.query_s + self.missing_s * (start - self.computed.get(request, 0))
         self.computed[request] = start
         tokens, scores, score = list[int](), list[float](), 1.0
-        for position in range(start, start + min(budget, self.most)) if self.drafts((request, start)) else ():
+        most = min(budget, self.num_lookahead_tokens)
+        for position in range(start, start + most) if self.drafts((request, start)) else ():
             place = request, position
             score *= max(1e-6, (self.confidence or self.probability)(place))
             tokens.append(position if chance(self.seed, *place) < self.probability(place) else WRONG)
             scores.append(score)
-            if isinstance(budget, Budget) and not self.is_free and score <= budget.least + budget.beyond:
+            if not self.free and score <= min_score:
                 break
         size = len(tokens)
-        draft = Draft(tuple(tokens), tuple(range(-1, size - 1)), tuple(scores), (self.name,) * size)
-        return draft, seconds + self.node_s * size
+        self.clock.now += (seconds + self.node_s * size) * self.late(self.queries)
+        return Draft(tuple(tokens), tuple(range(-1, size - 1)), tuple(scores), (self.name,) * size)
 
 
 class World:
@@ -93,121 +104,75 @@ class World:
         noise: float = 0.0,
         hiccup_every: int = 10**9,  # steps, one of which takes three times as long
         fixed: dict[str, int] | None = None,  # nodes by proposer: these are drafted and verified in every step
-        deciding_s: float = 0.0,  # of every step in which the controller decides, or has drafts to choose from
     ) -> None:
         self.truth = truth.curve
-        self.controller = Controller(Costs(calibrated or truth))
-        self.players = sorted(players, key=lambda player: not player.is_free)
+        self.players = {player.name: player for player in players}
         self.random = random.Random(1)
-        self.noise, self.hiccup_every, self.fixed, self.deciding_s = noise, hiccup_every, fixed, deciding_s
-        # Until when the budgets of the last step stand for steps with the same requests, and without drafts.
-        self._stand_until_s, self._requests, self._budgets = -inf, list[int](), dict[str, list[int]]()
+        self.noise, self.hiccup_every = noise, hiccup_every
         self.elapsed = self.plain = 0.0
         self.num_tokens = 0
         self.reasons: Counter[str] = Counter()
-        self.verified: list[int] = []
+        self.verified: list[int] = []  # nodes of every step
         self.queried: list[Counter[str]] = []  # nodes by proposer, of every step
         self._next_request = 0
+        clock = Clock()
+        for player in self.players.values():
+            player.clock = clock
+            if fixed is not None:
+                player.num_lookahead_tokens = min(fixed.get(player.name, 0), player.num_lookahead_tokens)
+        names = [name for name in self.players if fixed is None or fixed.get(name)]
+        self._spec = Spec(tuple(map(ProposerChoice, names)), adaptive=fixed is None)
+        self._engine = SimulatedEngine(
+            EngineConfig(
+                prefix_caching=False, max_chunk_s=inf, max_num_batched_tokens=1 << 16, kv_cache_tokens=1 << 17
+            ),
+            calibrated or truth,
+            VOCAB,
+            lambda choice: self.players[choice.name],
+            lambda sequence, position: position,
+            self._takes,
+            clock,
+        )
+
+    @property
+    def controller(self) -> Controller:
+        controller = self._engine.speculation.controller
+        assert controller is not None
+        return controller
 
     @property
     def speedup(self) -> float:
         return self.plain / self.elapsed
 
-    def write(self, count: int, requests: int = 1, batch: int = 1, prompt: int = 1) -> World:
-        """Write requests of `count` tokens, `batch` at a time. Plain decoding would take `plain` seconds."""
+    def write(self, count: int, requests: int = 1, batch: int = 1, prompt: int = 1, temperature: float = 0.0) -> World:
+        """Write requests of `count` tokens, `batch` at a time. Plain decoding would take `plain` seconds. Prompts do
+        not count: they take the same time in any case."""
+        params = SamplingParams(temperature=temperature).resolved({})
         for _ in range(requests):
-            params, first = SamplingParams().resolved({}), self._next_request
-            texts = [Sequence(first + n, "", 0, [0] * prompt, prompt, params, 0, count) for n in range(batch)]
-            self._next_request += batch
-            while texts:
-                self.step(texts)
-                ended = [text for text in texts if text.num_output_tokens >= count]
-                self.controller.release([text.id for text in ended])
-                texts = [text for text in texts if text not in ended]
+            for _ in range(batch):
+                text = Sequence(self._next_request, "", 0, [WRONG] * prompt, prompt, params, 0, count + 1)
+                self._engine.add(text, self._spec)
+                self._next_request += 1
+            while self._engine.scheduler.has_work:
+                self._step()
         return self
 
-    def step(self, texts: list[Sequence]) -> None:
-        """One step of these requests."""
-        for text in texts:
-            text.num_computed_tokens = text.num_tokens - 1
-        works = [Work(text, 1, 64) for text in texts]
-        load = Load.of(works)
-        made: list[dict[str, Draft]] = [{} for _ in works]
-        merged: list[list[Draft]] = [[] for _ in works]
-        seconds = deciding_s = 0.0
-        self.queried.append(Counter())
-        requests = [text.id for text in texts]
-        stands = requests == self._requests and self.controller.now_s < self._stand_until_s
-        for player in self.players:
-            seconds += self._query(
-                player, works, load, made, merged, self._budgets.get(player.name) if stands else None
-            )
-        if self.fixed is None and (any(made) or not stands):
-            deciding_s, self._requests, self._stand_until_s = self.deciding_s, requests, -inf
-            if not any(made):
-                names = [player.name for player in self.players]
-                self._stand_until_s = self.controller.stands_until_s(names, works, load)
-        made_by = Counter(name for drafts in made for name, draft in drafts.items() for _ in draft.tokens)
-        asked = {name: len(works) + made_by[name] for name in self.queried[-1]}
-        trees = [merge(drafts, 64) if drafts else NO_DRAFT for drafts in merged]
-        if self.fixed is None:
-            trees, reasons = self.controller.choose(works, trees, load)
-            self.reasons.update(reasons)
-        works = [work.with_draft(tree) for work, tree in zip(works, trees, strict=True)]
-        self.verified.append(sum(map(len, trees)))
-        run_s = self.truth.seconds_at(Load.of(works).rows) * (1 + self.noise * self.random.random())
-        run_s *= 3 if len(self.verified) % self.hiccup_every == 0 else 1
-        commits = [_commit(work) for work in works]
-        if self.fixed is None and any(made):
-            self.controller.observe(works, made, commits, load, StepTimes(run_s, seconds, deciding_s, asked))
-        elif self.fixed is None:
-            self.controller.observe_plain(load, StepTimes(run_s, seconds, deciding_s, asked))
-        self.elapsed += seconds + run_s + deciding_s
-        for commit in commits:
-            self.plain += len(commit.tokens) * self.truth.seconds_at(len(texts)) / len(texts) * (1 + self.noise / 2)
+    def _step(self) -> None:
+        queried: Counter[str] = Counter()
+        for player in self.players.values():
+            player.budgets = queried
+        decoding = len(self._engine.scheduler.running)
+        stepped = self._engine.step()
+        if not decoding or any(work.num_new_tokens > 1 for work in stepped.works):
+            return
+        self.queried.append(queried)
+        self.verified.append(sum(len(work.draft) for work in stepped.works))
+        self.elapsed += stepped.draft_s + stepped.verify_s
+        for index, commit in enumerate(stepped.commits):
+            self.reasons.update(self._engine.speculation.reasons(index))
             self.num_tokens += len(commit.tokens)
-            commit.sequence.token_ids += commit.tokens
+            self.plain += len(commit.tokens) * self.truth.seconds_at(decoding) / decoding * (1 + self.noise / 2)
 
-    def _query(
-        self,
-        player: Player,
-        works: list[Work],
-        load: Load,
-        made: list[dict[str, Draft]],
-        merged: list[list[Draft]],
-        budgets: list[int] | None,
-    ) -> float:
-        """Query a proposer, with budgets that stand if there are any; returns the seconds that it took."""
-        if self.fixed is not None:
-            budgets = [self.fixed.get(player.name, 0)] * len(works)
-        elif budgets is None:
-            decided = self.controller.budgets(player.candidate, works, merged, load)
-            budgets = self._budgets[player.name] = [nodes for nodes, _ in decided]
-            self.reasons.update(f"{player.name}: {reason}" for _, reason in decided)
-        chosen = [index for index, budget in enumerate(budgets) if budget]
-        if not chosen:
-            return 0.0
-        self.queried[-1][player.name] += sum(budgets)
-        answers = [player.query(works[index].sequence, budgets[index]) for index in chosen]
-        seconds, drafts = sum(took for _, took in answers), [draft for draft, _ in answers]
-        calibrated = drafts
-        if self.fixed is None:
-            asked = [works[index] for index in chosen]
-            wanted = [budgets[index] for index in chosen]
-            calibrated = self.controller.observe_query(player.candidate, asked, wanted, drafts, seconds)
-        for index, draft, known in zip(chosen, drafts, calibrated, strict=True):
-            if draft:
-                made[index][player.name] = draft
-            if known:
-                merged[index].append(known)
-        return seconds
-
-
-def _commit(work: Work) -> Commit:
-    """The path whose tokens are their own positions, and the target's own token behind it."""
-    node, position, origins = -1, work.sequence.num_tokens, list[str]()
-    while (child := work.draft.child(node, position)) >= 0:
-        origins.append(work.draft.origin[child])
-        node, position = child, position + 1
-    tokens = tuple(range(work.sequence.num_tokens, position + 1))
-    return Commit(work.sequence, tokens, (*origins, TARGET), (), draft=work.draft)
+    def _takes(self, load: Load, accepted: int) -> float:
+        seconds = self.truth.seconds_at(load.rows) * (1 + self.noise * self.random.random())
+        return seconds * (3 if len(self.verified) % self.hiccup_every == self.hiccup_every - 1 else 1)

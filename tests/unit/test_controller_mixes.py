@@ -44,9 +44,9 @@ def head(step_s: float, right: Callable[[Place], float], sure: bool = False) -> 
         query_s=0.02 * step_s,
         node_s=0.06 * step_s,
         missing_s=0.002 * step_s,
-        is_free=False,
+        free=False,
         confidence=(lambda place: 0.95) if sure else None,
-        most=8,
+        num_lookahead_tokens=8,
         acceptance=(0.74,) * 5,
         seed=2,
     )

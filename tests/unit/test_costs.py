@@ -1,10 +1,10 @@
-"""What runs and drafts are taken to cost."""
+"""What runs are taken to cost."""
 
 from __future__ import annotations
 
 import pytest
 
-from foredraft.control.costs import Calibration, Costs
+from foredraft.control.costs import Calibration, Costs, Load
 from tests.unit.controller_world import CHEAP, DEAR
 
 
@@ -13,33 +13,32 @@ def test_costs_follow_the_machine_and_ignore_outliers() -> None:
     for step in range(200):
         rows = 1 + step % 5
         seconds = 1.5 * DEAR.curve.seconds_at(rows)
-        costs.observe_runs(rows, 0, [50 * seconds if step % 9 == 0 else seconds])
+        costs.observe(rows, 0, 50 * seconds if step % 9 == 0 else seconds)
     for rows in (1, 3, 5):
         assert costs.run(rows, 0) == pytest.approx(1.5 * DEAR.curve.seconds_at(rows), rel=0.05)
-    assert costs.draft("unknown", 1, 1) is None
 
 
 def test_plain_steps_do_not_seem_slower_where_only_drafts_are_seen() -> None:
     """Rows of drafts take half as long again as the calibration has them; then the machine becomes slower."""
     costs, plain_s, draft_s = Costs(CHEAP), CHEAP.curve.seconds_at(1), 1.5 * CHEAP.curve.seconds_at(16)
-    costs.observe_runs(1, 0, [plain_s] * 8)
+    for _ in range(8):
+        costs.observe(1, 0, plain_s)
     for _ in range(100):
-        costs.observe_runs(16, 0, [draft_s])
+        costs.observe(16, 0, draft_s)
     assert costs.run(1, 0) == pytest.approx(plain_s)
     assert costs.run(16, 0) == pytest.approx(draft_s)
     for _ in range(100):
-        costs.observe_runs(16, 0, [2 * draft_s])
+        costs.observe(16, 0, 2 * draft_s)
     assert costs.run(1, 0) == pytest.approx(2 * plain_s)
 
 
-def test_drafts_cost_what_calls_took_and_more_for_more_sequences() -> None:
-    costs = Costs(DEAR)
-    for nodes, seconds in ((4, 0.002), (4, 0.9), (4, 0.002), (8, 0.003)):
-        costs.observe_draft("model", nodes, 1, seconds)
-    known = [costs.draft("model", nodes, 1) for nodes in (2, 4, 6, 8, 16)]
-    assert known == pytest.approx([0.001, 0.002, 0.0025, 0.003, 0.005])
-    assert costs.level("model", 1) == pytest.approx(0.003 / 8)
-    assert costs.draft("model", 8, 16) == pytest.approx(0.003 * DEAR.curve.relative(16))
+def test_more_rows_cost_what_they_add_in_tokens_of_plain_decoding() -> None:
+    """Of three sequences beside a prompt of five rows: a token is a third of a run of three rows."""
+    costs, curve = Costs(DEAR), DEAR.curve
+    token_s = curve.seconds_at(3) / 3
+    added = [(curve.seconds_at(8 + count) - curve.seconds_at(8)) / token_s for count in range(5)]
+    assert costs.extra(Load(8, 0, 3), 4)[:5] == pytest.approx(added)
+    assert costs.token(Load(8, 0, 3)) == pytest.approx(token_s)
 
 
 def test_longer_contexts_cost_more() -> None:

@@ -14,11 +14,12 @@ from foredraft.config import EngineConfig
 from foredraft.control.costs import Calibration
 from foredraft.control.economics import VerifyCurve
 from foredraft.errors import InvalidParameter, InvalidSpec
+from foredraft.simulate.engine import Clock
 from foredraft.simulate.event_mode import EventReplica
 from foredraft.simulate.fleet import Outcome, Slo, outcome_of, run_fleet
 from foredraft.simulate.machine import NEVER, DraftFigures, DraftProfile, Machine, assumed
 from foredraft.simulate.machine_file import profile_of
-from foredraft.simulate.proposer import RIGHT, Clock, SimulatedProposer
+from foredraft.simulate.proposer import RIGHT, SimulatedProposer
 from foredraft.simulate.record import Record
 from foredraft.simulate.report import sentences
 from foredraft.simulate.step_mode import StepReplica
@@ -204,7 +205,7 @@ class TestDrafts:
         clock = Clock()
         proposer = SimulatedProposer(SUFFIX, LINEAR, clock, Random(1))
         sequence = StepSequence("copy")
-        drafts = [proposer.propose([sequence], [8])[0] for _ in range(8000)]
+        drafts = [proposer.propose([sequence], [8], 0.0)[0] for _ in range(8000)]
         assert sum(map(bool, drafts)) / 8000 == pytest.approx(COPIES.coverage, rel=0.03)
         for depth, (length, survival) in enumerate(zip(COPIES.lengths, COPIES.survivals)):
             deep = [draft for draft in drafts if len(draft) > depth]
@@ -215,12 +216,14 @@ class TestDrafts:
 
     def test_the_budget_is_kept(self) -> None:
         proposer = SimulatedProposer(SUFFIX, LINEAR, Clock(), Random(1))
-        drafts = proposer.propose([StepSequence("copy")] * 200, [1] * 200)
+        drafts = proposer.propose([StepSequence("copy")] * 200, [1] * 200, 0.0)
         assert max(map(len, drafts)) == 1
 
     def test_trees_have_further_nodes_that_are_wrong(self) -> None:
         tree = DraftFigures("suffix", True, {ANY: replace(COPIES, branches=2.5)}, 0.0)
-        drafts = SimulatedProposer(tree, LINEAR, Clock(), Random(1)).propose([StepSequence("copy")] * 4000, [9] * 4000)
+        drafts = SimulatedProposer(tree, LINEAR, Clock(), Random(1)).propose(
+            [StepSequence("copy")] * 4000, [9] * 4000, 0.0
+        )
         further = [sum(parent < 0 for parent in draft.parents) - 1 for draft in drafts if draft]
         assert fmean(further) == pytest.approx(2.5, rel=0.03)
         assert all(len(set(draft.tokens[draft.depth :])) == len(draft) - draft.depth for draft in drafts)

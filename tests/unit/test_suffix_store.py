@@ -22,7 +22,7 @@ def remember(proposer: Suffix, tokens: list[int], **fields: Any) -> None:
 
 def knows(proposer: Suffix, tokens: list[int], **fields: Any) -> bool:
     """Whether a new request that ends with these tokens gets a draft."""
-    (draft,) = proposer.propose([plain_sequence([7, *tokens], **fields)], [8])
+    (draft,) = proposer.propose([plain_sequence([7, *tokens], **fields)], [8], 0.0)
     proposer.release([0])
     return len(draft) > 0
 
@@ -103,7 +103,7 @@ def test_earlier_answers_can_be_doubted_more_than_the_sequence_itself() -> None:
     def scores(store_doubt: float, tokens: list[int]) -> tuple[float, ...]:
         proposer = Suffix(SuffixOptions(store_doubt=store_doubt))
         remember(proposer, [10, 11, 12, 13, 14])
-        (draft,) = proposer.propose([plain_sequence(tokens)], [1])
+        (draft,) = proposer.propose([plain_sequence(tokens)], [1], 0.0)
         return draft.scores
 
     assert scores(4.0, [7, 10, 11, 12]) < scores(1.0, [7, 10, 11, 12]), "known from an earlier answer"

@@ -130,7 +130,7 @@ def test_drafts_are_those_of_the_engine() -> None:
         for _ in range(30):
             token = dice.randrange(5)
             sequence.token_ids.append(token)
-            (theirs,), (ours,) = batch.step([token]), offline.propose([sequence], [K])
+            (theirs,), (ours,) = batch.step([token]), offline.propose([sequence], [K], 0.0)
             assert theirs == list(ours.tokens) and ours.parents == tuple(range(-1, len(ours) - 1))
             drafted += bool(theirs)
         offline.observe([Commit(sequence, (), (), (), "stop")])

@@ -91,7 +91,7 @@ def first_difference(plain: Sequence[Answer], drafted: Sequence[Answer]) -> str 
 
 
 def _complaint(llm: LLM, name: str) -> str | None:
-    if getattr(proposer_class(name), "needs_grammar", False):
+    if proposer_class(name).needs_grammar:
         return "it drafts only for requests that have a grammar."
     try:
         llm.generate([llm.encode("Hello")], SamplingParams(max_tokens=1, temperature=0.0), spec=name)

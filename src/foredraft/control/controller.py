@@ -1,397 +1,417 @@
 """When to draft, and how much. One rule decides about every query of a proposer and every row of a draft: the time that
 its accepted tokens are expected to save must exceed the time that it takes.
 
-A token is worth the time that tokens take at present. Queries take what was measured, next to nothing or not, and rows
-what the cost curve says. A query is decided on by the proposer's last drafts (worth.py), rows by the draft at hand.
+A row is judged by the draft at hand, a query by what earlier drafts have gained: in this request, and in others of its
+kind. A credit per proposer bounds the loss if expectations are wrong: it starts small, grows by a small share of the
+time and by what the proposer's tokens save, and falls by what its queries and rows cost. Only what is in the credit can
+be risked. Where queries do not pay, one is made when the share has paid for what it is expected to lose.
 
-A ledger per proposer bounds the loss if expectations are wrong. It starts with a small allowance, grows by a small
-share of the time, and books what the proposer's tokens gain and what its queries and rows cost. A step may only risk
-what is in the ledger. Where queries do not pay, that share of the time pays for one now and then: the less one is
-expected to lose, the sooner.
-
-Deciding takes time too, and most in steps in which nothing is gained. So a decision that the next steps would only
-repeat stands for a stretch of them, and steps without drafts are learnt from together.
+docs/control.md has a worked step. Plain Python: the engine measures all times and passes them in.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Items
 from copy import deepcopy
-from functools import partial
-from itertools import groupby
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from foredraft.control.acceptance import Acceptance
-from foredraft.control.costs import Costs, StepTimes
-from foredraft.control.ledger import NOTHING, NOTHING_RUN, PACE_MEMORY, UNDECIDED, Behind, Decision, Ledger
+from foredraft.control.costs import Costs, Load, median
+from foredraft.control.nodes import Odds, best_count
 from foredraft.control.reasons import DRAFTED, LEDGER, MEASURING, NOTHING_PROPOSED, PROBE, RESTING, TOO_UNSURE
-from foredraft.control.worth import Candidate, Load, Offer
 from foredraft.types import NO_DRAFT, Commit, Draft, Sequence, Work
 
-# docs/control.md has the sweeps that set these.
-_SHARE = 0.005  # of all time, for each proposer: what it may lose
-_ALLOWANCE = 4.0  # plain steps: and at the start,
-_UNNOTICED_S = 0.01  # or this, where steps are short: the time of so few would not tell what a proposer is worth
-_MOST_SAVED = 64.0  # plain steps: and in all, after gains
+# What a proposer may lose of all time, and again for calls that were delayed. More finds a proposer that has become
+# good sooner. At worst each of two proposers loses both shares: 2 %.
+_SHARE = 0.005
+# Of that, what pays for queries that are not expected to pay: the rest is left for the rows of what they find.
+_PROBES = _SHARE / 2
+# What it may lose beside that at the start: so many plain steps, and so many seconds where steps are short, for a few
+# drafts are needed to tell what it is worth. At worst all of it is lost, once for each proposer and kind of sampling.
+_ALLOWANCE = 4.0
+_ALLOWANCE_S = 0.01
+# Drafts of others that count as much as one's own in what a request expects. Fewer forget that requests are alike;
+# more that they differ. At worst a proposer that is of no use to a request is queried about as often in it.
+_OWN_PRIOR = 3.0
+# The share of a request's own drafts that is kept after one more: about twenty count. At worst a passage in which
+# nothing is gained hides as many drafts of the next one.
+_OWN_MEMORY = 0.95
+# Drafts that count in what is expected of a proposer in any request, and how many of those one request may give: a long
+# answer says little about the next. More of either take a change in later.
+_DRAFTS, _OF_ONE = 32, 4
+# Drafts that an acceptance counts for that was measured with the head. Fewer let some hard drafts at the start overrule
+# thousands; at worst so many more are lost on a head that was measured on another kind of text.
+_MEASURED = 8
+# The acceptance of a proposer that brings none. Lower ones might never be tried where rows are dear.
+UNKNOWN = 0.75
+# Calls and runs whose times make an estimate. One late call may have another cause.
+_CALLS = 8
+_LATE_RUNS = 5
 
-_BLAME_STEPS = 5  # drafts are charged the median lateness of so many runs: one late run may have another cause
-_REFRESH_STEPS = 16  # after so many steps queries are weighed anew
-_LONG = 8.0  # times the mean: what deciding takes beyond has another cause
-_LEARNT_AT_ONCE = 64  # steps without drafts
-
-_Node = tuple[float, int, int]  # minus its survival, index of the work, node of its draft: they sort best first
+_FEW_CALLS = 4  # are made before a proposer is judged by its time: the first ones are slow
+_KINDS = (0.0, 0.75)  # temperatures up to which requests are of one kind; the last kind is above them
+_NODES = 64  # of a promised draft
 
 
-class _Query(NamedTuple):
-    candidate: Candidate
-    works: Items[Work]
-    budgets: Items[int]
-    survivals: Items[list[float]]  # of the nodes that were drafted for each work
-    missing: Items[int]  # catch-up tokens that were run for each
-    seconds: float
+class Candidate(Protocol):
+    """A proposer, as far as the controller knows it."""
+
+    name: str  # as in the origin of its draft tokens
+    num_lookahead_tokens: int
+    acceptance: tuple[float, ...]
+    free: bool
+
+    def num_missing(self, sequence: Sequence) -> int:
+        """How many tokens of a sequence it has to catch up with."""
+
+
+class Offer(NamedTuple):
+    """A draft, and the probability of each node to be accepted."""
+
+    draft: Draft
+    survivals: Items[float]
+
+
+class _Record:
+    """What is known of one proposer where requests sample in one way."""
+
+    def __init__(self, candidate: Candidate, allowance_s: float) -> None:
+        self.odds = Odds()
+        self.credit_s = allowance_s
+        self.delays_s = 0.0  # of the second share, what is left for delays
+        self.caught_up_s = 0.0  # what catching up took in all: an investment, which the credit must exceed
+        self.catch_up = 0.0  # what catching up takes, in runs of the target for as many tokens
+        self.time_s = 0.0  # of all steps with requests of this kind
+        self.queried_s = 0.0  # when it was last queried, on that clock
+        self.times: deque[float] = deque(maxlen=_CALLS)  # of calls for one sequence
+        self.cost_s = 0.0  # of a call for one sequence
+        self.level_s = inf  # of one level of a draft: the least that any call has shown
+        rates = candidate.acceptance or (UNKNOWN,)
+        self.promised = [1.0]  # by node of a chain, the first is no node
+        for depth in range(_NODES):
+            self.promised.append(self.promised[-1] * rates[min(depth, len(rates) - 1)])
+        self.num_promised = _MEASURED if candidate.acceptance else 1
+        # By number of sequences, about: drafts so far, and what one has gained in tokens, on average. Rows cost more
+        # where more sequences share a run.
+        self.gains: dict[int, tuple[int, float]] = {}
+
+    def gain(self, sequences: int, extra: Items[float]) -> float:
+        """What a draft gains in tokens, where so many sequences share a run."""
+        place = sequences.bit_length()
+        if place not in self.gains:
+            self.gains[place] = self.num_promised, best_count(self.promised[1:], extra)[1]
+        return self.gains[place][1]
+
+    def learn_gain(self, sequences: int, gain: float, weight: int = 1) -> None:
+        """That of a draft, or of several on average."""
+        count, mean = self.gains[sequences.bit_length()]
+        count = min(count + weight, _DRAFTS)
+        self.gains[sequences.bit_length()] = count, mean + (gain - mean) * weight / count
+
+    def pass_time(self, seconds: float) -> None:
+        self.time_s += seconds
+        self.credit_s += _SHARE * seconds
+        self.delays_s += _SHARE * seconds
+
+    def book_call(self, seconds: float, relative: float, is_timed: bool) -> None:
+        """A call took so long, for as many sequences as take `relative` times as long as one. Of a call that takes
+        longer than all of the last ones, the rest is a delay, as long as the second share pays for it."""
+        usual_s = relative * max(self.times, default=0.0)
+        if self.times and 0 < seconds - usual_s <= self.delays_s:
+            self.delays_s -= seconds - usual_s
+            self.credit_s -= usual_s
+        else:
+            self.credit_s -= seconds
+        if not is_timed:
+            return
+        self.times.append(seconds / relative)
+        ordered = sorted(self.times)
+        # A mean, for drafts may end early; of the longest call no more counts than of the next.
+        self.cost_s = (sum(ordered[:-1]) + ordered[-2]) / len(ordered) if len(ordered) > 1 else ordered[0]
+
+
+class _Request:
+    """What is known of one proposer in one request."""
+
+    __slots__ = ("drafts", "gains", "missing", "queries", "record", "sequences", "spent_s")
+
+    def __init__(self, record: _Record) -> None:
+        self.record = record
+        self.queries = self.sequences = 0  # of its drafts, and how many shared a run with the last
+        self.drafts = self.gains = 0.0  # recent ones, and what they gained in tokens
+        self.missing = 0  # tokens to catch up with, when it was last decided about
+        self.spent_s = 0.0  # on catching up
+
+    def gain(self, common: float) -> float:
+        return (_OWN_PRIOR * common + self.gains) / (_OWN_PRIOR + self.drafts)
+
+    def learn_gain(self, sequences: int, gain: float) -> None:
+        self.queries, self.sequences = self.queries + 1, sequences
+        self.drafts = _OWN_MEMORY * self.drafts + 1
+        self.gains = _OWN_MEMORY * self.gains + gain
+        if self.queries <= _OF_ONE:
+            self.record.learn_gain(sequences, gain)
 
 
 class Controller:
-    """Decides for the sequences with `auto`. Plain Python: the engine measures all times and passes them in."""
+    """Decides for the sequences with `auto`."""
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
-        self.acceptance = Acceptance()
-        step_s = costs.run(1, 0)
-        self._allowance_s = max(_ALLOWANCE * step_s, _UNNOTICED_S)
-        self._most_s = max(_MOST_SAVED * step_s, _UNNOTICED_S)
-        self._ledgers: dict[str, Ledger] = {}
-        self.now_s = 0.0  # the time that all steps took so far
-        # The times of the last runs with drafts, in units of the expected time.
-        self._lateness = deque([1.0] * (_BLAME_STEPS // 2), maxlen=_BLAME_STEPS)
-        # What waits to be learnt from: steps without drafts, and queries.
-        self._plain: list[tuple[Load, StepTimes]] = []
-        self._queries: list[_Query] = []
-        self._steps = 0
+        self._allowance_s = max(_ALLOWANCE * costs.run(1, 0), _ALLOWANCE_S)
+        self._records: dict[tuple[str, int], _Record] = {}  # by proposer and kind of sampling
+        self._requests: dict[str, dict[int, _Request]] = {}  # by proposer and sequence
+        # The times of the last runs with drafts, in units of what was expected.
+        self._lateness = deque([1.0] * (_LATE_RUNS // 2), maxlen=_LATE_RUNS)
 
     def copy(self) -> Controller:
         """A controller with the same state. Both share what is known of the machine."""
-        self._learn_from_waiting()
         return deepcopy(self, {id(self.costs): self.costs})
 
-    def budgets(
-        self, candidate: Candidate, works: Items[Work], at_hand: Items[Collection[Draft]], load: Load
-    ) -> list[Decision]:
-        """How many nodes a proposer may draft for each work, and why, with the drafts of others that are at hand."""
-        if not candidate.is_free and not self.costs.is_known(load.rows):
-            self._learn_from_waiting()
-            return [(NOTHING, MEASURING)] * len(works)
-        ledger, of = self._ledger(candidate), (candidate.most, load.sequences, load.rows.bit_length())
-        if ledger.decided_for != of or self.now_s >= ledger.decided_until_s:
-            ledger.forget_decisions()
-        decided = [ledger.decisions.get(work.sequence.id, UNDECIDED) for work in works]
-        chances = [self._chance_of_next(work, drafts, load) for work, drafts in zip(works, at_hand, strict=True)]
-        # Not to query stands whatever is at hand: that leaves less to gain.
-        if UNDECIDED in decided or any(nodes and chance for (nodes, _), chance in zip(decided, chances, strict=True)):
-            self._learn_from_waiting()  # which have added to the ledger
-            ledger.forget_decisions()  # with drafts at hand, this step decides otherwise, and only for itself
-            ledger.decided_for = of
-            decided = self._decided(candidate, ledger, works, chances, load)
-        return [
-            (nodes.at_most(work.num_lookahead_tokens), reason)
-            for (nodes, reason), work in zip(decided, works, strict=True)
-        ]
-
-    def stands_until_s(self, names: Iterable[str], works: Items[Work], load: Load) -> float:
-        """Until when, on the clock of `now_s`, what is decided about these proposers and works stands while queries
-        bring nothing: until one is due that is not made, or tokens may take another time. -inf: it does not stand."""
-        ledgers = [self._ledgers.get(name) for name in names]
-        due_s = min((-inf if ledger is None else ledger.stands_until_s(works) for ledger in ledgers), default=-inf)
-        return min(due_s, self.now_s + self.costs.run(load.rows, load.keys) / (1 - PACE_MEMORY))
-
-    def _chance_of_next(self, work: Work, at_hand: Collection[Draft], load: Load) -> float:
-        """How probable it is that a draft at hand has the next token: then there is nothing to gain. Roots count that
-        are worth their row, if that can be afforded: others will not be verified."""
-        best = 0.0
-        for draft in at_hand:
-            row_s, ledger = self.costs.added(load.rows, load.keys, [_reach(work)])[0], self._ledgers[draft.origin[0]]
-            token_s, chance = self._token_s(ledger, load), 0.0
-            for score, parent in zip(draft.scores, draft.parents, strict=True):
-                if parent < 0 and score * token_s > row_s and (1 - score) * row_s <= ledger.balance_s:
-                    chance += score
-            best = max(best, chance)
-        return min(1.0, best)
-
-    def _decided(
-        self, candidate: Candidate, ledger: Ledger, works: Items[Work], chances: Items[float], load: Load
-    ) -> list[Decision]:
-        """Decide about every work. Without drafts at hand, decisions that the next steps would repeat stand for a
-        stretch: not to query until a query is due, and to query for all if the ledger covers the whole stretch."""
-        offers = ledger.worth.offers(candidate, load, self.costs, partial(self._token_s, ledger))
-        is_timed = self.costs.draft(candidate.name, candidate.most, 1) is not None
-        left_s, saved_s, is_queried, is_behind = ledger.balance_s, ledger.saved_s, False, False
-        decided: list[Decision] = []
-        until_s = inf
-        for work, chance in zip(works, chances, strict=True):
-            nodes, reason = NOTHING, LEDGER
-            if is_queried and not is_timed:
-                reason = RESTING  # one sequence is enough to time it
-            elif affordable := [offer for offer in offers if offer.cost_s <= left_s]:
-                offer = ledger.worth.best(affordable, work.sequence.id)
-                catch_up_s = ledger.catch_up_s(candidate, work.sequence, self.costs)
-                reason, due_s = self._decide(candidate, ledger, work.sequence, 1 - chance, offer, catch_up_s, saved_s)
-                until_s = min(until_s, due_s)
-                if reason in (DRAFTED, PROBE):
-                    nodes, is_queried = offer.nodes, True
-                    left_s, saved_s = left_s - offer.cost_s, saved_s - catch_up_s
-                    is_behind |= catch_up_s > 0
-                    ledger.queried_s = self.now_s
-            decided.append((nodes, reason))
-        ledger.is_probed = any(reason == PROBE for _, reason in decided)
-        is_covered = _REFRESH_STEPS * (ledger.balance_s - left_s) <= ledger.balance_s
-        is_lasting = is_timed and is_covered and not is_behind
-        all_drafted = is_lasting and all(reason == DRAFTED for _, reason in decided)
-        if not any(chances) and (all_drafted or not is_queried):
-            ledger.decisions = {work.sequence.id: one for work, one in zip(works, decided, strict=True)}
-            if is_queried:
-                ledger.decided_until_s = self.now_s + _REFRESH_STEPS * self.costs.run(load.rows, load.keys)
+    def wants(self, candidate: Candidate, works: Items[Work], at_hand: Items[Offer | None], load: Load) -> list[str]:
+        """Whether to query a proposer for each work, and why: DRAFTED and PROBE mean that it is queried. `at_hand` are
+        drafts of others that are there already."""
+        costs = self.costs
+        if not costs.is_known(load.rows):
+            return [MEASURING] * len(works)
+        token_s, extra = costs.token(load), self._extra(candidate, load)
+        spread = self._relative(len(works)) / len(works)  # what a call for all takes for each
+        left: dict[_Record, float] = {}
+        reasons: list[str] = []
+        for work, offer in zip(works, at_hand, strict=True):
+            request = self._request(candidate, work.sequence)
+            record = request.record
+            gain = request.gain(record.gain(load.sequences, extra))
+            if offer is not None:  # where one at hand has the next token, there is nothing to gain
+                gain *= 1 - self._chance(offer, extra)
+            left_s, cost_s = left.get(record, record.credit_s), record.cost_s * spread
+            if cost_s + extra[1] * token_s > left_s:  # a query also risks a row: without one it is of no use
+                reason = LEDGER
+            elif record in left and not record.times:
+                reason = RESTING  # one sequence is enough to time a proposer
             else:
-                missing_s = min(offer.cost_s for offer in offers) - left_s
-                ledger.decided_until_s = until_s if missing_s <= 0 else self.now_s + missing_s / _SHARE
-        return decided
+                reason = self._decide(candidate, request, work.sequence, gain * token_s - cost_s)
+            reasons.append(reason)
+            if reason is DRAFTED or reason is PROBE:
+                left[record] = left_s - cost_s
+                record.queried_s = record.time_s
+        return reasons
 
-    def _decide(
-        self,
-        candidate: Candidate,
-        ledger: Ledger,
-        sequence: Sequence,
-        chance: float,
-        offer: Offer,
-        catch_up_s: float,
-        saved_s: float,
-    ) -> tuple[str, float]:
-        """Whether to query for a sequence, and when that is due in any case. `saved_s` is left of all savings: the
-        sequences of a step share them."""
-        has_begun = ledger.behind.get(sequence.id, NOTHING_RUN).spent_s > 0
-        is_covered = not catch_up_s or has_begun or catch_up_s < saved_s
-        gain_s = chance * offer.gain_s - offer.cost_s
-        if gain_s > 0 and catch_up_s <= gain_s * (sequence.max_tokens - sequence.num_output_tokens):
-            return DRAFTED if is_covered else LEDGER, inf
-        if not is_covered:
-            return RESTING, inf
-        due_s = ledger.queried_s + max(0.0, catch_up_s - gain_s) / _SHARE
-        # One call may have been delayed: a few are made before a proposer is judged by what they took.
-        return PROBE if self.now_s >= due_s or not self.costs.is_timed(candidate.name) else RESTING, due_s
+    def _decide(self, candidate: Candidate, request: _Request, sequence: Sequence, surplus_s: float) -> str:
+        """Whether a query that is expected to gain so much, beside catching up, is made."""
+        record = request.record
+        is_due = record.time_s >= record.queried_s - surplus_s / _PROBES or len(record.times) < _FEW_CALLS
+        if surplus_s <= 0 and not is_due:
+            return RESTING
+        request.missing = candidate.num_missing(sequence)
+        catch_up_s = record.catch_up * self.costs.at_rest(request.missing) if request.missing else 0.0
+        has_begun = 0 < request.spent_s < self.costs.at_rest(sequence.num_tokens)
+        if catch_up_s and catch_up_s > record.credit_s - record.caught_up_s and not has_begun:
+            return LEDGER
+        if surplus_s > 0 and catch_up_s <= surplus_s * (sequence.max_tokens - sequence.num_output_tokens):
+            return DRAFTED
+        is_due = is_due and (not catch_up_s or record.time_s >= record.queried_s + (catch_up_s - surplus_s) / _PROBES)
+        return PROBE if is_due else RESTING
+
+    def min_score(self, candidate: Candidate, work: Work, load: Load) -> float:
+        """The confidence that a draft token must exceed to be worth going on from it: another run of the drafter, and
+        the row of a child."""
+        record, sequences = self._request(candidate, work.sequence).record, load.sequences or 1
+        if len(record.times) < _FEW_CALLS:  # what a level takes is told by whole drafts
+            return 0.0
+        extra = self.costs.extra(load, 8 * sequences)
+        row = (extra[8 * sequences] - extra[sequences]) / (7 * sequences)
+        level = record.level_s * self._relative(sequences) / sequences / self.costs.token(load)
+        return record.odds.confidence(min(1.0, (row + level) / (record.promised[2] / record.promised[1])))
 
     def observe_query(
-        self, candidate: Candidate, works: Items[Work], budgets: Items[int], drafts: Items[Draft], seconds: float
-    ) -> list[Draft]:
-        """Learn from a query and what it took; returns the drafts with scores that follow the record."""
-        behind = self._ledger(candidate).behind
-        missing = [behind.get(work.sequence.id, NOTHING_RUN).num_missing(work.sequence) for work in works]
-        record = self.acceptance.survivals
-        survivals = [
-            record(work.sequence.id, draft) if draft.tokens else [] for work, draft in zip(works, drafts, strict=True)
-        ]
-        self._queries.append(_Query(candidate, works, budgets, survivals, missing, seconds))
-        if any(missing):  # else that can wait until the target runs
-            self._learn_from_waiting()
-        return [draft.with_scores(of) if of else draft for draft, of in zip(drafts, survivals, strict=True)]
+        self, candidate: Candidate, works: Items[Work], drafts: Items[Draft], load: Load, seconds: float
+    ) -> list[Offer | None]:
+        """Learn from a query and what it took; returns the drafts with what the record says of them."""
+        of_candidate, extra = self._requests[candidate.name], self._extra(candidate, load)
+        requests = [of_candidate[work.sequence.id] for work in works]
+        caught_up_s = self._catch_up(candidate, works, requests, any(drafts), seconds)
+        for record, count in Counter(request.record for request in requests).items():
+            share = count / len(works)
+            record.book_call(share * (seconds - caught_up_s), share * self._relative(len(works)), not caught_up_s)
+        offers: list[Offer | None] = []
+        for request, draft in zip(requests, drafts, strict=True):
+            if not draft.tokens:
+                offers.append(None)
+                if not request.missing:
+                    request.learn_gain(load.sequences, 0.0)
+                continue
+            record = request.record
+            survivals = record.odds.survivals(draft)
+            if not candidate.free and not caught_up_s:
+                record.level_s = min(record.level_s, seconds / self._relative(len(works)) / draft.depth)
+            gain = best_count(sorted(survivals, reverse=True), extra)[1]
+            request.learn_gain(load.sequences, gain)
+            offers.append(Offer(draft, survivals))
+        return offers
 
-    def _learn_from_query(self, query: _Query) -> None:
-        candidate, works, budgets, survivals, missing, seconds = query
-        ledger, name, nodes = self._ledger(candidate), candidate.name, max(budgets)
-        known_s = self.costs.draft(name, nodes, len(works))
-        drafting_s = min(seconds, known_s or 0.0) if any(survivals) else 0.0
-        catch_up_s = (seconds - drafting_s) / max(1, sum(map(bool, missing)))
-        is_catching_up = False
-        for work, budget, drafted, tokens in zip(works, budgets, survivals, missing, strict=True):
-            sequence = work.sequence
-            if tokens:
-                one = ledger.behind.setdefault(sequence.id, Behind())
-                one.spent_s += catch_up_s
-                # A proposer that takes longer than the target itself would, for these tokens and for those that it
-                # drafts, does not catch up: it is slow.
-                most_s = self.costs.run(tokens, tokens * sequence.num_tokens) + budget * self.costs.run(1, 0)
-                if one.spent_s <= most_s:
-                    is_catching_up = True
-                    if not drafted and not candidate.is_free:
-                        continue  # it goes on in the next steps
-                    self.costs.observe_catch_up(name, tokens, one.spent_s)
-            ledger.behind[sequence.id] = Behind(sequence.counters.preemptions, sequence.num_tokens)
-            ledger.worth.observe(sequence.id, drafted, budget, candidate.most)
-        if not is_catching_up:
-            self.costs.observe_draft(name, nodes, len(works), seconds)
-            # As with late runs, one late call may have another cause: what is booked is what such calls take.
-            drafting_s = seconds = self.costs.draft(name, nodes, len(works)) or 0.0
-            if known_s is None:
-                ledger.worth.refresh(self.costs, partial(self._token_s, ledger))
-        if ledger.is_probed and any(survivals):  # what a probe has found may show that queries pay again
-            ledger.forget_decisions()
-            ledger.worth.refresh(self.costs, partial(self._token_s, ledger))
-        ledger.saved_s -= seconds - drafting_s
-        ledger.book(-drafting_s)
+    def _catch_up(
+        self, candidate: Candidate, works: Items[Work], requests: Items[_Request], any_draft: bool, seconds: float
+    ) -> float:
+        """How many seconds of a query went into catching up, if some sequences were behind: all but what a call takes,
+        or nothing if it got no further."""
+        behind = [(work, request) for work, request in zip(works, requests, strict=True) if request.missing]
+        if not behind:
+            return 0.0
+        before = sum(request.missing for _, request in behind)
+        for work, request in behind:
+            request.missing = candidate.num_missing(work.sequence)
+        run = before - sum(request.missing for _, request in behind)
+        if run <= 0:
+            return 0.0
+        record = behind[0][1].record
+        call_s = record.cost_s * self._relative(len(works)) if any_draft else 0.0
+        caught_up_s = max(0.0, seconds - call_s)
+        for _, request in behind:
+            request.spent_s += caught_up_s / len(behind)
+            request.record.caught_up_s += caught_up_s / len(behind)
+        took = caught_up_s / self.costs.at_rest(run)
+        record.catch_up = (record.catch_up + took) / 2 if record.catch_up else took
+        return caught_up_s
 
-    def choose(self, works: Items[Work], drafts: Items[Draft | None], load: Load) -> tuple[list[Draft], list[str]]:
-        """What to verify of each draft, and why; None stands for a sequence that is not the controller's.
-
-        All nodes of all sequences compete. The most probable ones are kept, as many as save the most time and as the
-        ledgers of their proposers can afford to lose.
-        """
-        if not any(drafts):
-            return [NO_DRAFT] * len(drafts), [NOTHING_PROPOSED] * len(drafts)
-        nodes: list[_Node] = []
-        for index, draft in enumerate(drafts):
-            if draft is not None and draft.q is None:
-                nodes += [(-survival, index, node) for node, survival in enumerate(draft.scores)]
-        nodes.sort()
-        reaches = [_reach(work) for work in works]
-        added_s = self.costs.added(load.rows, load.keys, [reaches[index] for _, index, _ in nodes])
-        # The gain of drafting is unknown until the cost of plain decoding is known.
+    def choose(self, works: Items[Work], offers: Items[Offer | None], load: Load) -> tuple[list[Draft], list[str]]:
+        """What to verify of each draft, and why. All nodes of all sequences compete. The most probable ones are kept,
+        as many as save the most time and as the credits of their proposers can afford to lose."""
         is_known = self.costs.is_known(load.rows)
-        count = self._best_count(drafts, nodes, added_s, load) if is_known else 0
+        nodes: list[tuple[float, int, int]] = []  # minus its survival, index of the work, node: they sort best first
+        for index, offer in enumerate(offers):
+            if offer is not None and offer.draft.q is None and is_known:
+                nodes += [(-survival, index, node) for node, survival in enumerate(offer.survivals)]
+        nodes.sort()
+        extra = self.costs.extra(load, len(nodes))
+        count, _ = best_count([-node[0] for node in nodes], extra)
+        kept: dict[int, list[int]] = {}
+        if count:
+            kept = self._affordable(works, offers, nodes[:count], extra[count] / count * self.costs.token(load))
         wanted = {index for _, index, _ in nodes[:count]}
-        kept = self._affordable(drafts, nodes[:count], added_s[count - 1] / count if count else 0.0)
-        chosen: list[Draft] = []
+        drafts: list[Draft] = []
         reasons: list[str] = []
-        for index, draft in enumerate(drafts):
-            # A sampled draft is verified whole: cutting it would bias the output.
-            is_whole = draft is None or draft.q is not None
-            chosen.append((draft or NO_DRAFT) if is_whole else draft.only(sorted(kept.get(index, ()))))  # type: ignore[union-attr]
-            why_not = LEDGER if index in wanted else TOO_UNSURE if is_known else MEASURING
-            reasons.append(DRAFTED if chosen[index] else why_not if draft else NOTHING_PROPOSED)
-        return chosen, reasons
+        for index, offer in enumerate(offers):
+            if offer is None:
+                drafts.append(NO_DRAFT)
+                reasons.append(NOTHING_PROPOSED)
+            elif offer.draft.q is not None:  # cutting a sampled draft would bias the output
+                drafts.append(offer.draft)
+                reasons.append(DRAFTED)
+            elif index in kept:
+                drafts.append(_cut(offer, kept[index]))
+                reasons.append(DRAFTED)
+            else:
+                drafts.append(NO_DRAFT)
+                reasons.append(LEDGER if index in wanted else TOO_UNSURE if is_known else MEASURING)
+        return drafts, reasons
+
+    def _affordable(
+        self, works: Items[Work], offers: Items[Offer | None], nodes: list[tuple[float, int, int]], row_s: float
+    ) -> dict[int, list[int]]:
+        """By work, the nodes that the credits of their proposers can afford: a credit covers what is expected to be
+        lost of a row. None is kept without its parent."""
+        kept: dict[int, list[int]] = {}
+        left: dict[_Record, float] = {}
+        for minus_survival, index, node in nodes:
+            draft = offers[index].draft  # type: ignore[union-attr]
+            record = self._requests[draft.origin[node]][works[index].sequence.id].record
+            left_s, risk_s = left.get(record, record.credit_s), row_s * (1 + minus_survival)
+            of_work = kept.get(index, ())
+            if risk_s <= left_s and (draft.parents[node] < 0 or draft.parents[node] in of_work):
+                left[record] = left_s - risk_s
+                kept.setdefault(index, []).append(node)
+        return kept
 
     def observe(
         self,
         works: Items[Work],
-        drafts: Items[Mapping[str, Draft] | None],
+        offers: Items[Collection[Offer] | None],
         commits: Items[Commit],
         load: Load,
-        times: StepTimes,
+        query_s: float,
+        run_s: float,
     ) -> None:
-        """Learn from a step. `drafts` are those of each proposer as it made them, and none is empty; None stands for a
-        sequence that is not the controller's. `load` is without them."""
-        self._count_step(times)
-        self._learn_from_waiting()
-        self._charge(times, load)
-        run = Load.of(works)
-        plain, expected = self.costs.run(load.rows, load.keys), self.costs.run(run.rows, run.keys)
-        token_s = self._plain_token_s(load)
-        plain_s = plain + token_s * (sum(len(commit.tokens) for commit in commits) - load.sequences)
-        self.costs.observe_runs(run.rows, run.keys, [times.run_s])
-        drafted = {name for work in works for name in work.draft.origin}
-        self._count_time(drafted, times.all_s, plain_s)
+        """Learn from a step that took so long. `offers` are those of all proposers; None stands for a sequence that is
+        not the controller's. `load` is without its drafts."""
+        costs, run = self.costs, Load.of(works)
+        token_s, plain_s, expected_s = costs.token(load), costs.run(load.rows, load.keys), costs.run(run.rows, run.keys)
         row_s = 0.0
         if run.rows > load.rows:
-            self._lateness.append(times.run_s / expected)
-            late = sorted(self._lateness)[len(self._lateness) // 2]
-            row_s = (late * expected - plain) / (run.rows - load.rows)
-        rows, accepted = Counter[str](), Counter[str]()
-        for work, made, commit in zip(works, drafts, commits, strict=True):
-            if made is not None:
-                rows.update(work.draft.origin)
-                accepted.update(commit.origins)
-                for draft in made.values():
-                    self.acceptance.observe(commit.sequence.id, draft, commit.tokens)
-        for name in rows:
-            self._ledgers[name].book(accepted[name] * token_s - rows[name] * row_s)
-
-    def observe_plain(self, load: Load, times: StepTimes) -> None:
-        """Learn from a step without drafts, which teaches only the cost of runs and of queries. Several of them are
-        learnt from at once: code that runs once a step has left the processor's caches, and is slow."""
-        self._count_step(times)
-        self._plain.append((load, times))
-        if len(self._plain) >= _LEARNT_AT_ONCE:
-            self._learn_from_waiting()
+            self._lateness.append(run_s / expected_s)
+            row_s = (median(self._lateness) * expected_s - plain_s) / (run.rows - load.rows)
+        costs.observe(run.rows, run.keys, run_s)
+        kinds = [kind_of(work.sequence) for work, made in zip(works, offers, strict=True) if made is not None]
+        for kind in set(kinds):
+            seconds = (query_s + run_s) * kinds.count(kind) / len(kinds)
+            for (_, of), record in self._records.items():
+                if of == kind:
+                    record.pass_time(seconds)
+        for work, made, commit in zip(works, offers, commits, strict=True):
+            for draft, survivals in made or ():
+                self._requests[draft.origin[0]][work.sequence.id].record.odds.learn(draft, survivals, commit.tokens)
+            if made is not None and work.draft.tokens:
+                for name in work.draft.origin:
+                    self._requests[name][work.sequence.id].record.credit_s -= row_s
+                for name in commit.origins[:-1]:
+                    self._requests[name][work.sequence.id].record.credit_s += token_s
 
     def release(self, sequence_ids: Iterable[int]) -> None:
-        self._learn_from_waiting()  # before those that are gone are forgotten
-        gone = list(sequence_ids)
-        self.acceptance.release(gone)
-        for ledger in self._ledgers.values():
-            ledger.worth.release(gone)
-            for sequence_id in gone:
-                ledger.behind.pop(sequence_id, None)
+        """Forget sequences that have ended. What their last drafts gained is kept, as that of a few."""
+        for sequence_id in sequence_ids:
+            for requests in self._requests.values():
+                request = requests.pop(sequence_id, None)
+                if request is not None and request.queries > _OF_ONE:
+                    request.record.learn_gain(request.sequences, request.gains / request.drafts, _OF_ONE)
 
-    def _ledger(self, candidate: Candidate) -> Ledger:
-        if candidate.name not in self._ledgers:
-            self._ledgers[candidate.name] = Ledger(candidate, self._allowance_s, self._most_s)
-        return self._ledgers[candidate.name]
+    def _request(self, candidate: Candidate, sequence: Sequence) -> _Request:
+        requests = self._requests.get(candidate.name)
+        if requests is None:
+            requests = self._requests[candidate.name] = {}
+        request = requests.get(sequence.id)
+        if request is None:
+            key = candidate.name, kind_of(sequence)
+            if key not in self._records:
+                self._records[key] = _Record(candidate, self._allowance_s)
+            request = requests[sequence.id] = _Request(self._records[key])
+        return request
 
-    def _learn_from_waiting(self) -> None:
-        queries, self._queries = self._queries, []
-        for query in queries:
-            self._learn_from_query(query)
-        for rows, steps in groupby(self._plain, key=lambda step: step[0].rows):
-            loads, times = zip(*steps, strict=True)
-            keys = sum(load.keys for load in loads) // len(loads)
-            self.costs.observe_runs(rows, keys, [each.run_s for each in times])
-        for load, of_step in self._plain:
-            self._count_time((), of_step.all_s, of_step.run_s)
-            self._charge(of_step, load)
-        self._plain.clear()
+    def _extra(self, candidate: Candidate, load: Load) -> list[float]:
+        """What rows of a draft cost in tokens, if every sequence gets as many."""
+        sequences = load.sequences or 1
+        extra = self.costs.extra(load, candidate.num_lookahead_tokens * sequences)
+        return extra if sequences == 1 else [cost / sequences for cost in extra[::sequences]]
 
-    def _count_step(self, times: StepTimes) -> None:
-        self.now_s += times.all_s
-        self._steps += 1
-        if self._steps % _REFRESH_STEPS == 0:
-            for ledger in self._ledgers.values():
-                ledger.worth.refresh(self.costs, partial(self._token_s, ledger))
-                ledger.forget_decisions()
+    def _relative(self, sequences: int) -> float:
+        """What a call for so many sequences takes beside one: proposers are taken to slow down as the target does."""
+        return self.costs.at_rest(sequences) / self.costs.at_rest(1)
 
-    def _count_time(self, drafted: Collection[str], spent_s: float, plain_s: float) -> None:
-        """A step with drafts of these proposers took so long, and plain decoding would have for its tokens."""
-        for ledger in self._ledgers.values():
-            ledger.pace.count(drafted, spent_s, plain_s)
-            ledger.book(_SHARE * spent_s)
-
-    def _charge(self, times: StepTimes, load: Load) -> None:
-        """The proposers that were queried pay for what that took beside their drafts, most for whom there was most to
-        decide."""
-        for name, count in times.queried.items():
-            share_s = times.deciding_s * count / sum(times.queried.values())
-            self.costs.observe_deciding(name, load.sequences, share_s)
-            # Of a delay, no more is booked than queries take as a rule.
-            self._ledgers[name].book(-min(share_s, _LONG * load.sequences * self.costs.deciding(name)))
-
-    def _plain_token_s(self, load: Load) -> float:
-        """What a token takes in plain steps. Rows of prompts beside it are run in any case: a token saves none."""
-        sequences = max(1, load.sequences)
-        return self.costs.run(sequences, load.keys * sequences // max(1, load.rows)) / sequences
-
-    def _token_s(self, ledger: Ledger, load: Load) -> float:
-        """What a token takes at present where this proposer drafts, with what drafts save."""
-        return ledger.pace.share * self._plain_token_s(load)
-
-    def _best_count(self, drafts: Items[Draft | None], nodes: list[_Node], added_s: list[float], load: Load) -> int:
-        """How many of the most probable nodes save the most time, if so many add so much to the step."""
-        plain_s = self._plain_token_s(load)
-        token_s = {name: ledger.pace.share * plain_s for name, ledger in self._ledgers.items()}
-        best, best_s, saved_s = 0, 0.0, 0.0
-        for count, ((minus_survival, index, node), extra_s) in enumerate(zip(nodes, added_s, strict=True), 1):
-            saved_s -= minus_survival * token_s[drafts[index].origin[node]]  # type: ignore[union-attr]
-            if saved_s - extra_s > best_s:
-                best, best_s = count, saved_s - extra_s
-        return best
-
-    def _affordable(self, drafts: Items[Draft | None], nodes: list[_Node], row_s: float) -> dict[int, list[int]]:
-        """By work, the nodes that the ledgers of their proposers can afford: a ledger covers what is expected to be
-        lost of a row. None is kept without its parent."""
-        kept: dict[int, list[int]] = {}
-        left_s = {name: ledger.balance_s for name, ledger in self._ledgers.items()}
-        is_covered = row_s * len(nodes) <= min(left_s.values(), default=0.0)  # as nearly always, whoever drafted them
-        for minus_survival, index, node in nodes:
-            of_work = kept.setdefault(index, [])
-            if not is_covered:
-                draft, risk_s = drafts[index], row_s * (1 + minus_survival)
-                assert draft is not None
-                name, parent = draft.origin[node], draft.parents[node]
-                if risk_s > left_s[name] or (parent >= 0 and parent not in of_work):
-                    continue
-                left_s[name] -= risk_s
-            of_work.append(node)
-        return kept
+    @staticmethod
+    def _chance(offer: Offer, extra: Items[float]) -> float:
+        """How probable it is that a draft at hand has the next token. Roots count that are worth their row."""
+        draft, survivals = offer
+        roots = (survival for survival, parent in zip(survivals, draft.parents, strict=True) if parent < 0)
+        return min(1.0, sum(survival for survival in roots if survival > extra[1]))
 
 
-def _reach(work: Work) -> int:
-    """Keys that one more row of a work reads."""
-    return work.sequence.num_computed_tokens + work.num_new_tokens
+def kind_of(sequence: Sequence) -> int:
+    """How a request samples: what is learnt from hot requests says nothing about greedy ones."""
+    temperature = sequence.params.temperature
+    return sum(temperature > limit for limit in _KINDS)  # type: ignore[operator]  # resolved
+
+
+def _cut(offer: Offer, nodes: list[int]) -> Draft:
+    """The draft of these nodes alone, with what the record says of them as scores."""
+    draft, survivals = offer
+    if len(nodes) == len(draft.tokens):
+        return draft.with_scores(survivals)
+    nodes.sort()
+    place = {-1: -1, **{node: index for index, node in enumerate(nodes)}}
+    return Draft(
+        tuple([draft.tokens[node] for node in nodes]),
+        tuple([place[draft.parents[node]] for node in nodes]),
+        tuple([survivals[node] for node in nodes]),
+        tuple([draft.origin[node] for node in nodes]),
+    )

@@ -18,6 +18,7 @@ from foredraft.engine.detokenizer import Decodes, Detokenizer
 from foredraft.engine.scheduler import Scheduler
 from foredraft.engine.speculation import Speculation
 from foredraft.engine.stats import EngineStats
+from foredraft.engine.step import Stepped, step
 from foredraft.engine.stop_strings import StopStrings
 from foredraft.engine.stops import find_stop
 from foredraft.errors import InvalidParameter, InvalidPrompt
@@ -163,34 +164,26 @@ class Engine:
 
     def step(self) -> list[TokenEvent]:
         """One run of the target for everybody who is scheduled."""
-        started = time.perf_counter()
-        num_decoding = self.scheduler.num_decoding
-        scheduled = self.scheduler.schedule(
-            self.chunk_limit.rows_beside(num_decoding), with_lookahead=not self.speculation.is_resting
-        )
-        works = self.speculation.propose(scheduled)
-        drafted = time.perf_counter()
-        batch = pack(works, self.kv.block_size)
-        output = self.runner.forward(batch)
-        self.speculation.learn()
-        with torch.inference_mode():
-            verdicts = self._with_target_argmax(
-                output.logits, works, verify(output.logits, works, self.runner.backend.sample)
-            )
-        verdicts, stops, stable = self._cut(works, verdicts)
-        self.kv.keep(works, verdicts, stops)
-        commits = self.scheduler.update_from_output(works, verdicts, stops)
-        done = time.perf_counter()
-        self._clock(works, commits, drafted - started, done - drafted)
+        stepped = step(self.scheduler, self.speculation, self, self.chunk_limit, time.perf_counter)
+        self._clock(stepped)
         self._num_steps += 1
-        self._step_times_s.append(done - started)
-        self.chunk_limit.observe(batch.num_rows, num_decoding, done - started)
-        self.speculation.observe(works, commits, step_s=done - drafted)
+        self._step_times_s.append(stepped.draft_s + stepped.verify_s)
         events: list[TokenEvent] = []
-        for index, (commit, marks) in enumerate(zip(commits, stable, strict=True)):
+        for index, (commit, stop) in enumerate(zip(stepped.commits, stepped.stops, strict=True)):
             if commit.finish_reason is not None or self._live[commit.sequence.id].is_reported:
-                events += self._events(commit, marks, self.speculation.reasons(index))
+                events += self._events(commit, stop.stable, self.speculation.reasons(index))
         return events
+
+    def verify(self, works: list[Work]) -> tuple[list[Verdict], list[Stop]]:
+        """Run the target, apply the acceptance rules, and find where texts end (see step.Target)."""
+        logits = self.runner.forward(pack(works, self.kv.block_size)).logits
+        with torch.inference_mode():
+            verdicts = self._with_target_argmax(logits, works, verify(logits, works, self.runner.backend.sample))
+        return verdicts, self._stops(works, verdicts)
+
+    def keep(self, works: Items[Work], verdicts: Items[Verdict], stops: Items[Stop]) -> None:
+        """Make the cache hold what was accepted (see step.Target)."""
+        self.kv.keep(works, verdicts, stops)
 
     def abort(self, request_id: str, error: str | None = None) -> list[TokenEvent]:
         """End a request wherever it is. Unknown and finished ones are ignored: a client may be late."""
@@ -252,26 +245,24 @@ class Engine:
                 verdicts[index] = verdicts[index]._replace(target_argmax=tuple(target_argmax))
         return verdicts
 
-    def _cut(self, works: Items[Work], verdicts: list[Verdict]) -> tuple[list[Verdict], list[Stop], list[list[int]]]:
-        """Cut every verdict at the first stop. A request whose text cannot be decoded ends alone, with an error."""
+    def _stops(self, works: Items[Work], verdicts: list[Verdict]) -> list[Stop]:
+        """Where every verdict is cut. A request whose text cannot be decoded gets another, and ends alone."""
         stops: list[Stop] = []
-        stable: list[list[int]] = []
         live, eos_token_ids = self._live, self.eos_token_ids
         for index, work in enumerate(works):
             sequence = work.sequence
             try:
                 detokenizer = live[sequence.id].detokenizer
-                stop, marks = find_stop(sequence, verdicts[index].tokens, eos_token_ids, detokenizer)
+                stop, stable = find_stop(sequence, verdicts[index].tokens, eos_token_ids, detokenizer)
+                stops.append(Stop(stop.num_kept, stop.finish_reason, stop.stop_reason, stable))
             except Exception as error:
                 verdicts[index] = Verdict(error=f"The text of this request could not be decoded: {error}")
-                stop, marks = Stop(0), []
-            stops.append(stop)
-            stable.append(marks)
-        return verdicts, stops, stable
+                stops.append(Stop(0))
+        return stops
 
-    def _clock(self, works: Items[Work], commits: Items[Commit], draft_time_s: float, verify_time_s: float) -> None:
+    def _clock(self, stepped: Stepped) -> None:
         """Every sequence waited for the run; only those that might get a draft waited for the proposers."""
-        now = time.perf_counter()
+        now, (works, commits, _, draft_time_s, verify_time_s) = time.perf_counter(), stepped
         for work, commit in zip(works, commits, strict=True):
             counters = work.sequence.counters
             if work.num_lookahead_tokens:
@@ -282,7 +273,7 @@ class Engine:
                 counters.first_token_time = counters.first_token_time or now
                 counters.last_token_time = now
 
-    def _events(self, commit: Commit, stable: list[int], reasons: tuple[str, ...] = ()) -> list[TokenEvent]:
+    def _events(self, commit: Commit, stable: Items[int], reasons: tuple[str, ...] = ()) -> list[TokenEvent]:
         """A commit as events, one per token. The first one carries the draft and why it was made, the last one of a
         finished sequence its output."""
         sequence = commit.sequence

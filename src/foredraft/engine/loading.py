@@ -25,10 +25,10 @@ from foredraft.models.catalog import cache_folder, open_checkpoint, resolve
 from foredraft.models.decoder import load_decoder
 from foredraft.models.heads.catalog import find_heads
 from foredraft.models.tokenizer import Tokenizer
-from foredraft.proposers.base import TargetModel
 from foredraft.proposers.best_head import DEVICE_DRAFTS_S, best_head
 from foredraft.proposers.draft_models import DraftModels
 from foredraft.proposers.registry import Spec, build_proposer
+from foredraft.proposers.target import TargetModel
 from foredraft.runtime.kv import TARGET_GROUP, KVCache
 from foredraft.runtime.runner import Runner
 from foredraft.sampling.grammar import Grammars

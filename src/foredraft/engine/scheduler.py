@@ -54,7 +54,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=_order)
 
-    def schedule(self, chunk_rows: int | None = None, with_lookahead: bool = True) -> list[Work]:
+    def schedule(self, chunk_rows: int | None = None) -> list[Work]:
         """The works of the next step, oldest first, with slots reserved for their tokens and lookahead.
 
         While a sequence decodes, the chunks of all prompts together have at most `chunk_rows` rows, beside the one row
@@ -100,7 +100,7 @@ class Scheduler:
             works.sort(key=lambda work: _order(work.sequence))
 
         for index, work in enumerate(works):  # drafts get what tokens have left over: rows and blocks
-            if not budget or not with_lookahead:
+            if not budget:
                 break
             if work.sequence.num_lookahead_tokens and work.reaches_end:
                 works[index] = self._look_ahead(work, budget)

@@ -92,7 +92,7 @@ class SuffixProposer:
         room = min(self.k, self._max_model_len - sequence.num_tokens - 1)
         if room <= 0:
             return []
-        drafts = [proposer.propose([sequence], [room])[0] for proposer in self._proposers]
+        drafts = [proposer.propose([sequence], [room], 0.0)[0] for proposer in self._proposers]
         return best_path(merge(drafts, room * len(drafts)))
 
     def _finish(self, sequences: list[Sequence]) -> None:

@@ -2,53 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
 
 from foredraft.types import Commit, Draft, Sequence
 
-if TYPE_CHECKING:  # what only draft models need, and what would bring torch along
-    from foredraft.models.checkpoint import Checkpoint
-    from foredraft.models.heads.catalog import HeadFiles
-    from foredraft.models.tokenizer import Tokenizer
-    from foredraft.proposers.draft_models import DraftModels
-    from foredraft.runtime.kv import KVCache
-    from foredraft.runtime.runner import Runner
 
-
-@dataclass(frozen=True)
-class TargetModel:
-    """The model that a proposer drafts for, as far as a proposer may use it."""
-
-    checkpoint: Checkpoint
-    tokenizer: Tokenizer
-    runner: Runner
-    kv: KVCache
-    max_model_len: int
-    max_num_seqs: int
-    dtype: str  # of its weights
-    threads: int | None
-    draft_models: DraftModels
-    heads: Mapping[str, HeadFiles]  # that were loaded with it, by kind; its runner writes the taps that they read
-
-
-class Proposer(Protocol):
+class Proposer:
     """Its state is a function of committed tokens. It knows nothing of the scheduler, the verifier or the batch.
 
-    A class may also declare `needs_grammar = True`: it is then queried only for sequences that have a grammar. And an
-    `acceptance` by depth, measured before any request: the controller starts with it.
+    A proposer inherits from this class and says what differs: `name`, `num_lookahead_tokens` and `propose` in any case.
     """
 
     name: str
-    taps: frozenset[int]  # what it reads of the target's residual stream: k is the stream after k layers
-    free: bool  # whether a query takes next to no time, so that it may be made even where it may bring nothing
-    wants_target_argmax: bool  # whether commits carry the target argmax after every draft token
-    num_lookahead_tokens: int  # the most nodes that a draft of its default settings has
+    num_lookahead_tokens: int  # the most nodes that a draft of its settings has
+    taps: frozenset[int] = frozenset()  # what it reads of the target's residual stream: k is the stream after k layers
+    free: bool = True  # whether a query takes next to no time: such proposers are queried before the others
+    wants_target_argmax: bool = False  # whether commits carry the target argmax after every draft token
+    needs_grammar: bool = False  # whether it drafts only for sequences that have a grammar
+    acceptance: tuple[float, ...] = ()  # by depth, measured before any request; the controller starts with it
 
-    def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
-        """One draft per sequence, of at most its budget of nodes; an empty one is an ordinary answer."""
+    def propose(self, sequences: Items[Sequence], budgets: Items[int], min_score: float) -> list[Draft]:
+        """One draft per sequence, of at most its budget of nodes; an empty one is an ordinary answer. To draft a node
+        that is accepted with a probability below `min_score` is not worth the time; 0 wants whole drafts."""
+        raise NotImplementedError
+
+    def num_missing(self, sequence: Sequence) -> int:
+        """How many tokens of a sequence it must run before it can draft, beyond those that cost next to nothing."""
+        return 0
 
     def observe(self, commits: Items[Commit]) -> None:
         """Learn which tokens were committed."""

@@ -12,7 +12,6 @@ import torch
 from foredraft.backends.tree_ops import Nodes
 from foredraft.batch import ForwardBatch, pack
 from foredraft.models.heads.dflash import Correction, DFlashHead, blocks_behind, load_dflash, pack_blocks
-from foredraft.proposers.base import TargetModel
 from foredraft.proposers.candidates import NodeLogits
 from foredraft.proposers.computed_tokens import ComputedTokens
 from foredraft.proposers.draft_trees import TreeShape, computed_up_to
@@ -26,6 +25,7 @@ from foredraft.proposers.head_runner import (
     new_nodes,
 )
 from foredraft.proposers.run_ahead import Ends, Levels, run_ahead, split_catch_up
+from foredraft.proposers.target import TargetModel
 from foredraft.runtime.runner import Replayed
 from foredraft.types import Sequence, Work
 

@@ -20,10 +20,10 @@ from foredraft.models.heads.catalog import HeadFiles
 from foredraft.models.heads.draft_model import load_draft_model
 from foredraft.models.heads.weights import HeadWeights
 from foredraft.models.tokenizer import Tokenizer
-from foredraft.proposers.base import TargetModel
 from foredraft.proposers.computed_tokens import ComputedTokens
 from foredraft.proposers.draft_runner import DraftRunner
 from foredraft.proposers.drafting import DrafterOptions, ModelDrafter
+from foredraft.proposers.target import TargetModel
 from foredraft.runtime.runner import Runner
 
 

@@ -9,7 +9,6 @@ from heapq import nlargest
 from torch import Tensor
 
 from foredraft.backends.tree_ops import LEAST_PROBABILITY
-from foredraft.budget import Budget
 from foredraft.types import Draft, Sequence
 
 _SURE = 0.6  # static trees: how often the best token of a node is accepted, about
@@ -50,9 +49,10 @@ class Tree:
 
     sequence: Sequence
     shape: TreeShape
-    budget: Budget  # 0: there is no draft
+    budget: int  # nodes; 0: there is no draft
     known: int  # leading tokens of the sequence that have been run
     catch_up: int  # the most tokens of the sequence that this call may run
+    min_score: float = 0.0  # it goes on from a node that weighs more
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)  # probability that the node is reached and accepted
@@ -91,8 +91,8 @@ class Tree:
             return False
         if self.is_sampled or not self.depth:
             return True
-        least = self._least([]) if self.shape.prunes else self.budget.least
-        return sum(max(0.0, weight - least) for weight in self.weights[self.num_run :]) > self.budget.beyond
+        least = self._least([]) if self.shape.prunes else self.min_score
+        return any(weight > least for weight in self.weights[self.num_run :])
 
     @property
     def chain(self) -> list[int]:
@@ -155,7 +155,7 @@ class Tree:
         """The least weight in the draft, with branches of these weights, or what is worth going on from. A child weighs
         no more than its parent, so to run a node that weighs no more than this adds nothing."""
         weights = [*self.weights, *(leaf.weight for leaf in self.leaves), *branches]
-        return max(self.budget.least, nlargest(self.budget, weights)[-1] if len(weights) >= self.budget else 0.0)
+        return max(self.min_score, nlargest(self.budget, weights)[-1] if len(weights) >= self.budget else 0.0)
 
     def _score(self, parent: int, probability: float) -> float:
         return min(max(probability, LEAST_PROBABILITY), 1.0) * (self.scores[parent] if parent >= 0 else 1.0)

@@ -62,6 +62,6 @@ class ModelDrafter(TreeDrafter):
         if self.helper is None:
             return super()._works(growing)
         extended = [replace(g.sequence, token_ids=[*g.sequence.token_ids, *g.tokens]) for g in growing]
-        drafts = self.helper.propose(extended, [tree.budget - len(tree.tokens) - 1 for tree in growing])
+        drafts = self.helper.propose(extended, [tree.budget - len(tree.tokens) - 1 for tree in growing], 0.0)
         readable = [draft if self.runner.can_read(draft.tokens) else NO_DRAFT for draft in drafts]
         return [self._work(tree, below) for tree, below in zip(growing, readable, strict=True)]

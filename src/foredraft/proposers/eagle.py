@@ -12,12 +12,12 @@ from torch import Tensor
 from foredraft.backends.tree_ops import Nodes
 from foredraft.batch import ForwardBatch, pack
 from foredraft.models.heads.eagle import EagleHead, load_eagle
-from foredraft.proposers.base import TargetModel
 from foredraft.proposers.candidates import NodeLogits
 from foredraft.proposers.computed_tokens import ComputedTokens
 from foredraft.proposers.draft_trees import TreeShape
 from foredraft.proposers.head_runner import MOST_NODES, HeadDrafter, HeadOptions, HeadRunner, LoadedHead, Scratch
 from foredraft.proposers.run_ahead import Ends, Levels, run_ahead, split_catch_up
+from foredraft.proposers.target import TargetModel
 from foredraft.runtime.runner import Replayed
 from foredraft.types import Sequence, Work
 

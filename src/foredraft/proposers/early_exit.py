@@ -7,9 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from foredraft.errors import InvalidSpec
-from foredraft.proposers.base import TargetModel
 from foredraft.proposers.draft_runner import DraftRunner
 from foredraft.proposers.drafting import DrafterOptions, ModelDrafter
+from foredraft.proposers.target import TargetModel
 from foredraft.runtime.runner import Runner
 
 

@@ -4,13 +4,13 @@ Shines on JSON schemas with many fixed names; without a grammar it drafts nothin
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from foredraft.errors import InvalidSpec
-from foredraft.proposers.base import TargetModel
-from foredraft.types import NO_DRAFT, Commit, Draft, Sequence
+from foredraft.proposers.base import Proposer
+from foredraft.proposers.target import TargetModel
+from foredraft.types import NO_DRAFT, Draft, Sequence
 
 
 @dataclass(frozen=True)
@@ -22,33 +22,18 @@ class GrammarOptions:
             raise InvalidSpec(f"grammar: k={self.k} must be from 1 to 64.")
 
 
-class Grammar:
+class Grammar(Proposer):
     """Reads the sequence's constraint, and has no state of its own."""
 
     name = "grammar"
-    taps: frozenset[int] = frozenset()
-    free = True
-    wants_target_argmax = False
     needs_grammar = True
     Options = GrammarOptions
 
     def __init__(self, options: GrammarOptions, target: TargetModel | None = None) -> None:
         self.num_lookahead_tokens = options.k
 
-    def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
+    def propose(self, sequences: Items[Sequence], budgets: Items[int], min_score: float) -> list[Draft]:
         return [self._draft(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
-
-    def observe(self, commits: Items[Commit]) -> None:
-        """Nothing to learn."""
-
-    def release(self, sequence_ids: Iterable[int]) -> None:
-        """It holds nothing."""
-
-    def close(self) -> None:
-        """It holds nothing of the target."""
-
-    def clear(self) -> None:
-        """Nothing outlives its sequence."""
 
     def _draft(self, sequence: Sequence, budget: int) -> Draft:
         length = min(budget, self.num_lookahead_tokens)

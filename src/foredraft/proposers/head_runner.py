@@ -18,11 +18,11 @@ from foredraft.errors import InvalidSpec
 from foredraft.models.heads.catalog import HeadFiles
 from foredraft.models.heads.config import MAX_BLOCK, HeadConfig
 from foredraft.models.heads.weights import HeadWeights, TapReader, layer_config
-from foredraft.proposers.base import TargetModel
 from foredraft.proposers.candidates import NodeLogits
 from foredraft.proposers.computed_tokens import ComputedTokens
 from foredraft.proposers.draft_trees import TreeShape
 from foredraft.proposers.run_ahead import Levels, RunAhead
+from foredraft.proposers.target import TargetModel
 from foredraft.proposers.tree_drafter import TreeDrafter
 from foredraft.types import Sequence, Work
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from foredraft.errors import InvalidSpec
-from foredraft.proposers.base import TargetModel
+from foredraft.proposers.base import Proposer
+from foredraft.proposers.target import TargetModel
 from foredraft.types import Commit, Draft, Sequence
 
 _POOL_SCORE, _WINDOW_SCORE = 0.3, 0.02  # of a draft token out of the pool, and of one in the window
@@ -49,12 +50,10 @@ class _Window:
     size: int = 0
 
 
-class Lookahead:
+class Lookahead(Proposer):
     """One window and one pool per sequence."""
 
     name = "lookahead"
-    taps: frozenset[int] = frozenset()
-    free = True
     wants_target_argmax = True
     Options = LookaheadOptions
 
@@ -63,7 +62,7 @@ class Lookahead:
         self.num_lookahead_tokens = (options.window + options.candidates) * (options.ngram - 1)
         self._windows: dict[int, _Window] = {}
 
-    def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
+    def propose(self, sequences: Items[Sequence], budgets: Items[int], min_score: float) -> list[Draft]:
         return [self._draft(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
 
     def observe(self, commits: Items[Commit]) -> None:
@@ -74,12 +73,6 @@ class Lookahead:
     def release(self, sequence_ids: Iterable[int]) -> None:
         for sequence_id in sequence_ids:
             self._windows.pop(sequence_id, None)
-
-    def close(self) -> None:
-        """It holds nothing of the target."""
-
-    def clear(self) -> None:
-        """Nothing outlives its sequence."""
 
     def _draft(self, sequence: Sequence, budget: int) -> Draft:
         window = self._windows.setdefault(sequence.id, _Window())

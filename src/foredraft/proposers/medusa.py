@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from foredraft.models.heads.medusa import MedusaHead, load_medusa
-from foredraft.proposers.base import TargetModel
 from foredraft.proposers.candidates import NodeLogits
 from foredraft.proposers.head_runner import HeadDrafter, HeadOptions, HeadRunner, LoadedHead, new_nodes
+from foredraft.proposers.target import TargetModel
 from foredraft.types import Work
 
 

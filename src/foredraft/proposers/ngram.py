@@ -9,9 +9,10 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from foredraft.errors import InvalidSpec
-from foredraft.proposers.base import TargetModel
+from foredraft.proposers.base import Proposer
 from foredraft.proposers.occurrences import Occurrences
-from foredraft.types import NO_DRAFT, Commit, Draft, Sequence
+from foredraft.proposers.target import TargetModel
+from foredraft.types import NO_DRAFT, Draft, Sequence
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,10 @@ class NgramOptions:
             raise InvalidSpec(f"ngram: which={self.which!r} must be latest or earliest.")
 
 
-class Ngram:
+class Ngram(Proposer):
     """One index per sequence. Every query adds the tokens that are new since the last one."""
 
     name = "ngram"
-    taps: frozenset[int] = frozenset()
-    free = True
-    wants_target_argmax = False
     Options = NgramOptions
 
     def __init__(self, options: NgramOptions, target: TargetModel | None = None) -> None:
@@ -45,21 +43,12 @@ class Ngram:
         self._lengths = tuple(range(options.min_n, options.max_n + 1))
         self._indexes: dict[int, Occurrences] = {}
 
-    def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
+    def propose(self, sequences: Items[Sequence], budgets: Items[int], min_score: float) -> list[Draft]:
         return [self._draft(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
-
-    def observe(self, commits: Items[Commit]) -> None:
-        """Nothing to learn: a query brings the index up to date."""
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         for sequence_id in sequence_ids:
             self._indexes.pop(sequence_id, None)
-
-    def close(self) -> None:
-        """It holds nothing of the target."""
-
-    def clear(self) -> None:
-        """Nothing outlives its sequence."""
 
     def _draft(self, sequence: Sequence, budget: int) -> Draft:
         tokens = sequence.token_ids

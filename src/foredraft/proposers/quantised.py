@@ -7,9 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foredraft.errors import InvalidSpec
-from foredraft.proposers.base import TargetModel
 from foredraft.proposers.draft_model import second_model
 from foredraft.proposers.drafting import DrafterOptions, ModelDrafter
+from foredraft.proposers.target import TargetModel
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from importlib.metadata import EntryPoints, entry_points
 from typing import Any
 
 from foredraft.errors import InvalidSpec
-from foredraft.proposers.base import Proposer, TargetModel
+from foredraft.proposers.base import Proposer
+from foredraft.proposers.target import TargetModel
 
 _BUILT_IN = {
     "ngram": "foredraft.proposers.ngram:Ngram",
@@ -135,7 +136,7 @@ def parse_spec(text: object) -> Spec:
 
 def needs_whole_draft(choice: ProposerChoice) -> bool:
     """Whether a proposer learns from its whole draft, so that nothing may be cut from it."""
-    return bool(getattr(proposer_class(choice.name), "wants_target_argmax", False))
+    return bool(proposer_class(choice.name).wants_target_argmax)
 
 
 def _choice(part: str, text: str) -> ProposerChoice:

@@ -9,9 +9,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from foredraft.errors import InvalidSpec
-from foredraft.proposers.base import Proposer, TargetModel
+from foredraft.proposers.base import Proposer
 from foredraft.proposers.drafting import DrafterOptions, ModelDrafter
 from foredraft.proposers.registry import ProposerChoice, build_proposer, parse_spec, proposer_class, read_options
+from foredraft.proposers.target import TargetModel
 
 _MOST_STAGES = 4
 _FORM = "NAME>NAME or NAME(option=value;option=value)>NAME"
@@ -62,7 +63,7 @@ def _stages(chain: str) -> list[ProposerChoice]:
     if len(parts) > _MOST_STAGES:
         raise InvalidSpec(f"staged: chain has {len(parts)} stages; it may have at most {_MOST_STAGES}.")
     first, *models = stages = [_stage(part) for part in parts]
-    if getattr(proposer_class(first.name), "wants_target_argmax", False):
+    if proposer_class(first.name).wants_target_argmax:
         raise InvalidSpec(f"staged: {first.name} needs the target argmax and cannot draft for another stage.")
     for stage in models:
         if not issubclass(proposer_class(stage.name), ModelDrafter) or read_options(stage).width > 1:

@@ -13,8 +13,9 @@ from functools import cache
 from typing import ClassVar
 
 from foredraft.errors import InvalidSpec
-from foredraft.proposers.base import TargetModel
+from foredraft.proposers.base import Proposer
 from foredraft.proposers.occurrences import Occurrences
+from foredraft.proposers.target import TargetModel
 from foredraft.types import NO_DRAFT, Commit, Draft, Sequence
 
 _MOST = 32  # occurrences that are looked at, the latest ones
@@ -55,7 +56,7 @@ class SuffixOptions:
             raise InvalidSpec(f"suffix: tree={self.tree!r} must be dynamic or chain.")
 
 
-class Suffix:
+class Suffix(Proposer):
     """One index per running sequence, and one of finished answers for every salt. Together these have a limit; beyond
     it the oldest answers are forgotten. Beyond the limit of salts, all answers of the salt that was used least recently
     are forgotten. Answers are shared only among requests of equal salts.
@@ -65,9 +66,6 @@ class Suffix:
     """
 
     name = "suffix"
-    taps: frozenset[int] = frozenset()
-    free = True
-    wants_target_argmax = False
     Options = SuffixOptions
 
     def __init__(self, options: SuffixOptions, target: TargetModel | None = None) -> None:
@@ -79,7 +77,7 @@ class Suffix:
         self._indexes: dict[int, Occurrences] = {}
         self.clear()
 
-    def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
+    def propose(self, sequences: Items[Sequence], budgets: Items[int], min_score: float) -> list[Draft]:
         return [self._draft(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
 
     def observe(self, commits: Items[Commit]) -> None:
@@ -91,9 +89,6 @@ class Suffix:
     def release(self, sequence_ids: Iterable[int]) -> None:
         for sequence_id in sequence_ids:
             self._indexes.pop(sequence_id, None)
-
-    def close(self) -> None:
-        """It holds nothing of the target."""
 
     def clear(self) -> None:
         """Forget all finished answers."""

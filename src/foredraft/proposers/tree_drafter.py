@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from foredraft.backends.base import Backend
-from foredraft.budget import Budget
+from foredraft.proposers.base import Proposer
 from foredraft.proposers.candidates import Candidates, Node, NodeLogits, coupled, sampled
 from foredraft.proposers.draft_trees import Tree, TreeShape, computed_up_to
 from foredraft.proposers.run_ahead import Levels
-from foredraft.types import NO_DRAFT, Commit, Draft, Sequence, Work
+from foredraft.types import NO_DRAFT, Draft, Sequence, Work
 
 UP_TO_DATE = 16  # with so few tokens to run, about a tile, a sequence drafts at once
 _NO_FLOORS = (1.0, -math.inf, 0)  # draw settings of a request without top-p, min-p and top-k
@@ -59,13 +59,10 @@ class DraftingModel(Protocol):
         """End one use of it."""
 
 
-class TreeDrafter:
+class TreeDrafter(Proposer):
     """Drafts with a model or a head."""
 
-    taps: frozenset[int] = frozenset()
     free = False
-    wants_target_argmax = False
-    acceptance: tuple[float, ...] = ()
     contenders = 256  # the most probable tokens, among which the noise decides
 
     def __init__(self, name: str, model: DraftingModel, shape: TreeShape) -> None:
@@ -74,8 +71,9 @@ class TreeDrafter:
         self.shape = shape
         self.num_lookahead_tokens = shape.most_nodes
 
-    def observe(self, commits: Items[Commit]) -> None:
-        """Nothing to learn: a model catches up when it is queried."""
+    def num_missing(self, sequence: Sequence) -> int:
+        missing = sequence.num_tokens - self.model.num_computed(sequence)
+        return missing if missing > UP_TO_DATE else 0
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         self.model.release(list(sequence_ids))
@@ -83,12 +81,9 @@ class TreeDrafter:
     def close(self) -> None:
         self.model.close()
 
-    def clear(self) -> None:
-        """Nothing is learnt from a sequence."""
-
     @torch.inference_mode()
-    def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
-        trees = [self._begun(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
+    def propose(self, sequences: Items[Sequence], budgets: Items[int], min_score: float) -> list[Draft]:
+        trees = [self._begun(sequence, budget, min_score) for sequence, budget in zip(sequences, budgets, strict=True)]
         share_catch_up([tree for tree in trees if tree.budget], self.model.catch_up_beside)
         if self.model.runs_ahead:
             self._run_ahead([tree for tree in trees if self._can_run_ahead(tree)])
@@ -103,7 +98,7 @@ class TreeDrafter:
                     rows = logits.rows(row, row + work.num_logits)
                     self._grow(tree, work.draft, rows, candidates[row : row + work.num_logits])
                 else:
-                    tree.budget = Budget(0)  # not there yet: the rest of the catch-up tokens run in later steps
+                    tree.budget = 0  # not there yet: the rest of the catch-up tokens run in later steps
                 row += work.num_logits
                 self._record(tree, tree.chain)
         return [self._draft(tree) for tree in trees]
@@ -126,15 +121,12 @@ class TreeDrafter:
             tree.made, tree.ended = levels.draft(lane, tree.budget, self.name), True
             self._record(tree, levels.chain(lane))
 
-    def _begun(self, sequence: Sequence, budget: int) -> Tree:
+    def _begun(self, sequence: Sequence, budget: int, min_score: float) -> Tree:
         known = self.model.num_computed(sequence)
-        allowed = Budget(0)
-        if self.model.can_draft(sequence, known):
-            given = budget if isinstance(budget, Budget) and not self.shape.static else Budget(budget)
-            allowed = given.at_most(self.num_lookahead_tokens)
+        allowed = min(budget, self.num_lookahead_tokens) if self.model.can_draft(sequence, known) else 0
         if sequence.params.prompt_logprobs is not None:  # the target owes them, not the draft model
             sequence = replace(sequence, params=replace(sequence.params, prompt_logprobs=None))
-        return Tree(sequence, self.shape, allowed, known, UP_TO_DATE)
+        return Tree(sequence, self.shape, allowed, known, UP_TO_DATE, 0.0 if self.shape.static else min_score)
 
     def _works(self, growing: list[Tree]) -> list[Work]:
         return [self._work(tree) for tree in growing]
@@ -238,7 +230,7 @@ def share_catch_up(trees: list[Tree], beside: int) -> None:
         tree.catch_up = min(tree.num_missing, CATCH_UP, shared)
         shared -= tree.catch_up
         if not tree.catch_up:
-            tree.budget = Budget(0)  # its turn comes in a later step
+            tree.budget = 0  # its turn comes in a later step
 
 
 def _child(draft: Draft, node: int, token: int) -> int | None:

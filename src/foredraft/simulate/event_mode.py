@@ -12,8 +12,8 @@ from heapq import heappop, heappush
 from math import inf
 
 from foredraft.config import EngineConfig
+from foredraft.simulate.engine import KV_CACHE_TOKENS
 from foredraft.simulate.record import Record
-from foredraft.simulate.step_mode import KV_CACHE_TOKENS
 from foredraft.simulate.table import StepTable
 from foredraft.simulate.traffic import Request
 

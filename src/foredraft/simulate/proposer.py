@@ -5,34 +5,22 @@ The target of a simulation emits the token RIGHT everywhere, so a draft tells by
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from random import Random
 
+from foredraft.proposers.base import Proposer
+from foredraft.simulate.engine import Clock
 from foredraft.simulate.machine import DraftFigures, DraftProfile, Machine
-from foredraft.types import NO_DRAFT, Commit, Draft, Sequence
+from foredraft.types import NO_DRAFT, Draft, Sequence
 
 RIGHT, WRONG = 1, 2
 VOCAB_SIZE = 128  # the branches of a draft are different wrong tokens
 _LEAST_SCORE = 1e-6  # scores are above 0
 
 
-class Clock:
-    """The time of one simulated machine."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class SimulatedProposer:
+class SimulatedProposer(Proposer):
     """Draws drafts from the profile of a sequence's kind, which is its request id. Its confidence is what was measured
     for the kind: real proposers are surer of themselves where they are more often right."""
-
-    taps: frozenset[int] = frozenset()
-    wants_target_argmax = False
 
     def __init__(self, figures: DraftFigures, machine: Machine, clock: Clock, random: Random) -> None:
         self.name = figures.name
@@ -43,7 +31,7 @@ class SimulatedProposer:
         self._clock = clock
         self._random = random
 
-    def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
+    def propose(self, sequences: Items[Sequence], budgets: Items[int], min_score: float) -> list[Draft]:
         drafts = [
             self._draft(self._figures.profile(sequence.request_id), budget)
             for sequence, budget in zip(sequences, budgets, strict=True)
@@ -69,15 +57,3 @@ class SimulatedProposer:
             scores + (_LEAST_SCORE,) * branches,
             (self.name,) * (length + branches),
         )
-
-    def observe(self, commits: Items[Commit]) -> None:
-        """It learns nothing: what was measured is what it does."""
-
-    def release(self, sequence_ids: Iterable[int]) -> None:
-        """It remembers no sequence."""
-
-    def close(self) -> None:
-        """It holds nothing."""
-
-    def clear(self) -> None:
-        """It remembers nothing."""

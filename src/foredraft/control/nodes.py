@@ -1,0 +1,71 @@
+"""The nodes of drafts: how probable it is that they are accepted, how many of them are worth verifying, and what the
+committed tokens tell about them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from math import exp
+
+from foredraft.types import Draft
+
+# What a proposer's own confidence counts for against its record: as much as eight trials with an open outcome, each of
+# which tells p (1 - p) = 1/4. Less lets a few wrong drafts end many right ones; more believes a wrong one longer.
+_PRIOR = 2.0
+# The share of the record that is kept after one more trial: about a hundred trials count. More follows a change later.
+_MEMORY = 0.99
+_LEAST = 0.002  # confidences are taken to be no closer to 0 or 1: no odds would correct them
+
+
+class Odds:
+    """A correction of one proposer's confidence, learnt from its record.
+
+    Its confidence in a token, given that everything above it is accepted, is corrected by a factor on its odds: there
+    0.97 and 0.99 differ as 0.4 and 0.7 do, and one number corrects all of them.
+    """
+
+    __slots__ = ("_told", "factor")
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self._told = 0.0  # by the trials so far
+
+    def survivals(self, draft: Draft) -> list[float]:
+        """For every node the probability that it is reached and accepted; never above its parent's."""
+        factor, scores, survivals = self.factor, draft.scores, list[float]()
+        for parent, score in zip(draft.parents, scores, strict=True):
+            confidence, above = (score, 1.0) if parent < 0 else (score / scores[parent], survivals[parent])
+            confidence = _LEAST if confidence < _LEAST else 1 - _LEAST if confidence > 1 - _LEAST else confidence
+            right = factor * confidence
+            survivals.append(above * right / (right + 1 - confidence))
+        return survivals
+
+    def confidence(self, survival: float) -> float:
+        """The confidence that is corrected to this probability: the reverse of what `survivals` does to a root."""
+        return survival / (survival + self.factor * (1 - survival)) if survival < 1 else 1.0
+
+    def learn(self, draft: Draft, survivals: Items[float], tokens: Items[int]) -> None:
+        """Score a draft, verified or not, by the tokens that were committed. Every node that was tested counts: its
+        parent is right, and not the last that was committed."""
+        depths = {-1: 0}  # of the nodes that are right
+        for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+            depth = depths.get(parent, len(tokens))
+            if depth == len(tokens):
+                continue
+            probability = survivals[node] / (survivals[parent] if parent >= 0 else 1.0)
+            is_right = token == tokens[depth]
+            if is_right:
+                depths[node] = depth + 1
+            # A step towards the outcome: less with every trial, and with forgetting never by too little.
+            self._told = self._told * _MEMORY + probability * (1 - probability)
+            self.factor *= exp((is_right - probability) / (_PRIOR + self._told))
+
+
+def best_count(survivals: Items[float], extra: Items[float]) -> tuple[int, float]:
+    """How many of these nodes, best first, to verify, and what that gains: the tokens that they are expected to bring,
+    less those that their rows cost. `extra` has the cost of no row, of one, of two, and so on."""
+    best, gain, brought = 0, 0.0, 0.0
+    for count, (survival, cost) in enumerate(zip(survivals, extra[1:]), 1):
+        brought += survival
+        if brought - cost > gain:
+            best, gain = count, brought - cost
+    return best, gain

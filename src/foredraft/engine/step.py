@@ -1,0 +1,55 @@
+"""One step: the order in which everything happens. The engine, the simulator and the tests of the controller all run
+this function, with a real or a simulated target and clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from typing import NamedTuple, Protocol
+
+from foredraft.engine.chunks import ChunkLimit
+from foredraft.engine.scheduler import Scheduler
+from foredraft.engine.speculation import Speculation
+from foredraft.types import Commit, Stop, Verdict, Work
+
+
+class Target(Protocol):
+    """What checks drafts: the model with its acceptance rules and its cache, or a simulation that knows the answer."""
+
+    def verify(self, works: list[Work]) -> tuple[list[Verdict], list[Stop]]:
+        """Run the works: for each the accepted path and one token more, and where that is to be cut."""
+
+    def keep(self, works: Items[Work], verdicts: Items[Verdict], stops: Items[Stop]) -> None:
+        """Make the cache hold what was accepted, and nothing else."""
+
+
+class Stepped(NamedTuple):
+    """What a step did, and the seconds that its two halves took."""
+
+    works: list[Work]
+    commits: list[Commit]
+    stops: list[Stop]
+    draft_s: float  # to schedule and to draft
+    verify_s: float  # to run the target and to commit
+
+
+def step(
+    scheduler: Scheduler,
+    speculation: Speculation,
+    target: Target,
+    chunk_limit: ChunkLimit,
+    clock: Callable[[], float],
+) -> Stepped:
+    """One run of the target for everybody who is scheduled."""
+    started = clock()
+    num_decoding = scheduler.num_decoding
+    scheduled = scheduler.schedule(chunk_limit.rows_beside(num_decoding))
+    works = speculation.propose(scheduled)
+    drafted = clock()
+    verdicts, stops = target.verify(works)
+    target.keep(works, verdicts, stops)
+    commits = scheduler.update_from_output(works, verdicts, stops)
+    done = clock()
+    chunk_limit.observe(sum([work.num_rows for work in works]), num_decoding, done - started)
+    speculation.observe(works, commits, done - drafted)
+    return Stepped(works, commits, stops, drafted - started, done - drafted)

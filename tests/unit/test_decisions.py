@@ -1,0 +1,137 @@
+"""What a step asks of whom: proposers that find nothing, that fail, and that need not draft because others have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from unittest import mock
+
+import pytest
+
+from foredraft.config import EngineConfig
+from foredraft.control.costs import Calibration
+from foredraft.control.economics import VerifyCurve
+from foredraft.control.reasons import NOTHING_PROPOSED
+from foredraft.engine.speculation import FAILED
+from foredraft.proposers.base import Proposer
+from foredraft.proposers.registry import ProposerChoice, Spec
+from foredraft.simulate.engine import Clock, SimulatedEngine
+from foredraft.types import NO_DRAFT, Draft, Sequence
+from tests.unit.unit_helpers import make_sequence
+
+STEP_S = 1.0
+RIGHT = 5
+
+
+class Finds(Proposer):
+    """Takes its time, and finds one right token for the sequences that it is told."""
+
+    num_lookahead_tokens = 4
+
+    def __init__(self, name: str, query_s: float, score: float = 0.9) -> None:
+        self.name, self.query_s, self.score = name, query_s, score
+        self.free = not query_s
+        self.clock = Clock()
+        self.finds_for: set[int] = set()
+        self.queried: list[list[int]] = []  # the sequences of every query
+
+    def propose(self, sequences: Items[Sequence], budgets: Items[int], min_score: float) -> list[Draft]:
+        self.clock.now += self.query_s
+        self.queried.append([sequence.id for sequence in sequences])
+        found = Draft((RIGHT,), (-1,), (self.score,), (self.name,))
+        return [found if sequence.id in self.finds_for else NO_DRAFT for sequence in sequences]
+
+
+def engine_with(*proposers: Finds) -> SimulatedEngine:
+    """On a machine where rows are nearly free."""
+    made, clock = {proposer.name: proposer for proposer in proposers}, Clock()
+    for proposer in proposers:
+        proposer.clock = clock
+    calibration = Calibration(VerifyCurve((1, 64), (STEP_S, STEP_S * 1.01)), 0, 0.0)
+    return SimulatedEngine(
+        *(EngineConfig(), calibration, 9, lambda choice: made[choice.name]),
+        *(lambda sequence, position: RIGHT, lambda load, accepted: calibration.curve.seconds_at(load.rows), clock),
+    )
+
+
+def begin(engine: SimulatedEngine, *names: str, count: int = 1) -> list[Sequence]:
+    sequences = [make_sequence([1, 2, 3], id=number, max_tokens=10_000) for number in range(count)]
+    for sequence in sequences:
+        engine.add(sequence, Spec(tuple(map(ProposerChoice, names)), adaptive=True))
+    return sequences
+
+
+def run(engine: SimulatedEngine, steps: int) -> None:
+    for _ in range(steps):
+        engine.step()
+
+
+def test_what_does_not_pay_is_tried_as_often_as_a_share_of_the_time_allows() -> None:
+    slow = Finds("slow", 0.5 * STEP_S)
+    engine = engine_with(slow)
+    begin(engine, "slow")
+    run(engine, 3000)  # until next to nothing is expected of it any more
+    before = len(slow.queried)
+    run(engine, 1000)
+    assert 3 <= len(slow.queried) - before <= 7, "half a step for every two hundred steps"
+
+
+def test_a_copy_may_begin_with_every_token() -> None:
+    quick = Finds("quick", 0.0)
+    engine = engine_with(quick)
+    (sequence,) = begin(engine, "quick")
+    run(engine, 50)
+    before = len(quick.queried)
+    run(engine, 100)
+    assert len(quick.queried) - before == 100, "it takes no time"
+    assert sequence.counters.decisions[NOTHING_PROPOSED] > 100, "each step says why it had no draft"
+    quick.finds_for = {0}
+    (work,) = engine.step().works
+    assert work.draft.tokens == (RIGHT,)
+
+
+def test_a_proposer_that_fails_is_not_asked_again() -> None:
+    quick = Finds("quick", 0.0)
+    engine = engine_with(quick)
+    (sequence,) = begin(engine, "quick")
+    run(engine, 50)
+    with mock.patch.object(quick, "propose", side_effect=RuntimeError("a bug")) as propose:
+        run(engine, 20)
+    assert propose.call_count == 1
+    assert sequence.counters.decisions[FAILED] == 20
+
+
+def test_a_prompt_beside_it_is_not_decided_about() -> None:
+    quick = Finds("quick", 0.0)
+    engine = engine_with(quick)
+    begin(engine, "quick")
+    run(engine, 50)
+    prompt = make_sequence([1] * 200, id=9, max_tokens=100)
+    engine.add(prompt, Spec((ProposerChoice("quick"),), adaptive=True))
+    works = engine.step().works
+    assert [work.sequence.id for work in works] == [0, 9] and not works[1].reaches_end
+    assert engine.speculation.reasons(1) == ()
+    assert quick.queried[-1] == [0]
+
+
+def test_a_head_need_not_draft_where_a_copy_was_found(caplog: pytest.LogCaptureFixture) -> None:
+    """That does not stand for the steps after the copy."""
+    copier, head = Finds("copier", 0.0, score=0.99), Finds("head", 0.3 * STEP_S)
+    engine = engine_with(copier, head)
+    begin(engine, "copier", "head", count=2)
+    head.finds_for = {0, 1}
+
+    def queried_by_step(finds_for: set[int]) -> list[int]:
+        """The sequences for which the head was queried."""
+        copier.finds_for, before = finds_for, len(head.queried)
+        engine.step()
+        return [number for query in head.queried[before:] for number in query]
+
+    for _ in range(60):  # until all are known to be right
+        queried_by_step(set())
+        queried_by_step({0, 1})
+    for copies, left in (({0}, [1]), ({0, 1}, [])):
+        assert queried_by_step(set()) == [0, 1]
+        assert queried_by_step(copies) == left
+        assert queried_by_step(set()) == [0, 1], "as soon as the copy ends"
+        assert queried_by_step(set()) == [0, 1]
+    assert not caplog.records, "the controller has not failed"
