@@ -16,7 +16,8 @@ from collections.abc import Iterator
 
 from foredraft.params import SamplingParams
 from foredraft.proposers.ngram import Ngram, NgramOptions
-from foredraft.proposers.suffix import Suffix, SuffixOptions
+from foredraft.proposers.suffix import Suffix
+from foredraft.proposers.suffix_options import SuffixOptions
 from foredraft.types import Sequence
 
 VOCAB = 49152

@@ -47,8 +47,8 @@ def drafts_of(llm: LLM, spec: str, params: SamplingParams) -> list[Any]:
     proposer = guarded.proposer
     propose = proposer.propose
 
-    def recorded(sequences: Any, budgets: Any) -> Any:
-        found = propose(sequences, budgets)
+    def recorded(*arguments: Any) -> Any:
+        found = propose(*arguments)
         drafts.extend(
             {tuple(draft.path_tokens(node)): draft.scores[node] for node in range(len(draft))} for draft in found
         )

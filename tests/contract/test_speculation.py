@@ -316,7 +316,7 @@ def test_what_a_request_queried_for_itself_is_not_charged_to_the_controller(fold
         return observe(candidate, *arguments)
 
     speculation.controller.observe_query = watched  # type: ignore[method-assign]
-    run(llm, [Spec((ProposerChoice("broken"),)), parse_spec("auto"), Spec()], replace(PARAMS, max_tokens=8))
+    run(llm, [Spec((ProposerChoice("broken"),)), parse_spec("auto"), Spec()], replace(PARAMS, max_tokens=24))
     assert {name for name, _ in seen} == {"suffix"}
     assert all(seconds < 0.05 for _, seconds in seen)
     assert ("broken", 0) not in speculation.controller._records

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from foredraft.params import SamplingParams
-from foredraft.proposers.suffix import Suffix, SuffixOptions
+from foredraft.proposers.suffix import Suffix
+from foredraft.proposers.suffix_native import NativeText
+from foredraft.proposers.suffix_options import SuffixOptions
+from foredraft.proposers.suffix_text import PlainText, Text
 from foredraft.types import Commit, Sequence
+from tests.backends import needs_native
+
+
+@pytest.fixture(autouse=True, params=["python", pytest.param("c", marks=needs_native)])
+def language(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which code holds the texts."""
+    if request.param == "python":
+        monkeypatch.setattr("foredraft.proposers.suffix.native_texts", lambda options: None)
 
 
 def plain_sequence(tokens: list[int], id: int = 0, **fields: Any) -> Sequence:
@@ -27,13 +38,18 @@ def knows(proposer: Suffix, tokens: list[int], **fields: Any) -> bool:
     return len(draft) > 0
 
 
+def num_held(text: Text) -> int:
+    """Of how many tokens there is memory."""
+    return text.sizes()[0] if isinstance(text, NativeText) else len(cast(PlainText, text).tokens)
+
+
 def test_the_suffix_store_forgets_the_oldest_answers() -> None:
     proposer = Suffix(SuffixOptions(store=100))
     for id in range(50):
         remember(proposer, [1000 + 37 * id + j for j in range(30)])
     (store,) = proposer._stores.values()
-    assert store.end - store.start <= 100 and len(store.tokens) <= 200
-    assert len(store) <= 100 * len(proposer._lengths)
+    assert store.end - store.start <= 100 and num_held(store) <= 200
+    assert len(store) <= 100 * len(proposer.options.lengths)
     assert not knows(proposer, [1001, 1002, 1003])
     assert knows(proposer, [1000 + 37 * 49 + 1, 1000 + 37 * 49 + 2])
     while proposer._answers:

@@ -11,7 +11,8 @@ import pytest
 
 from foredraft.integrations.vllm import MergedProposer, SuffixProposer, best_path
 from foredraft.params import SamplingParams
-from foredraft.proposers.suffix import Suffix, SuffixOptions
+from foredraft.proposers.suffix import Suffix
+from foredraft.proposers.suffix_options import SuffixOptions
 from foredraft.types import Commit, Draft, Sequence
 
 K = 5

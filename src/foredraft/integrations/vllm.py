@@ -21,7 +21,8 @@ from foredraft.params import SamplingParams
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.merge import merge
 from foredraft.proposers.ngram import Ngram, NgramOptions
-from foredraft.proposers.suffix import Suffix, SuffixOptions
+from foredraft.proposers.suffix import Suffix
+from foredraft.proposers.suffix_options import SuffixOptions
 from foredraft.types import Commit, Draft, Sequence
 
 Tokens = NDArray[np.int32]

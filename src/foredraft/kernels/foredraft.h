@@ -1,4 +1,5 @@
-/* The native CPU kernels: a plain C interface over raw pointers. backends/native.py is its only caller.
+/* The native CPU kernels: a plain C interface over raw pointers. backends/native.py is its only caller, but for texts,
+ * which are proposers/suffix_native.py's.
  *
  * Every result row is produced by one fixed sequence of operations. It depends neither on how many rows share a
  * call, nor on where the row stands, nor on which thread computes it: speculative and plain decoding give equal bits.
@@ -161,5 +162,36 @@ int fd_top(const float *x, int64_t rows, int64_t columns, int64_t stride, int64_
 /* The token with the largest logit + temperature * gumbel(key, token) of those whose logit reaches the floor, the
  * lowest of equals; -1 where none does. */
 int64_t fd_draw(const float *logits, int64_t vocab, float floor, double temperature, uint64_t key);
+
+/* A text that the proposer `suffix` copies from, and where its n-grams of a few lengths have occurred. */
+typedef struct fd_text fd_text;
+
+enum { FD_SUFFIX_NODES = 64, FD_SUFFIX_MATCH = 32 }; /* of a draft, and tokens of a match, at most */
+
+/* How drafts are made of texts: the options of the proposer, and how much a match of each length is doubted. */
+typedef struct {
+    int64_t max_n; /* up to FD_SUFFIX_MATCH */
+    int64_t is_chain;
+    double depth, min_score, store_doubt;
+    double doubts[FD_SUFFIX_MATCH + FD_SUFFIX_NODES + 1];
+} fd_suffix_rules;
+
+/* The nodes of a draft, parents first. */
+typedef struct {
+    int32_t tokens[FD_SUFFIX_NODES], parents[FD_SUFFIX_NODES];
+    double scores[FD_SUFFIX_NODES];
+} fd_nodes;
+
+fd_text *fd_text_new(const int64_t *lengths, int64_t num_lengths); /* ascending; NULL: no memory */
+void fd_text_free(fd_text *text);
+/* Have these tokens from a place on. Returns how many others stood there, which are taken back; or an error, negative,
+ * and then the text stays as it was. */
+int64_t fd_text_replace(fd_text *text, int64_t from, const int32_t *tokens, int64_t count);
+/* Forget the oldest tokens, and every n-gram that begins among them. */
+int fd_text_forget(fd_text *text, int64_t count);
+void fd_text_size(const fd_text *text, int64_t *num_tokens, int64_t *num_grams); /* that take memory */
+/* What may follow `own`, by itself and by a store, which may be NULL. Returns the number of nodes, up to `size`. */
+int fd_text_draft(const fd_text *own, const fd_text *store, int64_t size, const fd_suffix_rules *rules,
+                  fd_nodes *nodes);
 
 #endif

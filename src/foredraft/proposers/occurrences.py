@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 
-_MOST_TAKEN_BACK = 64  # a text loses no more than a draft's tokens: it is enough to compare so many
+MOST_TAKEN_BACK = 64  # a text loses no more than a draft's tokens: it is enough to compare so many
 
 
 class Occurrences:
@@ -41,7 +41,7 @@ class Occurrences:
         """Become the index of `text`: what was there before, but for some of its last tokens, and more. Not for a list
         of which something was forgotten."""
         known = len(self.tokens)
-        tail = max(0, known - _MOST_TAKEN_BACK)
+        tail = max(0, known - MOST_TAKEN_BACK)
         if text[tail:known] != self.tokens[tail:]:
             self.shrink(shared_prefix(text, self.tokens))
         self.extend(text[len(self.tokens) :])
