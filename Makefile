@@ -14,8 +14,8 @@ BUILD_INPUTS := pyproject.toml $(wildcard setup.py src/foredraft/kernels/*.c src
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-gpu test-levels test-slow test-clients test-page check-speculators check-vllm check-ray soak soak-simulated sanitize emulate fuzz fuzz-heads \
-	lint bench bench-control bench-plain bench-peers bench-kernels bench-gpu bench-busy bench-mixed bench-grammars bench-overhead \
-	bench-constants bench-drafts bench-server figures picture clean
+	lint bench bench-control bench-plain bench-peers bench-kernels bench-gpu bench-busy bench-mixed bench-grammars \
+	bench-drafts bench-server figures picture clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -110,13 +110,10 @@ bench-kernels: .venv/.installed-dev .peers/llama-bench/.installed bench-busy ## 
 bench-busy: .venv/.installed-dev ## what a process costs that keeps one core busy
 	@$(BIN)/python benchmarks/busy.py
 
-bench-constants: .venv/.installed-dev ## the sweeps that set the controller's constants, in simulated time
-	@$(BIN)/python -m benchmarks.control_constants $(ARGS)
-
 bench-drafts: .venv/.installed-dev ## real drafts, recorded, under the controller on machines of which only the numbers are known
 	@$(BIN)/python -m benchmarks.recorded_drafts $(ARGS)
 
-bench-control: .venv/.installed-dev bench-mixed bench-overhead ## what proposers cost, and the controller against the worst of them
+bench-control: .venv/.installed-dev bench-mixed ## what proposers cost, and the controller against the worst of them
 	@$(BIN)/python benchmarks/proposers.py
 	@$(BIN)/python benchmarks/adversaries.py $(ARGS)
 
@@ -125,9 +122,6 @@ bench-mixed: .venv/.installed-dev ## code editing and chat at once: auto beside 
 
 bench-grammars: .venv/.installed-dev ## tokens per run under grammars, with and without forced tokens
 	@$(BIN)/python benchmarks/grammars.py $(ARGS)
-
-bench-overhead: .venv/.installed-dev ## what the controller itself costs of a step
-	@$(BIN)/python benchmarks/overhead.py
 
 figures: .venv/.installed ## write docs/benchmarks.md and README's table from docs/results/
 	@$(BIN)/python benchmarks/pages.py $(ARGS)

@@ -11,22 +11,21 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from functools import partial
 
 from foredraft import LLM, SamplingParams
+from foredraft.proposers.base import Proposer
 from foredraft.proposers.registry import ProposerChoice, Spec
-from foredraft.types import Commit, CompletionOutput, Draft, Sequence
+from foredraft.types import CompletionOutput, Draft, Sequence
 
 Continuation = Callable[[Sequence, int], list[int]]
 
 
-class Adversary:
+class Adversary(Proposer):
     """Very sure of draft tokens that are right or wrong, as `continuation` makes them."""
 
-    taps: frozenset[int] = frozenset()
-    wants_target_argmax = False
     num_lookahead_tokens = 16
 
     def __init__(self, name: str, continuation: Continuation, free: bool = True) -> None:
@@ -34,20 +33,12 @@ class Adversary:
         self.free = free
         self._continuation = continuation
 
-    def propose(self, sequences: Items[Sequence], budgets: Items[int]) -> list[Draft]:
+    def propose(self, sequences: Items[Sequence], budgets: Items[int], min_score: float) -> list[Draft]:
         return [self._chain(self._continuation(one, budget)) for one, budget in zip(sequences, budgets, strict=True)]
 
     def _chain(self, tokens: list[int]) -> Draft:
         scores = tuple(0.99**depth for depth in range(1, len(tokens) + 1))
         return Draft(tuple(tokens), tuple(range(-1, len(tokens) - 1)), scores, (self.name,) * len(tokens))
-
-    def observe(self, commits: Items[Commit]) -> None: ...
-
-    def release(self, sequence_ids: Iterable[int]) -> None: ...
-
-    def clear(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def adversaries(text: list[int]) -> list[Adversary]:
@@ -112,7 +103,7 @@ def main() -> None:
     decode(Spec((ProposerChoice("ngram"),), adaptive=True))  # the first run of a proposer is the slowest
     print(f"{arguments.model} {arguments.dtype}, {arguments.max_tokens} tokens, median of {arguments.rounds} rounds")
     for adversary in adversaries(plain.token_ids):
-        llm.engine.speculation.assignments.proposers[adversary.name] = adversary
+        llm.engine.speculation.assignments.install(ProposerChoice(adversary.name), adversary)
         spec = Spec((ProposerChoice(adversary.name),), adaptive=True)
         times: dict[str, list[float]] = {"off": [], "auto": []}
         decisions: dict[str, int] = {}

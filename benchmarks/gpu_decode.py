@@ -62,7 +62,7 @@ def step_parts(llm: LLM, batch: int, steps: int = 60) -> dict[str, float]:
             (backend, "prepare"),
             (backend, "replay"),
             (backend, "sample"),
-            (engine, "_cut"),
+            (engine, "_stops"),
             (engine.scheduler, "update_from_output"),
             (engine, "step"),
         ):

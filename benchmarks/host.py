@@ -1,11 +1,12 @@
 """Where Python spends a step, by speculation string: microseconds per decoding step in the parts of a step.
 
     python benchmarks/host.py [--model smollm2-135m] [--device cuda] [--dtype bfloat16] [--suite questions.jsonl]
-        [--limit 6] [--max-tokens 96] [--profile 20] [SPEC ...]
+        [--limit 6] [--batch 1] [--max-tokens 96] [--profile 20] [SPEC ...]
 
-One request at a time. Three rounds per spec, the first of which only warms up: the second times whole steps, the third
-the parts. Parts contain each other as their indentation shows. Steps that run a prompt do not count. On a GPU the host
-waits for the device in `sample` and `wait`, and what it does in `learn` takes no time of its own.
+`--batch` requests at a time. Three rounds per spec, the first of which only warms up: the second times whole steps, the
+third the parts. Parts contain each other as their indentation shows. Steps that run a prompt do not count. On a GPU the
+host waits for the device in `sample` and `wait`. "beside proposers" is all of `propose` and `observe` but the
+proposers' own computing: what speculation itself takes.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def parts(llm: LLM) -> list[tuple[str, Any, str]]:
     return [
         ("schedule", engine.scheduler, "schedule"),
         ("propose", engine.speculation, "propose"),
-        ("  budgets", Controller, "budgets"),
+        ("  wants", Controller, "wants"),
+        ("  min_score", Controller, "min_score"),
         ("  suffix", Suffix, "propose"),
         ("  head", TreeDrafter, "propose"),
         ("    pack", eagle_module, "pack"),
@@ -59,41 +61,43 @@ def parts(llm: LLM) -> list[tuple[str, Any, str]]:
         ("forward", engine.runner, "forward"),
         ("  prepare", backend, "prepare"),
         ("  replay", backend, "replay"),
-        ("learn", engine.speculation, "learn"),
         ("verify", engine_module, "verify"),
         ("  sample", backend, "sample"),
-        ("cut", engine, "_cut"),
+        ("stops", engine, "_stops"),
         ("keep", engine.kv, "keep"),
         ("update_from_output", engine.scheduler, "update_from_output"),
         ("observe", engine.speculation, "observe"),
+        ("  learn", Controller, "observe"),
+        ("  suffix learns", Suffix, "observe"),
         ("events", engine, "_events"),
     ]
 
 
 @contextmanager
 def timed(owner: Any, name: str, seconds: list[float]) -> Iterator[None]:
-    inner = getattr(owner, name)
+    inner, clock = getattr(owner, name), time.perf_counter
 
-    def wrapped(*arguments: Any, **options: Any) -> Any:
-        started = time.perf_counter()
-        try:
-            return inner(*arguments, **options)
-        finally:
-            seconds[0] += time.perf_counter() - started
+    def wrapped(*arguments: Any) -> Any:
+        started = clock()
+        result = inner(*arguments)
+        seconds[0] += clock() - started
+        return result
 
     with mock.patch.object(owner, name, wrapped):
         yield
 
 
-def decode(llm: LLM, spec: str, prompts: list[list[int]], max_tokens: int, step: Callable[[], Any]) -> int:
+def decode(llm: LLM, spec: str, prompts: list[list[int]], batch: int, max_tokens: int, step: Callable[[], Any]) -> int:
     """Write an answer to every prompt, with `step` for each step that runs no prompt; returns their tokens."""
     engine, params = llm.engine, SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
     engine.speculation.clear()
     tokens = 0
-    for index, prompt in enumerate(prompts):
-        engine.add(str(index), prompt, params, parse_spec(spec))
+    for first in range(0, len(prompts), batch):
+        for index in range(first, min(first + batch, len(prompts))):
+            engine.add(str(index), prompts[index], params, parse_spec(spec))
         while engine.has_work:
-            is_decoding = not engine.scheduler.waiting and engine.scheduler.num_decoding
+            running = engine.scheduler.running
+            is_decoding = not engine.scheduler.waiting and engine.scheduler.num_decoding == len(running)
             events = step() if is_decoding else engine.step()
             tokens += len(events) if is_decoding else 0
     return tokens
@@ -114,15 +118,22 @@ def measured(llm: LLM, write: Callable[[Callable[[], Any]], int]) -> dict[str, f
 
     def step_in_parts() -> Any:
         counts[1] += 1
-        with ExitStack() as stack:
-            for label, owner, name in parts(llm):
-                stack.enter_context(timed(owner, name, sums[label]))
-            return step()
+        before = [seconds[0] for seconds in others.values()]
+        events = step()
+        for total, seconds, so_far in zip(sums.values(), others.values(), before, strict=True):
+            total[0] += seconds[0] - so_far
+        return events
 
     tokens = write(whole_step)
-    write(step_in_parts)
+    others = {label: [0.0] for label in sums}  # of all steps, those that run prompts too
+    with ExitStack() as stack:
+        for label, owner, name in parts(llm):
+            stack.enter_context(timed(owner, name, others[label]))
+        write(step_in_parts)
     first = {"step": 1e6 * whole[0] / counts[0], "per token": 1e6 * whole[0] / tokens, "tokens": tokens / counts[0]}
-    return first | {label: 1e6 * seconds[0] / counts[1] for label, seconds in sums.items()}
+    times = {label: 1e6 * seconds[0] / counts[1] for label, seconds in sums.items()}
+    own = ("  suffix", "  head", "  suffix learns")
+    return first | times | {"beside proposers": times["propose"] + times["observe"] - sum(times[each] for each in own)}
 
 
 def main() -> None:
@@ -133,13 +144,15 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--suite")
     parser.add_argument("--limit", type=int, default=6)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--threads", type=int)
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--profile", type=int, default=0, help="functions of a profile to print for each spec")
     arguments = parser.parse_args()
     llm = LLM(
         *(arguments.model,),
-        device=arguments.device, dtype=arguments.dtype, spec="off", prefix_caching=False, max_num_seqs=1,
-        max_model_len=2048, kv_cache_tokens=4096,
+        device=arguments.device, dtype=arguments.dtype, threads=arguments.threads, spec="off", prefix_caching=False,
+        max_num_seqs=arguments.batch, max_model_len=2048, kv_cache_tokens=2048 * (1 + arguments.batch),
     )  # fmt: skip
     gc.collect()
     gc.freeze()  # as a server does: a full collection goes through all of torch
@@ -147,7 +160,7 @@ def main() -> None:
     prompts = [llm.encode([{"role": "user", "content": text}]) for text in texts[: arguments.limit]]
     found: dict[str, dict[str, float]] = {}
     for spec in arguments.specs:
-        write = partial(decode, llm, spec, prompts, arguments.max_tokens)
+        write = partial(decode, llm, spec, prompts, arguments.batch, arguments.max_tokens)
         write(llm.engine.step)
         if "auto" in spec:
             llm.engine.speculation.calibrate()

@@ -129,8 +129,8 @@ class Fuzz:
             proposer: Any = make(choice)
             propose = proposer.propose
 
-            def recorded(sequences: list[Sequence], budgets: list[int]) -> list[Draft]:
-                drafts = propose(sequences, budgets)
+            def recorded(sequences: list[Sequence], budgets: list[int], min_score: float) -> list[Draft]:
+                drafts = propose(sequences, budgets, min_score)
                 for sequence, budget, draft in zip(sequences, budgets, drafts, strict=True):
                     if draft.q is not None:
                         copy = replace(sequence, token_ids=list(sequence.token_ids))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from collections.abc import Sequence as Items
 
-from foredraft.control.controller import Candidate, Controller, Offer
+from foredraft.control.controller import Candidate, Controller, Offer, Prices
 from foredraft.control.costs import Calibration, Costs, Load
 from foredraft.control.economics import VerifyCurve
 from foredraft.types import Commit, Draft, Work
@@ -17,7 +17,8 @@ class SteadyCosts(Costs):
     def __init__(self) -> None:
         super().__init__(Calibration(VerifyCurve((1, 64), (1.0, 1.01)), context=16, seconds_per_key=0.0))
 
-    def is_known(self, rows: int) -> bool:
+    @property
+    def is_known(self) -> bool:
         return True
 
     def observe(self, rows: int, keys: int, seconds: float) -> None:
@@ -32,18 +33,18 @@ class SteadyController(Controller):
         super().__init__(SteadyCosts())
 
     def observe_query(
-        self, candidate: Candidate, works: Items[Work], drafts: Items[Draft], load: Load, seconds: float
+        self, candidate: Candidate, works: Items[Work], drafts: Items[Draft], prices: Prices, seconds: float
     ) -> list[Offer | None]:
-        return super().observe_query(candidate, works, drafts, load, seconds=0.0)
+        return super().observe_query(candidate, works, drafts, prices, seconds=0.0)
 
     def observe(
         self,
         works: Items[Work],
         offers: Items[Collection[Offer] | None],
         commits: Items[Commit],
-        load: Load,
+        prices: Prices,
         query_s: float,
         run_s: float,
     ) -> None:
         run = Load.of(works)
-        super().observe(works, offers, commits, load, 0.0, self.costs.run(run.rows, run.keys))
+        super().observe(works, offers, commits, prices, 0.0, self.costs.run(run.rows, run.keys))

@@ -38,8 +38,8 @@ def recorded(llm: LLM, spec: str) -> list[tuple[Sequence, int, Draft]]:
     proposer = llm.engine.speculation.assignments.proposers[str(parse_spec(spec).choices[0])].proposer
     propose, calls = proposer.propose, []
 
-    def recording(sequences: list[Sequence], budgets: list[int]) -> list[Draft]:
-        drafts = propose(sequences, budgets)
+    def recording(sequences: list[Sequence], budgets: list[int], min_score: float) -> list[Draft]:
+        drafts = propose(sequences, budgets, min_score)
         copies = [replace(one, token_ids=list(one.token_ids)) for one in sequences]
         calls.extend(zip(copies, budgets, drafts, strict=True))
         return drafts

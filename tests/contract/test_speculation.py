@@ -267,7 +267,9 @@ def test_drafts_are_merged_in_the_order_of_the_request(folder: Path, first: str)
     assert set(sequence.counters.drafted_by_origin) == {first}
 
 
-@pytest.mark.parametrize("method", ["wants", "min_score", "observe_query", "choose", "observe", "release", "make"])
+@pytest.mark.parametrize(
+    "method", ["prices", "wants", "min_score", "observe_query", "choose", "observe", "release", "make"]
+)
 @pytest.mark.parametrize("acceptance", ["match", "rejection"])
 def test_a_controller_that_fails_leaves_plain_decoding(
     folder: Path, method: str, acceptance: str, caplog: pytest.LogCaptureFixture

@@ -61,7 +61,7 @@ def test_drafts_are_those_of_python(options: SuffixOptions, steps: list[tuple[in
         del sequence.token_ids[max(1, len(sequence.token_ids) - taken_back) :]
         sequence.token_ids += added
         for each in sequences:
-            assert native.propose([each], [budget]) == plain.propose([each], [budget])
+            assert native.propose([each], [budget], 0.0) == plain.propose([each], [budget], 0.0)
         if ends:
             for proposer in (native, plain):
                 proposer.observe([Commit(sequence, (), (), (), "stop")])
@@ -82,7 +82,7 @@ def test_every_level_drafts_the_same(level: Level, monkeypatch: pytest.MonkeyPat
     for id, length in enumerate(range(50, 2000, 50)):
         sequence = new_sequence(2 * id)
         sequence.token_ids += text[length // 2 : length]
-        (draft,), (expected,) = (proposer.propose([sequence], [16]) for proposer in (native, plain))
+        (draft,), (expected,) = (proposer.propose([sequence], [16], 0.0) for proposer in (native, plain))
         assert draft == expected
         for proposer in (native, plain):
             proposer.observe([Commit(sequence, (), (), (), "stop")])

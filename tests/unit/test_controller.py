@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from foredraft.control.controller import Controller, Offer
+from foredraft.control.controller import Controller, Offer, Prices
 from foredraft.control.costs import Calibration, Costs, Load
 from foredraft.control.economics import VerifyCurve
 from foredraft.control.reasons import DRAFTED, LEDGER, MEASURING, NOTHING_PROPOSED, PROBE, RESTING
@@ -203,14 +203,18 @@ def ready(truth: Calibration = CHEAP) -> Controller:
     return controller
 
 
+def prices_of(controller: Controller, works: list[Work]) -> Prices:
+    return controller.prices(Load.of(works), 16)
+
+
 def asked(controller: Controller, model: Player, works: list[Work], drafts: list[Draft], seconds: float) -> list[str]:
     """Ask the controller, and let the proposer answer where it wants that."""
-    load = Load.of(works)
-    reasons = controller.wants(model, works, [None] * len(works), load)
+    prices = prices_of(controller, works)
+    reasons = controller.wants(model, works, [None] * len(works), prices)
     chosen = [place for place, reason in enumerate(reasons) if reason in (DRAFTED, PROBE)]
     if chosen:
         some = [works[place] for place in chosen]
-        controller.observe_query(model, some, [drafts[place] for place in chosen], load, seconds)
+        controller.observe_query(model, some, [drafts[place] for place in chosen], prices, seconds)
     return reasons
 
 
@@ -220,10 +224,10 @@ def test_a_long_sequence_is_caught_up_with_in_several_calls(calls: int) -> None:
     controller, model, size = ready(), Model(missing=512 * calls), 512 * calls
     work = Work(sequence_of(size), 1, 4)
     for _ in range(calls):
-        load = Load.of([work])
-        assert controller.wants(model, [work], [None], load) == [DRAFTED]
+        prices = prices_of(controller, [work])
+        assert controller.wants(model, [work], [None], prices) == [DRAFTED]
         model.missing -= 512
-        controller.observe_query(model, [work], [NO_DRAFT if model.missing else chain(4, origin="model")], load, 0.01)
+        controller.observe_query(model, [work], [NO_DRAFT if model.missing else chain(4, origin="model")], prices, 0.01)
     assert not model.missing
     record = controller._request(model, work.sequence).record
     assert record.caught_up_s == pytest.approx(0.01 * calls)
@@ -233,7 +237,7 @@ def test_a_long_sequence_is_caught_up_with_in_several_calls(calls: int) -> None:
 def test_one_sequence_is_enough_to_time_a_proposer() -> None:
     controller, model = ready(), Model()
     works = [Work(sequence_of(100, number), 1, 4) for number in (1, 2)]
-    assert controller.wants(model, works, [None, None], Load.of(works)) == [DRAFTED, RESTING]
+    assert controller.wants(model, works, [None, None], prices_of(controller, works)) == [DRAFTED, RESTING]
 
 
 def test_prompts_beside_it_do_not_raise_what_a_token_is_worth() -> None:
@@ -241,12 +245,12 @@ def test_prompts_beside_it_do_not_raise_what_a_token_is_worth() -> None:
     controller = ready(Calibration(VerifyCurve(ROWS, tuple(0.005 + 0.002 * rows for rows in ROWS)), 0, 0.0))
     works, model = [Work(sequence_of(9, number), 1, 4) for number in range(8)], Model()
     for rows in (8, 40):
-        load = Load(rows, 0, 8)
+        prices = controller.prices(Load(rows, 0, 8), 4)
         for _ in range(8):
             controller.costs.observe(rows, 0, controller.costs.run(rows, 0))
-        controller.wants(model, works, [None] * 8, load)
+        controller.wants(model, works, [None] * 8, prices)
         coin = Offer(chain(1, 0.5, "model"), [0.5])
-        chosen, _ = controller.choose(works, [coin] * 8, load)
+        chosen, _ = controller.choose(works, [coin] * 8, prices)
         assert not any(chosen)
 
 
@@ -255,20 +259,20 @@ def test_what_catching_up_may_take_is_limited_by_what_was_saved() -> None:
     work = Work(sequence_of(100), 1, 4)
     record = controller._request(model, work.sequence).record
     record.catch_up = 0.5 * record.credit_s / controller.costs.at_rest(100)
-    assert controller.wants(model, [work], [None], Load.of([work])) == [DRAFTED]
+    assert controller.wants(model, [work], [None], prices_of(controller, [work])) == [DRAFTED]
     record.caught_up_s = 0.6 * record.credit_s
-    assert controller.wants(model, [work], [None], Load.of([work])) == [LEDGER]
+    assert controller.wants(model, [work], [None], prices_of(controller, [work])) == [LEDGER]
 
 
 def test_what_is_at_hand_leaves_nothing_to_gain() -> None:
     controller, model, work = ready(), Model(), Work(sequence_of(9), 1, 4)
     for _ in range(4):
         assert asked(controller, model, [work], [chain(4, origin="model")], 0.004) == [DRAFTED]
-    load = Load.of([work])
+    prices = prices_of(controller, [work])
     sure, unsure = chain(1, 0.95, "copier"), chain(1, 0.02, "copier")
-    assert controller.wants(model, [work], [Offer(sure, [0.95])], load) == [RESTING]
-    assert controller.wants(model, [work], [Offer(unsure, [0.02])], load) == [DRAFTED], "it would not be verified"
-    assert controller.wants(model, [work], [None], load) == [DRAFTED]
+    assert controller.wants(model, [work], [Offer(sure, [0.95])], prices) == [RESTING]
+    assert controller.wants(model, [work], [Offer(unsure, [0.02])], prices) == [DRAFTED], "it would not be verified"
+    assert controller.wants(model, [work], [None], prices) == [DRAFTED]
 
 
 def test_a_copy_goes_its_own_path_with_what_is_known_of_the_machine() -> None:
@@ -296,25 +300,25 @@ def credit_of(controller: Controller, name: str = "model", kind: int = 0) -> flo
 def test_a_credit_books_what_a_step_costs_and_brings() -> None:
     """One draft of four tokens, three of them right: a query, four rows, three tokens, and a share of the time."""
     controller, model, work = ready(), Model(), Work(sequence_of(9), 1, 4)
-    load, draft = Load.of([work]), chain(4, 0.99, "model")
+    prices, draft = prices_of(controller, [work]), chain(4, 0.99, "model")
     assert asked(controller, model, [work], [draft], 0.001) == [DRAFTED]
     before = credit_of(controller)
-    (offer,) = controller.observe_query(model, [work], [draft], load, 0.002)
+    (offer,) = controller.observe_query(model, [work], [draft], prices, 0.002)
     assert offer is not None
     verified = work.with_draft(draft)
     commit = Commit(work.sequence, (7, 7, 7, 8), ("model",) * 3 + (TARGET,), (None,) * 4)
     rows_s = CHEAP.curve.seconds_at(5) - CHEAP.curve.seconds_at(1)
     run_s = CHEAP.curve.seconds_at(5)
-    controller.observe([verified], [[offer]], [commit], load, 0.002, run_s)
+    controller.observe([verified], [[offer]], [commit], prices, 0.002, run_s)
     booked = credit_of(controller) - before
     assert booked == pytest.approx(3 * CHEAP.curve.seconds_at(1) - rows_s - 0.002 + 0.005 * (0.002 + run_s), rel=1e-6)
 
 
 def test_a_credit_covers_what_is_expected_to_be_lost_of_a_row() -> None:
     controller, model, work = ready(DEAR), Model("copier", 8), Work(sequence_of(9), 1, 8)
-    load = Load.of([work])
-    controller.wants(model, [work], [None], load)
-    row_s = controller.costs.extra(load, 1)[1] * controller.costs.token(load)
+    prices = prices_of(controller, [work])
+    controller.wants(model, [work], [None], prices)
+    row_s = prices.extra[1] * prices.token_s
     for credit_s, survival, verdict in [
         (0.06 * row_s, 0.95, DRAFTED),
         (0.04 * row_s, 0.95, LEDGER),
@@ -323,19 +327,19 @@ def test_a_credit_covers_what_is_expected_to_be_lost_of_a_row() -> None:
         (-0.01 * row_s, 1.0, LEDGER),
     ]:
         controller._records["copier", 0].credit_s = credit_s
-        _, reasons = controller.choose([work], [Offer(chain(1, survival, "copier"), [survival])], load)
+        _, reasons = controller.choose([work], [Offer(chain(1, survival, "copier"), [survival])], prices)
         assert reasons == [verdict], (credit_s, survival)
 
 
 def test_a_credit_covers_all_rows_of_a_step_together() -> None:
     controller, model, work = ready(), Model("copier", 8), Work(sequence_of(9), 1, 8)
-    load, draft = Load.of([work]), chain(4, 0.9, "copier")
-    controller.wants(model, [work], [None], load)
-    row_s = controller.costs.extra(load, 4)[4] / 4 * controller.costs.token(load)
+    prices, draft = prices_of(controller, [work]), chain(4, 0.9, "copier")
+    controller.wants(model, [work], [None], prices)
+    row_s = prices.extra[4] / 4 * prices.token_s
     for count in range(5):
         risks_s = [row_s * (1 - score) for score in draft.scores[:count]]
         controller._records["copier", 0].credit_s = 1e-9 + sum(risks_s)
-        chosen, _ = controller.choose([work], [Offer(draft, draft.scores)], load)
+        chosen, _ = controller.choose([work], [Offer(draft, draft.scores)], prices)
         assert len(chosen[0]) == count
 
 
@@ -347,10 +351,10 @@ def test_a_delay_does_not_empty_a_credit() -> None:
     record = controller._records["model", 0]
     record.pass_time(100.0)
     before = record.credit_s
-    controller.observe_query(model, [work], [NO_DRAFT], Load.of([work]), 0.4)
+    controller.observe_query(model, [work], [NO_DRAFT], prices_of(controller, [work]), 0.4)
     assert record.credit_s > before - 0.001, "the share of a hundred seconds pays for it"
-    controller.observe_query(model, [work], [NO_DRAFT], Load.of([work]), 0.4)
-    controller.observe_query(model, [work], [NO_DRAFT], Load.of([work]), 0.8)
+    controller.observe_query(model, [work], [NO_DRAFT], prices_of(controller, [work]), 0.4)
+    controller.observe_query(model, [work], [NO_DRAFT], prices_of(controller, [work]), 0.8)
     assert record.credit_s < before - 0.7, "nothing pays for the next ones"
 
 

@@ -11,11 +11,13 @@ docs/control.md has a worked step. Plain Python: the engine measures all times a
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Items
 from copy import deepcopy
+from itertools import accumulate
 from math import inf
+from operator import mul
 from typing import NamedTuple, Protocol
 
 from foredraft.control.costs import Costs, Load, median
@@ -34,13 +36,13 @@ _ALLOWANCE = 4.0
 _ALLOWANCE_S = 0.01
 # Drafts of others that count as much as one's own in what a request expects. Fewer forget that requests are alike;
 # more that they differ. At worst a proposer that is of no use to a request is queried about as often in it.
-_OWN_PRIOR = 3.0
+_OWN_PRIOR = 4.0
 # The share of a request's own drafts that is kept after one more: about twenty count. At worst a passage in which
 # nothing is gained hides as many drafts of the next one.
 _OWN_MEMORY = 0.95
 # Drafts that count in what is expected of a proposer in any request, and how many of those one request may give: a long
 # answer says little about the next. More of either take a change in later.
-_DRAFTS, _OF_ONE = 32, 4
+_DRAFTS, _OF_ONE = 64, 4
 # Drafts that an acceptance counts for that was measured with the head. Fewer let some hard drafts at the start overrule
 # thousands; at worst so many more are lost on a head that was measured on another kind of text.
 _MEASURED = 8
@@ -74,6 +76,15 @@ class Offer(NamedTuple):
     survivals: Items[float]
 
 
+class Prices(NamedTuple):
+    """What a step costs."""
+
+    load: Load  # without drafts
+    token_s: float  # of a token in plain steps
+    extra: list[float]  # of no row more, of one, of two, and so on, in tokens
+    each: list[float]  # the same for each sequence, if all get as many
+
+
 class _Record:
     """What is known of one proposer where requests sample in one way."""
 
@@ -89,9 +100,8 @@ class _Record:
         self.cost_s = 0.0  # of a call for one sequence
         self.level_s = inf  # of one level of a draft: the least that any call has shown
         rates = candidate.acceptance or (UNKNOWN,)
-        self.promised = [1.0]  # by node of a chain, the first is no node
-        for depth in range(_NODES):
-            self.promised.append(self.promised[-1] * rates[min(depth, len(rates) - 1)])
+        # By node of a chain, the probability that it is accepted.
+        self.promised = list(accumulate([*rates, *rates[-1:] * (_NODES - len(rates))], mul))
         self.num_promised = _MEASURED if candidate.acceptance else 1
         # By number of sequences, about: drafts so far, and what one has gained in tokens, on average. Rows cost more
         # where more sequences share a run.
@@ -101,7 +111,7 @@ class _Record:
         """What a draft gains in tokens, where so many sequences share a run."""
         place = sequences.bit_length()
         if place not in self.gains:
-            self.gains[place] = self.num_promised, best_count(self.promised[1:], extra)[1]
+            self.gains[place] = self.num_promised, best_count(self.promised, extra)[1]
         return self.gains[place][1]
 
     def learn_gain(self, sequences: int, gain: float, weight: int = 1) -> None:
@@ -170,24 +180,32 @@ class Controller:
         """A controller with the same state. Both share what is known of the machine."""
         return deepcopy(self, {id(self.costs): self.costs})
 
-    def wants(self, candidate: Candidate, works: Items[Work], at_hand: Items[Offer | None], load: Load) -> list[str]:
+    def prices(self, load: Load, nodes: int) -> Prices:
+        """What a step costs with such a load, and drafts of at most so many nodes for each sequence."""
+        sequences = load.sequences or 1
+        extra = self.costs.extra(load, nodes * sequences)
+        each = extra if sequences == 1 else [cost / sequences for cost in extra[::sequences]]
+        return Prices(load, self.costs.token(load), extra, each)
+
+    def wants(
+        self, candidate: Candidate, works: Items[Work], at_hand: Items[Offer | None], prices: Prices
+    ) -> list[str]:
         """Whether to query a proposer for each work, and why: DRAFTED and PROBE mean that it is queried. `at_hand` are
         drafts of others that are there already."""
-        costs = self.costs
-        if not costs.is_known(load.rows):
+        if not self.costs.is_known:
             return [MEASURING] * len(works)
-        token_s, extra = costs.token(load), self._extra(candidate, load)
+        load, token_s, _, each = prices
         spread = self._relative(len(works)) / len(works)  # what a call for all takes for each
         left: dict[_Record, float] = {}
         reasons: list[str] = []
         for work, offer in zip(works, at_hand, strict=True):
             request = self._request(candidate, work.sequence)
             record = request.record
-            gain = request.gain(record.gain(load.sequences, extra))
+            gain = request.gain(record.gain(load.sequences, each))
             if offer is not None:  # where one at hand has the next token, there is nothing to gain
-                gain *= 1 - self._chance(offer, extra)
+                gain *= 1 - _chance(offer, each[1])
             left_s, cost_s = left.get(record, record.credit_s), record.cost_s * spread
-            if cost_s + extra[1] * token_s > left_s:  # a query also risks a row: without one it is of no use
+            if cost_s + each[1] * token_s > left_s:  # a query also risks a row: without one it is of no use
                 reason = LEDGER
             elif record in left and not record.times:
                 reason = RESTING  # one sequence is enough to time a proposer
@@ -215,40 +233,41 @@ class Controller:
         is_due = is_due and (not catch_up_s or record.time_s >= record.queried_s + (catch_up_s - surplus_s) / _PROBES)
         return PROBE if is_due else RESTING
 
-    def min_score(self, candidate: Candidate, work: Work, load: Load) -> float:
+    def min_score(self, candidate: Candidate, work: Work, prices: Prices) -> float:
         """The confidence that a draft token must exceed to be worth going on from it: another run of the drafter, and
         the row of a child."""
-        record, sequences = self._request(candidate, work.sequence).record, load.sequences or 1
-        if len(record.times) < _FEW_CALLS:  # what a level takes is told by whole drafts
+        record, each = self._request(candidate, work.sequence).record, prices.each
+        if len(record.times) < _FEW_CALLS or len(each) < 3:  # what a level takes is told by whole drafts
             return 0.0
-        extra = self.costs.extra(load, 8 * sequences)
-        row = (extra[8 * sequences] - extra[sequences]) / (7 * sequences)
-        level = record.level_s * self._relative(sequences) / sequences / self.costs.token(load)
-        return record.odds.confidence(min(1.0, (row + level) / (record.promised[2] / record.promised[1])))
+        sequences = prices.load.sequences or 1
+        last = min(8, len(each) - 1)
+        row = (each[last] - each[1]) / (last - 1)
+        level = record.level_s * self._relative(sequences) / sequences / prices.token_s
+        return record.odds.confidence(min(1.0, (row + level) / (record.promised[1] / record.promised[0])))
 
     def observe_query(
-        self, candidate: Candidate, works: Items[Work], drafts: Items[Draft], load: Load, seconds: float
+        self, candidate: Candidate, works: Items[Work], drafts: Items[Draft], prices: Prices, seconds: float
     ) -> list[Offer | None]:
         """Learn from a query and what it took; returns the drafts with what the record says of them."""
-        of_candidate, extra = self._requests[candidate.name], self._extra(candidate, load)
+        of_candidate, sequences, size = self._requests[candidate.name], prices.load.sequences, len(works)
         requests = [of_candidate[work.sequence.id] for work in works]
+        relative = self._relative(size)
         caught_up_s = self._catch_up(candidate, works, requests, any(drafts), seconds)
-        for record, count in Counter(request.record for request in requests).items():
-            share = count / len(works)
-            record.book_call(share * (seconds - caught_up_s), share * self._relative(len(works)), not caught_up_s)
+        records = [request.record for request in requests]
+        for record in set(records):
+            share = records.count(record) / size
+            record.book_call(share * (seconds - caught_up_s), share * relative, not caught_up_s)
         offers: list[Offer | None] = []
-        for request, draft in zip(requests, drafts, strict=True):
+        for request, record, draft in zip(requests, records, drafts, strict=True):
             if not draft.tokens:
                 offers.append(None)
                 if not request.missing:
-                    request.learn_gain(load.sequences, 0.0)
+                    request.learn_gain(sequences, 0.0)
                 continue
-            record = request.record
             survivals = record.odds.survivals(draft)
             if not candidate.free and not caught_up_s:
-                record.level_s = min(record.level_s, seconds / self._relative(len(works)) / draft.depth)
-            gain = best_count(sorted(survivals, reverse=True), extra)[1]
-            request.learn_gain(load.sequences, gain)
+                record.level_s = min(record.level_s, seconds / relative / draft.depth)
+            request.learn_gain(sequences, best_count(sorted(survivals, reverse=True), prices.each)[1])
             offers.append(Offer(draft, survivals))
         return offers
 
@@ -276,53 +295,54 @@ class Controller:
         record.catch_up = (record.catch_up + took) / 2 if record.catch_up else took
         return caught_up_s
 
-    def choose(self, works: Items[Work], offers: Items[Offer | None], load: Load) -> tuple[list[Draft], list[str]]:
+    def choose(self, works: Items[Work], offers: Items[Offer | None], prices: Prices) -> tuple[list[Draft], list[str]]:
         """What to verify of each draft, and why. All nodes of all sequences compete. The most probable ones are kept,
         as many as save the most time and as the credits of their proposers can afford to lose."""
-        is_known = self.costs.is_known(load.rows)
-        nodes: list[tuple[float, int, int]] = []  # minus its survival, index of the work, node: they sort best first
-        for index, offer in enumerate(offers):
+        is_known = self.costs.is_known
+        survivals: list[float] = []
+        for offer in offers:
             if offer is not None and offer.draft.q is None and is_known:
-                nodes += [(-survival, index, node) for node, survival in enumerate(offer.survivals)]
-        nodes.sort()
-        extra = self.costs.extra(load, len(nodes))
-        count, _ = best_count([-node[0] for node in nodes], extra)
-        kept: dict[int, list[int]] = {}
-        if count:
-            kept = self._affordable(works, offers, nodes[:count], extra[count] / count * self.costs.token(load))
-        wanted = {index for _, index, _ in nodes[:count]}
+                survivals += offer.survivals
+        survivals.sort(reverse=True)
+        extra = self.costs.extra(prices.load, len(survivals))
+        count, _ = best_count(survivals, extra)
+        least = survivals[count - 1] if count else inf
+        ties = survivals[:count].count(least)  # nodes that are as probable as the last one: so many pass
+        row_s = extra[count] / max(1, count) * prices.token_s
+        # As nearly always: whoever drafted them, all rows could be lost.
+        is_covered = row_s * count <= min([record.credit_s for record in self._records.values()], default=0.0)
+        left: dict[_Record, float] = {}
         drafts: list[Draft] = []
         reasons: list[str] = []
-        for index, offer in enumerate(offers):
-            if offer is None:
-                drafts.append(NO_DRAFT)
-                reasons.append(NOTHING_PROPOSED)
-            elif offer.draft.q is not None:  # cutting a sampled draft would bias the output
-                drafts.append(offer.draft)
-                reasons.append(DRAFTED)
-            elif index in kept:
-                drafts.append(_cut(offer, kept[index]))
-                reasons.append(DRAFTED)
-            else:
-                drafts.append(NO_DRAFT)
-                reasons.append(LEDGER if index in wanted else TOO_UNSURE if is_known else MEASURING)
+        for work, offer in zip(works, offers, strict=True):
+            draft, reason = NO_DRAFT, NOTHING_PROPOSED
+            if offer is not None and offer.draft.q is not None:  # cutting a sampled draft would bias the output
+                draft, reason = offer.draft, DRAFTED
+            elif offer is not None:
+                kept = [node for node, survival in enumerate(offer.survivals) if survival > least]
+                if ties and least in offer.survivals:
+                    equal = [node for node, survival in enumerate(offer.survivals) if survival == least][:ties]
+                    kept, ties = sorted(kept + equal), ties - len(equal)
+                reason = TOO_UNSURE if is_known else MEASURING
+                if kept:
+                    nodes = kept if is_covered else self._affordable(work, offer, kept, row_s, left)
+                    draft, reason = (_cut(offer, nodes), DRAFTED) if nodes else (NO_DRAFT, LEDGER)
+            drafts.append(draft)
+            reasons.append(reason)
         return drafts, reasons
 
     def _affordable(
-        self, works: Items[Work], offers: Items[Offer | None], nodes: list[tuple[float, int, int]], row_s: float
-    ) -> dict[int, list[int]]:
-        """By work, the nodes that the credits of their proposers can afford: a credit covers what is expected to be
-        lost of a row. None is kept without its parent."""
-        kept: dict[int, list[int]] = {}
-        left: dict[_Record, float] = {}
-        for minus_survival, index, node in nodes:
-            draft = offers[index].draft  # type: ignore[union-attr]
-            record = self._requests[draft.origin[node]][works[index].sequence.id].record
-            left_s, risk_s = left.get(record, record.credit_s), row_s * (1 + minus_survival)
-            of_work = kept.get(index, ())
-            if risk_s <= left_s and (draft.parents[node] < 0 or draft.parents[node] in of_work):
+        self, work: Work, offer: Offer, nodes: list[int], row_s: float, left: dict[_Record, float]
+    ) -> list[int]:
+        """Of these nodes, those that the credits of their proposers can afford, of which so much is left: a credit
+        covers what is expected to be lost of a row. None is kept without its parent."""
+        kept: list[int] = []
+        for node in nodes:
+            record = self._requests[offer.draft.origin[node]][work.sequence.id].record
+            left_s, risk_s = left.get(record, record.credit_s), row_s * (1 - offer.survivals[node])
+            if risk_s <= left_s and (offer.draft.parents[node] < 0 or offer.draft.parents[node] in kept):
                 left[record] = left_s - risk_s
-                kept.setdefault(index, []).append(node)
+                kept.append(node)
         return kept
 
     def observe(
@@ -330,14 +350,14 @@ class Controller:
         works: Items[Work],
         offers: Items[Collection[Offer] | None],
         commits: Items[Commit],
-        load: Load,
+        prices: Prices,
         query_s: float,
         run_s: float,
     ) -> None:
         """Learn from a step that took so long. `offers` are those of all proposers; None stands for a sequence that is
-        not the controller's. `load` is without its drafts."""
-        costs, run = self.costs, Load.of(works)
-        token_s, plain_s, expected_s = costs.token(load), costs.run(load.rows, load.keys), costs.run(run.rows, run.keys)
+        not the controller's."""
+        costs, run, load, token_s = self.costs, Load.of(works), prices.load, prices.token_s
+        plain_s, expected_s = costs.run(load.rows, load.keys), costs.run(run.rows, run.keys)
         row_s = 0.0
         if run.rows > load.rows:
             self._lateness.append(run_s / expected_s)
@@ -353,10 +373,10 @@ class Controller:
             for draft, survivals in made or ():
                 self._requests[draft.origin[0]][work.sequence.id].record.odds.learn(draft, survivals, commit.tokens)
             if made is not None and work.draft.tokens:
-                for name in work.draft.origin:
-                    self._requests[name][work.sequence.id].record.credit_s -= row_s
-                for name in commit.origins[:-1]:
-                    self._requests[name][work.sequence.id].record.credit_s += token_s
+                for name in set(work.draft.origin):
+                    record = self._requests[name][work.sequence.id].record
+                    accepted = commit.origins.count(name)
+                    record.credit_s += accepted * token_s - work.draft.origin.count(name) * row_s
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         """Forget sequences that have ended. What their last drafts gained is kept, as that of a few."""
@@ -378,22 +398,14 @@ class Controller:
             request = requests[sequence.id] = _Request(self._records[key])
         return request
 
-    def _extra(self, candidate: Candidate, load: Load) -> list[float]:
-        """What rows of a draft cost in tokens, if every sequence gets as many."""
-        sequences = load.sequences or 1
-        extra = self.costs.extra(load, candidate.num_lookahead_tokens * sequences)
-        return extra if sequences == 1 else [cost / sequences for cost in extra[::sequences]]
-
     def _relative(self, sequences: int) -> float:
         """What a call for so many sequences takes beside one: proposers are taken to slow down as the target does."""
-        return self.costs.at_rest(sequences) / self.costs.at_rest(1)
+        return 1.0 if sequences == 1 else self.costs.at_rest(sequences) / self.costs.at_rest(1)
 
-    @staticmethod
-    def _chance(offer: Offer, extra: Items[float]) -> float:
-        """How probable it is that a draft at hand has the next token. Roots count that are worth their row."""
-        draft, survivals = offer
-        roots = (survival for survival, parent in zip(survivals, draft.parents, strict=True) if parent < 0)
-        return min(1.0, sum(survival for survival in roots if survival > extra[1]))
+
+def _chance(offer: Offer, row: float) -> float:
+    """How probable it is that a draft at hand has the next token. Roots count that are worth a row."""
+    return sum([s for s, parent in zip(offer.survivals, offer.draft.parents, strict=True) if parent < 0 and s > row])
 
 
 def kind_of(sequence: Sequence) -> int:
@@ -407,7 +419,6 @@ def _cut(offer: Offer, nodes: list[int]) -> Draft:
     draft, survivals = offer
     if len(nodes) == len(draft.tokens):
         return draft.with_scores(survivals)
-    nodes.sort()
     place = {-1: -1, **{node: index for index, node in enumerate(nodes)}}
     return Draft(
         tuple([draft.tokens[node] for node in nodes]),

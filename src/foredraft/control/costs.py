@@ -16,9 +16,9 @@ from foredraft.control.economics import VerifyCurve
 from foredraft.types import Work
 
 # A machine's speed, and the cost of a row count beside others, are medians over so many runs. Fewer follow a change
-# sooner and take noise for one; at worst a wrong calibration is believed for as many steps.
+# sooner and take noise for one; at worst a wrong calibration lasts as many steps.
 _RUNS = 16
-# A row count's own cost is believed after so many runs of it. Fewer would bend the curve by their noise; at worst so
+# A row count has a cost of its own after so many runs. Fewer would bend the curve by their noise; at worst so
 # many runs go without drafts when a row count is new.
 _TELLING = 4
 # A run outside these multiples of what is expected is a delay, and no measurement. At worst a calibration that is wrong
@@ -103,9 +103,10 @@ class Costs:
             seconds = self._seconds[rows] = self._curve.seconds_at(rows)
         return seconds
 
-    def is_known(self, rows: int) -> bool:
-        """Whether enough real runs of about so many rows were seen to rely upon their estimate."""
-        return len(self._by_shape[self._nearest(rows)]) >= _TELLING
+    @property
+    def is_known(self) -> bool:
+        """Whether enough real runs were seen to rely upon estimates."""
+        return len(self._recent) >= _TELLING
 
     def observe(self, rows: int, keys: int, seconds: float) -> None:
         """A real step with so many rows took so long, without the queries of proposers.

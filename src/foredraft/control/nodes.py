@@ -4,16 +4,18 @@ committed tokens tell about them."""
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
+from itertools import accumulate, islice
 from math import exp
+from operator import sub
 
 from foredraft.types import Draft
 
 # What a proposer's own confidence counts for against its record: as much as eight trials with an open outcome, each of
 # which tells p (1 - p) = 1/4. Less lets a few wrong drafts end many right ones; more believes a wrong one longer.
 _PRIOR = 2.0
-# The share of the record that is kept after one more trial: about a hundred trials count. More follows a change later.
-_MEMORY = 0.99
-_LEAST = 0.002  # confidences are taken to be no closer to 0 or 1: no odds would correct them
+# The share of the record that is kept after one more trial: about fifty trials count. More follows a change later.
+_MEMORY = 0.98
+_LEAST, _MOST = 0.002, 0.998  # confidences are taken to lie between these: beyond, no odds would correct them
 
 
 class Odds:
@@ -33,10 +35,12 @@ class Odds:
         """For every node the probability that it is reached and accepted; never above its parent's."""
         factor, scores, survivals = self.factor, draft.scores, list[float]()
         for parent, score in zip(draft.parents, scores, strict=True):
-            confidence, above = (score, 1.0) if parent < 0 else (score / scores[parent], survivals[parent])
-            confidence = _LEAST if confidence < _LEAST else 1 - _LEAST if confidence > 1 - _LEAST else confidence
+            confidence = score if parent < 0 else score / scores[parent]
+            if not _LEAST <= confidence <= _MOST:
+                confidence = _LEAST if confidence < _LEAST else _MOST
             right = factor * confidence
-            survivals.append(above * right / (right + 1 - confidence))
+            probability = right / (right + 1 - confidence)
+            survivals.append(probability if parent < 0 else probability * survivals[parent])
         return survivals
 
     def confidence(self, survival: float) -> float:
@@ -63,9 +67,6 @@ class Odds:
 def best_count(survivals: Items[float], extra: Items[float]) -> tuple[int, float]:
     """How many of these nodes, best first, to verify, and what that gains: the tokens that they are expected to bring,
     less those that their rows cost. `extra` has the cost of no row, of one, of two, and so on."""
-    best, gain, brought = 0, 0.0, 0.0
-    for count, (survival, cost) in enumerate(zip(survivals, extra[1:]), 1):
-        brought += survival
-        if brought - cost > gain:
-            best, gain = count, brought - cost
-    return best, gain
+    gains = list(map(sub, accumulate(survivals), islice(extra, 1, None)))
+    gain = max(gains, default=0.0)
+    return (gains.index(gain) + 1, gain) if gain > 0 else (0, 0.0)

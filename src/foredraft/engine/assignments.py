@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from foredraft.engine.guarded import Guarded
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.registry import ProposerChoice, Spec
-from foredraft.types import Sequence
+from foredraft.types import Sequence, Work
 
 _MOST_IDLE = 8  # proposers that no sequence uses and that are kept for the next request
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Assignment:
-    """What a request chose: these proposers in its own order, and whether the controller decides about them."""
+    """What requests chose: these proposers in their own order, and whether the controller decides about them. Requests
+    that chose the same share one object: a step tells them apart by identity."""
 
-    names: tuple[str, ...]
+    proposers: dict[str, Guarded]
     adaptive: bool
 
 
@@ -39,6 +41,11 @@ class Assignments:
 
     def __getitem__(self, sequence: Sequence) -> Assignment:
         return self._sequences[sequence.id]
+
+    def of(self, works: Items[Work]) -> list[Assignment]:
+        """What the request of every work chose."""
+        sequences = self._sequences
+        return [sequences[work.sequence.id] for work in works]
 
     def choices(self, spec: Spec) -> tuple[ProposerChoice, ...]:
         """The proposers that a request chooses, the model's head among them where it leaves that open."""
@@ -66,11 +73,16 @@ class Assignments:
         return max((self.proposers[name].proposer.num_lookahead_tokens for name in names), default=0)
 
     def register(self, sequence: Sequence, spec: Spec) -> None:
-        proposers = {name: self.proposers[name].proposer for name in map(str, self.choices(spec))}
-        names = [name for name, each in proposers.items() if sequence.constraint is not None or not each.needs_grammar]
+        named = [self.proposers[name] for name in dict.fromkeys(map(str, self.choices(spec)))]
+        chosen = [each for each in named if sequence.constraint is not None or not each.proposer.needs_grammar]
         if spec.adaptive:  # a token that several draft counts for one that takes no time
-            names.sort(key=lambda name: not proposers[name].free)
-        self._sequences[sequence.id] = Assignment(tuple(names), spec.adaptive)
+            chosen.sort(key=lambda each: not each.proposer.free)
+        proposers = {each.name: each for each in chosen}
+        for alike in self._sequences.values():
+            if (list(alike.proposers.values()), alike.adaptive) == (chosen, spec.adaptive):
+                self._sequences[sequence.id] = alike
+                return
+        self._sequences[sequence.id] = Assignment(proposers, spec.adaptive)
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         ids = list(sequence_ids)
@@ -84,7 +96,7 @@ class Assignments:
         """Keep only a few of the proposers that no sequence uses: those that were named last, and those of `keep`."""
         if len(self.proposers) <= _MOST_IDLE:
             return
-        used = {name for assignment in self._sequences.values() for name in assignment.names}
+        used = {name for assignment in self._sequences.values() for name in assignment.proposers}
         used.update(keep)
         for name in [name for name in self.proposers if name not in used][:-_MOST_IDLE]:
             self.proposers.pop(name).close()

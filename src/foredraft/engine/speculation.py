@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from functools import partial
 from math import inf
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-from foredraft.control.controller import Controller, Offer
+from foredraft.control.controller import Controller, Offer, Prices
 from foredraft.control.costs import Calibration, Costs, Load
 from foredraft.control.economics import VerifyCurve
 from foredraft.control.reasons import DRAFTED, MEASURING, PROBE
@@ -20,14 +19,12 @@ from foredraft.engine.guarded import Guarded
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.merge import merge, pruned
 from foredraft.proposers.registry import ProposerChoice, Spec
-from foredraft.types import NO_DRAFT, Commit, Draft, Sequence, Work
+from foredraft.types import NO_DRAFT, Commit, Sequence, Work
 
 log = logging.getLogger(__name__)
 
 FAILED = "proposer failed"
 CONTROLLER_FAILED = "controller failed"
-
-_T = TypeVar("_T")
 
 
 class Calibrates(Protocol):
@@ -43,14 +40,14 @@ class Calibrates(Protocol):
 class _Step:
     """What one step remembers until its commits are known, by index of the works."""
 
+    __slots__ = ("assigned", "controlled_s", "offers", "prices", "query_s", "reasons", "works")
+
     def __init__(self, works: list[Work], assigned: list[Assignment]) -> None:
         self.works = works  # without drafts
         self.assigned = assigned
-        self.any_adaptive = any(assignment.adaptive for assignment in assigned)
-        # What runs without the controller's drafts; of no interest where it decides about nobody.
-        self.load = Load.of(works) if self.any_adaptive else Load(0, 0, 0)
+        self.prices: Prices | None = None  # of what runs without the controller's drafts, where it decides
         self.offers: dict[int, dict[str, Offer]] = {}  # by name of the proposer
-        self.reasons: defaultdict[int, list[str]] = defaultdict(list)
+        self.reasons: list[list[str]] = [[] for _ in works]
         self.query_s = 0.0
         self.controlled_s = 0.0  # of that, for sequences of the controller
 
@@ -103,102 +100,107 @@ class Speculation:
     def propose(self, works: list[Work]) -> list[Work]:
         """Give every work that has slots for one a draft, merged from those of its proposers. Those that take time are
         queried last: what the others have found decides whether it is worth it."""
-        step = self._step = _Step(works, [self.assignments[work.sequence] for work in works])
-        named = {name for assignment in set(step.assigned) for name in assignment.names}
-        if not named and not step.any_adaptive:
-            return works
-        for is_free in (True, False):
-            for name, guarded in self.assignments.proposers.items():
-                if name in named and guarded.proposer.free is is_free:
-                    self._query(guarded, step)
-        merged = {index: self._merged(index, offers) for index, offers in step.offers.items()}
-        chosen = list(works)
-        for index, offer in merged.items():
-            if not step.assigned[index].adaptive:
-                chosen[index] = works[index].with_draft(offer.draft)
-        mine = [index for index, of in enumerate(step.assigned) if of.adaptive and works[index].num_lookahead_tokens]
-        if mine:
-            if len(mine) < len(works) and merged:  # fixed drafts run in any case
-                step.load = Load.of(chosen)
-            drafts, reasons = self._chosen([works[i] for i in mine], [merged.get(i) for i in mine], step.load)
-            for index, draft, reason in zip(mine, drafts, reasons, strict=True):
-                step.reasons[index].append(reason)
-                if draft.tokens:
-                    chosen[index] = works[index].with_draft(draft)
-        return chosen
+        step = self._step = _Step(works, self.assignments.of(works))
+        distinct = set(step.assigned)
+        is_adaptive = any(of.adaptive for of in distinct)
+        controller = self.controller if is_adaptive else None
+        named = {guarded for of in distinct for guarded in of.proposers.values()}
+        try:
+            if controller is not None:
+                step.prices = controller.prices(Load.of(works), max([work.num_lookahead_tokens for work in works]))
+            for guarded in sorted(named, key=_order) if len(named) > 1 else named:
+                self._query(guarded, step, controller)
+            works = self._with_fixed_drafts(step)
+            return works if not is_adaptive else self._with_chosen_drafts(works, step, controller)
+        except Exception:
+            if controller is None:
+                raise
+            self._give_controller_up()
+            return self._with_chosen_drafts(self._with_fixed_drafts(step), step, None)
 
-    def _query(self, guarded: Guarded, step: _Step) -> None:
+    def _query(self, guarded: Guarded, step: _Step, controller: Controller | None) -> None:
         """Query a proposer for the works that named it, and for which it is worth it if that is for the controller to
         say."""
         fixed: list[int] = []
         mine: list[int] = []
         for index, (work, of) in enumerate(zip(step.works, step.assigned, strict=True)):
-            if work.num_lookahead_tokens and guarded.name in of.names:
+            if work.num_lookahead_tokens and guarded.name in of.proposers:
                 if guarded.has_failed(work.sequence):
                     step.reasons[index].append(FAILED)
                 else:
                     (mine if of.adaptive else fixed).append(index)
-        proposer, min_score = guarded.proposer, 0.0
-        if mine and self.controller is not None:
-            mine = self._wanted(proposer, mine, step)
-            if mine and not fixed:
-                first = step.works[mine[0]]
-                min_score = self._controlled(lambda c: c.min_score(proposer, first, step.load)) or 0.0
-        asked = [*fixed, *mine] if self.controller is not None else fixed
-        if not asked:
+        proposer, prices, min_score = guarded.proposer, step.prices, 0.0
+        if controller is None or prices is None:
+            mine = []  # until the machine was measured
+        elif mine:
+            works = [step.works[index] for index in mine]
+            at_hand = [max(step.offers[i].values(), key=_root) if i in step.offers else None for i in mine]
+            reasons = controller.wants(proposer, works, at_hand, prices)
+            for index, reason in zip(mine, reasons, strict=True):
+                step.reasons[index].append(f"{proposer.name}: {reason}")
+            mine = [index for index, reason in zip(mine, reasons, strict=True) if reason is DRAFTED or reason is PROBE]
+            if mine and not fixed and not proposer.free:
+                min_score = controller.min_score(proposer, works[0], prices)
+        if not fixed and not mine:
             return
+        asked, size = [*fixed, *mine], len(fixed)
         works = [step.works[index] for index in asked]
         drafts, seconds = guarded.propose(
             [work.sequence for work in works], [work.num_lookahead_tokens for work in works], min_score
         )
         step.query_s += seconds
         for place, (work, draft) in enumerate(zip(works, drafts, strict=True)):
-            if draft.tokens and work.sequence.constraint is not None:
-                drafts[place] = pruned(draft, work.sequence)
-            elif not draft.tokens and guarded.has_failed(work.sequence):
+            if draft.tokens:
+                if work.sequence.constraint is not None:
+                    drafts[place] = draft = pruned(draft, work.sequence)
+                if draft.tokens:
+                    step.offers.setdefault(asked[place], {})[guarded.name] = Offer(draft, draft.scores)
+            elif guarded.has_failed(work.sequence):
                 step.reasons[asked[place]].append(FAILED)
-        offers = [Offer(draft, draft.scores) if draft.tokens else None for draft in drafts[: len(fixed)]]
-        if mine:  # the controller learns from those that were its decision
+        if mine and controller is not None and prices is not None:  # it learns from those that were its decision
             own_s = seconds * len(mine) / len(asked)
             step.controlled_s += own_s
-            offers += self._controlled(
-                lambda c: c.observe_query(proposer, works[len(fixed) :], drafts[len(fixed) :], step.load, own_s)
-            ) or [Offer(draft, draft.scores) if draft.tokens else None for draft in drafts[len(fixed) :]]
-        for index, offer in zip(asked, offers, strict=True):
-            if offer is not None:
-                step.offers.setdefault(index, {})[guarded.name] = offer
+            known = controller.observe_query(proposer, works[size:], drafts[size:], prices, own_s)
+            for index, offer in zip(mine, known, strict=True):
+                if offer is not None:
+                    step.offers[index][guarded.name] = offer
 
-    def _wanted(self, proposer: Proposer, mine: list[int], step: _Step) -> list[int]:
-        """Of these works, those for which the controller wants the proposer to be queried."""
-        works = [step.works[index] for index in mine]
-        at_hand = [max(step.offers[i].values(), key=_root) if i in step.offers else None for i in mine]
-        reasons = self._controlled(lambda c: c.wants(proposer, works, at_hand, step.load))
-        wanted: list[int] = []
-        for index, reason in zip(mine, reasons or [CONTROLLER_FAILED] * len(mine), strict=True):
-            step.reasons[index].append(f"{proposer.name}: {reason}")
-            if reason is DRAFTED or reason is PROBE:
-                wanted.append(index)
-        return wanted
+    def _with_fixed_drafts(self, step: _Step) -> list[Work]:
+        """The works, with their drafts where the controller has no say."""
+        works = list(step.works)
+        for index in step.offers:
+            if not step.assigned[index].adaptive:
+                works[index] = works[index].with_draft(self._merged(step, index).draft)
+        return works
 
-    def _merged(self, index: int, offers: dict[str, Offer]) -> Offer:
+    def _with_chosen_drafts(self, works: list[Work], step: _Step, controller: Controller | None) -> list[Work]:
+        """The works with what the controller lets pass of the drafts that are its to decide about. Without one, nothing
+        is verified but sampled drafts: to drop those after looking at them would bias the output."""
+        mine = [i for i, of in enumerate(step.assigned) if of.adaptive and works[i].num_lookahead_tokens]
+        offers = [self._merged(step, index) if index in step.offers else None for index in mine]
+        if controller is not None and step.prices is not None:
+            if len(mine) < len(works) and step.offers:  # fixed drafts run in any case
+                step.prices = controller.prices(Load.of(works), 1)
+            drafts, reasons = controller.choose([works[index] for index in mine], offers, step.prices)
+        else:
+            drafts = [offer.draft if offer is not None and offer.draft.q is not None else NO_DRAFT for offer in offers]
+            reasons = [CONTROLLER_FAILED if self._controller_failed else MEASURING] * len(mine)
+        for index, draft, reason in zip(mine, drafts, reasons, strict=True):
+            step.reasons[index].append(reason)
+            if draft.tokens:
+                works[index] = works[index].with_draft(draft)
+        return works
+
+    def _merged(self, step: _Step, index: int) -> Offer:
         """The drafts of all proposers of a work, in the order in which the request names them."""
+        offers = step.offers[index]
         if len(offers) == 1:
             (offer,) = offers.values()
             return offer
-        names = [name for name in self._step.assigned[index].names if name in offers]
+        names = [name for name in step.assigned[index].proposers if name in offers]
         drafts = [offers[name].draft.with_scores(offers[name].survivals) for name in names]
-        draft = merge(drafts, self._step.works[index].num_lookahead_tokens)
+        draft = merge(drafts, step.works[index].num_lookahead_tokens)
         return Offer(draft, draft.scores)
-
-    def _chosen(self, works: list[Work], offers: list[Offer | None], load: Load) -> tuple[list[Draft], list[str]]:
-        """What the controller lets pass. Without one, nothing is verified but sampled drafts: to drop those after
-        looking at them would bias the output."""
-        chosen = self._controlled(lambda c: c.choose(works, offers, load))
-        if chosen is not None:
-            return chosen
-        reason = CONTROLLER_FAILED if self._controller_failed else MEASURING
-        kept = [offer.draft if offer is not None and offer.draft.q is not None else NO_DRAFT for offer in offers]
-        return kept, [reason] * len(kept)
 
     @property
     def any_wants_target_argmax(self) -> bool:
@@ -206,32 +208,36 @@ class Speculation:
 
     def wants_target_argmax(self, sequence: Sequence) -> bool:
         """Whether a proposer of the sequence wants to know the target's argmax after every draft token."""
-        of = self.assignments
-        return any(of.proposers[name].proposer.wants_target_argmax for name in of[sequence].names)
+        proposers = self.assignments[sequence].proposers.values()
+        return any(guarded.proposer.wants_target_argmax for guarded in proposers)
 
     def reasons(self, index: int) -> tuple[str, ...]:
         """Why a sequence of the last step, by its place there, got the draft that it got, or none."""
-        return tuple(self._step.reasons.get(index, ()))
+        return tuple(self._step.reasons[index])
 
     def observe(self, works: Items[Work], commits: Items[Commit], run_s: float) -> None:
         """Proposers and controller learn from a step, which took `run_s` after `propose`."""
         for guarded in self.assignments.proposers.values():
             guarded.observe(commits)
-        step = self._step
-        for index, reasons in step.reasons.items():
-            decisions = works[index].sequence.counters.decisions
-            for reason in reasons:
-                decisions[reason] += 1
-        if self.controller is None:
+        step, controller = self._step, self.controller
+        for work, reasons in zip(works, step.reasons, strict=True):
+            if reasons:
+                decisions = work.sequence.counters.decisions
+                for reason in reasons:
+                    decisions[reason] += 1
+        if controller is None:
             return
         if step.offers:
             self._count_savings(works, commits, step.query_s + run_s)
-        if step.any_adaptive:
+        if step.prices is not None:
             mine = [
                 (step.offers[index].values() if index in step.offers else ()) if of.adaptive else None
                 for index, of in enumerate(step.assigned)
             ]
-            self._controlled(lambda c: c.observe(works, mine, commits, step.load, step.controlled_s, run_s))
+            try:
+                controller.observe(works, mine, commits, step.prices, step.controlled_s, run_s)
+            except Exception:
+                self._give_controller_up()
 
     def _count_savings(self, works: Items[Work], commits: Items[Commit], step_s: float) -> None:
         """What each sequence with a draft gained on as many plain steps of this batch as it got tokens."""
@@ -245,22 +251,16 @@ class Speculation:
     def release(self, sequence_ids: Iterable[int]) -> None:
         ids = list(sequence_ids)
         self.assignments.release(ids)
-        self._controlled(lambda c: c.release(ids))
+        if self.controller is not None:
+            try:
+                self.controller.release(ids)
+            except Exception:
+                self._give_controller_up()
 
     def clear(self) -> None:
         """Clear what proposers have learnt from finished sequences, so that the next run starts cold."""
         for guarded in self.assignments.proposers.values():
             guarded.clear()
-
-    def _controlled(self, action: Callable[[Controller], _T]) -> _T | None:
-        """Let the controller do something; None where there is none, or where it fails."""
-        if self.controller is None:
-            return None
-        try:
-            return action(self.controller)
-        except Exception:
-            self._give_controller_up()
-            return None
 
     def _control(self, calibration: Callable[[], Calibration | None]) -> None:
         """Make the controller, if there is a calibration by now, and choose the head that `auto` uses on this machine:
@@ -281,3 +281,8 @@ class Speculation:
 def _root(offer: Offer) -> float:
     """How probable the best first token of a draft is."""
     return offer.survivals[0]
+
+
+def _order(guarded: Guarded) -> tuple[bool, str]:
+    """Proposers that take next to no time are queried first."""
+    return not guarded.proposer.free, guarded.name
