@@ -199,7 +199,7 @@ def ready(truth: Calibration = CHEAP) -> Controller:
     controller = Controller(Costs(truth))
     for rows in (1, 2, 4, 8):
         for _ in range(16):
-            controller.costs.observe(rows, 9 * rows, truth.curve.seconds_at(rows))
+            controller.costs.observe(rows, 9 * rows, truth.curve.seconds_at(rows), True)
     return controller
 
 
@@ -231,7 +231,7 @@ def test_a_long_sequence_is_caught_up_with_in_several_calls(calls: int) -> None:
     assert not model.missing
     record = controller._request(model, work.sequence).record
     assert record.caught_up_s == pytest.approx(0.01 * calls)
-    assert record.cost_s == 0 and not record.times
+    assert not record.num_calls and record.cost_s(1) == 0
 
 
 def test_one_sequence_is_enough_to_time_a_proposer() -> None:
@@ -247,7 +247,7 @@ def test_prompts_beside_it_do_not_raise_what_a_token_is_worth() -> None:
     for rows in (8, 40):
         prices = controller.prices(Load(rows, 0, 8), 4)
         for _ in range(8):
-            controller.costs.observe(rows, 0, controller.costs.run(rows, 0))
+            controller.costs.observe(rows, 0, controller.costs.run(rows, 0), True)
         controller.wants(model, works, [None] * 8, prices)
         coin = Offer(chain(1, 0.5, "model"), [0.5])
         chosen, _ = controller.choose(works, [coin] * 8, prices)
@@ -365,12 +365,12 @@ def test_a_hot_request_leaves_what_is_known_of_greedy_ones() -> None:
     world._next_request = 1
     world.write(100, requests=3)
     greedy = world.controller._records["head", 0]
-    before = greedy.odds.factor, dict(greedy.gains), greedy.credit_s, greedy.cost_s, greedy.time_s
+    before = greedy.odds.factor, dict(greedy.gains), greedy.credit_s, dict(greedy.costs_s), greedy.time_s
     world._next_request = 8
     world.write(200, temperature=2.0)
     hot = world.controller._records["head", 2]
     assert hot.time_s > 0 and hot.odds.factor < 0.5
-    assert (greedy.odds.factor, dict(greedy.gains), greedy.credit_s, greedy.cost_s, greedy.time_s) == before
+    assert (greedy.odds.factor, dict(greedy.gains), greedy.credit_s, dict(greedy.costs_s), greedy.time_s) == before
     queries = by_kind.queries
     world.write(100)
     assert by_kind.queries - queries > 20, "it drafts for the next greedy request at once"

@@ -13,7 +13,7 @@ def test_costs_follow_the_machine_and_ignore_outliers() -> None:
     for step in range(200):
         rows = 1 + step % 5
         seconds = 1.5 * DEAR.curve.seconds_at(rows)
-        costs.observe(rows, 0, 50 * seconds if step % 9 == 0 else seconds)
+        costs.observe(rows, 0, 50 * seconds if step % 9 == 0 else seconds, True)
     for rows in (1, 3, 5):
         assert costs.run(rows, 0) == pytest.approx(1.5 * DEAR.curve.seconds_at(rows), rel=0.05)
 
@@ -22,14 +22,15 @@ def test_plain_steps_do_not_seem_slower_where_only_drafts_are_seen() -> None:
     """Rows of drafts take half as long again as the calibration has them; then the machine becomes slower."""
     costs, plain_s, draft_s = Costs(CHEAP), CHEAP.curve.seconds_at(1), 1.5 * CHEAP.curve.seconds_at(16)
     for _ in range(8):
-        costs.observe(1, 0, plain_s)
+        costs.observe(1, 0, plain_s, True)
     for _ in range(100):
-        costs.observe(16, 0, draft_s)
+        costs.observe(16, 0, draft_s, False)
     assert costs.run(1, 0) == pytest.approx(plain_s)
     assert costs.run(16, 0) == pytest.approx(draft_s)
-    for _ in range(100):
-        costs.observe(16, 0, 2 * draft_s)
+    for _ in range(16):
+        costs.observe(1, 0, 2 * plain_s, True)
     assert costs.run(1, 0) == pytest.approx(2 * plain_s)
+    assert costs.run(16, 0) == pytest.approx(2 * draft_s)
 
 
 def test_more_rows_cost_what_they_add_in_tokens_of_plain_decoding() -> None:

@@ -53,7 +53,7 @@ _CALLS = 8
 _LATE_RUNS = 5
 
 _FEW_CALLS = 4  # are made before a proposer is judged by its time: the first ones are slow
-_KINDS = (0.0, 0.75)  # temperatures up to which requests are of one kind; the last kind is above them
+_HOT = 0.75  # a temperature: requests above it, up to it, and greedy ones are of three kinds
 _NODES = 64  # of a promised draft
 
 
@@ -96,9 +96,11 @@ class _Record:
         self.catch_up = 0.0  # what catching up takes, in runs of the target for as many tokens
         self.time_s = 0.0  # of all steps with requests of this kind
         self.queried_s = 0.0  # when it was last queried, on that clock
-        self.times: deque[float] = deque(maxlen=_CALLS)  # of calls for one sequence
-        self.cost_s = 0.0  # of a call for one sequence
-        self.level_s = inf  # of one level of a draft: the least that any call has shown
+        # By number of sequences in a call, about: what the last calls took for each of them, and the mean of that.
+        self.calls: dict[int, deque[float]] = {}
+        self.costs_s: dict[int, float] = {}
+        self.num_calls = 0
+        self.level_s = inf  # of one level of a draft for a sequence: the least that any call has shown
         rates = candidate.acceptance or (UNKNOWN,)
         # By node of a chain, the probability that it is accepted.
         self.promised = list(accumulate([*rates, *rates[-1:] * (_NODES - len(rates))], mul))
@@ -125,21 +127,28 @@ class _Record:
         self.credit_s += _SHARE * seconds
         self.delays_s += _SHARE * seconds
 
-    def book_call(self, seconds: float, relative: float, is_timed: bool) -> None:
-        """A call took so long, for as many sequences as take `relative` times as long as one. Of a call that takes
-        longer than all of the last ones, the rest is a delay, as long as the second share pays for it."""
-        usual_s = relative * max(self.times, default=0.0)
-        if self.times and 0 < seconds - usual_s <= self.delays_s:
-            self.delays_s -= seconds - usual_s
-            self.credit_s -= usual_s
-        else:
-            self.credit_s -= seconds
-        if not is_timed:
-            return
-        self.times.append(seconds / relative)
-        ordered = sorted(self.times)
-        # A mean, for drafts may end early; of the longest call no more counts than of the next.
-        self.cost_s = (sum(ordered[:-1]) + ordered[-2]) / len(ordered) if len(ordered) > 1 else ordered[0]
+    def cost_s(self, sequences: int) -> float:
+        """What a call for so many sequences takes for each. What was never tried is taken to cost the least that is
+        known: so it is tried."""
+        known = self.costs_s.get(sequences.bit_length())
+        return min(self.costs_s.values(), default=0.0) if known is None else known
+
+    def book_call(self, seconds: float, count: int, sequences: int, is_timed: bool) -> None:
+        """A call for so many sequences, `count` of them of this kind, took so long for each of them. Of a call that
+        takes longer than all of the last ones, the rest is a delay, as long as the second share pays for it."""
+        place = sequences.bit_length()
+        calls = self.calls.setdefault(place, deque(maxlen=_CALLS))
+        delay_s = count * (seconds - max(calls)) if calls else 0.0
+        self.credit_s -= count * seconds
+        if 0 < delay_s <= self.delays_s:
+            self.delays_s -= delay_s
+            self.credit_s += delay_s
+        if is_timed:
+            self.num_calls += 1
+            calls.append(seconds)
+            ordered = sorted(calls)
+            # A mean, for drafts may end early; of the longest call no more counts than of the next.
+            self.costs_s[place] = (sum(ordered[:-1]) + ordered[-2]) / len(ordered) if len(ordered) > 1 else seconds
 
 
 class _Request:
@@ -192,10 +201,9 @@ class Controller:
     ) -> list[str]:
         """Whether to query a proposer for each work, and why: DRAFTED and PROBE mean that it is queried. `at_hand` are
         drafts of others that are there already."""
-        if not self.costs.is_known:
-            return [MEASURING] * len(works)
         load, token_s, _, each = prices
-        spread = self._relative(len(works)) / len(works)  # what a call for all takes for each
+        if not self.costs.is_known(load.rows):
+            return [MEASURING] * len(works)
         left: dict[_Record, float] = {}
         reasons: list[str] = []
         for work, offer in zip(works, at_hand, strict=True):
@@ -204,10 +212,10 @@ class Controller:
             gain = request.gain(record.gain(load.sequences, each))
             if offer is not None:  # where one at hand has the next token, there is nothing to gain
                 gain *= 1 - _chance(offer, each[1])
-            left_s, cost_s = left.get(record, record.credit_s), record.cost_s * spread
+            left_s, cost_s = left.get(record, record.credit_s), record.cost_s(len(works))
             if cost_s + each[1] * token_s > left_s:  # a query also risks a row: without one it is of no use
                 reason = LEDGER
-            elif record in left and not record.times:
+            elif record in left and not record.num_calls:
                 reason = RESTING  # one sequence is enough to time a proposer
             else:
                 reason = self._decide(candidate, request, work.sequence, gain * token_s - cost_s)
@@ -220,7 +228,7 @@ class Controller:
     def _decide(self, candidate: Candidate, request: _Request, sequence: Sequence, surplus_s: float) -> str:
         """Whether a query that is expected to gain so much, beside catching up, is made."""
         record = request.record
-        is_due = record.time_s >= record.queried_s - surplus_s / _PROBES or len(record.times) < _FEW_CALLS
+        is_due = record.time_s >= record.queried_s - surplus_s / _PROBES or record.num_calls < _FEW_CALLS
         if surplus_s <= 0 and not is_due:
             return RESTING
         request.missing = candidate.num_missing(sequence)
@@ -237,12 +245,11 @@ class Controller:
         """The confidence that a draft token must exceed to be worth going on from it: another run of the drafter, and
         the row of a child."""
         record, each = self._request(candidate, work.sequence).record, prices.each
-        if len(record.times) < _FEW_CALLS or len(each) < 3:  # what a level takes is told by whole drafts
+        if record.num_calls < _FEW_CALLS or len(each) < 3:  # what a level takes is told by whole drafts
             return 0.0
-        sequences = prices.load.sequences or 1
         last = min(8, len(each) - 1)
         row = (each[last] - each[1]) / (last - 1)
-        level = record.level_s * self._relative(sequences) / sequences / prices.token_s
+        level = record.level_s / prices.token_s
         return record.odds.confidence(min(1.0, (row + level) / (record.promised[1] / record.promised[0])))
 
     def observe_query(
@@ -251,12 +258,10 @@ class Controller:
         """Learn from a query and what it took; returns the drafts with what the record says of them."""
         of_candidate, sequences, size = self._requests[candidate.name], prices.load.sequences, len(works)
         requests = [of_candidate[work.sequence.id] for work in works]
-        relative = self._relative(size)
         caught_up_s = self._catch_up(candidate, works, requests, any(drafts), seconds)
         records = [request.record for request in requests]
         for record in set(records):
-            share = records.count(record) / size
-            record.book_call(share * (seconds - caught_up_s), share * relative, not caught_up_s)
+            record.book_call((seconds - caught_up_s) / size, records.count(record), size, not caught_up_s)
         offers: list[Offer | None] = []
         for request, record, draft in zip(requests, records, drafts, strict=True):
             if not draft.tokens:
@@ -266,7 +271,7 @@ class Controller:
                 continue
             survivals = record.odds.survivals(draft)
             if not candidate.free and not caught_up_s:
-                record.level_s = min(record.level_s, seconds / relative / draft.depth)
+                record.level_s = min(record.level_s, seconds / size / draft.depth)
             request.learn_gain(sequences, best_count(sorted(survivals, reverse=True), prices.each)[1])
             offers.append(Offer(draft, survivals))
         return offers
@@ -286,7 +291,7 @@ class Controller:
         if run <= 0:
             return 0.0
         record = behind[0][1].record
-        call_s = record.cost_s * self._relative(len(works)) if any_draft else 0.0
+        call_s = record.cost_s(len(works)) * len(works) if any_draft else 0.0
         caught_up_s = max(0.0, seconds - call_s)
         for _, request in behind:
             request.spent_s += caught_up_s / len(behind)
@@ -298,7 +303,7 @@ class Controller:
     def choose(self, works: Items[Work], offers: Items[Offer | None], prices: Prices) -> tuple[list[Draft], list[str]]:
         """What to verify of each draft, and why. All nodes of all sequences compete. The most probable ones are kept,
         as many as save the most time and as the credits of their proposers can afford to lose."""
-        is_known = self.costs.is_known
+        is_known = self.costs.is_known(prices.load.rows)
         survivals: list[float] = []
         for offer in offers:
             if offer is not None and offer.draft.q is None and is_known:
@@ -356,13 +361,14 @@ class Controller:
     ) -> None:
         """Learn from a step that took so long. `offers` are those of all proposers; None stands for a sequence that is
         not the controller's."""
-        costs, run, load, token_s = self.costs, Load.of(works), prices.load, prices.token_s
-        plain_s, expected_s = costs.run(load.rows, load.keys), costs.run(run.rows, run.keys)
-        row_s = 0.0
+        costs, load, token_s, row_s = self.costs, prices.load, prices.token_s, 0.0
+        run = Load.of(works) if any(work.draft.tokens for work in works) else load
         if run.rows > load.rows:
+            expected_s = costs.run(run.rows, run.keys)
             self._lateness.append(run_s / expected_s)
-            row_s = (median(self._lateness) * expected_s - plain_s) / (run.rows - load.rows)
-        costs.observe(run.rows, run.keys, run_s)
+            late_s = median(self._lateness) * expected_s - costs.run(load.rows, load.keys)
+            row_s = late_s / (run.rows - load.rows)
+        costs.observe(run.rows, run.keys, run_s, run is load)
         kinds = [kind_of(work.sequence) for work, made in zip(works, offers, strict=True) if made is not None]
         for kind in set(kinds):
             seconds = (query_s + run_s) * kinds.count(kind) / len(kinds)
@@ -398,10 +404,6 @@ class Controller:
             request = requests[sequence.id] = _Request(self._records[key])
         return request
 
-    def _relative(self, sequences: int) -> float:
-        """What a call for so many sequences takes beside one: proposers are taken to slow down as the target does."""
-        return 1.0 if sequences == 1 else self.costs.at_rest(sequences) / self.costs.at_rest(1)
-
 
 def _chance(offer: Offer, row: float) -> float:
     """How probable it is that a draft at hand has the next token. Roots count that are worth a row."""
@@ -411,7 +413,8 @@ def _chance(offer: Offer, row: float) -> float:
 def kind_of(sequence: Sequence) -> int:
     """How a request samples: what is learnt from hot requests says nothing about greedy ones."""
     temperature = sequence.params.temperature
-    return sum(temperature > limit for limit in _KINDS)  # type: ignore[operator]  # resolved
+    assert temperature is not None  # params are resolved
+    return (temperature > 0) + (temperature > _HOT)
 
 
 def _cut(offer: Offer, nodes: list[int]) -> Draft:

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from foredraft.control.economics import VerifyCurve
@@ -25,6 +25,7 @@ _TELLING = 4
 # by more is corrected by the common speed alone.
 _POSSIBLE = (0.4, 3.0)
 
+_MOST_ROWS = 4096  # that a run may have, about
 _REACH_STEP = 256  # contexts are told apart by so many tokens, where the cost of rows is looked up
 
 
@@ -61,13 +62,19 @@ class Costs:
     """Seconds of runs, as the machine is now."""
 
     def __init__(self, calibration: Calibration) -> None:
-        self._measured = calibration
-        self._curve = calibration.curve
+        # Beyond the largest row count that was calibrated, twice as many rows and so on have corrections of their own.
+        rows = calibration.curve.rows
+        while rows[-1] < _MOST_ROWS:
+            rows = (*rows, 2 * rows[-1])
+        curve = VerifyCurve(rows, tuple(map(calibration.curve.seconds_at, rows)))
+        self._measured = replace(calibration, curve=curve)
+        self._curve = curve
         self._speed = 1.0
         self._recent: deque[float] = deque(maxlen=_RUNS)
-        self._by_shape: list[deque[float]] = [deque(maxlen=_RUNS) for _ in calibration.curve.rows]
+        self._by_shape: list[deque[float]] = [deque(maxlen=_RUNS) for _ in rows]
         self._since_renewal = 0
-        # What the curve says, looked up in every step: seconds by rows, and what more rows cost, by load.
+        # What curves say, looked up in every step: seconds by rows, and what more rows cost, by load.
+        self._calibrated: dict[int, float] = {}
         self._seconds: dict[int, float] = {}
         self._extra: dict[tuple[int, int, int], list[float]] = {}
 
@@ -103,22 +110,26 @@ class Costs:
             seconds = self._seconds[rows] = self._curve.seconds_at(rows)
         return seconds
 
-    @property
-    def is_known(self) -> bool:
-        """Whether enough real runs were seen to rely upon estimates."""
-        return len(self._recent) >= _TELLING
+    def is_known(self, rows: int) -> bool:
+        """Whether enough real runs of about so many rows were seen, or of up to twice as many, to rely upon estimates:
+        the gain of drafts is unknown until it is known what plain steps take."""
+        near = range(self._nearest(rows), self._nearest(2 * rows) + 1)
+        return any(len(self._by_shape[place]) >= _TELLING for place in near)
 
-    def observe(self, rows: int, keys: int, seconds: float) -> None:
+    def observe(self, rows: int, keys: int, seconds: float, is_plain: bool) -> None:
         """A real step with so many rows took so long, without the queries of proposers.
 
-        The first runs of a row count tell how it compares with others that are known by then. They do not mean that the
-        machine has become slower: otherwise plain steps would seem to take longer while there are only drafts."""
+        Plain steps of known row counts tell how fast the machine is, and the very first steps do. The others only tell
+        how row counts compare: otherwise plain steps would seem to take longer while there are only drafts."""
         record = self._by_shape[self._nearest(rows)]
         is_new = len(record) < _TELLING
-        if not is_new or not any(len(other) >= _TELLING for other in self._by_shape):
+        if (is_plain and not is_new) or not any(len(other) >= _TELLING for other in self._by_shape):
             self._recent.append(seconds / self._with_keys(self.at_rest(rows), rows, keys))
             self._speed = median(self._recent)
-        expected = self._speed * self._with_keys(self._measured.curve.seconds_at(rows), rows, keys)
+        measured = self._calibrated.get(rows)
+        if measured is None:
+            measured = self._calibrated[rows] = self._measured.curve.seconds_at(rows)
+        expected = self._speed * self._with_keys(measured, rows, keys)
         if _POSSIBLE[0] < seconds / expected < _POSSIBLE[1]:
             record.append(seconds / expected)
             self._since_renewal += 1

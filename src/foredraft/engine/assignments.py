@@ -21,6 +21,12 @@ class Assignment:
 
     proposers: dict[str, Guarded]
     adaptive: bool
+    in_turn: tuple[Guarded, ...]  # the same, in the order in which they are queried
+
+
+def query_order(guarded: Guarded) -> tuple[bool, str]:
+    """Proposers that take next to no time are queried first."""
+    return not guarded.proposer.free, guarded.name
 
 
 class Assignments:
@@ -82,7 +88,7 @@ class Assignments:
             if (list(alike.proposers.values()), alike.adaptive) == (chosen, spec.adaptive):
                 self._sequences[sequence.id] = alike
                 return
-        self._sequences[sequence.id] = Assignment(proposers, spec.adaptive)
+        self._sequences[sequence.id] = Assignment(proposers, spec.adaptive, tuple(sorted(chosen, key=query_order)))
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         ids = list(sequence_ids)

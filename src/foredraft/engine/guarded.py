@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
+from math import isfinite
 
 from foredraft.proposers.base import Proposer
 from foredraft.types import NO_DRAFT, Commit, Draft, Sequence
@@ -112,7 +113,7 @@ def check_draft(draft: Draft, budget: int, vocab_size: int) -> None:
         raise ValueError(f"{len(draft)} tokens were drafted, but the budget is {budget}")
     if not 0 <= min(draft.tokens) <= max(draft.tokens) < vocab_size:
         raise ValueError(f"a draft token is not in the target's vocabulary of {vocab_size}")
-    if not all(0 < score <= 1 for score in draft.scores):
+    if not (min(draft.scores) > 0 and max(draft.scores) <= 1 and isfinite(sum(draft.scores))):
         raise ValueError(f"scores must be probabilities above 0, not {draft.scores}")
     if draft.q is None:
         return

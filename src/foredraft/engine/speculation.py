@@ -14,7 +14,7 @@ from foredraft.control.controller import Controller, Offer, Prices
 from foredraft.control.costs import Calibration, Costs, Load
 from foredraft.control.economics import VerifyCurve
 from foredraft.control.reasons import DRAFTED, MEASURING, PROBE
-from foredraft.engine.assignments import Assignment, Assignments
+from foredraft.engine.assignments import Assignment, Assignments, query_order
 from foredraft.engine.guarded import Guarded
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.merge import merge, pruned
@@ -104,11 +104,11 @@ class Speculation:
         distinct = set(step.assigned)
         is_adaptive = any(of.adaptive for of in distinct)
         controller = self.controller if is_adaptive else None
-        named = {guarded for of in distinct for guarded in of.proposers.values()}
+        named = {guarded for of in distinct for guarded in of.in_turn}
         try:
             if controller is not None:
                 step.prices = controller.prices(Load.of(works), max([work.num_lookahead_tokens for work in works]))
-            for guarded in sorted(named, key=_order) if len(named) > 1 else named:
+            for guarded in sorted(named, key=query_order) if len(distinct) > 1 else next(iter(distinct)).in_turn:
                 self._query(guarded, step, controller)
             works = self._with_fixed_drafts(step)
             return works if not is_adaptive else self._with_chosen_drafts(works, step, controller)
@@ -242,7 +242,7 @@ class Speculation:
     def _count_savings(self, works: Items[Work], commits: Items[Commit], step_s: float) -> None:
         """What each sequence with a draft gained on as many plain steps of this batch as it got tokens."""
         assert self.controller is not None
-        load = Load.of(self._step.works)
+        load = self._step.prices.load if self._step.prices is not None else Load.of(self._step.works)
         plain_s = self.controller.costs.run(load.rows, load.keys)
         for work, commit in zip(works, commits, strict=True):
             if work.draft.tokens:
@@ -281,8 +281,3 @@ class Speculation:
 def _root(offer: Offer) -> float:
     """How probable the best first token of a draft is."""
     return offer.survivals[0]
-
-
-def _order(guarded: Guarded) -> tuple[bool, str]:
-    """Proposers that take next to no time are queried first."""
-    return not guarded.proposer.free, guarded.name
