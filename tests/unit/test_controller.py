@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -207,6 +208,12 @@ def prices_of(controller: Controller, works: list[Work]) -> Prices:
     return controller.prices(Load.of(works), 16)
 
 
+def record_of(controller: Controller, model: Player, work: Work) -> Any:
+    """The record by which a proposer is judged for a work."""
+    controller.wants(model, [work], [None], prices_of(controller, [work]))
+    return controller._requests[model.name][work.sequence.id].record
+
+
 def asked(controller: Controller, model: Player, works: list[Work], drafts: list[Draft], seconds: float) -> list[str]:
     """Ask the controller, and let the proposer answer where it wants that."""
     prices = prices_of(controller, works)
@@ -229,7 +236,7 @@ def test_a_long_sequence_is_caught_up_with_in_several_calls(calls: int) -> None:
         model.missing -= 512
         controller.observe_query(model, [work], [NO_DRAFT if model.missing else chain(4, origin="model")], prices, 0.01)
     assert not model.missing
-    record = controller._request(model, work.sequence).record
+    record = record_of(controller, model, work)
     assert record.caught_up_s == pytest.approx(0.01 * calls)
     assert not record.num_calls and record.cost_s(1) == 0
 
@@ -257,7 +264,7 @@ def test_prompts_beside_it_do_not_raise_what_a_token_is_worth() -> None:
 def test_what_catching_up_may_take_is_limited_by_what_was_saved() -> None:
     controller, model = ready(), Model(missing=100)
     work = Work(sequence_of(100), 1, 4)
-    record = controller._request(model, work.sequence).record
+    record = record_of(controller, model, work)
     record.catch_up = 0.5 * record.credit_s / controller.costs.at_rest(100)
     assert controller.wants(model, [work], [None], prices_of(controller, [work])) == [DRAFTED]
     record.caught_up_s = 0.6 * record.credit_s

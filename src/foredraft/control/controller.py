@@ -163,9 +163,6 @@ class _Request:
         self.missing = 0  # tokens to catch up with, when it was last decided about
         self.spent_s = 0.0  # on catching up
 
-    def gain(self, common: float) -> float:
-        return (_OWN_PRIOR * common + self.gains) / (_OWN_PRIOR + self.drafts)
-
     def learn_gain(self, sequences: int, gain: float) -> None:
         self.queries, self.sequences = self.queries + 1, sequences
         self.drafts = _OWN_MEMORY * self.drafts + 1
@@ -204,21 +201,28 @@ class Controller:
         load, token_s, _, each = prices
         if not self.costs.is_known(load.rows):
             return [MEASURING] * len(works)
+        requests, row_s = self._requests.setdefault(candidate.name, {}), each[1] * token_s
         left: dict[_Record, float] = {}
         reasons: list[str] = []
+        record: _Record | None = None
         for work, offer in zip(works, at_hand, strict=True):
-            request = self._request(candidate, work.sequence)
-            record = request.record
-            gain = request.gain(record.gain(load.sequences, each))
+            request = requests.get(work.sequence.id) or self._begun(candidate, work.sequence, requests)
+            if request.record is not record:  # nearly always all are of one kind
+                record = request.record
+                common, cost_s = record.gain(load.sequences, each), record.cost_s(len(works))
+            gain = (_OWN_PRIOR * common + request.gains) / (_OWN_PRIOR + request.drafts)
             if offer is not None:  # where one at hand has the next token, there is nothing to gain
                 gain *= 1 - _chance(offer, each[1])
-            left_s, cost_s = left.get(record, record.credit_s), record.cost_s(len(works))
-            if cost_s + each[1] * token_s > left_s:  # a query also risks a row: without one it is of no use
+            surplus_s, left_s = gain * token_s - cost_s, left.get(record, record.credit_s)
+            is_due = record.time_s >= record.queried_s - surplus_s / _PROBES or record.num_calls < _FEW_CALLS
+            if surplus_s <= 0 and not is_due:
+                reason = RESTING
+            elif cost_s + row_s > left_s:  # a query also risks a row: without one it is of no use
                 reason = LEDGER
             elif record in left and not record.num_calls:
                 reason = RESTING  # one sequence is enough to time a proposer
             else:
-                reason = self._decide(candidate, request, work.sequence, gain * token_s - cost_s)
+                reason = self._decide(candidate, request, work.sequence, surplus_s)
             reasons.append(reason)
             if reason is DRAFTED or reason is PROBE:
                 left[record] = left_s - cost_s
@@ -226,11 +230,8 @@ class Controller:
         return reasons
 
     def _decide(self, candidate: Candidate, request: _Request, sequence: Sequence, surplus_s: float) -> str:
-        """Whether a query that is expected to gain so much, beside catching up, is made."""
+        """Whether a query is made that is expected to gain so much beside catching up, or that is due without it."""
         record = request.record
-        is_due = record.time_s >= record.queried_s - surplus_s / _PROBES or record.num_calls < _FEW_CALLS
-        if surplus_s <= 0 and not is_due:
-            return RESTING
         request.missing = candidate.num_missing(sequence)
         catch_up_s = record.catch_up * self.costs.at_rest(request.missing) if request.missing else 0.0
         has_begun = 0 < request.spent_s < self.costs.at_rest(sequence.num_tokens)
@@ -238,13 +239,13 @@ class Controller:
             return LEDGER
         if surplus_s > 0 and catch_up_s <= surplus_s * (sequence.max_tokens - sequence.num_output_tokens):
             return DRAFTED
-        is_due = is_due and (not catch_up_s or record.time_s >= record.queried_s + (catch_up_s - surplus_s) / _PROBES)
+        is_due = not catch_up_s or record.time_s >= record.queried_s + (catch_up_s - surplus_s) / _PROBES
         return PROBE if is_due else RESTING
 
     def min_score(self, candidate: Candidate, work: Work, prices: Prices) -> float:
         """The confidence that a draft token must exceed to be worth going on from it: another run of the drafter, and
         the row of a child."""
-        record, each = self._request(candidate, work.sequence).record, prices.each
+        record, each = self._requests[candidate.name][work.sequence.id].record, prices.each
         if record.num_calls < _FEW_CALLS or len(each) < 3:  # what a level takes is told by whole drafts
             return 0.0
         last = min(8, len(each) - 1)
@@ -392,16 +393,12 @@ class Controller:
                 if request is not None and request.queries > _OF_ONE:
                     request.record.learn_gain(request.sequences, request.gains / request.drafts, _OF_ONE)
 
-    def _request(self, candidate: Candidate, sequence: Sequence) -> _Request:
-        requests = self._requests.get(candidate.name)
-        if requests is None:
-            requests = self._requests[candidate.name] = {}
-        request = requests.get(sequence.id)
-        if request is None:
-            key = candidate.name, kind_of(sequence)
-            if key not in self._records:
-                self._records[key] = _Record(candidate, self._allowance_s)
-            request = requests[sequence.id] = _Request(self._records[key])
+    def _begun(self, candidate: Candidate, sequence: Sequence, requests: dict[int, _Request]) -> _Request:
+        """A request that is new to a proposer."""
+        key = candidate.name, kind_of(sequence)
+        if key not in self._records:
+            self._records[key] = _Record(candidate, self._allowance_s)
+        request = requests[sequence.id] = _Request(self._records[key])
         return request
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 from foredraft.control.controller import Controller, Offer, Prices
 from foredraft.control.costs import Calibration, Costs, Load
 from foredraft.control.economics import VerifyCurve
-from foredraft.control.reasons import DRAFTED, MEASURING, PROBE
+from foredraft.control.reasons import DRAFTED, MEASURING, NOTHING_PROPOSED, PROBE
 from foredraft.engine.assignments import Assignment, Assignments, query_order
 from foredraft.engine.guarded import Guarded
 from foredraft.proposers.base import Proposer
@@ -167,7 +167,7 @@ class Speculation:
 
     def _with_fixed_drafts(self, step: _Step) -> list[Work]:
         """The works, with their drafts where the controller has no say."""
-        works = list(step.works)
+        works = list(step.works) if step.offers else step.works
         for index in step.offers:
             if not step.assigned[index].adaptive:
                 works[index] = works[index].with_draft(self._merged(step, index).draft)
@@ -177,6 +177,10 @@ class Speculation:
         """The works with what the controller lets pass of the drafts that are its to decide about. Without one, nothing
         is verified but sampled drafts: to drop those after looking at them would bias the output."""
         mine = [i for i, of in enumerate(step.assigned) if of.adaptive and works[i].num_lookahead_tokens]
+        if not step.offers and controller is not None:  # as in most steps of most texts
+            for index in mine:
+                step.reasons[index].append(NOTHING_PROPOSED)
+            return works
         offers = [self._merged(step, index) if index in step.offers else None for index in mine]
         if controller is not None and step.prices is not None:
             if len(mine) < len(works) and step.offers:  # fixed drafts run in any case
