@@ -15,58 +15,23 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Items
 from copy import deepcopy
-from itertools import accumulate
 from math import inf
-from operator import mul
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from foredraft.control.costs import Costs, Load, median
-from foredraft.control.nodes import Odds, best_count
+from foredraft.control.nodes import best_count
 from foredraft.control.reasons import DRAFTED, LEDGER, MEASURING, NOTHING_PROPOSED, PROBE, RESTING, TOO_UNSURE
+from foredraft.control.records import OF_ONE, OWN_PRIOR, SHARE, Candidate, Record, Request, allowance_s
 from foredraft.types import NO_DRAFT, Commit, Draft, Sequence, Work
 
-# What a proposer may lose of all time, and again for calls that were delayed. More finds a proposer that has become
-# good sooner. At worst each of two proposers loses both shares: 2 %.
-_SHARE = 0.005
-# Of that, what pays for queries that are not expected to pay: the rest is left for the rows of what they find.
-_PROBES = _SHARE / 2
-# What it may lose beside that at the start: so many plain steps, and so many seconds where steps are short, for a few
-# drafts are needed to tell what it is worth. At worst all of it is lost, once for each proposer and kind of sampling.
-_ALLOWANCE = 4.0
-_ALLOWANCE_S = 0.01
-# Drafts of others that count as much as one's own in what a request expects. Fewer forget that requests are alike;
-# more that they differ. At worst a proposer that is of no use to a request is queried about as often in it.
-_OWN_PRIOR = 4.0
-# The share of a request's own drafts that is kept after one more: about twenty count. At worst a passage in which
-# nothing is gained hides as many drafts of the next one.
-_OWN_MEMORY = 0.95
-# Drafts that count in what is expected of a proposer in any request, and how many of those one request may give: a long
-# answer says little about the next. More of either take a change in later.
-_DRAFTS, _OF_ONE = 64, 4
-# Drafts that an acceptance counts for that was measured with the head. Fewer let some hard drafts at the start overrule
-# thousands; at worst so many more are lost on a head that was measured on another kind of text.
-_MEASURED = 8
-# The acceptance of a proposer that brings none. Lower ones might never be tried where rows are dear.
-UNKNOWN = 0.75
-# Calls and runs whose times make an estimate. One late call may have another cause.
-_CALLS = 8
+# Of its share of the time, what pays for queries that are not expected to pay: the rest is left for the rows of what
+# they find. At worst it comes back half as soon.
+_PROBES = SHARE / 2
+# Runs by whose median lateness rows are charged. One late run may have another cause; more blame drafts later.
 _LATE_RUNS = 5
 
 _FEW_CALLS = 4  # are made before a proposer is judged by its time: the first ones are slow
 _HOT = 0.75  # a temperature: requests above it, up to it, and greedy ones are of three kinds
-_NODES = 64  # of a promised draft
-
-
-class Candidate(Protocol):
-    """A proposer, as far as the controller knows it."""
-
-    name: str  # as in the origin of its draft tokens
-    num_lookahead_tokens: int
-    acceptance: tuple[float, ...]
-    free: bool
-
-    def num_missing(self, sequence: Sequence) -> int:
-        """How many tokens of a sequence it has to catch up with."""
 
 
 class Offer(NamedTuple):
@@ -85,100 +50,14 @@ class Prices(NamedTuple):
     each: list[float]  # the same for each sequence, if all get as many
 
 
-class _Record:
-    """What is known of one proposer where requests sample in one way."""
-
-    def __init__(self, candidate: Candidate, allowance_s: float) -> None:
-        self.odds = Odds()
-        self.credit_s = allowance_s
-        self.delays_s = 0.0  # of the second share, what is left for delays
-        self.caught_up_s = 0.0  # what catching up took in all: an investment, which the credit must exceed
-        self.catch_up = 0.0  # what catching up takes, in runs of the target for as many tokens
-        self.time_s = 0.0  # of all steps with requests of this kind
-        self.queried_s = 0.0  # when it was last queried, on that clock
-        # By number of sequences in a call, about: what the last calls took for each of them, and the mean of that.
-        self.calls: dict[int, deque[float]] = {}
-        self.costs_s: dict[int, float] = {}
-        self.num_calls = 0
-        self.level_s = inf  # of one level of a draft for a sequence: the least that any call has shown
-        rates = candidate.acceptance or (UNKNOWN,)
-        # By node of a chain, the probability that it is accepted.
-        self.promised = list(accumulate([*rates, *rates[-1:] * (_NODES - len(rates))], mul))
-        self.num_promised = _MEASURED if candidate.acceptance else 1
-        # By number of sequences, about: drafts so far, and what one has gained in tokens, on average. Rows cost more
-        # where more sequences share a run.
-        self.gains: dict[int, tuple[int, float]] = {}
-
-    def gain(self, sequences: int, extra: Items[float]) -> float:
-        """What a draft gains in tokens, where so many sequences share a run."""
-        place = sequences.bit_length()
-        if place not in self.gains:
-            self.gains[place] = self.num_promised, best_count(self.promised, extra)[1]
-        return self.gains[place][1]
-
-    def learn_gain(self, sequences: int, gain: float, weight: int = 1) -> None:
-        """That of a draft, or of several on average."""
-        count, mean = self.gains[sequences.bit_length()]
-        count = min(count + weight, _DRAFTS)
-        self.gains[sequences.bit_length()] = count, mean + (gain - mean) * weight / count
-
-    def pass_time(self, seconds: float) -> None:
-        self.time_s += seconds
-        self.credit_s += _SHARE * seconds
-        self.delays_s += _SHARE * seconds
-
-    def cost_s(self, sequences: int) -> float:
-        """What a call for so many sequences takes for each. What was never tried is taken to cost the least that is
-        known: so it is tried."""
-        known = self.costs_s.get(sequences.bit_length())
-        return min(self.costs_s.values(), default=0.0) if known is None else known
-
-    def book_call(self, seconds: float, count: int, sequences: int, is_timed: bool) -> None:
-        """A call for so many sequences, `count` of them of this kind, took so long for each of them. Of a call that
-        takes longer than all of the last ones, the rest is a delay, as long as the second share pays for it."""
-        place = sequences.bit_length()
-        calls = self.calls.setdefault(place, deque(maxlen=_CALLS))
-        delay_s = count * (seconds - max(calls)) if calls else 0.0
-        self.credit_s -= count * seconds
-        if 0 < delay_s <= self.delays_s:
-            self.delays_s -= delay_s
-            self.credit_s += delay_s
-        if is_timed:
-            self.num_calls += 1
-            calls.append(seconds)
-            ordered = sorted(calls)
-            # A mean, for drafts may end early; of the longest call no more counts than of the next.
-            self.costs_s[place] = (sum(ordered[:-1]) + ordered[-2]) / len(ordered) if len(ordered) > 1 else seconds
-
-
-class _Request:
-    """What is known of one proposer in one request."""
-
-    __slots__ = ("drafts", "gains", "missing", "queries", "record", "sequences", "spent_s")
-
-    def __init__(self, record: _Record) -> None:
-        self.record = record
-        self.queries = self.sequences = 0  # of its drafts, and how many shared a run with the last
-        self.drafts = self.gains = 0.0  # recent ones, and what they gained in tokens
-        self.missing = 0  # tokens to catch up with, when it was last decided about
-        self.spent_s = 0.0  # on catching up
-
-    def learn_gain(self, sequences: int, gain: float) -> None:
-        self.queries, self.sequences = self.queries + 1, sequences
-        self.drafts = _OWN_MEMORY * self.drafts + 1
-        self.gains = _OWN_MEMORY * self.gains + gain
-        if self.queries <= _OF_ONE:
-            self.record.learn_gain(sequences, gain)
-
-
 class Controller:
     """Decides for the sequences with `auto`."""
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
-        self._allowance_s = max(_ALLOWANCE * costs.run(1, 0), _ALLOWANCE_S)
-        self._records: dict[tuple[str, int], _Record] = {}  # by proposer and kind of sampling
-        self._requests: dict[str, dict[int, _Request]] = {}  # by proposer and sequence
+        self._allowance_s = allowance_s(costs.run(1, 0))
+        self._records: dict[tuple[str, int], Record] = {}  # by proposer and kind of sampling
+        self._requests: dict[str, dict[int, Request]] = {}  # by proposer and sequence
         # The times of the last runs with drafts, in units of what was expected.
         self._lateness = deque([1.0] * (_LATE_RUNS // 2), maxlen=_LATE_RUNS)
 
@@ -202,15 +81,15 @@ class Controller:
         if not self.costs.is_known(load.rows):
             return [MEASURING] * len(works)
         requests, row_s = self._requests.setdefault(candidate.name, {}), each[1] * token_s
-        left: dict[_Record, float] = {}
+        left: dict[Record, float] = {}
         reasons: list[str] = []
-        record: _Record | None = None
+        record: Record | None = None
         for work, offer in zip(works, at_hand, strict=True):
             request = requests.get(work.sequence.id) or self._begun(candidate, work.sequence, requests)
             if request.record is not record:  # nearly always all are of one kind
                 record = request.record
                 common, cost_s = record.gain(load.sequences, each), record.cost_s(len(works))
-            gain = (_OWN_PRIOR * common + request.gains) / (_OWN_PRIOR + request.drafts)
+            gain = (OWN_PRIOR * common + request.gains) / (OWN_PRIOR + request.drafts)
             if offer is not None:  # where one at hand has the next token, there is nothing to gain
                 gain *= 1 - _chance(offer, each[1])
             surplus_s, left_s = gain * token_s - cost_s, left.get(record, record.credit_s)
@@ -229,7 +108,7 @@ class Controller:
                 record.queried_s = record.time_s
         return reasons
 
-    def _decide(self, candidate: Candidate, request: _Request, sequence: Sequence, surplus_s: float) -> str:
+    def _decide(self, candidate: Candidate, request: Request, sequence: Sequence, surplus_s: float) -> str:
         """Whether a query is made that is expected to gain so much beside catching up, or that is due without it."""
         record = request.record
         request.missing = candidate.num_missing(sequence)
@@ -278,7 +157,7 @@ class Controller:
         return offers
 
     def _catch_up(
-        self, candidate: Candidate, works: Items[Work], requests: Items[_Request], any_draft: bool, seconds: float
+        self, candidate: Candidate, works: Items[Work], requests: Items[Request], any_draft: bool, seconds: float
     ) -> float:
         """How many seconds of a query went into catching up, if some sequences were behind: all but what a call takes,
         or nothing if it got no further."""
@@ -317,7 +196,7 @@ class Controller:
         row_s = extra[count] / max(1, count) * prices.token_s
         # As nearly always: whoever drafted them, all rows could be lost.
         is_covered = row_s * count <= min([record.credit_s for record in self._records.values()], default=0.0)
-        left: dict[_Record, float] = {}
+        left: dict[Record, float] = {}
         drafts: list[Draft] = []
         reasons: list[str] = []
         for work, offer in zip(works, offers, strict=True):
@@ -332,13 +211,13 @@ class Controller:
                 reason = TOO_UNSURE if is_known else MEASURING
                 if kept:
                     nodes = kept if is_covered else self._affordable(work, offer, kept, row_s, left)
-                    draft, reason = (_cut(offer, nodes), DRAFTED) if nodes else (NO_DRAFT, LEDGER)
+                    draft, reason = (offer.draft.only(nodes), DRAFTED) if nodes else (NO_DRAFT, LEDGER)
             drafts.append(draft)
             reasons.append(reason)
         return drafts, reasons
 
     def _affordable(
-        self, work: Work, offer: Offer, nodes: list[int], row_s: float, left: dict[_Record, float]
+        self, work: Work, offer: Offer, nodes: list[int], row_s: float, left: dict[Record, float]
     ) -> list[int]:
         """Of these nodes, those that the credits of their proposers can afford, of which so much is left: a credit
         covers what is expected to be lost of a row. None is kept without its parent."""
@@ -390,21 +269,22 @@ class Controller:
         for sequence_id in sequence_ids:
             for requests in self._requests.values():
                 request = requests.pop(sequence_id, None)
-                if request is not None and request.queries > _OF_ONE:
-                    request.record.learn_gain(request.sequences, request.gains / request.drafts, _OF_ONE)
+                if request is not None and request.queries > OF_ONE:
+                    request.record.learn_gain(request.sequences, request.gains / request.drafts, OF_ONE)
 
-    def _begun(self, candidate: Candidate, sequence: Sequence, requests: dict[int, _Request]) -> _Request:
+    def _begun(self, candidate: Candidate, sequence: Sequence, requests: dict[int, Request]) -> Request:
         """A request that is new to a proposer."""
         key = candidate.name, kind_of(sequence)
         if key not in self._records:
-            self._records[key] = _Record(candidate, self._allowance_s)
-        request = requests[sequence.id] = _Request(self._records[key])
+            self._records[key] = Record(candidate, self._allowance_s)
+        request = requests[sequence.id] = Request(self._records[key])
         return request
 
 
 def _chance(offer: Offer, row: float) -> float:
     """How probable it is that a draft at hand has the next token. Roots count that are worth a row."""
-    return sum([s for s, parent in zip(offer.survivals, offer.draft.parents, strict=True) if parent < 0 and s > row])
+    roots = [s for s, parent in zip(offer.survivals, offer.draft.parents, strict=True) if parent < 0 and s > row]
+    return min(1.0, sum(roots))
 
 
 def kind_of(sequence: Sequence) -> int:
@@ -412,17 +292,3 @@ def kind_of(sequence: Sequence) -> int:
     temperature = sequence.params.temperature
     assert temperature is not None  # params are resolved
     return (temperature > 0) + (temperature > _HOT)
-
-
-def _cut(offer: Offer, nodes: list[int]) -> Draft:
-    """The draft of these nodes alone, with what the record says of them as scores."""
-    draft, survivals = offer
-    if len(nodes) == len(draft.tokens):
-        return draft.with_scores(survivals)
-    place = {-1: -1, **{node: index for index, node in enumerate(nodes)}}
-    return Draft(
-        tuple([draft.tokens[node] for node in nodes]),
-        tuple([place[draft.parents[node]] for node in nodes]),
-        tuple([survivals[node] for node in nodes]),
-        tuple([draft.origin[node] for node in nodes]),
-    )

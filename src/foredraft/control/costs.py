@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from foredraft.control.economics import VerifyCurve
@@ -66,15 +66,14 @@ class Costs:
         rows = calibration.curve.rows
         while rows[-1] < _MOST_ROWS:
             rows = (*rows, 2 * rows[-1])
-        curve = VerifyCurve(rows, tuple(map(calibration.curve.seconds_at, rows)))
-        self._measured = replace(calibration, curve=curve)
-        self._curve = curve
+        self._measured = calibration
+        self._calibrated = self._curve = VerifyCurve(rows, tuple(map(calibration.curve.seconds_at, rows)))
         self._speed = 1.0
         self._recent: deque[float] = deque(maxlen=_RUNS)
         self._by_shape: list[deque[float]] = [deque(maxlen=_RUNS) for _ in rows]
         self._since_renewal = 0
         # What curves say, looked up in every step: seconds by rows, and what more rows cost, by load.
-        self._calibrated: dict[int, float] = {}
+        self._at_first: dict[int, float] = {}
         self._seconds: dict[int, float] = {}
         self._extra: dict[tuple[int, int, int], list[float]] = {}
 
@@ -126,9 +125,9 @@ class Costs:
         if (is_plain and not is_new) or not any(len(other) >= _TELLING for other in self._by_shape):
             self._recent.append(seconds / self._with_keys(self.at_rest(rows), rows, keys))
             self._speed = median(self._recent)
-        measured = self._calibrated.get(rows)
+        measured = self._at_first.get(rows)
         if measured is None:
-            measured = self._calibrated[rows] = self._measured.curve.seconds_at(rows)
+            measured = self._at_first[rows] = self._calibrated.seconds_at(rows)
         expected = self._speed * self._with_keys(measured, rows, keys)
         if _POSSIBLE[0] < seconds / expected < _POSSIBLE[1]:
             record.append(seconds / expected)
@@ -141,14 +140,14 @@ class Costs:
         return max(seconds / 2, seconds + further * self._measured.seconds_per_key)
 
     def _nearest(self, rows: int) -> int:
-        knots = self._measured.curve.rows
+        knots = self._calibrated.rows
         right = min(bisect_left(knots, rows), len(knots) - 1)
         return right if right == 0 or knots[right] - rows < rows - knots[right - 1] else right - 1
 
     def _renew(self) -> None:
         """Correct the curve by the real times of row counts, where there are enough runs."""
         self._since_renewal = 0
-        measured = self._measured.curve
+        measured = self._calibrated
         factors = [median(shapes) if len(shapes) >= _TELLING else 1.0 for shapes in self._by_shape]
         bent = tuple(seconds * factor for seconds, factor in zip(measured.seconds, factors, strict=True))
         self._curve = VerifyCurve(measured.rows, bent)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from foredraft.config import ModelConfig
-from foredraft.control.controller import UNKNOWN
 from foredraft.control.economics import VerifyCurve, best_length
+from foredraft.control.records import UNKNOWN
 from foredraft.models.heads.catalog import HeadFiles
 from foredraft.models.heads.config import HeadConfig
 from foredraft.proposers.registry import ProposerChoice
