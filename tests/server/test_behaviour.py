@@ -26,6 +26,7 @@ from foredraft.server.limits import Limits
 from foredraft.server.metrics import SECONDS, Gaps
 from foredraft.server.service import make_service
 from tests.server.running_server import NAME, RunningServer, load_tiny_model, running
+from tests.steady_controller import SteadyController
 
 CHAT = "/v1/chat/completions"
 LONG: dict[str, Any] = {
@@ -283,7 +284,9 @@ class TestLog:
         assert line["prompts"] == ["a secret"] and line["answers"] == [answer["choices"][0]["text"]]
 
 
-def test_metrics_under_the_names_of_vllm(llm: LLM) -> None:
+def test_metrics_under_the_names_of_vllm(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A request's own options are left to the controller, which must not depend on the clock here.
+    monkeypatch.setattr(llm.engine.speculation, "controller", SteadyController())
     with running(llm) as server:
         body = {**LONG, "max_tokens": 64, "spec": "ngram:k=4", "n": 2}
         _, answer = server.post(CHAT, body)

@@ -108,7 +108,7 @@ class Speculation:
         try:
             if controller is not None:
                 step.prices = controller.prices(Load.of(works), max([work.num_lookahead_tokens for work in works]))
-            for guarded in sorted(named, key=query_order) if len(distinct) > 1 else next(iter(distinct)).in_turn:
+            for guarded in next(iter(distinct)).in_turn if len(distinct) == 1 else sorted(named, key=query_order):
                 self._query(guarded, step, controller)
             works = self._with_fixed_drafts(step)
             return works if not is_adaptive else self._with_chosen_drafts(works, step, controller)
