@@ -271,6 +271,30 @@ def test_what_catching_up_may_take_is_limited_by_what_was_saved() -> None:
     assert controller.wants(model, [work], [None], prices_of(controller, [work])) == [LEDGER]
 
 
+def test_those_who_catch_up_share_what_was_saved() -> None:
+    controller, model = ready(), Model(missing=100)
+    works = [Work(sequence_of(100, number), 1, 4) for number in range(4)]
+    record = record_of(controller, model, works[0])
+    for _ in range(4):
+        record.book_call(1e-5, 1, 4, True)
+    record.catch_up = 0.6 * record.credit_s / controller.costs.at_rest(100)
+    reasons = controller.wants(model, works, [None] * 4, prices_of(controller, works))
+    assert reasons == [DRAFTED, LEDGER, LEDGER, LEDGER]
+
+
+@pytest.mark.parametrize("acceptance", [(), (0.0,), (1.0, 0.0)])
+def test_requests_may_choose_other_options_of_one_proposer(acceptance: tuple[float, ...]) -> None:
+    """Also of one that promises nothing."""
+    controller, work = ready(), Work(sequence_of(9), 1, 64)
+    for most in (4, 64, 1, 16) * 2:
+        model, prices = Model(most=most), controller.prices(Load.of([work]), 64)
+        model.acceptance = acceptance
+        controller.wants(model, [work], [None], prices)
+        (offer,) = controller.observe_query(model, [work], [chain(most, origin="model")], prices, 0.001)
+        assert offer is not None and len(offer.survivals) == most
+        assert 0 <= controller.min_score(model, work, prices) <= 1
+
+
 def test_what_is_at_hand_leaves_nothing_to_gain() -> None:
     controller, model, work = ready(), Model(), Work(sequence_of(9), 1, 4)
     for _ in range(4):
@@ -325,7 +349,7 @@ def test_a_credit_covers_what_is_expected_to_be_lost_of_a_row() -> None:
     controller, model, work = ready(DEAR), Model("copier", 8), Work(sequence_of(9), 1, 8)
     prices = prices_of(controller, [work])
     controller.wants(model, [work], [None], prices)
-    row_s = prices.extra[1] * prices.token_s
+    row_s = prices.each[1] * prices.token_s
     for credit_s, survival, verdict in [
         (0.06 * row_s, 0.95, DRAFTED),
         (0.04 * row_s, 0.95, LEDGER),
@@ -342,7 +366,7 @@ def test_a_credit_covers_all_rows_of_a_step_together() -> None:
     controller, model, work = ready(), Model("copier", 8), Work(sequence_of(9), 1, 8)
     prices, draft = prices_of(controller, [work]), chain(4, 0.9, "copier")
     controller.wants(model, [work], [None], prices)
-    row_s = prices.extra[4] / 4 * prices.token_s
+    row_s = prices.each[4] / 4 * prices.token_s
     for count in range(5):
         risks_s = [row_s * (1 - score) for score in draft.scores[:count]]
         controller._records["copier", 0].credit_s = 1e-9 + sum(risks_s)

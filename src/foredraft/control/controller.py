@@ -46,8 +46,7 @@ class Prices(NamedTuple):
 
     load: Load  # without drafts
     token_s: float  # of a token in plain steps
-    extra: list[float]  # of no row more, of one, of two, and so on, in tokens
-    each: list[float]  # the same for each sequence, if all get as many
+    each: list[float]  # of no row more for each sequence, of one, of two, and so on, in tokens
 
 
 class Controller:
@@ -70,14 +69,14 @@ class Controller:
         sequences = load.sequences or 1
         extra = self.costs.extra(load, nodes * sequences)
         each = extra if sequences == 1 else [cost / sequences for cost in extra[::sequences]]
-        return Prices(load, self.costs.token(load), extra, each)
+        return Prices(load, self.costs.token(load), each)
 
     def wants(
         self, candidate: Candidate, works: Items[Work], at_hand: Items[Offer | None], prices: Prices
     ) -> list[str]:
         """Whether to query a proposer for each work, and why: DRAFTED and PROBE mean that it is queried. `at_hand` are
         drafts of others that are there already."""
-        load, token_s, _, each = prices
+        load, token_s, each = prices
         if not self.costs.is_known(load.rows):
             return [MEASURING] * len(works)
         requests, row_s = self._requests.setdefault(candidate.name, {}), each[1] * token_s
@@ -101,25 +100,28 @@ class Controller:
             elif record in left and not record.num_calls:
                 reason = RESTING  # one sequence is enough to time a proposer
             else:
-                reason = self._decide(candidate, request, work.sequence, surplus_s)
+                reason, catch_up_s = self._decide(candidate, request, work.sequence, surplus_s, left_s)
+                if reason is DRAFTED or reason is PROBE:
+                    left[record] = left_s - cost_s - catch_up_s  # sequences that are behind share what was saved
+                    record.queried_s = record.time_s
             reasons.append(reason)
-            if reason is DRAFTED or reason is PROBE:
-                left[record] = left_s - cost_s
-                record.queried_s = record.time_s
         return reasons
 
-    def _decide(self, candidate: Candidate, request: Request, sequence: Sequence, surplus_s: float) -> str:
-        """Whether a query is made that is expected to gain so much beside catching up, or that is due without it."""
+    def _decide(
+        self, candidate: Candidate, request: Request, sequence: Sequence, surplus_s: float, left_s: float
+    ) -> tuple[str, float]:
+        """Whether a query is made that is expected to gain so much beside catching up, or that is due without it, with
+        so much left of the credit; and what catching up is expected to take."""
         record = request.record
         request.missing = candidate.num_missing(sequence)
         catch_up_s = record.catch_up * self.costs.at_rest(request.missing) if request.missing else 0.0
         has_begun = 0 < request.spent_s < self.costs.at_rest(sequence.num_tokens)
-        if catch_up_s and catch_up_s > record.credit_s - record.caught_up_s and not has_begun:
-            return LEDGER
+        if catch_up_s and catch_up_s > left_s - record.caught_up_s and not has_begun:
+            return LEDGER, 0.0
         if surplus_s > 0 and catch_up_s <= surplus_s * (sequence.max_tokens - sequence.num_output_tokens):
-            return DRAFTED
+            return DRAFTED, catch_up_s
         is_due = not catch_up_s or record.time_s >= record.queried_s + (catch_up_s - surplus_s) / _PROBES
-        return PROBE if is_due else RESTING
+        return (PROBE if is_due else RESTING), catch_up_s
 
     def min_score(self, candidate: Candidate, work: Work, prices: Prices) -> float:
         """The confidence that a draft token must exceed to be worth going on from it: another run of the drafter, and

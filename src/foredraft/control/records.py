@@ -37,13 +37,13 @@ UNKNOWN = 0.75
 _CALLS = 8
 
 _NODES = 64  # of a promised draft
+_LEAST = 0.01  # acceptance that a proposer may promise
 
 
 class Candidate(Protocol):
     """A proposer, as far as the controller knows it."""
 
     name: str  # as in the origin of its draft tokens
-    num_lookahead_tokens: int
     acceptance: tuple[float, ...]
     free: bool
 
@@ -72,7 +72,7 @@ class Record:
         self.costs_s: dict[int, float] = {}
         self.num_calls = 0
         self.level_s = inf  # of one level of a draft for a sequence: the least that any call has shown
-        rates = candidate.acceptance or (UNKNOWN,)
+        rates = [max(_LEAST, rate) for rate in candidate.acceptance or (UNKNOWN,)]
         # By node of a chain, the probability that it is accepted.
         self.promised = list(accumulate([*rates, *rates[-1:] * (_NODES - len(rates))], mul))
         self.num_promised = _MEASURED if candidate.acceptance else 1
