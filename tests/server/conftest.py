@@ -25,6 +25,12 @@ def offline(tiny_folder: Path) -> LLM:
     return load_tiny_model(tiny_folder)
 
 
+@pytest.fixture
+def llm(tiny_folder: Path) -> LLM:
+    """For tests that change something of it."""
+    return load_tiny_model(tiny_folder)
+
+
 @pytest.fixture(scope="session")
 def server(tiny_folder: Path) -> Iterator[RunningServer]:
     with running(load_tiny_model(tiny_folder), QUICK) as started:
