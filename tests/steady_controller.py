@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Items
 
 from foredraft.control.controller import Candidate, Controller, Offer, Prices
@@ -39,7 +39,7 @@ class SteadyController(Controller):
     def observe(
         self,
         works: Items[Work],
-        offers: Items[Collection[Offer] | None],
+        offers: Mapping[int, Collection[Offer]],
         commits: Items[Commit],
         prices: Prices,
         query_s: float,

@@ -340,7 +340,7 @@ def test_a_credit_books_what_a_step_costs_and_brings() -> None:
     commit = Commit(work.sequence, (7, 7, 7, 8), ("model",) * 3 + (TARGET,), (None,) * 4)
     rows_s = CHEAP.curve.seconds_at(5) - CHEAP.curve.seconds_at(1)
     run_s = CHEAP.curve.seconds_at(5)
-    controller.observe([verified], [[offer]], [commit], prices, 0.002, run_s)
+    controller.observe([verified], {0: [offer]}, [commit], prices, 0.002, run_s)
     booked = credit_of(controller) - before
     assert booked == pytest.approx(3 * CHEAP.curve.seconds_at(1) - rows_s - 0.002 + 0.005 * (0.002 + run_s), rel=1e-6)
 

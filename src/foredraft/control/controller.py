@@ -12,7 +12,7 @@ docs/control.md has a worked step. Plain Python: the engine measures all times a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as Items
 from copy import deepcopy
 from math import inf
@@ -21,16 +21,12 @@ from typing import NamedTuple
 from foredraft.control.costs import Costs, Load, median
 from foredraft.control.nodes import best_count
 from foredraft.control.reasons import DRAFTED, LEDGER, MEASURING, NOTHING_PROPOSED, PROBE, RESTING, TOO_UNSURE
-from foredraft.control.records import OF_ONE, OWN_PRIOR, SHARE, Candidate, Record, Request, allowance_s
+from foredraft.control.records import FEW_CALLS, Candidate, Record, Request, allowance_s
 from foredraft.types import NO_DRAFT, Commit, Draft, Sequence, Work
 
-# Of its share of the time, what pays for queries that are not expected to pay: the rest is left for the rows of what
-# they find. At worst it comes back half as soon.
-_PROBES = SHARE / 2
 # Runs by whose median lateness rows are charged. One late run may have another cause; more blame drafts later.
 _LATE_RUNS = 5
 
-_FEW_CALLS = 4  # are made before a proposer is judged by its time: the first ones are slow
 _HOT = 0.75  # a temperature: requests above it, up to it, and greedy ones are of three kinds
 
 
@@ -57,6 +53,7 @@ class Controller:
         self._allowance_s = allowance_s(costs.run(1, 0))
         self._records: dict[tuple[str, int], Record] = {}  # by proposer and kind of sampling
         self._requests: dict[str, dict[int, Request]] = {}  # by proposer and sequence
+        self._begun: set[int] = set()  # sequences about which something was decided
         # The times of the last runs with drafts, in units of what was expected.
         self._lateness = deque([1.0] * (_LATE_RUNS // 2), maxlen=_LATE_RUNS)
 
@@ -66,10 +63,22 @@ class Controller:
 
     def prices(self, load: Load, nodes: int) -> Prices:
         """What a step costs with such a load, and drafts of at most so many nodes for each sequence."""
-        sequences = load.sequences or 1
-        extra = self.costs.extra(load, nodes * sequences)
-        each = extra if sequences == 1 else [cost / sequences for cost in extra[::sequences]]
-        return Prices(load, self.costs.token(load), each)
+        return Prices(load, self.costs.token(load), self.costs.extra(load, nodes, load.sequences or 1))
+
+    def rests(self, sequences: Items[Sequence], load: Load) -> bool:
+        """Whether it is known, without looking at each of these sequences, that `wants` would query nobody in a step of
+        such a load: not even for the request that expects most, and no probe is due."""
+        if not self._begun.issuperset([each.id for each in sequences if each.num_lookahead_tokens]):
+            return False
+        token_s, row_s = self.costs.token(load), self.costs.extra(load, 1)[1]
+        for record in self._records.values():
+            size = len(record.live)
+            cost_s = record.cost_s(size)
+            if size and cost_s + row_s * token_s <= record.credit_s:
+                most, total = record.expected(load.sequences)
+                if most * token_s > cost_s or record.is_due(size * cost_s - total * token_s):
+                    return False
+        return True
 
     def wants(
         self, candidate: Candidate, works: Items[Work], at_hand: Items[Offer | None], prices: Prices
@@ -80,20 +89,28 @@ class Controller:
         if not self.costs.is_known(load.rows):
             return [MEASURING] * len(works)
         requests, row_s = self._requests.setdefault(candidate.name, {}), each[1] * token_s
-        left: dict[Record, float] = {}
-        reasons: list[str] = []
+        judged: list[tuple[Request, float]] = []
+        losses: dict[Record, float] = {}  # of the queries that are not expected to pay, if all are made
         record: Record | None = None
         for work, offer in zip(works, at_hand, strict=True):
-            request = requests.get(work.sequence.id) or self._begun(candidate, work.sequence, requests)
+            request = requests.get(work.sequence.id) or self._begin(candidate, work.sequence, requests)
             if request.record is not record:  # nearly always all are of one kind
                 record = request.record
                 common, cost_s = record.gain(load.sequences, each), record.cost_s(len(works))
-            gain = (OWN_PRIOR * common + request.gains) / (OWN_PRIOR + request.drafts)
+            gain = request.gain(common)
             if offer is not None:  # where one at hand has the next token, there is nothing to gain
                 gain *= 1 - _chance(offer, each[1])
-            surplus_s, left_s = gain * token_s - cost_s, left.get(record, record.credit_s)
-            is_due = record.time_s >= record.queried_s - surplus_s / _PROBES or record.num_calls < _FEW_CALLS
-            if surplus_s <= 0 and not is_due:
+            surplus_s = gain * token_s - cost_s
+            judged.append((request, surplus_s))
+            if surplus_s <= 0:
+                losses[record] = losses.get(record, 0.0) - surplus_s
+        due = {record for record, loss_s in losses.items() if record.is_due(loss_s)}
+        left: dict[Record, float] = {}
+        reasons: list[str] = []
+        for work, (request, surplus_s) in zip(works, judged, strict=True):
+            record = request.record
+            cost_s, left_s = record.cost_s(len(works)), left.get(record, record.credit_s)
+            if surplus_s <= 0 and not (record in due and record.is_due(-surplus_s, request.queried_s)):
                 reason = RESTING
             elif cost_s + row_s > left_s:  # a query also risks a row: without one it is of no use
                 reason = LEDGER
@@ -103,7 +120,9 @@ class Controller:
                 reason, catch_up_s = self._decide(candidate, request, work.sequence, surplus_s, left_s)
                 if reason is DRAFTED or reason is PROBE:
                     left[record] = left_s - cost_s - catch_up_s  # sequences that are behind share what was saved
-                    record.queried_s = record.time_s
+                    request.queried_s = record.time_s
+                    if reason is PROBE:
+                        record.probed_s = record.time_s
             reasons.append(reason)
         return reasons
 
@@ -120,14 +139,14 @@ class Controller:
             return LEDGER, 0.0
         if surplus_s > 0 and catch_up_s <= surplus_s * (sequence.max_tokens - sequence.num_output_tokens):
             return DRAFTED, catch_up_s
-        is_due = not catch_up_s or record.time_s >= record.queried_s + (catch_up_s - surplus_s) / _PROBES
+        is_due = not catch_up_s or record.is_due(catch_up_s - surplus_s, record.probed_s)
         return (PROBE if is_due else RESTING), catch_up_s
 
     def min_score(self, candidate: Candidate, work: Work, prices: Prices) -> float:
         """The confidence that a draft token must exceed to be worth going on from it: another run of the drafter, and
         the row of a child."""
         record, each = self._requests[candidate.name][work.sequence.id].record, prices.each
-        if record.num_calls < _FEW_CALLS or len(each) < 3:  # what a level takes is told by whole drafts
+        if record.num_calls < FEW_CALLS or len(each) < 3:  # what a level takes is told by whole drafts
             return 0.0
         last = min(8, len(each) - 1)
         row = (each[last] - each[1]) / (last - 1)
@@ -235,50 +254,54 @@ class Controller:
     def observe(
         self,
         works: Items[Work],
-        offers: Items[Collection[Offer] | None],
+        offers: Mapping[int, Collection[Offer]],
         commits: Items[Commit],
         prices: Prices,
         query_s: float,
         run_s: float,
     ) -> None:
-        """Learn from a step that took so long. `offers` are those of all proposers; None stands for a sequence that is
-        not the controller's."""
-        costs, load, token_s, row_s = self.costs, prices.load, prices.token_s, 0.0
-        run = Load.of(works) if any(work.draft.tokens for work in works) else load
-        if run.rows > load.rows:
-            expected_s = costs.run(run.rows, run.keys)
-            self._lateness.append(run_s / expected_s)
-            late_s = median(self._lateness) * expected_s - costs.run(load.rows, load.keys)
-            row_s = late_s / (run.rows - load.rows)
+        """Learn from a step that took so long. `offers` are those of all proposers to its sequences, by their place in
+        the step."""
+        costs, load, token_s = self.costs, prices.load, prices.token_s
+        for (name, _), record in self._records.items():
+            if record.live:  # its share of all sequences of the controller
+                record.pass_time((query_s + run_s) * len(record.live) / len(self._requests[name]))
+        run = Load.of(works) if offers else load
+        row_s = self._row_s(run, load, run_s)
         costs.observe(run.rows, run.keys, run_s, run is load)
-        kinds = [kind_of(work.sequence) for work, made in zip(works, offers, strict=True) if made is not None]
-        for kind in set(kinds):
-            seconds = (query_s + run_s) * kinds.count(kind) / len(kinds)
-            for (_, of), record in self._records.items():
-                if of == kind:
-                    record.pass_time(seconds)
-        for work, made, commit in zip(works, offers, commits, strict=True):
-            for draft, survivals in made or ():
-                self._requests[draft.origin[0]][work.sequence.id].record.odds.learn(draft, survivals, commit.tokens)
-            if made is not None and work.draft.tokens:
-                for name in set(work.draft.origin):
-                    record = self._requests[name][work.sequence.id].record
-                    accepted = commit.origins.count(name)
-                    record.credit_s += accepted * token_s - work.draft.origin.count(name) * row_s
+        for index, made in offers.items():
+            sequence_id, draft, commit = works[index].sequence.id, works[index].draft, commits[index]
+            for proposed, survivals in made:
+                record = self._requests[proposed.origin[0]][sequence_id].record
+                record.odds.learn(proposed, survivals, commit.tokens)
+            for name in set(draft.origin):
+                record = self._requests[name][sequence_id].record
+                record.credit_s += commit.origins.count(name) * token_s - draft.origin.count(name) * row_s
+
+    def _row_s(self, run: Load, load: Load, run_s: float) -> float:
+        """What each row more than a plain step has took in a run, by the median of the last ones."""
+        if run.rows == load.rows:
+            return 0.0
+        expected_s = self.costs.run(run.rows, run.keys)
+        self._lateness.append(run_s / expected_s)
+        late_s = median(self._lateness) * expected_s - self.costs.run(load.rows, load.keys)
+        return late_s / (run.rows - load.rows)
 
     def release(self, sequence_ids: Iterable[int]) -> None:
-        """Forget sequences that have ended. What their last drafts gained is kept, as that of a few."""
+        """Forget sequences that have ended."""
         for sequence_id in sequence_ids:
+            self._begun.discard(sequence_id)
             for requests in self._requests.values():
                 request = requests.pop(sequence_id, None)
-                if request is not None and request.queries > OF_ONE:
-                    request.record.learn_gain(request.sequences, request.gains / request.drafts, OF_ONE)
+                if request is not None:
+                    request.end()
 
-    def _begun(self, candidate: Candidate, sequence: Sequence, requests: dict[int, Request]) -> Request:
+    def _begin(self, candidate: Candidate, sequence: Sequence, requests: dict[int, Request]) -> Request:
         """A request that is new to a proposer."""
         key = candidate.name, kind_of(sequence)
         if key not in self._records:
             self._records[key] = Record(candidate, self._allowance_s)
+        self._begun.add(sequence.id)
         request = requests[sequence.id] = Request(self._records[key])
         return request
 

@@ -71,11 +71,13 @@ class Costs:
         self._speed = 1.0
         self._recent: deque[float] = deque(maxlen=_RUNS)
         self._by_shape: list[deque[float]] = [deque(maxlen=_RUNS) for _ in rows]
+        self._any_telling = False  # whether any row count has enough runs
+        self._known: set[int] = set()  # row counts that have, or have others near them
         self._since_renewal = 0
         # What curves say, looked up in every step: seconds by rows, and what more rows cost, by load.
         self._at_first: dict[int, float] = {}
         self._seconds: dict[int, float] = {}
-        self._extra: dict[tuple[int, int, int], list[float]] = {}
+        self._extra: dict[tuple[int, int, int, int], list[float]] = {}
 
     def run(self, rows: int, keys: int) -> float:
         """Seconds of a step with so many rows that read so many keys in all."""
@@ -87,18 +89,18 @@ class Costs:
         sequences = load.sequences or 1
         return self.run(sequences, load.keys * sequences // (load.rows or 1)) / sequences
 
-    def extra(self, load: Load, count: int) -> list[float]:
-        """What so many rows more cost in tokens of plain decoding: of none, of one, of two, and so on; `count` of them
-        and perhaps more. Not to be changed."""
-        rows, keys, sequences = load
+    def extra(self, load: Load, count: int, sequences: int = 1) -> list[float]:
+        """What rows more for so many sequences cost each of them, in tokens of plain decoding: no row, one, two, and so
+        on; `count` of them and perhaps more. Not to be changed."""
+        rows, keys, _ = load
         reach = keys // (rows or 1)
-        key = rows, sequences, reach // _REACH_STEP
+        key = rows, load.sequences, reach // _REACH_STEP, sequences
         known = self._extra.get(key)
         if known is None:
             known = self._extra[key] = [0.0]
         if len(known) <= count:
-            plain, token_s = self.run(rows, keys), self.token(load)
-            for more in range(len(known), count + 1):
+            plain, token_s = self.run(rows, keys), self.token(load) * sequences
+            for more in range(len(known) * sequences, (count + 1) * sequences, sequences):
                 known.append((self.run(rows + more, keys + more * reach) - plain) / token_s)
         return known
 
@@ -112,8 +114,11 @@ class Costs:
     def is_known(self, rows: int) -> bool:
         """Whether enough real runs of about so many rows were seen, or of up to twice as many, to rely upon estimates:
         the gain of drafts is unknown until it is known what plain steps take."""
-        near = range(self._nearest(rows), self._nearest(2 * rows) + 1)
-        return any(len(self._by_shape[place]) >= _TELLING for place in near)
+        if rows not in self._known:
+            near = range(self._nearest(rows), self._nearest(2 * rows) + 1)
+            if any(len(self._by_shape[place]) >= _TELLING for place in near):
+                self._known.add(rows)
+        return rows in self._known
 
     def observe(self, rows: int, keys: int, seconds: float, is_plain: bool) -> None:
         """A real step with so many rows took so long, without the queries of proposers.
@@ -122,7 +127,7 @@ class Costs:
         how row counts compare: otherwise plain steps would seem to take longer while there are only drafts."""
         record = self._by_shape[self._nearest(rows)]
         is_new = len(record) < _TELLING
-        if (is_plain and not is_new) or not any(len(other) >= _TELLING for other in self._by_shape):
+        if (is_plain and not is_new) or not self._any_telling:
             self._recent.append(seconds / self._with_keys(self.at_rest(rows), rows, keys))
             self._speed = median(self._recent)
         measured = self._at_first.get(rows)
@@ -132,7 +137,9 @@ class Costs:
         if _POSSIBLE[0] < seconds / expected < _POSSIBLE[1]:
             record.append(seconds / expected)
             self._since_renewal += 1
-            if self._since_renewal >= _RUNS or (is_new and len(record) >= _TELLING):
+            is_telling = len(record) >= _TELLING
+            self._any_telling |= is_telling
+            if self._since_renewal >= _RUNS or (is_new and is_telling):
                 self._renew()
 
     def _with_keys(self, seconds: float, rows: int, keys: int) -> float:

@@ -15,19 +15,22 @@ from foredraft.types import Sequence
 # What a proposer may lose of all time, and again for calls that were delayed. More finds a proposer that has become
 # good sooner. At worst each of two proposers loses both shares: 2 %.
 SHARE = 0.005
+# Of its share of the time, what pays for queries that are not expected to pay: the rest is left for the rows of what
+# they find. At worst it comes back half as soon.
+_PROBES = SHARE / 2
 # What it may lose beside that at the start: so many plain steps, and so many seconds where steps are short, for a few
 # drafts are needed to tell what it is worth. At worst all of it is lost, once for each proposer and kind of sampling.
 _ALLOWANCE = 4.0
 _ALLOWANCE_S = 0.01
 # Drafts of others that count as much as one's own in what a request expects. Fewer forget that requests are alike;
 # more that they differ. At worst a proposer that is of no use to a request is queried about as often in it.
-OWN_PRIOR = 4.0
+_OWN_PRIOR = 4.0
 # The share of a request's own drafts that is kept after one more: about twenty count. At worst a passage in which
 # nothing is gained hides as many drafts of the next one.
 _OWN_MEMORY = 0.95
 # Drafts that count in what is expected of a proposer in any request, and how many of those one request may give: a long
 # answer says little about the next. More of either take a change in later.
-_DRAFTS, OF_ONE = 64, 4
+_DRAFTS, _OF_ONE = 64, 4
 # Drafts that an acceptance counts for that was measured with the head. Fewer let some hard drafts at the start overrule
 # thousands; at worst so many more are lost on a head that was measured on another kind of text.
 _MEASURED = 8
@@ -36,6 +39,7 @@ UNKNOWN = 0.75
 # Calls whose times make an estimate. One late call may have another cause; more follow a change later.
 _CALLS = 8
 
+FEW_CALLS = 4  # are made before a proposer is judged by its time: the first ones are slow
 _NODES = 64  # of a promised draft
 _LEAST = 0.01  # acceptance that a proposer may promise
 
@@ -66,7 +70,7 @@ class Record:
         self.caught_up_s = 0.0  # what catching up took in all: an investment, which the credit must exceed
         self.catch_up = 0.0  # what catching up takes, in runs of the target for as many tokens
         self.time_s = 0.0  # of all steps with requests of this kind
-        self.queried_s = 0.0  # when it was last queried, on that clock
+        self.probed_s = 0.0  # when it was last queried without paying, on that clock
         # By number of sequences in a call, about: what the last calls took for each of them, and the mean of that.
         self.calls: dict[int, deque[float]] = {}
         self.costs_s: dict[int, float] = {}
@@ -79,6 +83,8 @@ class Record:
         # By number of sequences, about: drafts so far, and what one has gained in tokens, on average. Rows cost more
         # where more sequences share a run.
         self.gains: dict[int, tuple[int, float]] = {}
+        self.live: set[Request] = set()
+        self._expected: tuple[int, float, float] | None = None
 
     def gain(self, sequences: int, extra: Items[float]) -> float:
         """What a draft gains in tokens, where so many sequences share a run."""
@@ -92,6 +98,25 @@ class Record:
         count, mean = self.gains[sequences.bit_length()]
         count = min(count + weight, _DRAFTS)
         self.gains[sequences.bit_length()] = count, mean + (gain - mean) * weight / count
+        self.changed()
+
+    def expected(self, sequences: int) -> tuple[float, float]:
+        """What drafts gain in tokens where so many sequences share a run: that of the live request that expects most,
+        and those of all live requests. It only changes when something is learnt, or requests come and go."""
+        place = sequences.bit_length()
+        if self._expected is None or self._expected[0] != place:
+            gains = [request.gain(self.gains[place][1]) for request in self.live] if place in self.gains else [inf]
+            self._expected = place, max(gains), sum(gains)
+        return self._expected[1:]
+
+    def changed(self) -> None:
+        """What live requests expect has changed."""
+        self._expected = None
+
+    def is_due(self, loss_s: float, since_s: float | None = None) -> bool:
+        """Whether the share has paid, since the last probe or since then, for a query that is to lose so much."""
+        passed_s = self.time_s - (self.probed_s if since_s is None else since_s)
+        return passed_s * _PROBES >= loss_s or self.num_calls < FEW_CALLS
 
     def pass_time(self, seconds: float) -> None:
         self.time_s += seconds
@@ -125,18 +150,33 @@ class Record:
 class Request:
     """What is known of one proposer in one request."""
 
-    __slots__ = ("drafts", "gains", "missing", "queries", "record", "sequences", "spent_s")
+    __slots__ = ("drafts", "gains", "missing", "queried_s", "queries", "record", "sequences", "spent_s")
 
     def __init__(self, record: Record) -> None:
         self.record = record
+        self.queried_s = 0.0  # when it was last queried, on the record's clock
         self.queries = self.sequences = 0  # of its drafts, and how many shared a run with the last
         self.drafts = self.gains = 0.0  # recent ones, and what they gained in tokens
         self.missing = 0  # tokens to catch up with, when it was last decided about
         self.spent_s = 0.0  # on catching up
+        record.live.add(self)
+        record.changed()
+
+    def gain(self, common: float) -> float:
+        """What a draft is expected to gain in tokens, where it gains so much in any request."""
+        return (_OWN_PRIOR * common + self.gains) / (_OWN_PRIOR + self.drafts)
 
     def learn_gain(self, sequences: int, gain: float) -> None:
         self.queries, self.sequences = self.queries + 1, sequences
         self.drafts = _OWN_MEMORY * self.drafts + 1
         self.gains = _OWN_MEMORY * self.gains + gain
-        if self.queries <= OF_ONE:
+        self.record.changed()
+        if self.queries <= _OF_ONE:
             self.record.learn_gain(sequences, gain)
+
+    def end(self) -> None:
+        """What its last drafts gained is kept, as that of a few."""
+        self.record.live.remove(self)
+        self.record.changed()
+        if self.queries > _OF_ONE:
+            self.record.learn_gain(self.sequences, self.gains / self.drafts, _OF_ONE)

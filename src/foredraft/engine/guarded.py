@@ -25,6 +25,7 @@ class Guarded:
         self.proposer = proposer
         self._vocab_size = vocab_size  # of the target's logits
         self._clock = clock
+        self._observes = type(proposer).observe is not Proposer.observe
         self._is_given_up = False
         self._failed_for: set[int] = set()  # sequences
         self._failures: Counter[str] = Counter()  # by call, since its last success
@@ -38,7 +39,8 @@ class Guarded:
         started = self._clock()
         try:
             drafts = self._checked(sequences, budgets, min_score)
-            self._count_success("propose" if len(sequences) == 1 else "propose for several")
+            if self._failures:
+                self._count_success("propose" if len(sequences) == 1 else "propose for several")
         except Exception as error:
             if len(sequences) == 1:
                 self._fail("propose", sequences[0], error)
@@ -53,15 +55,17 @@ class Guarded:
 
     def observe(self, commits: Items[Commit]) -> None:
         """Tell it every commit by itself: it may fail for one sequence and go on for the others."""
+        if self._is_given_up or not self._observes:
+            return
+        observe, failed_for = self.proposer.observe, self._failed_for
         for commit in commits:
-            if self._is_given_up or commit.sequence.id in self._failed_for:
-                continue
-            try:
-                self.proposer.observe([commit])
-            except Exception as error:
-                self._fail("observe", commit.sequence, error)
-            else:
-                self._count_success("observe")
+            if commit.sequence.id not in failed_for:
+                try:
+                    observe((commit,))
+                    if self._failures:
+                        self._count_success("observe")
+                except Exception as error:
+                    self._fail("observe", commit.sequence, error)
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         """Where it has failed it may still hold the sequence, so it is told too."""
@@ -96,8 +100,7 @@ class Guarded:
         self._count_failure(call, "failed; the sequence it failed for goes on without it.", error)
 
     def _count_success(self, call: str) -> None:
-        if self._failures:
-            del self._failures[call]
+        del self._failures[call]  # which a Counter does for missing ones too
 
     def _count_failure(self, call: str, what: str, error: Exception) -> None:
         log.error("The proposer %s %s", self.name, what, exc_info=error)

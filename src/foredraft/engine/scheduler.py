@@ -54,8 +54,9 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=_order)
 
-    def schedule(self, chunk_rows: int | None = None) -> list[Work]:
-        """The works of the next step, oldest first, with slots reserved for their tokens and lookahead.
+    def schedule(self, chunk_rows: int | None = None, looks_ahead: bool = True) -> list[Work]:
+        """The works of the next step, oldest first, with slots reserved for their tokens and, unless it is known that
+        there will be no drafts, for their lookahead.
 
         While a sequence decodes, the chunks of all prompts together have at most `chunk_rows` rows, beside the one row
         that every running sequence is owed.
@@ -100,7 +101,7 @@ class Scheduler:
             works.sort(key=lambda work: _order(work.sequence))
 
         for index, work in enumerate(works):  # drafts get what tokens have left over: rows and blocks
-            if not budget:
+            if not budget or not looks_ahead:
                 break
             if work.sequence.num_lookahead_tokens and work.reaches_end:
                 works[index] = self._look_ahead(work, budget)

@@ -6,14 +6,14 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
-from functools import partial
+from functools import cache, partial
 from math import inf
 from typing import Protocol
 
 from foredraft.control.controller import Controller, Offer, Prices
 from foredraft.control.costs import Calibration, Costs, Load
 from foredraft.control.economics import VerifyCurve
-from foredraft.control.reasons import DRAFTED, MEASURING, NOTHING_PROPOSED, PROBE
+from foredraft.control.reasons import DRAFTED, MEASURING, NOTHING_PROPOSED, PROBE, RESTING
 from foredraft.engine.assignments import Assignment, Assignments, query_order
 from foredraft.engine.guarded import Guarded
 from foredraft.proposers.base import Proposer
@@ -42,12 +42,12 @@ class _Step:
 
     __slots__ = ("assigned", "controlled_s", "offers", "prices", "query_s", "reasons", "works")
 
-    def __init__(self, works: list[Work], assigned: list[Assignment]) -> None:
+    def __init__(self, works: list[Work], assigned: list[Assignment], reasons: list[list[str]]) -> None:
         self.works = works  # without drafts
         self.assigned = assigned
+        self.reasons = reasons
         self.prices: Prices | None = None  # of what runs without the controller's drafts, where it decides
         self.offers: dict[int, dict[str, Offer]] = {}  # by name of the proposer
-        self.reasons: list[list[str]] = [[] for _ in works]
         self.query_s = 0.0
         self.controlled_s = 0.0  # of that, for sequences of the controller
 
@@ -70,7 +70,8 @@ class Speculation:
         self.controller: Controller | None = None  # none before the machine was measured
         self._controller_wanted = False
         self._controller_failed = False
-        self._step = _Step([], [])
+        self._step = _Step([], [], [])
+        self._is_resting = False  # in the present step
 
     def prepare(self, spec: Spec) -> int:
         """Make what a request will need, before it is admitted; returns how many slots its drafts may take. A request
@@ -97,10 +98,23 @@ class Speculation:
     def register(self, sequence: Sequence, spec: Spec) -> None:
         self.assignments.register(sequence, spec)
 
+    def rests(self, running: Items[Sequence]) -> bool:
+        """Whether it is known before a step that these sequences get no drafts: then nobody is looked at, and drafts
+        need no slots."""
+        self._is_resting = False
+        if self.controller is not None and self._step.prices is not None:
+            try:
+                self._is_resting = self.controller.rests(running, self._step.prices.load)
+            except Exception:
+                self._give_controller_up()
+        return self._is_resting
+
     def propose(self, works: list[Work]) -> list[Work]:
         """Give every work that has slots for one a draft, merged from those of its proposers. Those that take time are
         queried last: what the others have found decides whether it is worth it."""
-        step = self._step = _Step(works, self.assignments.of(works))
+        if self._is_resting and self.controller is not None:
+            return self._rested(works, self.controller)
+        step = self._step = _Step(works, self.assignments.of(works), [[] for _ in works])
         distinct = set(step.assigned)
         is_adaptive = any(of.adaptive for of in distinct)
         controller = self.controller if is_adaptive else None
@@ -117,6 +131,13 @@ class Speculation:
                 raise
             self._give_controller_up()
             return self._with_chosen_drafts(self._with_fixed_drafts(step), step, None)
+
+    def _rested(self, works: list[Work], controller: Controller) -> list[Work]:
+        """A step in which nobody is looked at."""
+        reasons = [[RESTING] if work.sequence.num_lookahead_tokens else [] for work in works]
+        self._step = _Step(works, [], reasons)
+        self._step.prices = controller.prices(Load.of(works), 0)
+        return works
 
     def _query(self, guarded: Guarded, step: _Step, controller: Controller | None) -> None:
         """Query a proposer for the works that named it, and for which it is worth it if that is for the controller to
@@ -137,7 +158,7 @@ class Speculation:
             at_hand = [max(step.offers[i].values(), key=_root) if i in step.offers else None for i in mine]
             reasons = controller.wants(proposer, works, at_hand, prices)
             for index, reason in zip(mine, reasons, strict=True):
-                step.reasons[index].append(f"{proposer.name}: {reason}")
+                step.reasons[index].append(_about(proposer.name, reason))
             mine = [index for index, reason in zip(mine, reasons, strict=True) if reason is DRAFTED or reason is PROBE]
             if mine and not fixed and not proposer.free:
                 min_score = controller.min_score(proposer, works[0], prices)
@@ -234,10 +255,7 @@ class Speculation:
         if step.offers:
             self._count_savings(works, commits, step.query_s + run_s)
         if step.prices is not None:
-            mine = [
-                (step.offers[index].values() if index in step.offers else ()) if of.adaptive else None
-                for index, of in enumerate(step.assigned)
-            ]
+            mine = {index: made.values() for index, made in step.offers.items() if step.assigned[index].adaptive}
             try:
                 controller.observe(works, mine, commits, step.prices, step.controlled_s, run_s)
             except Exception:
@@ -280,6 +298,12 @@ class Speculation:
     def _give_controller_up(self) -> None:
         self.controller, self._controller_failed = None, True
         log.exception("The controller failed; sequences that leave the choice to it get no drafts any more.")
+
+
+@cache
+def _about(name: str, reason: str) -> str:
+    """Why a proposer was queried or not."""
+    return f"{name}: {reason}"
 
 
 def _root(offer: Offer) -> float:

@@ -43,7 +43,8 @@ def step(
     """One run of the target for everybody who is scheduled."""
     started = clock()
     num_decoding = scheduler.num_decoding
-    scheduled = scheduler.schedule(chunk_limit.rows_beside(num_decoding))
+    looks_ahead = not speculation.rests(scheduler.running)
+    scheduled = scheduler.schedule(chunk_limit.rows_beside(num_decoding), looks_ahead)
     works = speculation.propose(scheduled)
     drafted = clock()
     verdicts, stops = target.verify(works)
