@@ -45,3 +45,27 @@ def test_more_rows_cost_what_they_add_in_tokens_of_plain_decoding() -> None:
 def test_longer_contexts_cost_more() -> None:
     costs = Costs(Calibration(DEAR.curve, 100, 1e-6))
     assert costs.run(2, 2 * 1100) == pytest.approx(DEAR.curve.seconds_at(2) + 2000e-6)
+
+
+def test_prompts_tell_nothing_of_the_machine() -> None:
+    """Prompts of more rows than were calibrated take ten times what the curve promises."""
+    costs = Costs(CHEAP)
+    for _ in range(40):
+        costs.observe(500, 0, 10 * CHEAP.curve.seconds_at(500), True)
+        assert not costs.is_known(1)
+    for _ in range(4):
+        costs.observe(1, 0, CHEAP.curve.seconds_at(1), True)
+    assert costs.is_known(1)
+    assert costs.run(1, 0) == pytest.approx(CHEAP.curve.seconds_at(1))
+    assert costs.run(500, 0) == pytest.approx(10 * CHEAP.curve.seconds_at(500), rel=0.1)
+
+
+def test_a_wrong_start_is_mended_by_plain_steps() -> None:
+    """The first steps take ten times as long as all others, while kernels are compiled for instance."""
+    costs = Costs(CHEAP)
+    for _ in range(8):
+        costs.observe(16, 0, 10 * CHEAP.curve.seconds_at(16), True)
+    for _ in range(20):
+        costs.observe(1, 0, CHEAP.curve.seconds_at(1), True)
+    assert costs.is_known(1)
+    assert costs.run(1, 0) == pytest.approx(CHEAP.curve.seconds_at(1), rel=0.1)

@@ -71,7 +71,7 @@ class Costs:
         self._speed = 1.0
         self._recent: deque[float] = deque(maxlen=_RUNS)
         self._by_shape: list[deque[float]] = [deque(maxlen=_RUNS) for _ in rows]
-        self._any_telling = False  # whether any row count has enough runs
+        self._any_known = False  # whether any row count that was calibrated has enough runs
         self._known: set[int] = set()  # row counts that have, or have others near them
         self._since_renewal = 0
         # What curves say, looked up in every step: seconds by rows, and what more rows cost, by load.
@@ -124,22 +124,26 @@ class Costs:
         """A real step with so many rows took so long, without the queries of proposers.
 
         Plain steps of known row counts tell how fast the machine is, and the very first steps do. The others only tell
-        how row counts compare: otherwise plain steps would seem to take longer while there are only drafts."""
+        how row counts compare: otherwise plain steps would seem to take longer while there are only drafts. If plain
+        steps take what cannot be, the speed is wrong. Prompts have more rows than were calibrated: they may take any
+        time, and tell nothing of others."""
         record = self._by_shape[self._nearest(rows)]
-        is_new = len(record) < _TELLING
-        if (is_plain and not is_new) or not self._any_telling:
-            self._recent.append(seconds / self._with_keys(self.at_rest(rows), rows, keys))
-            self._speed = median(self._recent)
+        is_new, is_calibrated = len(record) < _TELLING, rows <= self._measured.curve.rows[-1]
         measured = self._at_first.get(rows)
         if measured is None:
             measured = self._at_first[rows] = self._calibrated.seconds_at(rows)
-        expected = self._speed * self._with_keys(measured, rows, keys)
-        if _POSSIBLE[0] < seconds / expected < _POSSIBLE[1]:
-            record.append(seconds / expected)
+        expected = self._with_keys(measured, rows, keys)
+        is_possible = not is_calibrated or _POSSIBLE[0] < seconds / (self._speed * expected) < _POSSIBLE[1]
+        is_telling = is_plain and (not is_new or not is_possible)
+        if is_calibrated and (is_telling or not self._any_known):
+            self._recent.append(seconds / self._with_keys(self.at_rest(rows), rows, keys))
+            self._speed = median(self._recent)
+        if is_possible:
+            record.append(seconds / (self._speed * expected))
             self._since_renewal += 1
-            is_telling = len(record) >= _TELLING
-            self._any_telling |= is_telling
-            if self._since_renewal >= _RUNS or (is_new and is_telling):
+            is_known = len(record) >= _TELLING
+            self._any_known |= is_calibrated and is_known
+            if self._since_renewal >= _RUNS or (is_new and is_known):
                 self._renew()
 
     def _with_keys(self, seconds: float, rows: int, keys: int) -> float:
