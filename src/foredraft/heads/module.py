@@ -103,6 +103,25 @@ class Attention(nn.Module):
         return heads
 
 
+class DecoderLayer(nn.Module):
+    """A layer whose keys are those of a context, and those of its rows themselves."""
+
+    def __init__(self, config: HeadConfig, qk_norm: bool) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.self_attn = Attention(config, config.hidden_size, qk_norm)
+        self.mlp = Mlp(config)
+
+    def forward(self, x: Tensor, positions: Tensor, context: list[KeysValues], mask: Tensor | None) -> Tensor:
+        """Rows [batch, length, hidden]. The keys that `mask` is about are the context's, then those of the rows."""
+        normed = self.input_layernorm(x)
+        own = self.self_attn.keys_values(normed, positions)
+        x = x + self.self_attn.attend(normed, positions, [*context, own], mask)
+        y: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return y
+
+
 def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     """Rotary positions on [batch, heads, length, head_dim]: the first half of a head turns with its second half."""
     half = x.shape[-1] // 2

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from foredraft.heads.base import HeadConfig
-from foredraft.heads.module import Attention, HeadModule, KeysValues, Linear, Mlp, RMSNorm, Table
+from foredraft.heads.module import DecoderLayer, HeadModule, KeysValues, Linear, RMSNorm, Table
 
 
 class DFlashModule(HeadModule):
@@ -28,7 +28,7 @@ class DFlashModule(HeadModule):
             self.anchor_proj = Linear(target, hidden)
             self.feature_proj = Linear(hidden, hidden)
             self.mask_embedding = Table(config.block, hidden, scale=1.0)
-        self.layers = nn.ModuleList(DFlashLayer(config) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(DecoderLayer(config, qk_norm=True) for _ in range(config.num_layers))
         self.norm = RMSNorm(hidden, eps)
         self.lm_head = Linear(hidden, config.draft_vocab_size)
         if config.correction == "markov":
@@ -47,7 +47,7 @@ class DFlashModule(HeadModule):
 
     def context(self, features: Tensor, positions: Tensor) -> list[KeysValues]:
         """K and V of committed positions, layer by layer."""
-        return [layer.context(features, positions) for layer in self._layers()]
+        return [layer.self_attn.keys_values(features, positions) for layer in self._layers()]
 
     def rows(self, anchors: Tensor, features: Tensor) -> Tensor:
         """The input of blocks: embeddings of their anchors [batch, blocks, target_hidden] and last features [batch,
@@ -63,12 +63,12 @@ class DFlashModule(HeadModule):
         """`rows` through all layers → y [batch, rows, hidden], after the norm. Rows see the keys of the context, then
         all rows, as far as `mask` [batch or 1, 1, rows, keys] is true."""
         for layer, keys in zip(self._layers(), context, strict=True):
-            x = layer(x, positions, keys, mask)
+            x = layer(x, positions, [keys], mask)
         y: Tensor = self.norm(x)
         return y
 
-    def _layers(self) -> list[DFlashLayer]:
-        return [layer for layer in self.layers if isinstance(layer, DFlashLayer)]
+    def _layers(self) -> list[DecoderLayer]:
+        return [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
 
     def output(self, y: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
         """What the logits are the product of: rows [..., width] and weight [draft_vocab, width]. `previous` is the
@@ -84,27 +84,6 @@ class DFlashModule(HeadModule):
         """Over the draft vocabulary; see `output`."""
         rows, weight = self.output(y, previous)
         return functional.linear(rows, weight.to(rows.dtype))
-
-
-class DFlashLayer(nn.Module):
-    """A decoder layer whose keys are those of the context and those of the rows themselves."""
-
-    def __init__(self, config: HeadConfig) -> None:
-        super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.self_attn = Attention(config, config.hidden_size, qk_norm=True)
-        self.mlp = Mlp(config)
-
-    def context(self, features: Tensor, positions: Tensor) -> KeysValues:
-        return self.self_attn.keys_values(features, positions)
-
-    def forward(self, x: Tensor, positions: Tensor, context: KeysValues, mask: Tensor | None) -> Tensor:
-        normed = self.input_layernorm(x)
-        own = self.self_attn.keys_values(normed, positions)
-        x = x + self.self_attn.attend(normed, positions, [context, own], mask)
-        y: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return y
 
 
 class MarkovModule(nn.Module):
