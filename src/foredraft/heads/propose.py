@@ -12,7 +12,7 @@ from typing import ClassVar
 from foredraft.backends.base import Backend, LayerKV, Linear
 from foredraft.backends.choose import choose_backend
 from foredraft.backends.row_tiles import set_tiles_beside
-from foredraft.batch import pack
+from foredraft.batch import PackedBatch, pack
 from foredraft.config import DTYPES
 from foredraft.errors import InvalidSpec
 from foredraft.heads.base import MAX_BLOCK, HeadConfig
@@ -92,10 +92,13 @@ class HeadRunner(ABC):
         if behind:
             self.logits(behind)
         self._scratch.lend(works, begins=True)
-        return self._ahead(works, pack([self._first(work) for work in works], self.block_size), shape)
+        return self._ahead(works, self._packed(works), shape)
 
-    def _first(self, work: Work) -> Work:
-        """What is run of a work before its tree grows."""
+    def _packed(self, works: Items[Work]) -> PackedBatch:
+        return pack([self._run_of(work) for work in works], self.block_size)
+
+    def _run_of(self, work: Work) -> Work:
+        """What the head runs of a work."""
         return work
 
     def warm(self, shape: TreeShape) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Items
 import torch
 
 from foredraft.backends.tree_ops import Nodes
-from foredraft.batch import ForwardBatch, pack
+from foredraft.batch import ForwardBatch
 from foredraft.heads.dflash.serve import Correction, DFlashHead, blocks_behind, load_dflash, pack_blocks
 from foredraft.heads.propose import (
     HeadDrafter,
@@ -70,7 +70,7 @@ class DFlashRunner(HeadRunner):
     def _begin(self, works: Items[Work]) -> NodeLogits:
         """Run the features of tokens that are new to the head, then a block for every sequence that is up to date."""
         head = self._head
-        self._context(pack([self._first(work) for work in works], self.block_size), head.context)
+        self._context(self._packed(works), head.context)
         sequences = [work.sequence for work in works if work.reaches_end]
         if not sequences:
             return NodeLogits(torch.empty(0, 1))
@@ -82,7 +82,7 @@ class DFlashRunner(HeadRunner):
         logits = self._correction.begin(y.view(len(sequences), head.block, -1), anchors)
         return NodeLogits(logits, head.token_ids)
 
-    def _first(self, work: Work) -> Work:
+    def _run_of(self, work: Work) -> Work:
         """The tokens of a work that have features: all but the last one of the sequence, and one at least, because a
         block reads the last feature."""
         sequence = work.sequence

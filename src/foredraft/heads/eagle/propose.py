@@ -9,7 +9,7 @@ from collections.abc import Sequence as Items
 from torch import Tensor
 
 from foredraft.backends.tree_ops import Nodes
-from foredraft.batch import ForwardBatch, pack
+from foredraft.batch import ForwardBatch
 from foredraft.heads.base import HeadConfig
 from foredraft.heads.eagle.serve import EagleHead, load_eagle
 from foredraft.heads.propose import MOST_NODES, HeadDrafter, HeadRunner, LoadedHead
@@ -56,7 +56,7 @@ class EagleRunner(HeadRunner):
         begins = works[0].num_new_tokens > 0
         assert all((work.num_new_tokens > 0) == begins for work in works)
         self._scratch.lend(works, begins)
-        batch, head = pack(works, self.block_size), self._head
+        batch, head = self._packed(works), self._head
         logits = self._advance(batch, head.advance) if begins else self._extend(batch, head.extend)
         return NodeLogits(logits, head.token_ids)
 
