@@ -8,13 +8,16 @@ import torch
 from torch import Tensor
 
 from foredraft.heads.base import HeadConfig
+from foredraft.heads.dflash.module import DFlashModule
+from foredraft.heads.eagle.module import EagleModule
 from foredraft.heads.files import target_digest, write_head
-from foredraft.heads.kinds import part
+from foredraft.heads.medusa.module import MedusaModule
 from foredraft.heads.module import HeadModule
 from foredraft.models.catalog import open_checkpoint
 
 DRAFT_VOCAB = 256
-KINDS = ("eagle", "medusa", "dflash")
+MODULES: dict[str, type[HeadModule]] = {"eagle": EagleModule, "medusa": MedusaModule, "dflash": DFlashModule}
+KINDS = tuple(MODULES)
 SIZES = {"eagle": {"block": 5}, "medusa": {"block": 4, "num_layers": 2}, "dflash": {"block": 6, "num_layers": 2}}
 
 
@@ -50,8 +53,7 @@ def tiny_config(kind: str, model: Path, correction: str = "none", **changes: obj
 
 def build_head(config: HeadConfig) -> HeadModule:
     """A module as training starts with it, and the first tokens of the target's vocabulary as its own."""
-    head: HeadModule = part(config.kind, "module").MODULE(config)
-    return head
+    return MODULES[config.kind](config)
 
 
 def random_head(config: HeadConfig, seed: int = 0) -> HeadModule:

@@ -1,15 +1,15 @@
 """The kinds of trained heads: the only list of them. A new kind is a folder beside this file, and a line in the table.
 
-All folders have the same files, as far as their kind has such a part. What the rest of the program takes from each:
+All folders have the same files, as far as their kind has such a part. Names in brackets are what others look for there:
 
-config.py   RULES: what a config.json of this kind may say, and the tensors that belong to it
+config.py   what a config.json of this kind may say, and which tensors the head has (RULES)
 serve.py    the head as a backend runs it
-propose.py  PROPOSER: the proposer that drafts with it
-module.py   MODULE: the head as a torch module, for training
-train.py    Options: what can be chosen when one is trained; build(): one at the start of its training
-export.py   layout(): the head in the layout of another engine
+propose.py  the proposer that drafts with it (PROPOSER)
+module.py   the head as a torch module
+train.py    what can be chosen when one is trained, and one at the start of its training (Options, build)
+export.py   the head in the layout of another engine (layout)
 
-A file here by one of these names holds what all kinds share of it. Serving never imports training.
+A file here by one of these names holds what all kinds share of it. Serving never imports the last three.
 """
 
 from __future__ import annotations

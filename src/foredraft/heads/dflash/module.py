@@ -113,6 +113,3 @@ class RefinerModule(nn.Module):
         inner = functional.silu(self.in_proj(y) + self.table(previous).to(y.dtype))
         refined: Tensor = y + self.out_proj(inner)
         return refined
-
-
-MODULE = DFlashModule

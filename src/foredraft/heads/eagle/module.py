@@ -57,6 +57,3 @@ class EagleLayer(nn.Module):
         own = self.self_attn.keys_values(x, positions)
         y = h + self.self_attn.attend(x, positions, [*past, own], mask)
         return y + self.mlp(self.post_attention_layernorm(y)), own
-
-
-MODULE = EagleModule

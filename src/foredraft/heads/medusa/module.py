@@ -47,6 +47,3 @@ class MedusaBlock(nn.Module):
         for layer in self.layers:
             x = x + functional.silu(layer(x))
         return x
-
-
-MODULE = MedusaModule
