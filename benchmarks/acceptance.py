@@ -18,7 +18,7 @@ from torch import Tensor
 from foredraft import LLM, SamplingParams
 from foredraft.batch import pack
 from foredraft.bench.suite import built_in
-from foredraft.proposers.drafting import ModelDrafter
+from foredraft.proposers.model.whole_model import ModelDrafter
 from foredraft.runtime.runner import Runner
 from foredraft.types import RequestOutput, Sequence, Work
 

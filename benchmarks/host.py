@@ -27,11 +27,11 @@ from foredraft.bench.suite import CHAT, load_suite
 from foredraft.control.controller import Controller
 from foredraft.engine import engine as engine_module
 from foredraft.engine import speculation as speculation_module
-from foredraft.proposers import eagle as eagle_module
-from foredraft.proposers import run_ahead
+from foredraft.heads import propose as eagle_module
+from foredraft.proposers.model import run_ahead
+from foredraft.proposers.model.drafter import TreeDrafter
 from foredraft.proposers.registry import parse_spec
 from foredraft.proposers.suffix import Suffix
-from foredraft.proposers.tree_drafter import TreeDrafter
 
 SPECS = ("off", "auto", "suffix", "eagle:nodes=16", "suffix+eagle:nodes=16")
 

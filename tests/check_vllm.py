@@ -22,15 +22,15 @@ from typing import Any
 
 from foredraft import LLM, SamplingParams
 from foredraft.bench.suite import load_suite
-from foredraft.export.engine import Engine
-from foredraft.export.export import export
+from foredraft.heads.engines import Engine
+from foredraft.heads.export import export
 from foredraft.models.catalog import DEFAULT_MODEL, open_checkpoint, resolve
 from foredraft.models.checkpoint import Checkpoint
 
 ROOT = Path(__file__).parents[1]
 PYTHON = ROOT / ".peers" / "vllm" / "bin" / "python"
 DECODE = ROOT / "tests" / "peers" / "vllm_decode.py"
-HEADS = ROOT / "src/foredraft/models/heads/shipped" / DEFAULT_MODEL
+HEADS = ROOT / "src/foredraft/heads/shipped" / DEFAULT_MODEL
 FOLDER = ROOT / "build" / "check-vllm"
 SUITE = ROOT.parent / "shared" / "data" / "spec_bench_dev.jsonl"  # lies beside the repository where there is one
 DTYPE = "float32"

@@ -24,8 +24,8 @@ import torch
 from foredraft.backends import native_library
 from foredraft.batch import pack
 from foredraft.errors import ForedraftError
+from foredraft.heads.base import CORRECTIONS
 from foredraft.llm import LLM
-from foredraft.models.heads.config import CORRECTIONS
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import parse_spec
 from foredraft.types import CompletionOutput, Draft, Sequence, Work

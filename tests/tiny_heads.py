@@ -7,13 +7,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from foredraft.heads.base import HeadConfig
+from foredraft.heads.dflash.module import DFlashModule
+from foredraft.heads.eagle.module import EagleModule
+from foredraft.heads.files import target_digest, write_head
+from foredraft.heads.medusa.module import MedusaModule
+from foredraft.heads.module import HeadModule
 from foredraft.models.catalog import open_checkpoint
-from foredraft.models.heads.config import HeadConfig
-from foredraft.models.heads.files import target_digest, write_head
-from foredraft.train.modules.build import Head, build_head
 
 DRAFT_VOCAB = 256
-KINDS = ("eagle", "medusa", "dflash")
+MODULES: dict[str, type[HeadModule]] = {"eagle": EagleModule, "medusa": MedusaModule, "dflash": DFlashModule}
+KINDS = tuple(MODULES)
 SIZES = {"eagle": {"block": 5}, "medusa": {"block": 4, "num_layers": 2}, "dflash": {"block": 6, "num_layers": 2}}
 
 
@@ -47,7 +51,12 @@ def tiny_config(kind: str, model: Path, correction: str = "none", **changes: obj
     return HeadConfig(**values)  # type: ignore[arg-type]
 
 
-def random_head(config: HeadConfig, seed: int = 0) -> Head:
+def build_head(config: HeadConfig) -> HeadModule:
+    """A module as training starts with it, and the first tokens of the target's vocabulary as its own."""
+    return MODULES[config.kind](config)
+
+
+def random_head(config: HeadConfig, seed: int = 0) -> HeadModule:
     """A module whose every tensor is random, so that a forgotten one shows."""
     torch.manual_seed(seed)
     head = build_head(config)
@@ -62,7 +71,7 @@ def random_head(config: HeadConfig, seed: int = 0) -> Head:
     return head.eval()
 
 
-def save_head(head: Head, folder: Path, dtype: torch.dtype = torch.float32, bits: int = 16) -> Path:
+def save_head(head: HeadModule, folder: Path, dtype: torch.dtype = torch.float32, bits: int = 16) -> Path:
     """With fewer than 16 `bits`, matrices are written in so many."""
 
     def stored(tensor: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Writes a trained head, or a distilled draft model, in the bits that it is shipped with.
 
-python tools/ship_head.py TRAINED --out src/foredraft/models/heads/shipped/MODEL/KIND [--bits 8]
+python tools/ship_head.py TRAINED --out src/foredraft/heads/shipped/MODEL/KIND [--bits 8]
     [--target NAME] [--more NAME=BITS ...] [--acceptance RATE ...]
 python tools/ship_head.py DRAFT --out … --vocabulary HEAD [--model MODEL] [--text TEXT]
 """
@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from foredraft.backends.base import Weight
+from foredraft.heads.base import D2T, HeadConfig
+from foredraft.heads.coding import BITS
+from foredraft.heads.draft_model.rounding import rounded_layers
+from foredraft.heads.draft_model.train import as_head
+from foredraft.heads.files import read_tensors, write_head
 from foredraft.models.catalog import DEFAULT_MODEL, open_checkpoint, resolve
-from foredraft.models.heads.coding import BITS
-from foredraft.models.heads.config import HeadConfig
-from foredraft.models.heads.files import read_tensors, write_head
-from foredraft.models.heads.shapes import D2T
 from foredraft.train.batches import Batch, Batches
-from foredraft.train.draft import as_head
-from foredraft.train.rounding import rounded_layers
 from foredraft.train.shards import read_text
 
 Head = tuple[HeadConfig, dict[str, Tensor | Weight]]

@@ -22,8 +22,8 @@ from lab import arguments, check, heading, say, table
 from foredraft import LLM, SamplingParams
 from foredraft.control.economics import best_length, expected_tokens_by_depth
 from foredraft.errors import InvalidPrompt
+from foredraft.heads.catalog import shipped_heads
 from foredraft.models.catalog import open_checkpoint, resolve
-from foredraft.models.heads.catalog import shipped_heads
 from foredraft.types import RequestOutput
 
 PROMPTS = {

@@ -10,8 +10,8 @@ import pytest
 
 from foredraft.config import ModelConfig
 from foredraft.control.economics import VerifyCurve
+from foredraft.heads.catalog import HeadFiles
 from foredraft.llm import LLM
-from foredraft.models.heads.catalog import HeadFiles
 from foredraft.params import SamplingParams
 from foredraft.proposers.best_head import best_head
 from foredraft.proposers.registry import ProposerChoice, parse_spec

@@ -13,18 +13,18 @@ import torch
 from foredraft.backends.choose import choose_backend
 from foredraft.batch import pack
 from foredraft.errors import InvalidModel, InvalidSpec
-from foredraft.export.engine import Engine
-from foredraft.export.export import export
+from foredraft.heads.base import HeadConfig
+from foredraft.heads.draft_model.serve import load_draft_model
+from foredraft.heads.draft_model.train import as_head
+from foredraft.heads.engines import Engine
+from foredraft.heads.export import export
+from foredraft.heads.files import read_tensors, target_digest, write_head
+from foredraft.heads.weights import HeadWeights
 from foredraft.llm import LLM
 from foredraft.models.catalog import open_checkpoint
-from foredraft.models.heads.config import HeadConfig
-from foredraft.models.heads.draft_model import load_draft_model
-from foredraft.models.heads.files import read_tensors, target_digest, write_head
-from foredraft.models.heads.weights import HeadWeights
 from foredraft.params import SamplingParams
 from foredraft.runtime.kv import KVCache
 from foredraft.runtime.runner import Runner
-from foredraft.train.draft import as_head
 from foredraft.types import Sequence, Work
 from tests.backends import BACKENDS
 from tests.tiny_models import VOCAB, random_model, save_model

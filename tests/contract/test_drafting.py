@@ -14,7 +14,7 @@ import torch
 from foredraft.errors import InvalidModel, InvalidSpec
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
-from foredraft.proposers.drafting import ModelDrafter
+from foredraft.proposers.model.whole_model import ModelDrafter
 from foredraft.proposers.registry import ProposerChoice, parse_spec
 from foredraft.types import Draft, Sequence
 from tests.tiny_models import VOCAB, random_model, save_model
@@ -107,7 +107,7 @@ def count_rows(llm: LLM, spec: str) -> Any:
 
 def test_a_long_text_is_caught_up_with_in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM(str(folder))
-    monkeypatch.setattr("foredraft.proposers.tree_drafter.CATCH_UP", 100)
+    monkeypatch.setattr("foredraft.proposers.model.drafter.CATCH_UP", 100)
     proposer = llm.engine.speculation.assignments.make_proposer(ProposerChoice("draft_model", {"model": str(folder)}))
     text = make_sequence(llm, [(5 * place) % VOCAB for place in range(250)])
     sizes = [len(proposer.propose([text], [4], 0.0)[0]) for _ in range(4)]

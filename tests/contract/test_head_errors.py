@@ -13,10 +13,10 @@ import torch
 from foredraft.backends.base import Taps
 from foredraft.backends.torch import TorchBackend
 from foredraft.errors import ForedraftError, InvalidModel, InvalidParameter, InvalidSpec
+from foredraft.heads.catalog import find_heads, shipped_heads
+from foredraft.heads.weights import TapReader
 from foredraft.llm import LLM
 from foredraft.models.catalog import open_checkpoint
-from foredraft.models.heads.catalog import find_heads, shipped_heads
-from foredraft.models.heads.weights import TapReader
 from tests.tiny_heads import KINDS, random_head, save_head, save_heads, tiny_config
 from tests.tiny_models import random_model, save_model
 

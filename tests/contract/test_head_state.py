@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from foredraft.batch import pack
+from foredraft.heads.base import CORRECTIONS
 from foredraft.llm import LLM
-from foredraft.models.heads.config import CORRECTIONS
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import ProposerChoice, parse_spec
 from foredraft.types import Draft, Sequence, Work

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from foredraft.batch import pack
+from foredraft.heads.base import CORRECTIONS
+from foredraft.heads.dflash.module import DFlashModule
+from foredraft.heads.dflash.serve import Corrected
+from foredraft.heads.eagle.module import EagleModule
+from foredraft.heads.files import read_tensors
+from foredraft.heads.medusa.module import MedusaModule
 from foredraft.llm import LLM
-from foredraft.models.heads.config import CORRECTIONS
-from foredraft.models.heads.dflash import Corrected
-from foredraft.models.heads.files import read_tensors
 from foredraft.params import SamplingParams
-from foredraft.proposers.candidates import NodeLogits
+from foredraft.proposers.model.candidates import NodeLogits
 from foredraft.proposers.registry import ProposerChoice
-from foredraft.train.modules.dflash import DFlashHead
-from foredraft.train.modules.eagle import EagleHead
-from foredraft.train.modules.medusa import MedusaHead
 from foredraft.types import Draft, Sequence, Work
 from tests.backends import KERNELS
 from tests.tiny_heads import DRAFT_VOCAB, random_head, save_head, tiny_config
@@ -100,7 +100,7 @@ class Target:
         return torch.stack(rows)
 
 
-def eagle_reference(head: EagleHead, target: Target, sequence: Sequence, draft: Draft) -> Tensor:
+def eagle_reference(head: EagleModule, target: Target, sequence: Sequence, draft: Draft) -> Tensor:
     tokens = sequence.token_ids
     h = head.features(target.taps(sequence, head.config.taps))
     positions = torch.arange(len(tokens) - 1)[None]
@@ -117,13 +117,13 @@ def eagle_reference(head: EagleHead, target: Target, sequence: Sequence, draft: 
     return torch.cat(logits, 1)[0]
 
 
-def medusa_reference(head: MedusaHead, target: Target, sequence: Sequence, draft: Draft) -> Tensor:
+def medusa_reference(head: MedusaModule, target: Target, sequence: Sequence, draft: Draft) -> Tensor:
     state = head.state(target.taps(sequence, head.config.taps)[0, -1:])
     offsets = torch.cat([head.logits(head.offset(state, offset)) for offset in range(head.config.block)])
     return offsets[[0, *draft.depths]]
 
 
-def dflash_reference(head: DFlashHead, target: Target, sequence: Sequence, draft: Draft) -> Tensor:
+def dflash_reference(head: DFlashModule, target: Target, sequence: Sequence, draft: Draft) -> Tensor:
     tokens, block = sequence.token_ids, head.config.block
     features = head.features(target.taps(sequence, head.config.taps))
     context = head.context(features, torch.arange(len(tokens) - 1)[None])

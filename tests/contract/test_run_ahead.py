@@ -11,16 +11,17 @@ import pytest
 import torch
 
 from foredraft.backends.torch import TorchBackend
-from foredraft.backends.tree_ops import Candidates, Choice, Nodes, TorchTreeOps, TreeOps
+from foredraft.backends.tree_ops import Candidates, Choice, Nodes, TreeOps
+from foredraft.heads.propose import HeadDrafter
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
-from foredraft.proposers.draft_trees import Tree, TreeShape, static_shares
-from foredraft.proposers.head_runner import HeadDrafter
-from foredraft.proposers.run_ahead import Found, Levels, RunAhead
-from foredraft.proposers.tree_drafter import TreeDrafter
+from foredraft.proposers.model.drafter import TreeDrafter
+from foredraft.proposers.model.run_ahead import Found, Levels, RunAhead
+from foredraft.proposers.model.tree import Tree, TreeShape, static_shares
 from foredraft.types import Draft, Sequence
 from tests.tiny_heads import save_heads
 from tests.tiny_models import VOCAB, random_model, save_model
+from tests.tree_reference import TorchTreeOps, add_level
 
 CASES = [
     ("eagle:nodes=12,width=3,k=4", 0.0),
@@ -117,7 +118,7 @@ def test_nodes_are_chosen_by_the_rule_of_trees(prunes: bool) -> None:
         before = level(ops, Candidates(tokens, shares), before, depth, shape, 1)
         first = len(tree.tokens) - rows if depth > 1 else -1
         pairs = [list(zip(*row)) for row in zip(tokens.tolist(), shares.tolist(), strict=True)]
-        tree.add_level(first, pairs)
+        add_level(tree, first, pairs)
         above = (depth - 2) * shape.width if depth > 1 else -1
         assert tree.tokens[-shape.width :] == before.token_ids.tolist()
         assert tree.parents[-shape.width :] == [parent + above for parent in before.parents.tolist()]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from foredraft.heads.catalog import shipped_heads
+from foredraft.heads.kinds import KINDS
 from foredraft.llm import LLM
 from foredraft.models.catalog import open_checkpoint
-from foredraft.models.heads.catalog import shipped_heads
-from foredraft.models.heads.config import KINDS
 from foredraft.params import SamplingParams
 from foredraft.types import RequestOutput
 

@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from foredraft.cli.main import app
 from foredraft.errors import InvalidModel
-from foredraft.export.engine import Engine
-from foredraft.export.export import export
+from foredraft.heads.base import HeadConfig
+from foredraft.heads.engines import Engine
+from foredraft.heads.export import export
+from foredraft.heads.files import read_tensors
 from foredraft.llm import LLM
 from foredraft.models.catalog import open_checkpoint
-from foredraft.models.heads.config import HeadConfig
-from foredraft.models.heads.files import read_tensors
 from foredraft.params import SamplingParams
 from foredraft.train.kinds import parse_kind
 from foredraft.train.loop import Report

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from foredraft.heads.propose import HeadDrafter
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
-from foredraft.proposers.head_runner import HeadDrafter
-from foredraft.proposers.tree_drafter import TreeDrafter
+from foredraft.proposers.model.drafter import TreeDrafter
 from foredraft.types import Draft
 from tests.contract.test_heads import CASES, CHAIN, REFERENCES, TOKENS, TREE, Target
 from tests.contract.test_run_ahead import CASES as AHEAD_CASES
@@ -40,7 +40,7 @@ def cuda_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     from foredraft.backends.cuda import CudaBackend
 
     if INTERPRETED:
-        for module in ("engine.loading", "proposers.head_runner"):
+        for module in ("engine.loading", "heads.propose"):
             monkeypatch.setattr(
                 f"foredraft.{module}.choose_backend", lambda name, dtype, device, *more: CudaBackend(dtype, device)
             )
@@ -94,7 +94,7 @@ def test_whole_drafts_are_those_of_the_host(
     found = []
     for runs_ahead in (False, True):
         if not runs_ahead:
-            monkeypatch.setattr("foredraft.proposers.run_ahead.RunAhead.__call__", lambda *given: None)
+            monkeypatch.setattr("foredraft.proposers.model.run_ahead.RunAhead.__call__", lambda *given: None)
         else:
             monkeypatch.undo()
             for drafter in (TreeDrafter, HeadDrafter):

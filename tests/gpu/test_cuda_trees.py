@@ -12,7 +12,8 @@ import torch
 
 pytest.importorskip("triton", reason="the CUDA kernels need Triton")
 from foredraft.backends.cuda_trees import CudaTreeOps
-from foredraft.backends.tree_ops import Candidates, Choice, Nodes, Noise, TorchTreeOps
+from foredraft.backends.tree_ops import Candidates, Choice, Nodes, Noise
+from tests.tree_reference import TorchTreeOps
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [

@@ -13,19 +13,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from foredraft.export.engine import Engine
-from foredraft.export.export import export
+from foredraft.heads.base import CONFIG_FILE, HeadConfig
+from foredraft.heads.catalog import SHIPPED
+from foredraft.heads.dflash.module import DFlashModule
+from foredraft.heads.eagle.module import EagleModule
+from foredraft.heads.eagle.train import chain_mask
+from foredraft.heads.engines import Engine
+from foredraft.heads.export import export
+from foredraft.heads.files import read_tensors
+from foredraft.heads.module import KeysValues
 from foredraft.models.catalog import open_checkpoint
 from foredraft.models.checkpoint import Checkpoint
-from foredraft.models.heads.catalog import SHIPPED
-from foredraft.models.heads.config import CONFIG_FILE, HeadConfig
-from foredraft.models.heads.files import read_tensors
-from foredraft.train.eagle import chain_mask
-from foredraft.train.modules.build import build_head
-from foredraft.train.modules.dflash import DFlashHead
-from foredraft.train.modules.eagle import EagleHead
-from foredraft.train.modules.layers import KeysValues
-from tests.tiny_heads import random_head, save_head, tiny_config
+from tests.tiny_heads import build_head, random_head, save_head, tiny_config
 from tests.tiny_models import random_model, save_model
 
 pytestmark = pytest.mark.peers
@@ -49,7 +48,7 @@ def verifier(target: Checkpoint, folder: Path) -> Path:
     return folder
 
 
-def eagle_logits(head: EagleHead, taps: Tensor, embeddings: Tensor, tokens: Tensor) -> list[Tensor]:
+def eagle_logits(head: EagleModule, taps: Tensor, embeddings: Tensor, tokens: Tensor) -> list[Tensor]:
     """Of chains that start at every position, step by step; row t of the embeddings [1, length, hidden] is that of the
     token which follows position t. Behind the end the two sides feed different tokens."""
     h, past, found = head.features(taps), list[KeysValues](), []
@@ -62,7 +61,7 @@ def eagle_logits(head: EagleHead, taps: Tensor, embeddings: Tensor, tokens: Tens
     return found
 
 
-def dflash_logits(head: DFlashHead, taps: Tensor, embeddings: Tensor, tokens: Tensor) -> list[Tensor]:
+def dflash_logits(head: DFlashModule, taps: Tensor, embeddings: Tensor, tokens: Tensor) -> list[Tensor]:
     """Of the block behind one anchor; the tokens inside the block are the given ones."""
     features, block = head.features(taps[:, :ANCHOR]), head.config.block
     places = torch.arange(ANCHOR, ANCHOR + block)[None]
@@ -95,7 +94,7 @@ def compare(folder: Path, model: Path, place: Path) -> None:
     table = target.weight("model.embed_tokens.weight").dense()
     table = table.to(stored["fc.weight"].dtype).float() if config.kind == "eagle" else table
     with torch.no_grad():
-        logits = eagle_logits if isinstance(head, EagleHead) else dflash_logits
+        logits = eagle_logits if isinstance(head, EagleModule) else dflash_logits
         ours = logits(head, taps, table[tokens], tokens)  # type: ignore[arg-type]
     for step, expected in enumerate(ours):
         found = theirs[f"logits.{step}"][:, : expected.shape[1]]
@@ -117,7 +116,7 @@ def test_eagle_logits_are_ours(taps: tuple[int, ...], model: Path, tmp_path: Pat
 def test_dflash_logits_are_ours(correction: str, model: Path, tmp_path: Path) -> None:
     config = tiny_config("dflash", model, correction, block_input="masked", mask_token_id=9)
     head = random_head(config)
-    assert isinstance(head, DFlashHead)
+    assert isinstance(head, DFlashModule)
     head.mask_embedding.weight.copy_(open_checkpoint(model).weight("model.embed_tokens.weight").dense()[9])
     compare(save_head(head, tmp_path / "head"), model, tmp_path)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foredraft.models.heads.config import HeadConfig
+from foredraft.heads.base import HeadConfig
 
 COMMON = {
     "target_name": "tiny",

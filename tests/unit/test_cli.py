@@ -382,7 +382,7 @@ class TestModels:
     def test_info_lists_heads_with_their_measured_acceptance(
         self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from foredraft.models.heads import catalog
+        from foredraft.heads import catalog
 
         folder = save_model(random_model("llama"), tmp_path / "model")
         assert command("models", "info", str(folder), "--json").records[0]["heads"] == []

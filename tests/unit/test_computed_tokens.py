@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from foredraft.params import SamplingParams
-from foredraft.proposers.computed_tokens import ComputedTokens
+from foredraft.proposers.model.computed_tokens import ComputedTokens
 from foredraft.types import Sequence
 
 SIZE = 4

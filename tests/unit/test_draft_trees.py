@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foredraft.proposers.draft_trees import Tree, TreeShape
+from foredraft.proposers.model.tree import Tree, TreeShape
+from tests.tree_reference import add_level
 from tests.unit.unit_helpers import make_sequence
 
 DEPTH, WIDTH = 3, 2
@@ -24,7 +25,7 @@ def grown(shares: Shares, budget: int, min_score: float = 0.0) -> tuple[Tree, in
         new = [-1] if not tree.depth else list(range(tree.num_run, len(tree.tokens)))
         tree.num_run = len(tree.tokens)
         num_run += sum(node >= 0 for node in new)
-        tree.add_level(new[0], [[(rank, shares[*tree.path(node), rank]) for rank in range(WIDTH)] for node in new])
+        add_level(tree, new[0], [[(rank, shares[*tree.path(node), rank]) for rank in range(WIDTH)] for node in new])
     return tree, num_run
 
 

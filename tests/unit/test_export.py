@@ -15,11 +15,11 @@ from torch import Tensor
 
 from foredraft.cli import main
 from foredraft.errors import InvalidModel, InvalidParameter
-from foredraft.export.engine import Engine
-from foredraft.export.export import Exported, export
+from foredraft.heads.base import HeadConfig
+from foredraft.heads.engines import Engine
+from foredraft.heads.export import Exported, export
+from foredraft.heads.files import read_tensors
 from foredraft.models.catalog import hub_name, open_checkpoint
-from foredraft.models.heads.config import HeadConfig
-from foredraft.models.heads.files import read_tensors
 from tests.tiny_heads import random_head, save_head, tiny_config
 from tests.tiny_models import VOCAB, random_model, save_model
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from foredraft.errors import InvalidModel
-from foredraft.models.heads.coding import MINIMUMS, SCALES, coded, decoded, encoded
-from foredraft.models.heads.files import read_tensors, write_head
+from foredraft.heads.coding import MINIMUMS, SCALES, coded, decoded, encoded
+from foredraft.heads.files import read_tensors, write_head
 from tests.tiny_heads import random_head, tiny_config
 from tests.tiny_models import random_model, save_model
 

@@ -12,15 +12,15 @@ import torch
 from safetensors.torch import save_file
 
 from foredraft.errors import InvalidModel, InvalidParameter
+from foredraft.heads import files
+from foredraft.heads.base import MAX_BLOCK, HeadConfig, tensor_shapes
+from foredraft.heads.dflash.train import Options as DFlashOptions
+from foredraft.heads.draft_model.train import DraftStudent
+from foredraft.heads.files import check_out, check_target, read_tensors, target_digest, write_head
 from foredraft.models.catalog import open_checkpoint
-from foredraft.models.heads import files
-from foredraft.models.heads.config import MAX_BLOCK, HeadConfig
-from foredraft.models.heads.files import check_out, check_target, read_tensors, target_digest, write_head
-from foredraft.models.heads.shapes import tensor_shapes
-from foredraft.train.draft import DraftDrafter
-from foredraft.train.kinds import DFlashOptions, parse_kind
-from foredraft.train.modules.build import build_head
+from foredraft.train.kinds import parse_kind
 from foredraft.train.run import TrainingRun, TrainOptions
+from tests.tiny_heads import build_head
 from tests.tiny_models import random_model, save_model
 from tests.unit.head_configs import EVERY_KIND, head_config
 
@@ -71,7 +71,7 @@ def test_files_of_others_are_never_replaced(case: str, kinds: tuple[str, ...], t
         written(place, head_config("eagle"))
     untrained: Any = None
     with pytest.raises(InvalidParameter, match=r"name a folder that is new or empty\.$"):
-        DraftDrafter.save(untrained, place, (), {})
+        DraftStudent.save(untrained, place, (), {})
     assert {file.name: file.read_text() for file in place.iterdir()} == FOREIGN[case]
 
 

@@ -1,4 +1,5 @@
-"""Imports point downwards only, there are no cycles, and the engine's plain-Python parts never reach torch.
+"""Imports point downwards only, there are no cycles, serving never imports training, and the engine's plain-Python
+parts never reach torch.
 
 Imports inside functions and under TYPE_CHECKING count for layers and cycles: what a module knows about is what matters.
 """
@@ -16,6 +17,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src"
 ROOT = "foredraft"
+PROPOSING_HEADS = sorted(file.parent.name for file in (SOURCE / ROOT / "heads").glob("*/propose.py"))
 
 # Bottom up. A name is a folder, or a module beside the folders: whole folders stand above or below each other.
 TIERS = (
@@ -23,15 +25,25 @@ TIERS = (
     ("sampling",),
     ("backends", "kernels"),
     ("models",),
+    ("heads",),
     ("runtime",),
     ("proposers", "control"),
     ("engine", "llm"),
-    ("audit", "server", "train", "export"),
+    ("audit", "server", "train"),
     ("integrations",),
     ("bench",),
     ("simulate",),
     ("cli", "__init__", "__main__"),
 )
+# The files of heads by what they are for, in every kind's folder and above it; the others are the tier of heads itself.
+HEAD_FILES = {
+    "propose": "proposers",
+    "module": "train",
+    "train": "train",
+    "rounding": "train",
+    "export": "train",
+}
+TRAINS = ("train", "cli")  # who may import training: itself, and the command, when it runs
 TORCH_FREE = (
     "errors",
     "params",
@@ -39,6 +51,8 @@ TORCH_FREE = (
     "config",
     "types",
     "prefix",
+    "heads.kinds",
+    "heads.engines",
     "engine.blocks",
     "engine.chunks",
     "engine.scheduler",
@@ -63,10 +77,16 @@ def fits(name: str, prefix: str) -> bool:
     return name == prefix or name.startswith(prefix + ".")
 
 
-def tier_of(module: str) -> int | None:
-    """The tier of `foredraft.x.y`, or None for a module that no tier names."""
+def room_of(module: str) -> str:
+    """The name in TIERS to which `foredraft.x.y` belongs."""
     inside = module.removeprefix(ROOT + ".") if module != ROOT else "__init__"
-    return next((tier for tier, names in enumerate(TIERS) if inside.partition(".")[0] in names), None)
+    room, _, file = inside.partition(".")
+    return HEAD_FILES.get(file.rpartition(".")[2], room) if room == "heads" else room
+
+
+def tier_of(module: str) -> int | None:
+    """Its tier, or None for a module that no tier names."""
+    return next((tier for tier, names in enumerate(TIERS) if room_of(module) in names), None)
 
 
 def read_package(source: Path) -> dict[str, str]:
@@ -112,6 +132,15 @@ def upward_imports(modules: dict[str, str]) -> list[str]:
         if fits(found.imported, ROOT) and mine is not None and theirs is not None and theirs > mine:
             problems.append(f"{found.importer} imports {found.imported} from a tier above")
     return problems
+
+
+def imports_of_training(modules: dict[str, str]) -> list[str]:
+    """Imports of training by what is no part of it."""
+    return [
+        f"{found.importer} imports {found.imported}, which trains"
+        for found in all_imports(modules)
+        if fits(found.imported, ROOT) and room_of(found.imported) == "train" and room_of(found.importer) not in TRAINS
+    ]
 
 
 def import_cycles(modules: dict[str, str]) -> list[str]:
@@ -161,6 +190,28 @@ def test_imports_point_downwards() -> None:
     assert upward_imports(read_package(SOURCE)) == []
 
 
+def test_serving_never_imports_training() -> None:
+    assert imports_of_training(read_package(SOURCE)) == []
+
+
+def test_serving_loads_without_training() -> None:
+    """The same, asked of Python itself: what a table of names imports is not seen by reading."""
+    serving = (
+        "llm",
+        "server.app",
+        "proposers.staged",
+        "heads.catalog",
+        *(f"heads.{kind}.propose" for kind in PROPOSING_HEADS),
+    )
+    program = f"import sys\nimport {', '.join(f'{ROOT}.{name}' for name in serving)}\nprint(*sys.modules)"
+    ran = subprocess.run(
+        [sys.executable, "-c", program], env={"PYTHONPATH": str(SOURCE)}, capture_output=True, text=True, check=True
+    )
+    loaded = [name for name in ran.stdout.split() if fits(name, ROOT)]
+    assert f"{ROOT}.heads.eagle.propose" in loaded
+    assert [name for name in loaded if room_of(name) == "train"] == []
+
+
 def test_imports_form_no_cycle() -> None:
     assert import_cycles(read_package(SOURCE)) == []
 
@@ -208,6 +259,21 @@ class TestTheChecksThemselves:
     )
     def test_an_upward_import_is_found(self, statement: str) -> None:
         assert upward_imports({**self.GOOD, "foredraft.batch": statement, "foredraft.runtime.runner": ""})
+
+    @pytest.mark.parametrize("importer", ["llm", "server.app", "heads.eagle.serve", "heads.eagle.propose"])
+    def test_an_import_of_training_is_found(self, importer: str) -> None:
+        """Wherever it stands: a file of a head is known by its name."""
+        package = {**self.GOOD, "foredraft.heads.eagle.train": "", "foredraft.heads.eagle.serve": ""}
+        assert imports_of_training(package) == []
+        statement = "def f():\n    from foredraft.heads.eagle import train"
+        assert imports_of_training({**package, f"foredraft.{importer}": statement})
+
+    def test_a_proposer_may_import_what_serves_its_head_but_not_the_other_way_round(self) -> None:
+        package = {**self.GOOD, "foredraft.heads.eagle.serve": "", "foredraft.heads.eagle.propose": ""}
+        assert not upward_imports(
+            {**package, "foredraft.heads.eagle.propose": "from foredraft.heads.eagle import serve"}
+        )
+        assert upward_imports({**package, "foredraft.heads.eagle.serve": "from foredraft.heads.eagle import propose"})
 
     def test_a_module_without_a_tier_is_found(self) -> None:
         assert upward_imports({**self.GOOD, "foredraft.helpers": ""}) == ["foredraft.helpers belongs to no tier"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from foredraft.backends.base import Weight
+from foredraft.heads.draft_model.rounding import rounded
 from foredraft.models.quantise import convert
-from foredraft.train.rounding import rounded
 
 
 def test_outputs_change_less_than_with_plain_rounding() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from foredraft.models.heads.catalog import SHIPPED
-from foredraft.models.heads.config import CONFIG_FILE, HeadConfig
-from foredraft.models.heads.files import read_tensors
+from foredraft.heads.base import CONFIG_FILE, HeadConfig
+from foredraft.heads.catalog import SHIPPED
+from foredraft.heads.files import read_tensors
 
 HEADS = sorted(file.parent for file in SHIPPED.glob(f"*/*/{CONFIG_FILE}"))
 ROOT = Path(__file__).parents[2]

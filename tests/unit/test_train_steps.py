@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from foredraft.heads.dflash.module import DFlashModule
+from foredraft.heads.dflash.train import DFlashStudent
+from foredraft.heads.eagle.module import EagleModule
+from foredraft.heads.eagle.train import EagleStudent
 from foredraft.models.catalog import open_checkpoint
 from foredraft.train import losses
 from foredraft.train.batches import Batch
-from foredraft.train.dflash import DFlashDrafter
-from foredraft.train.eagle import EagleDrafter
 from foredraft.train.evaluate import Walk
 from foredraft.train.features import FrozenTarget
-from foredraft.train.kinds import build_drafter, parse_kind
+from foredraft.train.kinds import build_student, parse_kind
 from foredraft.train.losses import soft_cross_entropy
-from foredraft.train.modules.dflash import DFlashHead
-from foredraft.train.modules.eagle import EagleHead
 from foredraft.train.optimizer import Optimizer, learning_rate, orthogonal
 from foredraft.train.target_batch import TargetBatch, Teacher
 from tests.tiny_models import all_logits, random_model, save_model
@@ -107,7 +107,7 @@ def test_a_step_in_bfloat16_is_about_that_in_float32(kind: str, tmp_path: Path) 
     found: dict[torch.dtype, tuple[float, float]] = {}
     for dtype in (torch.float32, torch.bfloat16):
         target = FrozenTarget(checkpoint, CPU, 128, dtype)
-        drafter = build_drafter(
+        drafter = build_student(
             parse_kind(kind), target, torch.arange(320), checkpoint.tokenizer(), "tiny", "d", seed=0
         )
         optimizer = Optimizer(drafter.module.named_parameters(), drafter.trunk())
@@ -134,8 +134,8 @@ def stir(module: torch.nn.Module) -> None:
 
 def test_unrolled_chains_are_those_of_one_sequence_step_by_step(tmp_path: Path) -> None:
     target, seen, token_ids = scene(tmp_path)
-    head = EagleHead(head_config("eagle", num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=96, **SIZES))
-    drafter = EagleDrafter("eagle", head, target, token_ids, depth=4)
+    head = EagleModule(head_config("eagle", num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=96, **SIZES))
+    drafter = EagleStudent("eagle", head, target, token_ids, depth=4)
     stir(head)
     drafts = drafter.drafts(seen)
     row, anchor = 1, 23  # the last committed token
@@ -157,10 +157,10 @@ def test_unrolled_chains_are_those_of_one_sequence_step_by_step(tmp_path: Path) 
 @pytest.mark.parametrize("correction", ["none", "markov", "refiner"])
 def test_blocks_beside_each_other_are_those_of_one_block_alone(correction: str, tmp_path: Path) -> None:
     target, seen, token_ids = scene(tmp_path)
-    head = DFlashHead(
+    head = DFlashModule(
         head_config("dflash", correction, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=96, **SIZES)
     )
-    drafter = DFlashDrafter("dflash", head, target, token_ids, depth=4)
+    drafter = DFlashStudent("dflash", head, target, token_ids, depth=4)
     stir(head)
     drafts = drafter.drafts(seen)
     row, anchor = 1, 23

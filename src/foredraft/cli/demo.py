@@ -20,8 +20,8 @@ from foredraft.cli import options
 from foredraft.cli.output import colour_of, decisions, print_json, say
 from foredraft.control.economics import quotient
 from foredraft.control.reasons import DRAFTED, PROBE
+from foredraft.heads.kinds import KINDS
 from foredraft.models.catalog import DEFAULT_MODEL
-from foredraft.models.heads.config import KINDS
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import parse_spec
 from foredraft.types import TARGET, CompletionOutput

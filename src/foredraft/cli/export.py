@@ -10,7 +10,7 @@ import typer
 from foredraft.cli import options
 from foredraft.cli.output import print_json
 from foredraft.cli.progress import loading_progress
-from foredraft.export.engine import Engine
+from foredraft.heads.engines import Engine
 from foredraft.models import catalog
 
 
@@ -26,7 +26,7 @@ def export(
     as_json: options.Json = False,
 ) -> None:
     """Write a trained head or draft model in the layout that vLLM, SGLang or speculators load."""
-    from foredraft.export.export import export as export_head
+    from foredraft.heads.export import export as export_head
 
     with loading_progress() as progress:
         fetched = None if progress is None else lambda done, total: progress("fetch", done, total)

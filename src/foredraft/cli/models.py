@@ -17,7 +17,7 @@ from foredraft.models import catalog
 from foredraft.proposers.registry import proposer_names
 
 if TYPE_CHECKING:
-    from foredraft.models.heads.catalog import HeadFiles
+    from foredraft.heads.catalog import HeadFiles
 
 
 class Action(StrEnum):
@@ -88,7 +88,7 @@ def _details(name: str) -> dict[str, Any]:
     if summary["path"] is None:
         return {"dtype": None, "backend": None, "note": None, "heads": None, "config": None}
     from foredraft.backends.choose import choose_backend, choose_device, how_to_get_kernels
-    from foredraft.models.heads.catalog import shipped_heads
+    from foredraft.heads.catalog import shipped_heads
 
     checkpoint = catalog.open_checkpoint(Path(summary["path"]))
     backend = choose_backend("auto", checkpoint.precision, choose_device("auto"), None)

@@ -21,12 +21,12 @@ from foredraft.engine.exactness import ensure_exact
 from foredraft.engine.scheduler import Scheduler
 from foredraft.engine.speculation import Speculation
 from foredraft.errors import InvalidModel, InvalidParameter
+from foredraft.heads.catalog import find_heads
 from foredraft.models.catalog import cache_folder, open_checkpoint, resolve
 from foredraft.models.decoder import load_decoder
-from foredraft.models.heads.catalog import find_heads
 from foredraft.models.tokenizer import Tokenizer
 from foredraft.proposers.best_head import DEVICE_DRAFTS_S, best_head
-from foredraft.proposers.draft_models import DraftModels
+from foredraft.proposers.model.shared_models import SharedModels
 from foredraft.proposers.registry import Spec, build_proposer
 from foredraft.proposers.target import TargetModel
 from foredraft.runtime.kv import TARGET_GROUP, KVCache
@@ -88,7 +88,7 @@ def load_model(model: str, options: EngineConfig, spec: Spec, progress: Progress
     kv.warm()
     target = TargetModel(
         *(checkpoint, tokenizer, runner, kv, max_model_len, options.max_num_seqs, dtype, options.threads),
-        *(DraftModels(kv), heads),
+        *(SharedModels(kv), heads),
     )
     # Torch's kernels are slow in a way that the promise of a head knows nothing of: there `auto` uses none.
     auto_heads = {} if isinstance(backend, TorchBackend) else heads

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from foredraft.config import ModelConfig
 from foredraft.control.economics import VerifyCurve, best_length
 from foredraft.control.records import UNKNOWN
-from foredraft.models.heads.catalog import HeadFiles
-from foredraft.models.heads.config import HeadConfig
+from foredraft.heads.base import HeadConfig
+from foredraft.heads.catalog import HeadFiles
 from foredraft.proposers.registry import ProposerChoice
 
 # What a whole draft takes on a GPU, however small the head, by its kind: measured on an H200.

@@ -4,27 +4,19 @@ Shines on open text, where nothing can be copied, if the smaller model is severa
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from foredraft.backends.base import Backend
-from foredraft.backends.choose import choose_backend
-from foredraft.backends.row_tiles import set_tiles_beside
 from foredraft.config import DTYPES
 from foredraft.errors import InvalidSpec
+from foredraft.heads.catalog import HeadFiles
+from foredraft.heads.draft_model.serve import load_draft_model
+from foredraft.heads.weights import HeadWeights
 from foredraft.models.catalog import open_checkpoint, resolve
-from foredraft.models.checkpoint import Checkpoint
-from foredraft.models.decoder import Decoder, load_decoder
-from foredraft.models.heads.catalog import HeadFiles
-from foredraft.models.heads.draft_model import load_draft_model
-from foredraft.models.heads.weights import HeadWeights
+from foredraft.models.decoder import Decoder
 from foredraft.models.tokenizer import Tokenizer
-from foredraft.proposers.computed_tokens import ComputedTokens
-from foredraft.proposers.draft_runner import DraftRunner
-from foredraft.proposers.drafting import DrafterOptions, ModelDrafter
+from foredraft.proposers.model.whole_model import DrafterOptions, ModelDrafter, WholeModel, beside, second_model
 from foredraft.proposers.target import TargetModel
-from foredraft.runtime.runner import Runner
 
 
 @dataclass(frozen=True)
@@ -52,7 +44,7 @@ class DraftModel(ModelDrafter):
             self.acceptance = files.config.acceptance
 
 
-def _named(name: str, dtype: str, target: TargetModel) -> DraftRunner:
+def _named(name: str, dtype: str, target: TargetModel) -> WholeModel:
     """A model of the user's choice."""
     checkpoint = open_checkpoint(resolve(name))
     check_same_vocabulary(name, checkpoint.tokenizer(), target.tokenizer)
@@ -65,7 +57,7 @@ def _named(name: str, dtype: str, target: TargetModel) -> DraftRunner:
     return second_model(f"draft_model {name}", checkpoint, checkpoint.precision if dtype == "auto" else dtype, target)
 
 
-def _distilled(files: HeadFiles, dtype: str, target: TargetModel) -> DraftRunner:
+def _distilled(files: HeadFiles, dtype: str, target: TargetModel) -> WholeModel:
     """The model that was distilled from the target, in the bits of its file unless told."""
     is_auto = dtype == "auto"
     weights_dtype = target.dtype if is_auto else dtype
@@ -75,7 +67,7 @@ def _distilled(files: HeadFiles, dtype: str, target: TargetModel) -> DraftRunner
         embedding = target.checkpoint.weight("model.embed_tokens.weight")
         return load_draft_model(weights, embedding, target.max_model_len, backend)
 
-    return _beside(f"draft_model {dtype}", weights_dtype, target, load)
+    return beside(f"draft_model {dtype}", weights_dtype, target, load)
 
 
 def _distilled_files(target: TargetModel) -> HeadFiles:
@@ -85,33 +77,6 @@ def _distilled_files(target: TargetModel) -> HeadFiles:
             "or train one: foredraft train draft --out PATH."
         )
     return target.heads["draft_model"]
-
-
-def second_model(name: str, checkpoint: Checkpoint, dtype: str, target: TargetModel) -> DraftRunner:
-    """A whole model beside the target."""
-    return _beside(
-        f"{name} {dtype}", dtype, target, lambda backend: load_decoder(checkpoint, dtype, target.max_model_len, backend)
-    )
-
-
-def _beside(name: str, dtype: str, target: TargetModel, load_model: Callable[[Backend], Decoder]) -> DraftRunner:
-    """A model with a layer group of its own; loaded once under its name."""
-
-    def load() -> DraftRunner:
-        backend = choose_backend(target.runner.backend.name, dtype, target.runner.backend.device, target.threads)
-        decoder = load_model(backend)
-        set_tiles_beside(target.runner.backend, backend, decoder.linears)
-        runner = Runner(decoder, backend, target.kv.add_group(name, decoder.config, backend))
-        runner.warm(target.kv.block_size, target.max_model_len)
-        return DraftRunner(
-            runner,
-            target.kv.block_size,
-            target.checkpoint.config.vocab_size,
-            ComputedTokens(target.kv.block_size),
-            close=partial(target.draft_models.release, name),
-        )
-
-    return target.draft_models.acquire(name, load)
 
 
 def check_same_vocabulary(name: str, draft: Tokenizer, target: Tokenizer) -> None:

@@ -7,8 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from foredraft.errors import InvalidSpec
-from foredraft.proposers.draft_runner import DraftRunner
-from foredraft.proposers.drafting import DrafterOptions, ModelDrafter
+from foredraft.proposers.model.whole_model import DrafterOptions, ModelDrafter, WholeModel
 from foredraft.proposers.target import TargetModel
 from foredraft.runtime.runner import Runner
 
@@ -35,5 +34,5 @@ class EarlyExit(ModelDrafter):
             raise InvalidSpec(f"early_exit: layers={layers} must be from 1 to {len(decoder.layers)}.")
         shallow = replace(decoder, layers=decoder.layers[:layers])
         runner = Runner(shallow, target.runner.backend, target.runner.kv[:layers])
-        model = DraftRunner(runner, target.kv.block_size, decoder.config.vocab_size, computed=None, close=lambda: None)
+        model = WholeModel(runner, target.kv.block_size, decoder.config.vocab_size, computed=None, close=lambda: None)
         super().__init__("early_exit", model, options)

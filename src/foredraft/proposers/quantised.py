@@ -7,8 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foredraft.errors import InvalidSpec
-from foredraft.proposers.draft_model import second_model
-from foredraft.proposers.drafting import DrafterOptions, ModelDrafter
+from foredraft.proposers.model.whole_model import DrafterOptions, ModelDrafter, second_model
 from foredraft.proposers.target import TargetModel
 
 

@@ -10,6 +10,7 @@ from importlib.metadata import EntryPoints, entry_points
 from typing import Any
 
 from foredraft.errors import InvalidSpec
+from foredraft.heads.kinds import KINDS
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.target import TargetModel
 
@@ -22,10 +23,9 @@ _BUILT_IN = {
     "lookahead": "foredraft.proposers.lookahead:Lookahead",
     "staged": "foredraft.proposers.staged:Staged",
     "grammar": "foredraft.proposers.grammar:Grammar",
-    "eagle": "foredraft.proposers.eagle:Eagle",
-    "medusa": "foredraft.proposers.medusa:Medusa",
-    "dflash": "foredraft.proposers.dflash:DFlash",
 }
+# A draft model may be any model, so its proposer is none of the heads'; a distilled one is a head that it can load.
+_BUILT_IN |= {kind: f"foredraft.heads.{kind}.propose:PROPOSER" for kind in KINDS if kind not in _BUILT_IN}
 
 # What `auto` chooses among, beside the model's head: every model has them, and a query costs next to nothing.
 AUTO = ("suffix", "grammar")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from foredraft.errors import InvalidSpec
 from foredraft.proposers.base import Proposer
-from foredraft.proposers.drafting import DrafterOptions, ModelDrafter
+from foredraft.proposers.model.whole_model import DrafterOptions, ModelDrafter
 from foredraft.proposers.registry import ProposerChoice, build_proposer, parse_spec, proposer_class, read_options
 from foredraft.proposers.target import TargetModel
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what only draft models need, and what would bring torch along
+    from foredraft.heads.catalog import HeadFiles
     from foredraft.models.checkpoint import Checkpoint
-    from foredraft.models.heads.catalog import HeadFiles
     from foredraft.models.tokenizer import Tokenizer
-    from foredraft.proposers.draft_models import DraftModels
+    from foredraft.proposers.model.shared_models import SharedModels
     from foredraft.runtime.kv import KVCache
     from foredraft.runtime.runner import Runner
 
@@ -27,5 +27,5 @@ class TargetModel:
     max_num_seqs: int
     dtype: str  # of its weights
     threads: int | None
-    draft_models: DraftModels
+    draft_models: SharedModels
     heads: Mapping[str, HeadFiles]  # that were loaded with it, by kind; its runner writes the taps that they read

@@ -1,4 +1,4 @@
-"""How good a drafter is on text that it has not seen: the steps of a greedy chain, replayed over greedy answers.
+"""How good a student is on text that it has not seen: the steps of a greedy chain, replayed over greedy answers.
 
 While a draft is right, the tokens it has seen are those of the answer. So one pass over the answer gives the drafts at
 all its positions, and the steps that an engine would have made can be walked through afterwards.
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from foredraft.train.drafter import Drafter
+from foredraft.train.student import Student
 from foredraft.train.target_batch import TargetBatch
 
 
@@ -55,11 +55,11 @@ class Walk:
 
 
 @torch.no_grad()
-def evaluate(drafter: Drafter, batches: Sequence[TargetBatch]) -> Evaluation:
-    walk = Walk(drafter.depth)
+def evaluate(student: Student, batches: Sequence[TargetBatch]) -> Evaluation:
+    walk = Walk(student.depth)
     for seen in batches:
-        drafts = drafter.drafts(seen)
-        right = torch.stack([drafts[j] == seen.batch.ahead(1 + j) for j in range(drafter.depth)], dim=1).cpu().numpy()
+        drafts = student.drafts(seen)
+        right = torch.stack([drafts[j] == seen.batch.ahead(1 + j) for j in range(student.depth)], dim=1).cpu().numpy()
         lengths, prompt_lens = seen.batch.lengths.tolist(), seen.batch.prompt_lens.tolist()
         for row, (prompt_len, length) in enumerate(zip(prompt_lens, lengths)):
             walk.add(right[row], prompt_len, length)

@@ -1,79 +1,32 @@
-"""From `dflash:layers=3` to a drafter: the kinds that can be trained, their options and defaults."""
+"""From `dflash:layers=3` to a student: which kinds can be trained, and how their options are written."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from foredraft.errors import InvalidParameter
-from foredraft.models.fields import MAX_LAYERS, shown
-from foredraft.models.heads.config import BLOCK_INPUTS, CORRECTIONS, MAX_BLOCK, HeadConfig
+from foredraft.heads.base import HeadConfig
+from foredraft.heads.kinds import KINDS, part
+from foredraft.models.fields import shown
 from foredraft.models.tokenizer import Tokenizer
-from foredraft.train.dflash import DFlashDrafter
-from foredraft.train.draft import DraftDrafter
-from foredraft.train.drafter import Drafter
-from foredraft.train.eagle import EagleDrafter
 from foredraft.train.features import FrozenTarget
-from foredraft.train.medusa import MedusaDrafter
-from foredraft.train.modules.dflash import DFlashHead
-from foredraft.train.modules.eagle import EagleHead
-from foredraft.train.modules.medusa import MedusaHead
+from foredraft.train.student import Start, Student
 
-_WIDEST = 1 << 20
-_MOST = {
-    **dict.fromkeys(("depth", "offsets", "block"), MAX_BLOCK),
-    **{"layers": MAX_LAYERS, "hidden": _WIDEST, "inner": _WIDEST},
-}
-_CHOICES = {"correction": CORRECTIONS, "input": BLOCK_INPUTS}
-_RANK = {"none": 0, "markov": 256, "refiner": 256}
+_BY_NAME = {trained_as: kind for kind, trained_as in KINDS.items()}
 
 
 @dataclass(frozen=True)
-class EagleOptions:
-    depth: int = 5
-    inner: int = 0  # width of its feed-forward layer; 0: the target's
-
-
-@dataclass(frozen=True)
-class MedusaOptions:
-    offsets: int = 4
-    layers: int = 1  # of each offset
-
-
-@dataclass(frozen=True)
-class DFlashOptions:
-    layers: int = 2
-    block: int = 8
-    correction: str = "refiner"
-    input: str = "injected"
-
-
-@dataclass(frozen=True)
-class DraftOptions:
-    layers: int = 4
-    hidden: int = 0  # 0: two thirds of the target's, in whole attention heads
-    depth: int = 4
-
-
-KindOptions = EagleOptions | MedusaOptions | DFlashOptions | DraftOptions
-KINDS: dict[str, type[KindOptions]] = {
-    "eagle": EagleOptions,
-    "medusa": MedusaOptions,
-    "dflash": DFlashOptions,
-    "draft": DraftOptions,
-}
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of drafter with its options, as the command line names it."""
+class KindChoice:
+    """A kind of student with its options, as the command line names it."""
 
     text: str
     name: str
-    options: KindOptions
+    options: Any  # of the kind's train.py
 
     @property
     def folder(self) -> str:
@@ -81,60 +34,38 @@ class Kind:
         return re.sub(r"[^\w]+", "-", self.text)
 
 
-def parse_kind(text: str) -> Kind:
+def parse_kind(text: str) -> KindChoice:
     """`eagle`, or `dflash:layers=3,correction=markov`."""
     name, _, listed = text.partition(":")
-    if name not in KINDS:
-        raise InvalidParameter(f"{name!r} cannot be trained; use {', '.join(KINDS)}.")
-    known = {each.name: each for each in fields(KINDS[name])}
+    if name not in _BY_NAME:
+        raise InvalidParameter(f"{name!r} cannot be trained; use {', '.join(_BY_NAME)}.")
+    options = part(_BY_NAME[name], "train").Options
+    known = {each.name: each.metadata for each in fields(options)}
     values: dict[str, int | str] = {}
     for item in filter(None, listed.split(",")):
         key, _, value = item.partition("=")
         if key not in known:
             raise InvalidParameter(f"{name} has no option {key!r}; it has {', '.join(known)}.")
-        if key in _CHOICES:
-            if value not in _CHOICES[key]:
-                raise InvalidParameter(f"{name}: {key}={value!r} is not known; use {', '.join(_CHOICES[key])}.")
+        if choices := known[key].get("choices"):
+            if value not in choices:
+                raise InvalidParameter(f"{name}: {key}={value!r} is not known; use {', '.join(choices)}.")
             values[key] = value
-        elif not value.isdecimal() or len(value) > 9 or not 1 <= int(value) <= _MOST[key]:
-            raise InvalidParameter(f"{name}: {key}={shown(value)} must be a whole number from 1 to {_MOST[key]}.")
-        else:
-            values[key] = int(value)
-    return Kind(text, name, KINDS[name](**values))  # type: ignore[arg-type]
+            continue
+        most: int = known[key]["most"]
+        if not value.isdecimal() or len(value) > 9 or not 1 <= int(value) <= most:
+            raise InvalidParameter(f"{name}: {key}={shown(value)} must be a whole number from 1 to {most}.")
+        values[key] = int(value)
+    return KindChoice(text, name, options(**values))
 
 
-def build_drafter(
-    kind: Kind, target: FrozenTarget, token_ids: Tensor, tokenizer: Tokenizer, name: str, digest: str, seed: int
-) -> Drafter:
-    """A drafter at the start of its training; `name` and `digest` are the target's."""
+def build_student(
+    kind: KindChoice, target: FrozenTarget, token_ids: Tensor, tokenizer: Tokenizer, name: str, digest: str, seed: int
+) -> Student:
+    """A student at the start of its training; `name` and `digest` are the target's."""
     torch.manual_seed(seed)
-    shape, options = _shape(target, len(token_ids), name, digest), kind.options
-    layers = shape.target_num_layers
-    match options:
-        case EagleOptions():
-            inner = options.inner or shape.intermediate_size
-            taps = _spread(layers, (0.1, 0.5, 0.9))
-            config = replace(shape, kind="eagle", taps=taps, block=options.depth, intermediate_size=inner)
-            return EagleDrafter(kind.folder, EagleHead(config), target, token_ids, options.depth)
-        case MedusaOptions():
-            config = replace(shape, kind="medusa", taps=(layers,), block=options.offsets, num_layers=options.layers)
-            return MedusaDrafter(kind.folder, MedusaHead(config), target, token_ids, options.offsets)
-        case DFlashOptions():
-            config = replace(
-                shape,
-                kind="dflash",
-                taps=_spread(layers, (0.1, 0.3, 0.5, 0.7, 0.9)),
-                num_layers=options.layers,
-                block=options.block,
-                correction=options.correction,
-                rank=_RANK[options.correction],
-                block_input=options.input,
-                mask_token_id=_mask_token(token_ids, shape.target_vocab_size) if options.input == "masked" else 0,
-            )
-            return DFlashDrafter(kind.folder, DFlashHead(config), target, token_ids, min(7, options.block))
-        case DraftOptions():
-            config = _draft_shape(replace(shape, num_layers=options.layers), options.hidden)
-            return DraftDrafter(kind.folder, config, target, tokenizer, options.depth)
+    start = Start(kind.folder, _shape(target, len(token_ids), name, digest), target, token_ids, tokenizer)
+    student: Student = part(_BY_NAME[kind.name], "train").build(kind.options, start)
+    return student
 
 
 def _shape(target: FrozenTarget, draft_vocab_size: int, name: str, digest: str) -> HeadConfig:
@@ -159,26 +90,3 @@ def _shape(target: FrozenTarget, draft_vocab_size: int, name: str, digest: str) 
         draft_vocab_size=draft_vocab_size,
         block=1,
     )
-
-
-def _mask_token(token_ids: Tensor, vocab_size: int) -> int:
-    """The last token outside the draft vocabulary, which holds the most frequent ones: hardly ever an anchor."""
-    outside = torch.ones(vocab_size, dtype=torch.bool)
-    outside[token_ids.cpu()] = False
-    return int(outside.nonzero()[-1]) if outside.any() else vocab_size - 1
-
-
-def _draft_shape(shape: HeadConfig, hidden: int) -> HeadConfig:
-    """The layers of a narrower model: as many heads as fit, two of them to each key."""
-    if hidden % shape.head_dim:
-        raise InvalidParameter(f"draft: hidden={hidden} must be a multiple of the target's head size {shape.head_dim}.")
-    heads = hidden // shape.head_dim or max(1, round(shape.hidden_size * 2 / 3 / shape.head_dim))
-    hidden = heads * shape.head_dim
-    inner = -(-shape.intermediate_size * hidden // shape.hidden_size // 32) * 32
-    kv_heads = heads // 2 if heads % 2 == 0 else heads
-    return replace(shape, hidden_size=hidden, num_heads=heads, num_kv_heads=kv_heads, intermediate_size=inner)
-
-
-def _spread(layers: int, shares: tuple[float, ...]) -> tuple[int, ...]:
-    """Taps at these shares of the layers; small models have fewer of them."""
-    return tuple(sorted({max(1, round(layers * share)) for share in shares}))

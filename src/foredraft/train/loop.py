@@ -1,4 +1,4 @@
-"""The training loop: several drafters side by side on the same batches, because the target's features cost most."""
+"""The training loop: several students side by side on the same batches, because the target's features cost most."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from foredraft.errors import InvalidModel
 from foredraft.train.batches import Batch, Batches
-from foredraft.train.drafter import Drafter, Facts
 from foredraft.train.evaluate import Evaluation, evaluate
 from foredraft.train.optimizer import Optimizer, learning_rate
 from foredraft.train.state import Counters, load_state, save_state, seeded, state_file
+from foredraft.train.student import Facts, Student
 from foredraft.train.target_batch import Teacher
 
 REPORT_SECONDS = 5.0
@@ -59,31 +59,31 @@ class Report:
 
 
 class Training:
-    """Drafters, their optimisers and counters; `folder` holds the state."""
+    """Students, their optimisers and counters; `folder` holds the state."""
 
     def __init__(
-        self, drafters: Sequence[Drafter], teacher: Teacher, batches: Batches, folder: Path, seed: int
+        self, students: Sequence[Student], teacher: Teacher, batches: Batches, folder: Path, seed: int
     ) -> None:
-        self.drafters, self._teacher, self._batches = drafters, teacher, batches
+        self.students, self._teacher, self._batches = students, teacher, batches
         self._folder, self._seed = folder, seed
-        self._optimizers = [Optimizer(each.module.named_parameters(), each.trunk()) for each in drafters]
-        self._generators = [torch.Generator(teacher.target.device) for _ in drafters]
-        self._losses: list[Tensor] = [torch.zeros((), device=teacher.target.device) for _ in drafters]
+        self._optimizers = [Optimizer(each.module.named_parameters(), each.trunk()) for each in students]
+        self._generators = [torch.Generator(teacher.target.device) for _ in students]
+        self._losses: list[Tensor] = [torch.zeros((), device=teacher.target.device) for _ in students]
         self.counters = Counters()
 
     def resume(self) -> bool:
-        """Takes up the saved state, if there is one for every drafter."""
-        if not all(state_file(self._folder, each).exists() for each in self.drafters):
+        """Takes up the saved state, if there is one for every student."""
+        if not all(state_file(self._folder, each).exists() for each in self.students):
             return False
-        found = [load_state(self._folder, *pair) for pair in zip(self.drafters, self._optimizers)]
+        found = [load_state(self._folder, *pair) for pair in zip(self.students, self._optimizers)]
         if any(counters.steps != found[0].steps for counters in found):
             raise InvalidModel(f"{self._folder} holds drafters that have come differently far; train them one by one.")
         self.counters = found[0]
         return True
 
     def save(self) -> None:
-        for drafter, optimizer in zip(self.drafters, self._optimizers):
-            save_state(self._folder, drafter, optimizer, self.counters)
+        for student, optimizer in zip(self.students, self._optimizers):
+            save_state(self._folder, student, optimizer, self.counters)
 
     def run(self, goal: Goal, report: Callable[[Report], None], saved: Callable[[], None]) -> None:
         """Trains up to the goal. The state is saved now and then, at the end, and when training is interrupted; `saved`
@@ -125,16 +125,16 @@ class Training:
         self.save()
 
     def evaluate(self, most: int = _HELD_OUT_LAST) -> dict[str, Evaluation]:
-        """Every drafter on text that is not trained on."""
+        """Every student on text that is not trained on."""
         with sdpa_kernel(_ATTENTION):
             seen = [self._teacher.show(batch) for batch in self._batches.held_out(most)]
-            return {each.name: evaluate(each, seen) for each in self.drafters}
+            return {each.name: evaluate(each, seen) for each in self.students}
 
     def write(self, folders: Sequence[Path], provenance: Facts, most: int = _HELD_OUT_LAST) -> dict[str, Evaluation]:
-        """Evaluates every drafter and writes it to its folder."""
+        """Evaluates every student and writes it to its folder."""
         found = self.evaluate(most)
-        for drafter, folder in zip(self.drafters, folders):
-            evaluation = found[drafter.name]
+        for student, folder in zip(self.students, folders):
+            evaluation = found[student.name]
             facts = {
                 **provenance,
                 "steps": self.counters.steps,
@@ -142,24 +142,24 @@ class Training:
                 "seconds": round(self.counters.seconds, 1),
                 "seed": self._seed,
                 "held_out_tokens_per_run": round(evaluation.tokens_per_run, 4),
-                "held_out_chain": drafter.depth,
+                "held_out_chain": student.depth,
                 "held_out_runs": evaluation.runs,
             }
-            drafter.save(folder, evaluation.acceptance, facts)
+            student.save(folder, evaluation.acceptance, facts)
         return found
 
     def _step(self, batch: Batch, factor: float) -> None:
         seen = self._teacher.show(batch)
-        for place, (drafter, optimizer) in enumerate(zip(self.drafters, self._optimizers)):
+        for place, (student, optimizer) in enumerate(zip(self.students, self._optimizers)):
             generator = seeded(self._generators[place], self._seed, self.counters.steps, place)
-            loss = drafter.loss(seen, generator)
+            loss = student.loss(seen, generator)
             loss.backward()
             optimizer.step(factor)
             self._losses[place] = loss.detach()
 
     def _report(self, goal: Goal, seconds_per_step: float, evaluated: bool) -> Report:
         counters, progress = self.counters, goal.progress(self.counters)
-        losses = {each.name: float(loss) for each, loss in zip(self.drafters, self._losses)}
+        losses = {each.name: float(loss) for each, loss in zip(self.students, self._losses)}
         for name, loss in losses.items():
             if not math.isfinite(loss):
                 raise InvalidModel(f"The loss of {name} is {loss} at step {counters.steps}; the saved state is older.")

@@ -43,6 +43,22 @@ def soft_cross_entropy(rows: Tensor, weight: Tensor, wanted: Tensor, index: Tens
     return loss
 
 
+def masked_loss(rows: Tensor, weight: Tensor, labels: Tensor, index: Tensor, scale: Tensor | None = None) -> Tensor:
+    """The mean cross-entropy of those rows [..., width] whose `index` [...] into the labels is not negative, weighed by
+    `scale` [...]."""
+    valid = index >= 0
+    chosen = valid.sum() if scale is None else scale[valid].sum()
+    weights = torch.ones_like(index[valid], dtype=torch.float32) if scale is None else scale[valid]
+    weights = weights / chosen.clamp(min=1e-6)
+    return soft_cross_entropy(rows[valid], weight, labels, index[valid], weights)
+
+
+def best_tokens(rows: Tensor, weight: Tensor, token_ids: Tensor) -> Tensor:
+    """The target's ids of the likeliest tokens of rows [..., width]: int64 [...]."""
+    found = best(rows.flatten(0, -2), weight)
+    return token_ids[found].view(rows.shape[:-1])
+
+
 class _SoftCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, wanted: Tensor, index: Tensor, scale: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A whole training run, as `foredraft train` makes it: text, draft vocabulary, drafters, loop, heads."""
+"""A whole training run, as `foredraft train` makes it: text, draft vocabulary, students, loop, heads."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import torch
 
 from foredraft.backends.choose import choose_device
 from foredraft.errors import InvalidParameter
+from foredraft.heads.files import check_out, target_digest
 from foredraft.models.catalog import open_checkpoint, resolve
-from foredraft.models.heads.files import check_out, target_digest
 from foredraft.train.batches import Batches
-from foredraft.train.drafter import Drafter, Facts
 from foredraft.train.evaluate import Evaluation
 from foredraft.train.features import FrozenTarget
-from foredraft.train.kinds import Kind, build_drafter
+from foredraft.train.kinds import KindChoice, build_student
 from foredraft.train.loop import HELD_OUT, Goal, Report, Training
 from foredraft.train.shards import Text, read_text
 from foredraft.train.state import saved_vocabulary
+from foredraft.train.student import Facts, Student
 from foredraft.train.target_batch import Teacher
 from foredraft.train.text import TextPlan
 from foredraft.train.text_workers import EngineOptions, write_text
@@ -38,7 +38,7 @@ class TrainOptions:
 
     model: str
     out: Path
-    kinds: tuple[Kind, ...] = ()
+    kinds: tuple[KindChoice, ...] = ()
     text: Path | None = None  # None: a folder inside `out`
     plan: TextPlan = field(default_factory=TextPlan)
     tokens: int | None = None  # answer tokens of the text
@@ -58,7 +58,7 @@ class TrainOptions:
     def text_folder(self) -> Path:
         return self.out / TEXT_FOLDER if self.text is None else self.text
 
-    def folder_of(self, kind: Kind) -> Path:
+    def folder_of(self, kind: KindChoice) -> Path:
         """One kind fills `out` itself, several have a folder each."""
         return self.out if len(self.kinds) == 1 else self.out / kind.folder
 
@@ -126,17 +126,17 @@ class TrainingRun:
         if vocabulary is None:
             vocabulary = draft_vocabulary(text, target.config.vocab_size, options.vocab)
         tokenizer = self._checkpoint.tokenizer()
-        drafters: list[Drafter] = [
-            build_drafter(kind, target, vocabulary, tokenizer, self._name, self._digest, options.seed)
+        students: list[Student] = [
+            build_student(kind, target, vocabulary, tokenizer, self._name, self._digest, options.seed)
             for kind in options.kinds
         ]
-        taps = frozenset().union(*(drafter.taps for drafter in drafters))
+        taps = frozenset().union(*(student.taps for student in students))
         batches = Batches(text, batch_tokens, options.seed)
-        training = Training(drafters, Teacher(target, vocabulary, taps), batches, state_folder, options.seed)
+        training = Training(students, Teacher(target, vocabulary, taps), batches, state_folder, options.seed)
         if not training.resume():
-            for drafter, folder in zip(drafters, folders):
+            for student, folder in zip(students, folders):
                 if (folder / CONFIG_FILE).exists():  # weights without a state: go on from them
-                    drafter.load(folder)
+                    student.load(folder)
         seconds = None if options.minutes is None else 60 * options.minutes
         provenance = self._provenance(text, coverage(text, vocabulary, target.config.vocab_size))
 

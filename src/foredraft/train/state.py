@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from foredraft.errors import InvalidModel
-from foredraft.models.heads.shapes import T2D
-from foredraft.train.drafter import Drafter
+from foredraft.heads.base import T2D
 from foredraft.train.optimizer import Optimizer
+from foredraft.train.student import Student
 
 _WEIGHTS, _OPTIMIZER = "weights.", "optimizer."
 
@@ -28,19 +28,19 @@ class Counters:
     seconds: float = 0.0
 
 
-def state_file(folder: Path, drafter: Drafter) -> Path:
-    return folder / f"{drafter.name}.safetensors"
+def state_file(folder: Path, student: Student) -> Path:
+    return folder / f"{student.name}.safetensors"
 
 
-def save_state(folder: Path, drafter: Drafter, optimizer: Optimizer, counters: Counters) -> None:
+def save_state(folder: Path, student: Student, optimizer: Optimizer, counters: Counters) -> None:
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
-        **{_WEIGHTS + name: tensor for name, tensor in drafter.module.state_dict().items()},
+        **{_WEIGHTS + name: tensor for name, tensor in student.module.state_dict().items()},
         **{_OPTIMIZER + name: tensor for name, tensor in optimizer.state().items()},
     }
-    file = state_file(folder, drafter)
+    file = state_file(folder, student)
     partial = file.with_suffix(".partial")
     facts = {"steps": counters.steps, "tokens": counters.tokens, "seconds": counters.seconds, "own": optimizer.steps}
     save_file(
@@ -51,18 +51,18 @@ def save_state(folder: Path, drafter: Drafter, optimizer: Optimizer, counters: C
     partial.replace(file)
 
 
-def load_state(folder: Path, drafter: Drafter, optimizer: Optimizer) -> Counters:
-    """Raises InvalidModel for a file that is damaged or of a drafter of another shape."""
+def load_state(folder: Path, student: Student, optimizer: Optimizer) -> Counters:
+    """Raises InvalidModel for a file that is damaged or of a student of another shape."""
     from safetensors import SafetensorError, safe_open
 
-    file = state_file(folder, drafter)
+    file = state_file(folder, student)
     shard: Any  # the library's own type is not annotated
     try:
         with safe_open(file, framework="pt") as shard:
             facts = shard.metadata() or {}
             tensors: dict[str, Tensor] = {name: shard.get_tensor(name) for name in shard.keys()}  # noqa: SIM118
         counters = Counters(int(facts["steps"]), int(facts["tokens"]), float(facts["seconds"]))
-        drafter.module.load_state_dict(_under(_WEIGHTS, tensors))
+        student.module.load_state_dict(_under(_WEIGHTS, tensors))
         optimizer.load_state(_under(_OPTIMIZER, tensors), int(facts["own"]))
     except (SafetensorError, OSError, KeyError, RuntimeError) as error:
         raise InvalidModel(

@@ -1,0 +1,73 @@
+"""Which heads a model has: those that come with Foredraft, and those in a folder that a user names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from foredraft.errors import InvalidModel
+from foredraft.heads.base import CONFIG_FILE, HeadConfig
+from foredraft.heads.files import check_target, read_weights, target_digest
+from foredraft.models.catalog import resolve
+from foredraft.models.checkpoint import Checkpoint
+from foredraft.models.json_file import read_json
+
+SHIPPED = Path(__file__).parent / "shipped"  # a folder per model, with a folder per head
+
+
+@dataclass(frozen=True)
+class HeadFiles:
+    """A head on disk that belongs to the model at hand."""
+
+    folder: Path
+    config: HeadConfig
+
+
+def find_heads(head: str | None, checkpoint: Checkpoint) -> dict[str, HeadFiles]:
+    """Heads by kind. `head` is "auto" for those that come with Foredraft and belong to this model, None for none, else
+    the folder of a head, a folder of such folders, or a hub id. Whatever is wrong with a head that was named is an
+    error."""
+    if head is None:
+        return {}
+    if head == "auto":
+        return shipped_heads(checkpoint)
+    place = resolve(head)
+    folders = [place] if (place / CONFIG_FILE).is_file() else _folders_of_heads(place)
+    if not folders:
+        raise InvalidModel(
+            f"head={head!r} has no {CONFIG_FILE}, neither itself nor in its folders; give a folder that `foredraft "
+            "train` has written, a hub id, auto or None."
+        )
+    found: dict[str, HeadFiles] = {}
+    for folder in folders:
+        config = HeadConfig.read(folder)
+        check_target(folder, config, checkpoint)
+        read_weights(folder, config)
+        if config.kind in found:
+            raise InvalidModel(
+                f"head={head!r} has two {config.kind} heads, {found[config.kind].folder.name} and {folder.name}; "
+                "name the folder of one of them."
+            )
+        found[config.kind] = HeadFiles(folder, config)
+    return found
+
+
+def _folders_of_heads(place: Path) -> list[Path]:
+    """Training may have written a draft model beside the heads: that is a model, which a spec names."""
+    files = sorted(place.glob(f"*/{CONFIG_FILE}"))
+    return [file.parent for file in files if "model_type" not in read_json(file)]
+
+
+def shipped_heads(checkpoint: Checkpoint, shipped: Path = SHIPPED) -> dict[str, HeadFiles]:
+    """The heads of this model that come with Foredraft, by kind."""
+    configs = {file.parent: HeadConfig.read(file.parent) for file in sorted(shipped.glob(f"*/*/{CONFIG_FILE}"))}
+    sizes = (checkpoint.config.hidden_size, checkpoint.config.vocab_size, checkpoint.config.num_layers)
+    possible = {
+        folder: config
+        for folder, config in configs.items()
+        if (config.target_hidden_size, config.target_vocab_size, config.target_num_layers) == sizes
+    }
+    if not possible:
+        return {}
+    digest = target_digest(checkpoint)
+    return {c.kind: HeadFiles(folder, c) for folder, c in possible.items() if c.target_digest == digest}

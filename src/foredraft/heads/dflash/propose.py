@@ -1,0 +1,113 @@
+"""Drafts with a DFlash head: a block of rows through a few small layers in one pass, corrected along every path.
+Costs one run of as many rows as the block has, whatever the depth, and a small product per node of the tree.
+Shines where rows are cheap: it drafts deep trees for less than any head that runs token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+
+import torch
+
+from foredraft.backends.tree_ops import Nodes
+from foredraft.batch import ForwardBatch
+from foredraft.heads.dflash.serve import Correction, DFlashHead, blocks_behind, load_dflash, pack_blocks
+from foredraft.heads.propose import (
+    HeadDrafter,
+    HeadRunner,
+    LoadedHead,
+    new_nodes,
+)
+from foredraft.proposers.model.candidates import NodeLogits
+from foredraft.proposers.model.computed_tokens import ComputedTokens
+from foredraft.proposers.model.run_ahead import Ends, run_ahead
+from foredraft.proposers.model.tree import computed_up_to
+from foredraft.runtime.runner import Replayed
+from foredraft.types import Sequence, Work
+
+
+class DFlash(HeadDrafter):
+    """See the module."""
+
+    kind = "dflash"
+
+    @classmethod
+    def load(cls, found: LoadedHead) -> DFlashRunner:
+        kv, positions = found.add_layers(), found.max_positions
+        loaded = load_dflash(found.weights, found.embedding, found.taps, kv, positions, found.backend)
+        return DFlashRunner(*loaded, found)
+
+
+class DFlashRunner(HeadRunner):
+    """A DFlash head. The first run of a call runs the blocks of its sequences; further ones correct their rows."""
+
+    def __init__(self, head: DFlashHead, correction: Correction, found: LoadedHead) -> None:
+        target = found.target
+        super().__init__(found, ComputedTokens(target.kv.block_size))
+        self._head, self._correction = head, correction
+        self._context = Replayed(head.backend, head.stack.layers[0].shape)
+        self._blocks = Replayed(head.backend, head.stack.layers[0].shape)
+        self._context.warm(self.block_size, target.max_model_len, head.context)
+        self._blocks.warm(self.block_size, target.max_model_len, head.blocks)
+        self._lanes: dict[int, int] = {}
+        ahead = DFlashAhead(head, correction)
+        self._ahead = run_ahead(ahead, head.backend, head.stack.layers[0].shape, self.block_size)
+
+    def record(self, sequence: Sequence, known: int, drafted: Items[int], num_slots: int) -> None:
+        """The last token has no features yet, so it is not part of the context."""
+        super().record(sequence, min(known, sequence.num_tokens - 1), drafted, num_slots)
+
+    def logits(self, works: Items[Work]) -> NodeLogits:
+        if works[0].num_new_tokens:
+            return self._begin(works)
+        nodes = new_nodes(works)
+        lanes, previous = (
+            torch.tensor(values, device=self.backend.device)
+            for values in ([self._lanes[node.sequence_id] for node in nodes], [node.token for node in nodes])
+        )
+        (depth,) = {node.depth for node in nodes}  # trees grow level by level
+        return NodeLogits(*self._correction.after(lanes, depth, previous))
+
+    def _begin(self, works: Items[Work]) -> NodeLogits:
+        """Run the features of tokens that are new to the head, then a block for every sequence that is up to date."""
+        head = self._head
+        self._context(self._packed(works), head.context)
+        sequences = [work.sequence for work in works if work.reaches_end]
+        if not sequences:
+            return NodeLogits(torch.empty(0, 1))
+        self._scratch.assign([work for work in works if work.reaches_end])
+        self._lanes = {sequence.id: lane for lane, sequence in enumerate(sequences)}
+        tables = [self._scratch.table(sequence) for sequence in sequences]
+        y = self._blocks(pack_blocks(sequences, tables, head.block, self.block_size), head.blocks)
+        anchors = torch.tensor([sequence.token_ids[-1] for sequence in sequences], device=self.backend.device)
+        logits = self._correction.begin(y.view(len(sequences), head.block, -1), anchors)
+        return NodeLogits(logits, head.token_ids)
+
+    def _run_of(self, work: Work) -> Work:
+        """The tokens of a work that have features: all but the last one of the sequence, and one at least, because a
+        block reads the last feature."""
+        sequence = work.sequence
+        end = min(sequence.num_computed_tokens + work.num_new_tokens, sequence.num_tokens - 1)
+        start = min(sequence.num_computed_tokens, end - 1)
+        return Work(computed_up_to(sequence, start), end - start)
+
+
+class DFlashAhead:
+    """A whole draft on the device: the features of new tokens, the blocks behind them, and their correction."""
+
+    def __init__(self, head: DFlashHead, correction: Correction) -> None:
+        self._head, self._correction = head, correction
+
+    def begin(self, plan: ForwardBatch, ends: Ends) -> NodeLogits:
+        head = self._head
+        assert head.backend.tree_ops is not None
+        head.context(plan)
+        rows = blocks_behind(plan, ends.lengths, ends.tokens, head.block)
+        batch = head.backend.tree_ops.batch(plan, rows, head.block)
+        y = head.blocks(batch)
+        return NodeLogits(self._correction.begin(y.view(len(ends.tokens), head.block, -1), ends.tokens), head.token_ids)
+
+    def extend(self, nodes: Nodes, batch: ForwardBatch, depth: int) -> NodeLogits:
+        return NodeLogits(*self._correction.after(batch.sequences.long(), depth, nodes.token_ids))
+
+
+PROPOSER = DFlash

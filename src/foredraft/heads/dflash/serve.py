@@ -1,0 +1,272 @@
+"""A DFlash head as it is served: a block of rows in one pass, and a correction along the block.
+
+The target's features are K and V of committed positions in every layer, at the slots of those positions. The rows of a
+block see them and each other, in both directions. With n committed tokens, row k stands at position n-1+k and predicts
+token n+k. A correction tells a row the token before its own; it is applied to the few most probable tokens only.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foredraft.backends.base import AttentionShape, Backend, LayerKV, Linear, Stack
+from foredraft.batch import ForwardBatch, PackedBatch
+from foredraft.heads.weights import HeadWeights, TapReader, layer_shape
+from foredraft.types import Sequence
+
+
+@dataclass(frozen=True, eq=False)
+class InjectedRows:
+    """Every row knows the anchor and the last feature."""
+
+    anchor: Linear
+    feature: Linear
+    masks: Tensor  # [block, hidden]
+
+    def __call__(self, backend: Backend, anchors: Tensor, features: Tensor, places: Tensor) -> Tensor:
+        """The input of rows [rows, hidden] from their anchors' embeddings, last features and places in the block."""
+        return backend.linear(anchors, self.anchor) + backend.linear(features, self.feature) + self.masks[places]
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedRows:
+    """The first row is the anchor, the others are masks."""
+
+    mask: Tensor  # [1, hidden]
+
+    def __call__(self, backend: Backend, anchors: Tensor, features: Tensor, places: Tensor) -> Tensor:
+        return torch.where(places[:, None] == 0, anchors, self.mask)
+
+
+BlockRows = InjectedRows | MaskedRows
+
+
+@dataclass(frozen=True, eq=False)
+class DFlashHead:
+    """A loaded head with its part of the cache."""
+
+    backend: Backend
+    embedding: Linear  # the target's
+    tap_norms: tuple[Tensor, ...]  # none where taps are read as they are
+    fc: Linear
+    hidden_norm: Tensor
+    block: int
+    rows: BlockRows
+    stack: Stack
+    keys_values: tuple[Linear, ...]  # k and v of every layer
+    context_shape: AttentionShape  # of rows that only give keys and values
+    output: Linear
+    token_ids: Tensor  # [draft_vocab]
+    taps: TapReader
+    kv: list[LayerKV]
+    features: Tensor  # [slots, hidden] of committed positions
+
+    def context(self, batch: ForwardBatch) -> Tensor:
+        """Make committed positions part of what blocks see. Returns their features [rows, hidden]."""
+        backend, eps = self.backend, self.stack.norm_eps
+        taps = self.taps.rows(batch.slots.clamp(min=0))
+        if self.tap_norms:
+            parts = zip(taps.chunk(len(self.tap_norms), dim=1), self.tap_norms, strict=True)
+            taps = torch.cat([backend.rms_norm(tap.contiguous(), norm, eps) for tap, norm in parts], 1)
+        rows = backend.rms_norm(backend.linear(taps, self.fc), self.hidden_norm, eps)
+        for layer, keys_values, kv in zip(self.stack.layers, self.keys_values, self.kv, strict=True):
+            projected = backend.linear(rows, keys_values)
+            backend.rope_and_store(projected, None, layer.k_norm, self.stack.rope, kv, self.context_shape, batch)
+        backend.store(rows, self.features, 0, batch.slots)
+        return rows
+
+    def blocks(self, batch: ForwardBatch) -> Tensor:
+        """The rows of blocks (see `pack_blocks`) through all layers: [rows, hidden], normed."""
+        backend = self.backend
+        last = (batch.prefix_lens - 1).clamp(min=0)  # the last position that has a feature
+        table = batch.block_tables[batch.sequences, last // batch.block_size].long()
+        features = self.features[table * batch.block_size + last % batch.block_size]
+        anchors = backend.embed(batch.token_ids, self.embedding)
+        x = self.rows(backend, anchors, features, batch.positions - batch.prefix_lens)
+        return backend.run_layers(x, self.stack, self.kv, batch)[1]
+
+
+def pack_blocks(sequences: list[Sequence], tables: list[array[int]], block: int, block_size: int) -> PackedBatch:
+    """A block of rows for every sequence. Its K and V lie behind the sequence's own blocks, in what `tables` has
+    there."""
+    count, rows = len(sequences), np.arange(block)
+    lengths = np.array([sequence.num_tokens for sequence in sequences])
+    block_tables = np.zeros((count, max(map(len, tables))), np.int32)
+    for index, table in enumerate(tables):
+        block_tables[index, : len(table)] = table
+    places = (-(-lengths // block_size) * block_size)[:, None] + rows[None, :]  # [sequences, block]
+    slots = (
+        np.take_along_axis(block_tables, places // block_size, 1).astype(np.int64) * block_size + places % block_size
+    )
+    anchors = np.array([sequence.token_ids[-1] for sequence in sequences]).repeat(block)
+    positions = (lengths[:, None] - 1 + rows[None, :]).reshape(-1)
+    prefix_lens, path_lens = (lengths - 1).repeat(block), np.full(count * block, block)
+    return PackedBatch(
+        wide=np.array([anchors, positions, slots.reshape(-1)], np.int64),
+        narrow=np.array([np.arange(count).repeat(block), prefix_lens, path_lens], np.int32),
+        block_tables=block_tables,
+        paths=np.repeat(places, block, axis=0).astype(np.int32),
+        row_counts=[block] * count,
+        logit_rows=None,
+        block_size=block_size,
+        max_keys=int(lengths.max()) - 1 + block,
+        reach=int(places.max()) + 1,
+    )
+
+
+def blocks_behind(plan: ForwardBatch, lengths: Tensor, anchors: Tensor, block: int) -> ForwardBatch:
+    """What `pack_blocks` makes, on the device: a block behind each of the first sequences of a plan, which have
+    `lengths` tokens with `anchors` as their last; those of length 0 store nothing."""
+    size, count, device = plan.block_size, len(lengths), lengths.device
+    rows = torch.arange(block, device=device)
+    places = (lengths + size - 1)[:, None] // size * size + rows[None, :]  # [sequences, block]
+    sequences = torch.arange(count, device=device)[:, None].expand(count, block)
+    slots = plan.block_tables[sequences, places // size].long() * size + places % size
+    return ForwardBatch(
+        token_ids=anchors.repeat_interleave(block),
+        positions=((lengths - 1).clamp(min=0)[:, None] + rows).flatten(),
+        slots=torch.where(lengths[:, None] > 0, slots, -1).flatten(),
+        sequences=sequences.flatten().int(),
+        block_tables=plan.block_tables,
+        prefix_lens=(lengths - 1).clamp(min=0).int().repeat_interleave(block),
+        paths=places.int().repeat_interleave(block, 0),
+        path_lens=torch.full((count * block,), block, dtype=torch.int32, device=device),
+        logit_rows=None,
+        block_size=size,
+        max_keys=plan.max_keys,
+    )
+
+
+class Uncorrected:
+    """Every row of a block predicts its token without knowing the one before."""
+
+    def __init__(self, head: DFlashHead) -> None:
+        self.head = head
+
+    def begin(self, y: Tensor, anchors: Tensor) -> Tensor:
+        """The logits [sequences, draft_vocab] of the tokens behind the anchors, from y [sequences, block, hidden]."""
+        self.logits = self.head.backend.logits(y.flatten(0, 1), self.head.output).view(*y.shape[:2], -1)
+        return self.logits[:, 0]
+
+    def after(self, lanes: Tensor, depth: int, previous: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits of the tokens at a depth behind these previous ones, and the target's ids of their columns."""
+        return self.logits[lanes, depth], self.head.token_ids
+
+
+class Corrected:
+    """The most probable tokens of every row, among which the token before it then decides."""
+
+    SHORTLIST = 64
+
+    logits: Tensor  # [sequences, block, draft_vocab], of rows that do not know the token before
+
+    def __init__(self, head: DFlashHead, weight: Linear) -> None:
+        self.head = head
+        self._weight = weight  # what the correction is a product with: a row per token of the draft vocabulary
+
+    def shortlist(self, logits: Tensor) -> None:
+        """Take up logits [sequences, block, draft_vocab]. All rows are looked at together: on a GPU that takes as long
+        as one of them."""
+        self.logits = logits
+        columns = self.head.backend.top(logits.flatten(0, 1), self.SHORTLIST)[1]
+        self._columns = columns.view(*logits.shape[:2], -1)
+        self._rows = self.head.backend.embed(columns.flatten(), self._weight).view(*columns.shape, -1)
+
+    def shortlisted(self, depth: int, lanes: Tensor) -> Tensor:
+        """Columns of the draft vocabulary at a depth: [rows, shortlist]."""
+        return self._columns[lanes, depth]
+
+    def product(self, depth: int, lanes: Tensor, rows: Tensor) -> Tensor:
+        """Rows [rows, width] · the shortlisted rows of the weight at a depth, of each row's lane: [rows, shortlist]."""
+        return self.head.backend.dots(self._rows, lanes * self.logits.shape[1] + depth, rows)
+
+
+class Markov(Corrected):
+    """logits += W2 · W1[previous token]."""
+
+    def __init__(self, head: DFlashHead, first: Linear, second: Linear) -> None:
+        super().__init__(head, second)
+        self.first, self.second = first, second
+
+    def begin(self, y: Tensor, anchors: Tensor) -> Tensor:
+        backend = self.head.backend
+        self.shortlist(backend.logits(y.flatten(0, 1), self.head.output).view(*y.shape[:2], -1))
+        return self.logits[:, 0] + backend.logits(backend.embed(anchors, self.first), self.second)
+
+    def after(self, lanes: Tensor, depth: int, previous: Tensor) -> tuple[Tensor, Tensor]:
+        columns = self.shortlisted(depth, lanes)
+        added = self.product(depth, lanes, self.head.backend.embed(previous, self.first))
+        return self.logits[lanes[:, None], depth, columns] + added, self.head.token_ids[columns]
+
+
+class Refiner(Corrected):
+    """y + Wo · silu(Wa · y + T[previous token]); the last row of T stands for an unknown one."""
+
+    def __init__(self, head: DFlashHead, inner: Linear, table: Linear, outer: Linear) -> None:
+        super().__init__(head, head.output)
+        self.inner, self.table, self.outer = inner, table, outer
+
+    def begin(self, y: Tensor, anchors: Tensor) -> Tensor:
+        backend, (sequences, block, _) = self.head.backend, y.shape
+        self._y, self._inner = y, backend.linear(y.flatten(0, 1), self.inner).view(sequences, block, -1)
+        previous = anchors.new_full((sequences, block), self.table.outputs - 1)
+        previous[:, 0] = anchors
+        refined = self._refined(y.flatten(0, 1), self._inner.flatten(0, 1), previous.flatten())
+        self.shortlist(backend.logits(refined, self.head.output).view(sequences, block, -1))
+        return self.logits[:, 0]
+
+    def after(self, lanes: Tensor, depth: int, previous: Tensor) -> tuple[Tensor, Tensor]:
+        columns = self.shortlisted(depth, lanes)
+        refined = self._refined(self._y[lanes, depth], self._inner[lanes, depth], previous)
+        return self.product(depth, lanes, refined), self.head.token_ids[columns]
+
+    def _refined(self, y: Tensor, inner: Tensor, previous: Tensor) -> Tensor:
+        backend = self.head.backend
+        return y + backend.linear(backend.silu(inner + backend.embed(previous, self.table)), self.outer)
+
+
+Correction = Uncorrected | Markov | Refiner
+
+
+def load_dflash(
+    weights: HeadWeights, embedding: Linear, taps: TapReader, kv: list[LayerKV], max_positions: int, backend: Backend
+) -> tuple[DFlashHead, Correction]:
+    config, shape = weights.config, layer_shape(weights.config)
+    masked = config.block_input == "masked"
+    masks = weights.vector("mask_embedding.weight").to(backend.activation_dtype)
+    prefixes = [f"layers.{index}" for index in range(config.num_layers)]
+    head = DFlashHead(
+        backend=backend,
+        embedding=embedding,
+        tap_norms=() if masked else tuple(weights.vector(f"tap_norms.{i}.weight") for i in range(len(config.taps))),
+        fc=weights.linear("fc.weight"),
+        hidden_norm=weights.vector("hidden_norm.weight"),
+        block=config.block,
+        rows=MaskedRows(masks)
+        if masked
+        else InjectedRows(weights.linear("anchor_proj.weight"), weights.linear("feature_proj.weight"), masks),
+        stack=weights.stack(tuple(weights.layer(prefix, shape) for prefix in prefixes), max_positions),
+        keys_values=tuple(weights.linear(*(f"{p}.self_attn.{side}_proj.weight" for side in "kv")) for p in prefixes),
+        context_shape=replace(shape, num_heads=0),
+        output=weights.linear("lm_head.weight", is_head=True),
+        token_ids=weights.token_ids,
+        taps=taps,
+        kv=kv,
+        features=torch.empty((len(kv[0].k), config.hidden_size), dtype=backend.activation_dtype, device=backend.device),
+    )
+    return head, _correction(head, weights)
+
+
+def _correction(head: DFlashHead, weights: HeadWeights) -> Correction:
+    if weights.config.correction == "markov":
+        first, second = (weights.linear(f"markov_head.markov_{part}", is_head=True) for part in ("w1", "w2"))
+        return Markov(head, first, second)
+    if weights.config.correction == "refiner":
+        inner, outer = (weights.linear(f"refiner.{part}_proj.weight") for part in ("in", "out"))
+        return Refiner(head, inner, weights.linear("refiner.table.weight", is_head=True), outer)
+    return Uncorrected(head)

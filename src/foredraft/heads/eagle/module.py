@@ -1,0 +1,59 @@
+"""EAGLE-3: one decoder layer over [embedding; feature], run once per drafted token with its own output fed back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from foredraft.heads.base import HeadConfig
+from foredraft.heads.module import Attention, HeadModule, KeysValues, Linear, Mlp, RMSNorm
+
+
+class EagleModule(HeadModule):
+    """A row at position t is made of the embedding of token t+1 and the feature h of position t, and gives the logits
+    of token t+2. h is `features` of the taps for committed positions, and the y of the row before for drafted ones."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__(config)
+        self.fc = Linear(len(config.taps) * config.target_hidden_size, config.hidden_size)
+        self.midlayer = EagleLayer(config)
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.lm_head = Linear(config.hidden_size, config.draft_vocab_size)
+
+    def features(self, taps: Tensor) -> Tensor:
+        """[batch, length, taps × target_hidden] → h [batch, length, hidden]."""
+        h: Tensor = self.fc(taps)
+        return h
+
+    def step(
+        self, embeddings: Tensor, h: Tensor, positions: Tensor, past: list[KeysValues], mask: Tensor | None
+    ) -> tuple[Tensor, KeysValues]:
+        """y [batch, length, hidden], before the norm, and the rows' own K and V. Rows see the keys of `past`, then
+        their own, as far as `mask` [batch or 1, 1, length, keys] is true; None is causal, without a past."""
+        return self.midlayer(embeddings, h, positions, past, mask)  # type: ignore[no-any-return]
+
+    def logits(self, y: Tensor) -> Tensor:
+        """Over the draft vocabulary."""
+        logits: Tensor = self.lm_head(self.norm(y))
+        return logits
+
+
+class EagleLayer(nn.Module):
+    """q, k and v read both halves of the input; the residual is h before its norm."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        hidden, eps = config.hidden_size, config.norm_eps
+        self.input_layernorm = RMSNorm(hidden, eps)
+        self.hidden_norm = RMSNorm(hidden, eps)
+        self.post_attention_layernorm = RMSNorm(hidden, eps)
+        self.self_attn = Attention(config, 2 * hidden, qk_norm=False)
+        self.mlp = Mlp(config)
+
+    def forward(
+        self, embeddings: Tensor, h: Tensor, positions: Tensor, past: list[KeysValues], mask: Tensor | None
+    ) -> tuple[Tensor, KeysValues]:
+        x = torch.cat([self.input_layernorm(embeddings), self.hidden_norm(h)], dim=-1)
+        own = self.self_attn.keys_values(x, positions)
+        y = h + self.self_attn.attend(x, positions, [*past, own], mask)
+        return y + self.mlp(self.post_attention_layernorm(y)), own

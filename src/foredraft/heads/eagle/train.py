@@ -1,0 +1,76 @@
+"""Training of EAGLE heads: a few steps with the head's own output fed back, each step against the target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from foredraft.heads.base import MAX_BLOCK
+from foredraft.heads.eagle.module import EagleModule
+from foredraft.heads.module import KeysValues
+from foredraft.heads.train import HeadStudent
+from foredraft.train.losses import best_tokens, masked_loss
+from foredraft.train.student import MAX_WIDTH, Start, whole
+from foredraft.train.target_batch import TargetBatch
+
+UNROLLED = 3
+_STEP_WEIGHT = 0.8  # of each step, in units of the one before
+
+
+@dataclass(frozen=True)
+class Options:
+    depth: int = whole(5, MAX_BLOCK)
+    inner: int = whole(0, MAX_WIDTH)  # width of its feed-forward layer; 0: the target's
+
+
+class EagleStudent(HeadStudent[EagleModule]):
+    """Chains start at every position t at once. Step j of the chain of t stands at position t + j; its keys are the
+    first rows of the chains up to t, and the later rows of its own chain."""
+
+    def loss(self, seen: TargetBatch, generator: torch.Generator) -> Tensor:
+        losses = [
+            _STEP_WEIGHT**step * masked_loss(self.module.norm(y), self.module.lm_head.weight, seen.labels, index)
+            for step, (y, index) in enumerate(self._unroll(seen, UNROLLED))
+        ]
+        return torch.stack(losses).sum() / sum(_STEP_WEIGHT**step for step in range(UNROLLED))
+
+    @torch.no_grad()
+    def drafts(self, seen: TargetBatch) -> Tensor:
+        token_ids, weight = self.module.token_ids, self.module.lm_head.weight
+        found = [best_tokens(self.module.norm(y), weight, token_ids) for y, _ in self._unroll(seen, self.depth)]
+        # The chain of t drafts behind the committed token t + 1.
+        return torch.stack([torch.nn.functional.pad(tokens[:, :-1], (1, 0)) for tokens in found])
+
+    def _unroll(self, seen: TargetBatch, steps: int) -> list[tuple[Tensor, Tensor]]:
+        """y of each step [batch, length, hidden] and the rows of its labels [batch, length]."""
+        h = self.module.features(seen.features.taps(self.module.config.taps))
+        past: list[KeysValues] = []
+        unrolled = []
+        for step in range(steps):
+            embeddings = seen.target.embed(seen.batch.ahead(1 + step))
+            mask = chain_mask(h.shape[1], step, h.device) if step else None
+            h, own = self.module.step(embeddings, h, seen.positions + step, past, mask)
+            past.append(own)
+            unrolled.append((h, seen.rows_ahead(1 + step)))
+        return unrolled
+
+
+def chain_mask(length: int, step: int, device: torch.device) -> Tensor:
+    """[1, 1, length, (step + 1) × length]: causal over the first rows, then one key of each later step."""
+    causal = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    own = torch.eye(length, dtype=torch.bool, device=device)
+    return torch.cat([causal, *[own] * step], dim=1)[None, None]
+
+
+def build(options: Options, start: Start) -> EagleStudent:
+    shape = start.shape
+    config = replace(
+        shape,
+        kind="eagle",
+        taps=start.spread_taps(0.1, 0.5, 0.9),
+        block=options.depth,
+        intermediate_size=options.inner or shape.intermediate_size,
+    )
+    return EagleStudent(start.name, EagleModule(config), start.target, start.token_ids, options.depth)

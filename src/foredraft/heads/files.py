@@ -1,0 +1,161 @@
+"""A head on disk: config.json and one or more safetensors files; and the digest of the target that it belongs to."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foredraft.backends.base import Weight
+from foredraft.errors import InvalidModel, InvalidParameter
+from foredraft.heads.base import CONFIG_FILE, D2T, T2D, HeadConfig, tensor_shapes
+from foredraft.heads.coding import coded, decoded, encoded
+from foredraft.models.checkpoint import Checkpoint
+from foredraft.models.fields import shown
+from foredraft.models.json_file import read_json
+
+SHARD_BYTES = 15 << 20  # a file of a head stays below 16 MiB, which every host of repositories takes
+_REPLACED = ("*.json", "model*.safetensors")  # what a folder loses when a head or a draft model is written to it
+_AGAIN = "train or download the head again"
+
+
+def target_digest(checkpoint: Checkpoint) -> str:
+    """What names a model in every precision: its sizes and its norm vectors, which quantisation leaves as they are."""
+    config = checkpoint.config
+    digest = hashlib.sha256()
+    sizes = (config.vocab_size, config.hidden_size, config.intermediate_size, config.num_layers, config.num_heads)
+    digest.update(repr((*sizes, config.num_kv_heads, config.head_dim)).encode())
+    for name in sorted(name for name in checkpoint.names() if name.endswith("norm.weight")):
+        digest.update(name.encode())
+        digest.update(checkpoint.vector(name).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def check_target(folder: Path, config: HeadConfig, checkpoint: Checkpoint) -> None:
+    """Raise InvalidModel unless the head was trained for this target."""
+    target = checkpoint.config
+    sizes = {
+        "target_hidden_size": (config.target_hidden_size, target.hidden_size),
+        "target_vocab_size": (config.target_vocab_size, target.vocab_size),
+        "target_num_layers": (config.target_num_layers, target.num_layers),
+    }
+    for name, (wanted, found) in sizes.items():
+        if wanted != found:
+            raise InvalidModel(
+                f"{folder}: the head was trained for {config.target_name} with {name} {wanted}, but {checkpoint.path} "
+                f"has {found}; use the head of this model, or train one."
+            )
+    if config.target_digest != target_digest(checkpoint):
+        raise InvalidModel(
+            f"{folder}: the head was trained for {config.target_name}, whose weights are not those of "
+            f"{checkpoint.path}; use the head of this model, or train one."
+        )
+
+
+def check_out(folder: Path) -> None:
+    """Raise InvalidParameter unless a head or a draft model may be written to the folder: what would be replaced there
+    is one that Foredraft has written."""
+    if folder.exists() and not folder.is_dir():
+        raise InvalidParameter(f"{folder} is a file; name a folder that is new or empty.")
+    found = sorted(file.name for pattern in _REPLACED for file in folder.glob(pattern))
+    config = read_json(folder / CONFIG_FILE)
+    if found and "target_digest" not in config and not isinstance(config.get("foredraft"), dict):
+        raise InvalidParameter(
+            f"{folder} holds {shown(found[0])} and no head or draft model that Foredraft has written, so nothing is "
+            "replaced there; name a folder that is new or empty."
+        )
+
+
+def write_head(
+    folder: Path, config: HeadConfig, weights: Mapping[str, Tensor | Weight], bits: Mapping[str, int] | None = None
+) -> None:
+    """The head in `folder`, in place of the one that is there; large heads in several files. Floating tensors should be
+    bfloat16; `bits` names those that are written in 8 or 4."""
+    from safetensors.torch import save_file
+
+    _check_tensors(folder, config, weights)
+    check_out(folder)
+    tensors = encoded(weights, bits or {})
+    config.write(folder)  # first: by it the folder is known if writing stops half-way
+    shards = sharded(tensors)
+    names = [_shard_name(index, len(shards)) for index in range(len(shards))]
+    for name, shard in zip(names, shards):
+        partial = folder / f"{name}.partial"
+        save_file(shard, partial)
+        partial.replace(folder / name)
+    for file in folder.glob("model*.safetensors"):
+        if file.name not in names:
+            file.unlink()
+
+
+def sharded(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Tensors on the host, file by file; one that is too large for a file has one of its own."""
+    shards: list[dict[str, Tensor]] = [{}]
+    used = 0
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        size = tensor.numel() * tensor.element_size()
+        if used and used + size > SHARD_BYTES:
+            shards.append({})
+            used = 0
+        shards[-1][name] = tensor
+        used += size
+    return shards
+
+
+def read_tensors(folder: Path, config: HeadConfig) -> dict[str, Tensor]:
+    """All tensors of a head, checked against its config: bfloat16 where they were written in fewer bits."""
+    return {name: decoded(tensor) for name, tensor in read_weights(folder, config).items()}
+
+
+def read_weights(folder: Path, config: HeadConfig) -> dict[str, Tensor | Weight]:
+    """All tensors of a head, checked against its config. Those that were written in 8 or 4 bits keep their codes."""
+    from safetensors import SafetensorError, safe_open
+
+    files = sorted(folder.glob("model*.safetensors"))
+    if not files:
+        raise InvalidModel(f"{folder} has no model.safetensors; {_AGAIN}.")
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        shard: Any  # the library's own type is not annotated
+        try:
+            with safe_open(file, framework="pt") as shard:
+                for name in list(shard.keys()):
+                    if name in tensors:
+                        raise InvalidModel(f"{file}: tensor {shown(name)} is there twice; {_AGAIN}.")
+                    tensors[name] = shard.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise InvalidModel(f"{file} is truncated or damaged ({error}); {_AGAIN}.") from error
+    weights = coded(tensors)
+    _check_tensors(folder, config, weights)
+    return weights
+
+
+def _shard_name(index: int, count: int) -> str:
+    return "model.safetensors" if count == 1 else f"model-{index + 1:05}-of-{count:05}.safetensors"
+
+
+def _check_tensors(folder: Path, config: HeadConfig, weights: Mapping[str, Tensor | Weight]) -> None:
+    """Raise InvalidModel unless the tensors are exactly those that `config` describes, and the vocabularies agree."""
+    expected = tensor_shapes(config)
+    tensors = {name: weight if isinstance(weight, Tensor) else weight.values for name, weight in weights.items()}
+    for name, shape in expected.items():
+        if name not in tensors:
+            raise InvalidModel(f"{folder}: tensor {name!r} is missing, but {config.kind} heads need it; {_AGAIN}.")
+        if tuple(tensors[name].shape) != shape:
+            raise InvalidModel(
+                f"{folder}: tensor {name!r} has shape {list(tensors[name].shape)}, but config.json asks for "
+                f"{list(shape)}; {_AGAIN}."
+            )
+    unknown = sorted(tensors.keys() - expected.keys())
+    if unknown:
+        raise InvalidModel(f"{folder}: tensor {shown(unknown[0])} is not a tensor of {config.kind} heads; {_AGAIN}.")
+    if tensors[D2T].dtype != torch.int64 or tensors[T2D].dtype != torch.bool:
+        raise InvalidModel(f"{folder}: d2t must be int64 and t2d bool; {_AGAIN}.")
+    ids = tensors[D2T].cpu() + torch.arange(config.draft_vocab_size)
+    if not torch.equal(ids, tensors[T2D].cpu().nonzero()[:, 0]):
+        raise InvalidModel(f"{folder}: d2t and t2d name different draft vocabularies; {_AGAIN}.")

@@ -1,0 +1,30 @@
+"""The kinds of trained heads: the only list of them. A new kind is a folder beside this file, and a line in the table.
+
+All folders have the same files, as far as their kind has such a part. Names in brackets are what others look for there:
+
+config.py   what a config.json of this kind may say, and which tensors the head has (RULES)
+serve.py    the head as a backend runs it
+propose.py  the proposer that drafts with it (PROPOSER)
+module.py   the head as a torch module
+train.py    what can be chosen when one is trained, and one at the start of its training (Options, build)
+export.py   the head in the layout of another engine (layout)
+
+A file here by one of these names holds what all kinds share of it. Serving never imports the last three.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+KINDS = {  # what config.json and specs call a kind: what `foredraft train` calls it
+    "eagle": "eagle",
+    "medusa": "medusa",
+    "dflash": "dflash",
+    "draft_model": "draft",
+}
+
+
+def part(kind: str, name: str) -> Any:
+    """A file of a kind's folder, imported when it is first needed."""
+    return import_module(f"foredraft.heads.{kind}.{name}")

@@ -1,0 +1,265 @@
+"""What the proposers with trained heads share: their options, and what a head needs of the target and of the cache."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import ClassVar
+
+from foredraft.backends.base import Backend, LayerKV, Linear
+from foredraft.backends.choose import choose_backend
+from foredraft.backends.row_tiles import set_tiles_beside
+from foredraft.batch import PackedBatch, pack
+from foredraft.config import DTYPES
+from foredraft.errors import InvalidSpec
+from foredraft.heads.base import MAX_BLOCK, HeadConfig
+from foredraft.heads.catalog import HeadFiles
+from foredraft.heads.weights import HeadWeights, TapReader, layer_config
+from foredraft.proposers.model.candidates import NodeLogits
+from foredraft.proposers.model.computed_tokens import ComputedTokens
+from foredraft.proposers.model.drafter import TreeDrafter
+from foredraft.proposers.model.run_ahead import Levels, RunAhead, split_catch_up
+from foredraft.proposers.model.tree import TreeShape
+from foredraft.proposers.target import TargetModel
+from foredraft.types import Sequence, Work
+
+MOST_NODES = MAX_BLOCK  # that a tree of a head may have, run or drafted: it fits where a block does
+TREES = ("chain", "static", "dynamic")
+
+
+@dataclass(frozen=True)
+class HeadOptions:
+    """The options of all proposers with heads."""
+
+    k: int = 0  # depth of a draft; 0: that of the head
+    nodes: int = 16  # of a tree
+    width: int = 4  # branches that are followed at every depth
+    tree: str = "dynamic"
+    dtype: str = "auto"  # of the head's weights; auto: 8 or 4 bits where the file has them, else the target's
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.k <= MOST_NODES and 1 <= self.nodes <= MOST_NODES and 1 <= self.width <= MOST_NODES):
+            raise InvalidSpec(
+                f"k={self.k}, nodes={self.nodes}, width={self.width}: k must be from 0, which means the head's own, to "
+                f"{MOST_NODES}, and the others from 1 to {MOST_NODES}."
+            )
+        if self.k * self.width > MOST_NODES and self.tree != "chain":
+            raise InvalidSpec(f"k={self.k}, width={self.width}: k times width must be at most {MOST_NODES}.")
+        if self.tree not in TREES:
+            raise InvalidSpec(f"tree={self.tree!r} is not known; use {', '.join(TREES)}.")
+        if self.dtype not in ("auto", *DTYPES):
+            raise InvalidSpec(f"dtype={self.dtype!r} is not known; use auto, {', '.join(DTYPES)}.")
+
+    def shape(self, name: str, own_depth: int, most: int) -> TreeShape:
+        """The shape of the trees, for a head that drafts `own_depth` tokens unless told, and `most` at most."""
+        if self.k > most:
+            raise InvalidSpec(f"{name}: k={self.k} must be at most {most}, which is what this head drafts.")
+        depth = self.k or min(own_depth, most)
+        if self.tree == "chain":
+            return TreeShape(depth, 1, prunes=True, nodes=depth)
+        width = max(1, min(self.width, MOST_NODES // depth))
+        return TreeShape(depth, width, prunes=True, nodes=self.nodes, static=self.tree == "static")
+
+
+class HeadRunner(ABC):
+    """A head as a model that drafts (see DraftingModel): the parts that are the same for every kind."""
+
+    _ahead: RunAhead | None = None  # for kinds whose whole drafts can run on the device
+
+    def __init__(self, found: LoadedHead, computed: ComputedTokens | None) -> None:
+        target, backend = found.target, found.backend
+        self.backend = backend
+        self.block_size = target.kv.block_size
+        self.vocab_size = target.runner.decoder.config.vocab_size
+        self.close = found.close
+        # A head is small: running so many rows takes no longer than a step of the target.
+        self.catch_up_beside = 256 if backend.tree_ops is None else 2048
+        self._max_len, self._max_sequences = target.max_model_len, target.max_num_seqs
+        self._computed, self._scratch = computed, Scratch(target)
+
+    @property
+    def runs_ahead(self) -> bool:
+        return self._ahead is not None
+
+    def ahead(self, works: Items[Work], shape: TreeShape) -> Levels | None:
+        """See DraftingModel."""
+        if self._ahead is None:
+            return None
+        behind, works = split_catch_up(works, shape.depth)
+        if behind:
+            self.logits(behind)
+        self._scratch.lend(works, begins=True)
+        return self._ahead(works, self._packed(works), shape)
+
+    def _packed(self, works: Items[Work]) -> PackedBatch:
+        return pack([self._run_of(work) for work in works], self.block_size)
+
+    def _run_of(self, work: Work) -> Work:
+        """What the head runs of a work."""
+        return work
+
+    def warm(self, shape: TreeShape) -> None:
+        """Make what whole drafts of this shape need on the device."""
+        if self._ahead is not None:
+            self._ahead.warm(shape, self._max_len, self._max_sequences)
+
+    @abstractmethod
+    def logits(self, works: Items[Work]) -> NodeLogits:
+        """See DraftingModel. The works of one call are all new tokens, or all new nodes."""
+
+    def can_draft(self, sequence: Sequence, known: int) -> bool:
+        """Whether the target has run all tokens but the last, so that their taps are there."""
+        return sequence.num_tokens > 1 and sequence.num_computed_tokens >= sequence.num_tokens - 1
+
+    def num_computed(self, sequence: Sequence) -> int:
+        return sequence.num_tokens - 1 if self._computed is None else self._computed.num_computed(sequence)
+
+    def record(self, sequence: Sequence, known: int, drafted: Items[int], num_slots: int) -> None:
+        """Only committed tokens count: those of the draft were run with features that the head made up."""
+        if self._computed is not None:
+            self._computed.record(sequence, known, (), sequence.num_tokens)
+
+    def release(self, sequence_ids: Iterable[int]) -> None:
+        if self._computed is not None:
+            self._computed.release(sequence_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class NewNode:
+    """A node whose logits are wanted: which token of which sequence, and at which depth. The root has depth 0."""
+
+    sequence_id: int
+    depth: int
+    token: int
+
+
+def new_nodes(works: Items[Work]) -> list[NewNode]:
+    """The nodes that works have logits for, in order."""
+    nodes: list[NewNode] = []
+    for work in works:
+        sequence, draft = work.sequence, work.draft
+        if work.num_new_tokens and work.reaches_end:
+            nodes.append(NewNode(sequence.id, 0, sequence.token_ids[-1]))
+        depths = draft.depths
+        for node in range(work.num_computed_nodes, len(draft)):
+            nodes.append(NewNode(sequence.id, depths[node], draft.tokens[node]))
+    return nodes
+
+
+class Scratch:
+    """Blocks behind those of the pool, where a call keeps K and V of draft tokens: some for each of its sequences."""
+
+    def __init__(self, target: TargetModel) -> None:
+        self._first = target.kv.num_blocks
+        self._block_size = target.kv.block_size
+        self._per_sequence = scratch_blocks(1, self._block_size)
+        self._lanes: dict[int, int] = {}
+
+    def assign(self, works: Items[Work]) -> None:
+        """Give the sequences of a new call their blocks."""
+        self._lanes = {work.sequence.id: lane for lane, work in enumerate(works)}
+
+    def lend(self, works: Items[Work], begins: bool) -> None:
+        """Put the blocks into the tables of works, whose sequences are copies made for this call; `begins`: anew."""
+        if begins:
+            self.assign(works)
+        for work in works:
+            work.sequence.block_table = self.table(work.sequence)
+
+    def table(self, sequence: Sequence) -> array[int]:
+        """The blocks of a sequence's own tokens, then its scratch blocks."""
+        first = self._first + self._lanes[sequence.id] * self._per_sequence
+        table = array("i", sequence.block_table[: -(-sequence.num_tokens // self._block_size)])
+        table.extend(range(first, first + self._per_sequence))
+        return table
+
+
+def scratch_blocks(num_sequences: int, block_size: int) -> int:
+    return num_sequences * -(-MOST_NODES // block_size)
+
+
+@dataclass(frozen=True)
+class LoadedHead:
+    """What a head of any kind is made of."""
+
+    weights: HeadWeights
+    taps: TapReader
+    backend: Backend
+    target: TargetModel
+    group: str  # the name of its cache group
+
+    @property
+    def embedding(self) -> Linear:
+        """The target's."""
+        return self.target.runner.decoder.embedding
+
+    @property
+    def max_positions(self) -> int:
+        return self.target.max_model_len + MOST_NODES
+
+    def add_layers(self) -> list[LayerKV]:
+        """K and V of its layers in the target's cache, with scratch blocks for draft tokens."""
+        blocks = scratch_blocks(self.target.max_num_seqs, self.target.kv.block_size)
+        return self.target.kv.add_group(self.group, layer_config(self.weights.config), self.backend, blocks)
+
+    def close(self) -> None:
+        """End one use of it."""
+        self.target.draft_models.release(self.group)
+
+
+class HeadDrafter(TreeDrafter):
+    """Drafts with the head of one kind that was loaded with the model."""
+
+    Options = HeadOptions
+    kind: ClassVar[str]
+    contenders = 64  # enough at usual temperatures; finding more takes longer than a head's run
+
+    def __init__(self, options: HeadOptions, target: TargetModel) -> None:
+        config = self._files(target).config
+        shape = options.shape(self.kind, config.block, self.deepest(config))
+        model = self._acquire(target, options.dtype)
+        super().__init__(self.kind, model, shape)
+        model.warm(self.shape)
+        self.taps = frozenset(config.taps)
+        self.acceptance = config.acceptance
+
+    @classmethod
+    def load(cls, found: LoadedHead) -> HeadRunner:
+        """The head, ready to draft."""
+        raise NotImplementedError
+
+    @classmethod
+    def deepest(cls, config: HeadConfig) -> int:
+        """How many tokens such a head can draft, one behind the other."""
+        return config.block
+
+    @classmethod
+    def _files(cls, target: TargetModel) -> HeadFiles:
+        if cls.kind not in target.heads:
+            has = f"it has {', '.join(target.heads)}" if target.heads else "it has none"
+            raise InvalidSpec(
+                f"{cls.kind}: no head of this kind was loaded with the model, {has}; start with head=PATH, or train "
+                f"one: foredraft train {cls.kind} --out PATH."
+            )
+        return target.heads[cls.kind]
+
+    @classmethod
+    def _acquire(cls, target: TargetModel, dtype: str) -> HeadRunner:
+        """The head of this kind, loaded once for all its proposers."""
+        files, name = cls._files(target), f"{cls.kind} {dtype}"
+        shared, taps = target.runner.backend, target.runner.taps
+        assert taps is not None, "heads are loaded with the model, whose runs then write taps"
+
+        def loaded() -> HeadRunner:
+            # A backend of its own: it may be warmed on another thread while the target runs.
+            backend = choose_backend(shared.name, target.dtype, shared.device, target.threads)
+            is_auto = dtype == "auto"
+            weights = HeadWeights(files.folder, files.config, target.dtype if is_auto else dtype, is_auto, backend)
+            head = cls.load(LoadedHead(weights, TapReader(files.config, taps, backend), backend, target, name))
+            set_tiles_beside(shared, backend, weights.linears)
+            return head
+
+        return target.draft_models.acquire(name, loaded)

@@ -1,0 +1,139 @@
+"""The tensors of a head as a backend runs them, and the rows of the target's taps that it reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from foredraft.backends.base import AttentionShape, Backend, Entry, Layer, Linear, Stack, Taps, Weight
+from foredraft.batch import ForwardBatch
+from foredraft.config import ModelConfig
+from foredraft.errors import InvalidModel
+from foredraft.heads.base import D2T, HeadConfig
+from foredraft.heads.coding import decoded
+from foredraft.heads.files import read_weights
+from foredraft.models.decoder import attention_shape, pack_linear
+from foredraft.models.quantise import convert
+from foredraft.models.rope import rope_table
+
+_DTYPES = {"f32": "float32", "bf16": "bfloat16", "q8": "int8", "q4": "int4"}  # of the kinds of weights that heads have
+
+
+class HeadWeights:
+    """Reads the tensors of a head, converts them to `dtype`, one of config.DTYPES, and packs them. With `keeps_codes`,
+    what the file has in 8 or 4 bits stays so: wider weights take longer to read and say no more."""
+
+    def __init__(self, folder: Path, config: HeadConfig, dtype: str, keeps_codes: bool, backend: Backend) -> None:
+        self.config, self._dtype, self._keeps_codes, self._backend = config, dtype, keeps_codes, backend
+        self._tensors = read_weights(folder, config)
+        self.linears: list[Linear] = []  # that were made of them
+
+    @property
+    def token_ids(self) -> Tensor:
+        """The target's ids of the draft vocabulary: [draft_vocab] int64."""
+        offsets = decoded(self._tensors[D2T])
+        return (offsets + torch.arange(len(offsets))).to(self._backend.device)
+
+    def vector(self, name: str) -> Tensor:
+        return decoded(self._tensors[name]).float().clone().to(self._backend.device)
+
+    def matrix(self, name: str) -> Tensor:
+        """Dense float32, for what is computed once."""
+        return decoded(self._tensors[name]).float()
+
+    def linear(self, *names: str, bias: Tensor | None = None, is_head: bool = False) -> Linear:
+        """One layer out of tensors that read the same input. As in a target, 4 bits are not for output heads and
+        tables, unless the file has them so."""
+        return self._packed([self._weight(name, is_head) for name in names], bias)
+
+    def extended(self, name: str, rows: Tensor) -> Linear:
+        """A table with further rows below those of a tensor, in the precision of these."""
+        own = self._weight(name, is_head=True)
+        further = convert(Weight("f32", rows), _DTYPES[own.kind], is_head=False, file_precision="float32")
+        return self._packed([own, further])
+
+    def _packed(self, weights: list[Weight], bias: Tensor | None = None) -> Linear:
+        self.linears.append(pack_linear(weights, bias, self._backend))
+        return self.linears[-1]
+
+    def _weight(self, name: str, is_head: bool) -> Weight:
+        tensor = self._tensors[name]
+        if isinstance(tensor, Weight) and self._keeps_codes:
+            return tensor
+        return convert(tensor if isinstance(tensor, Weight) else _plain(tensor), self._dtype, is_head, "bfloat16")
+
+    def layer(self, prefix: str, shape: AttentionShape) -> Layer:
+        attention = f"{prefix}.self_attn"
+
+        def optional(name: str) -> Tensor | None:
+            return self.vector(name) if name in self._tensors else None
+
+        return Layer(
+            input_norm=self.vector(f"{prefix}.input_layernorm.weight"),
+            qkv=self.linear(*(f"{attention}.{part}_proj.weight" for part in "qkv")),
+            q_norm=optional(f"{attention}.q_norm.weight"),
+            k_norm=optional(f"{attention}.k_norm.weight"),
+            output=self.linear(f"{attention}.o_proj.weight"),
+            post_norm=self.vector(f"{prefix}.post_attention_layernorm.weight"),
+            gate_up=self.linear(f"{prefix}.mlp.gate_proj.weight", f"{prefix}.mlp.up_proj.weight"),
+            down=self.linear(f"{prefix}.mlp.down_proj.weight"),
+            shape=shape,
+        )
+
+    def stack(self, layers: tuple[Layer, ...], max_positions: int, entry: Entry | None = None) -> Stack:
+        """The layers with the final norm."""
+        rope = rope_table(layer_config(self.config), max_positions).to(self._backend.device)
+        return Stack(layers, self.vector("norm.weight"), rope, 1.0, self.config.norm_eps, entry)
+
+
+def _plain(tensor: Tensor) -> Weight:
+    if tensor.dtype == torch.bfloat16:
+        return Weight("bf16", tensor)
+    return Weight("f32", tensor.float())
+
+
+def layer_config(config: HeadConfig) -> ModelConfig:
+    """The layers of a head, as those of a model."""
+    return ModelConfig(
+        architecture=config.kind,
+        vocab_size=config.draft_vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        max_position_embeddings=0,
+        rms_norm_eps=config.norm_eps,
+        rope_theta=config.rope_theta,
+    )
+
+
+def layer_shape(config: HeadConfig) -> AttentionShape:
+    return attention_shape(layer_config(config), 0)
+
+
+class TapReader:
+    """The taps that a head reads, of those that the target writes."""
+
+    def __init__(self, config: HeadConfig, taps: Taps, backend: Backend) -> None:
+        missing = [tap for tap in config.taps if tap not in taps.layers]
+        if missing:
+            written = ", ".join(map(str, taps.layers))
+            raise InvalidModel(
+                f"The {config.kind} head reads the residual stream after layer {missing[0]}, but the target writes "
+                f"those after {written}; load the head together with the model (head=PATH)."
+            )
+        self._cache, self._backend = taps.cache.view(len(taps.cache), len(taps.layers), -1), backend
+        places = [taps.layers.index(tap) for tap in config.taps]
+        self._places = None if places == list(range(len(taps.layers))) else torch.tensor(places, device=backend.device)
+
+    def rows(self, slots: Tensor) -> Tensor:
+        """[rows, taps × target_hidden]"""
+        return self._backend.read(self._cache, self._places, slots)
+
+    def previous(self, batch: ForwardBatch) -> Tensor:
+        """The same at the key before each row's own: [rows, taps × target_hidden]"""
+        return self._backend.read_previous(self._cache, self._places, batch)
