@@ -298,9 +298,10 @@ class Backend(Protocol):
         """Plans that read and write nothing. A model that runs each of them once, and draws from its logits, makes no
         later run of at most `max_keys` keys wait for a graph or a compiler. None where neither is needed."""
 
-    def sample(self, logits: Tensor, nodes: Items[NodeDraw]) -> Items[int]:
+    def sample(self, logits: Tensor, nodes: Items[NodeDraw], replayed_rows: int = 0) -> Items[int]:
         """The token of every node, drawn from its row of logits [rows, vocab]: that of `sampling.draw` on every
-        backend, or NOT_FINITE. May be drawn only when it is read."""
+        backend, or NOT_FINITE. May be drawn only when it is read. `replayed_rows` is that of the plan whose run gave
+        the logits."""
 
 
 def run_layers(

@@ -160,7 +160,7 @@ class TorchBackend:
     def warm_plans(self, shape: AttentionShape, block_size: int, max_keys: int) -> Iterable[ForwardBatch]:
         return ()
 
-    def sample(self, logits: Tensor, nodes: Items[NodeDraw]) -> Items[int]:
+    def sample(self, logits: Tensor, nodes: Items[NodeDraw], replayed_rows: int = 0) -> Items[int]:
         return LazyDraws(logits, nodes, draw)
 
     def _at_once(self, rows: range) -> list[int]:

@@ -176,9 +176,10 @@ class Engine:
 
     def verify(self, works: list[Work]) -> tuple[list[Verdict], list[Stop]]:
         """Run the target, apply the acceptance rules, and find where texts end (see step.Target)."""
-        logits = self.runner.forward(pack(works, self.kv.block_size)).logits
+        output = self.runner.forward(pack(works, self.kv.block_size))
         with torch.inference_mode():
-            verdicts = self._with_target_argmax(logits, works, verify(logits, works, self.runner.backend.sample))
+            verdicts = verify(output.logits, works, self.runner.sampler(output))
+            verdicts = self._with_target_argmax(output.logits, works, verdicts)
         return verdicts, self._stops(works, verdicts)
 
     def keep(self, works: Items[Work], verdicts: Items[Verdict], stops: Items[Stop]) -> None:
