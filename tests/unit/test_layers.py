@@ -26,10 +26,11 @@ TIERS = (
     ("runtime",),
     ("proposers", "control"),
     ("engine", "llm"),
+    ("reports",),
     ("audit", "server", "train", "export"),
     ("integrations",),
     ("bench",),
-    ("simulate",),
+    ("simulate", "plan"),
     ("cli", "__init__", "__main__"),
 )
 TORCH_FREE = (

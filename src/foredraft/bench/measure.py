@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from itertools import cycle, islice, zip_longest
 from typing import TYPE_CHECKING
 
-from foredraft.audit.prompts import Question
 from foredraft.errors import InvalidParameter, InvalidPrompt
 from foredraft.params import MAX_SEED, SamplingParams
 from foredraft.proposers.registry import parse_spec
+from foredraft.reports.prompts import Question
 from foredraft.types import RequestOutput
 
 if TYPE_CHECKING:

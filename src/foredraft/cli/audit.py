@@ -17,9 +17,9 @@ from foredraft.cli.progress import CountingProgress
 from foredraft.models.catalog import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from foredraft.audit.prompts import Question
     from foredraft.audit.report import Check
     from foredraft.llm import LLM
+    from foredraft.reports.prompts import Question
 
 VERDICTS = {True: "passed", False: "FAILED"}
 
@@ -46,9 +46,10 @@ def audit(
     as_json: options.Json = False,
 ) -> None:
     """Check on this machine: the same text with and without speculation, the sampled distribution, row invariance."""
-    from foredraft.audit.prompts import BUILT_IN, read_suite, spread
+    from foredraft.audit.prompts import BUILT_IN
     from foredraft.params import SamplingParams
     from foredraft.proposers.registry import parse_spec
+    from foredraft.reports.prompts import read_suite, spread
 
     for spec in specs or ():
         parse_spec(spec)
@@ -85,26 +86,20 @@ def _all_checks(
     """All checks, each shown as soon as it is done."""
     from foredraft.audit import distribution, rows, text
 
-    done = 0
     checks: list[Check] = []
     total = len(text.MODES) * (1 + len(specs)) + len(distribution.CASES) + rows.NUM_CHECKS
     with CountingProgress("Auditing", total) as progress:
 
-        def tick() -> None:
-            nonlocal done
-            done += 1
-            progress.show(done)
-
         def each() -> Iterator[Check]:
-            yield from text.text_checks(llm, questions, specs, max_tokens, tick)
-            yield from distribution.distribution_checks(samples, tick)
-            yield from rows.row_checks(llm.engine.runner, tick)
+            yield from text.text_checks(llm, questions, specs, max_tokens, progress.tick)
+            yield from distribution.distribution_checks(samples, progress.tick)
+            yield from rows.row_checks(llm.engine.runner, progress.tick)
 
         for check in each():
             checks.append(check)
             progress.hide()
             _show(check, as_json)
-            progress.show(done)
+            progress.show()
     return checks
 
 

@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foredraft.cli import options
-from foredraft.cli.output import make_folder, print_json, say
+from foredraft.cli.output import make_folder, print_json, say, say_written
 from foredraft.cli.progress import CountingProgress
 from foredraft.errors import InvalidParameter
 from foredraft.models.catalog import DEFAULT_MODEL
+from foredraft.reports.answer import print_aligned
 
 if TYPE_CHECKING:
-    from foredraft.audit.prompts import Question
     from foredraft.bench.cells import Cell
     from foredraft.bench.measure import Plan
     from foredraft.bench.report import Results
     from foredraft.llm import LLM
+    from foredraft.reports.prompts import Question
 
 DEFAULT_SPECS = ("auto", "ngram", "suffix", "ngram+suffix")
 HEADERS = (
@@ -90,18 +91,12 @@ def _batches(text: str) -> tuple[int, ...]:
 def _measured(llm: LLM, questions: list[Question], plan: Plan, model: str, suite: str) -> Results:
     from foredraft.bench.cells import cells_of
     from foredraft.bench.measure import measure, num_timed_runs
-    from foredraft.bench.report import Results, describe_machine, describe_model, describe_settings, describe_versions
+    from foredraft.bench.report import Results, describe_model, describe_settings
     from foredraft.bench.verify_cost import verify_curve
+    from foredraft.reports.facts import describe_machine, describe_versions
 
-    done = 0
     with CountingProgress("Measuring", num_timed_runs(questions, plan)) as progress:
-
-        def tick() -> None:
-            nonlocal done
-            done += 1
-            progress.show(done)
-
-        runs = measure(llm, questions, plan, tick)
+        runs = measure(llm, questions, plan, progress.tick)
     cost = verify_curve(llm)
     return Results(
         machine=describe_machine(llm),
@@ -122,9 +117,7 @@ def _write(results: Results, out: Path) -> None:
         drawn = write_report(results, out)
     except OSError as error:
         raise InvalidParameter(f"The results cannot be written to {out}: {error.strerror}.") from error
-    say(f"Wrote results.json and report.html to {out}.")
-    if not drawn:
-        say("The report has no plots, because matplotlib is not installed; to get it: pip install matplotlib.")
+    say_written("results.json and report.html", out, drawn)
 
 
 def _failures(results: Results) -> list[str]:
@@ -152,14 +145,7 @@ def _print_table(cells: list[Cell]) -> None:
 
 
 def _print_lines(cells: list[Cell]) -> None:
-    rows = [HEADERS, *map(_figures, cells)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        padded = (
-            text.ljust(width) if place < 2 else text.rjust(width)
-            for place, (text, width) in enumerate(zip(row, widths))
-        )
-        print("  ".join(padded).rstrip())
+    print_aligned([HEADERS, *map(_figures, cells)], [place >= 2 for place in range(len(HEADERS))])
 
 
 def _figures(cell: Cell) -> tuple[str, ...]:

@@ -11,10 +11,10 @@ import typer
 
 from foredraft.cli import options
 from foredraft.cli.output import answer_record, dim, figures, follow, print_json, say
-from foredraft.cli.prompts import Message
 from foredraft.errors import ForedraftError
 from foredraft.models.catalog import DEFAULT_MODEL
 from foredraft.params import SamplingParams
+from foredraft.reports.prompts import Message
 from foredraft.types import CompletionOutput
 
 if TYPE_CHECKING:

@@ -51,6 +51,13 @@ def make_folder(out: Path) -> None:
         raise InvalidParameter(f"--out {out} cannot be made: {error.strerror}.") from error
 
 
+def say_written(files: str, out: Path, drawn: bool) -> None:
+    """What lies in the folder of --out now."""
+    say(f"Wrote {files} to {out}.")
+    if not drawn:
+        say("The report has no plots, because matplotlib is not installed; to get it: pip install matplotlib.")
+
+
 def print_json(record: dict[str, Any]) -> None:
     print(json.dumps(record, ensure_ascii=False), flush=True)
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foredraft.cli import options
-from foredraft.cli.output import make_folder, print_json, say
-from foredraft.cli.plan_answer import Answer, Table
+from foredraft.cli.output import make_folder, print_json, say, say_written
 from foredraft.cli.progress import CountingProgress
 from foredraft.errors import InvalidParameter
 from foredraft.models.catalog import DEFAULT_MODEL
+from foredraft.reports.answer import Answer, Table
 
 if TYPE_CHECKING:
     from foredraft.simulate.machine import Machine
@@ -171,7 +171,7 @@ def _one_rate(study: Study, traffics: list[Traffic], settings: list[str], qps: f
                 outcome = study.outcome(traffic, spec, premise.replicas, qps, step_mode=True)
                 rows.append(outcome_row(traffic.name, spec, outcome))
                 records.append({"traffic": traffic.name, "spec": spec, **asdict(outcome)})
-                progress.show(len(rows))
+                progress.tick()
     return Answer({**_premise_record(premise, qps), "outcomes": records}, str(premise), [Table(COLUMNS, rows)], [])
 
 
@@ -182,15 +182,8 @@ def _all_rates(
     from foredraft.simulate.report import FLEET_COLUMNS, fleet_row, sentences
     from foredraft.simulate.study import answer
 
-    done = 0
     with CountingProgress("Simulating", len(traffics) * (1 + len(settings))) as progress:
-
-        def tick() -> None:
-            nonlocal done
-            done += 1
-            progress.show(done)
-
-        answers = [answer(study, traffic, settings, premise.replicas, qps, tick) for traffic in traffics]
+        answers = [answer(study, traffic, settings, premise.replicas, qps, progress.tick) for traffic in traffics]
     if out is not None:
         _write(answers, premise, study, out)
     rows = [fleet_row(each.traffic, setting) for each in answers for setting in each.settings]
@@ -204,7 +197,7 @@ def _all_rates(
 
 
 def _write(answers: list[TrafficAnswer], premise: Premise, study: Study, out: Path) -> None:
-    from foredraft.bench.report import describe_versions
+    from foredraft.reports.facts import describe_versions
     from foredraft.simulate.report import write_report
 
     facts = {
@@ -216,9 +209,7 @@ def _write(answers: list[TrafficAnswer], premise: Premise, study: Study, out: Pa
         drawn = write_report(answers, premise, facts, out)
     except OSError as error:
         raise InvalidParameter(f"The report cannot be written to {out}: {error.strerror}.") from error
-    say(f"Wrote report.html to {out}.")
-    if not drawn:
-        say("The report has no plots, because matplotlib is not installed; to get it: pip install matplotlib.")
+    say_written("report.html", out, drawn)
 
 
 def _answer_record(answer: TrafficAnswer) -> dict[str, Any]:
