@@ -14,7 +14,6 @@ import typer
 from foredraft.cli import options
 from foredraft.cli.output import print_json, say
 from foredraft.cli.progress import CountingProgress
-from foredraft.models.catalog import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from foredraft.audit.report import Check
@@ -24,8 +23,9 @@ if TYPE_CHECKING:
 VERDICTS = {True: "passed", False: "FAILED"}
 
 
+@options.opens_model("dtype", "activations", "device", "threads", "head")
 def audit(
-    model: options.Model = DEFAULT_MODEL,
+    opening: options.Opening,
     specs: Annotated[
         list[str] | None,
         typer.Option("--spec", help="Compare this with off; may be repeated. Without it: every proposer and pair."),
@@ -38,11 +38,6 @@ def audit(
         int, typer.Option("--samples", min=500, help="Texts per check of the sampled distribution.")
     ] = 4000,
     max_tokens: options.MaxTokens = 96,
-    dtype: options.Dtype = "auto",
-    activations: options.Activations = "auto",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    head: options.Head = "auto",
     as_json: options.Json = False,
 ) -> None:
     """Check on this machine: the same text with and without speculation, the sampled distribution, row invariance."""
@@ -55,10 +50,7 @@ def audit(
         parse_spec(spec)
     SamplingParams(max_tokens=max_tokens)
     questions = spread(BUILT_IN if suite is None else read_suite(suite), limit)
-    opening = options.ModelOptions(
-        model, dtype=dtype, device=device, threads=threads, head=head, activations=activations
-    )
-    with opening.open() as llm:
+    with opening().open() as llm:
         checks = _all_checks(llm, questions, specs or _default_specs(llm), max_tokens, samples, as_json)
     passed = all(check.passed for check in checks)
     if as_json:

@@ -13,7 +13,6 @@ from foredraft.cli import options
 from foredraft.cli.output import make_folder, print_json, say, say_written
 from foredraft.cli.progress import CountingProgress
 from foredraft.errors import InvalidParameter
-from foredraft.models.catalog import DEFAULT_MODEL
 from foredraft.reports.answer import print_aligned
 
 if TYPE_CHECKING:
@@ -30,8 +29,9 @@ HEADERS = (
 )
 
 
+@options.opens_model("dtype", "activations", "device", "threads", "head")
 def bench(
-    model: options.Model = DEFAULT_MODEL,
+    opening: options.Opening,
     suite: Annotated[str, typer.Option("--suite", help="builtin, or a file in Spec-Bench's format.")] = "builtin",
     specs: Annotated[
         list[str] | None,
@@ -46,11 +46,6 @@ def bench(
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="So many prompts, evenly over kinds.")] = None,
     max_tokens: options.MaxTokens = 128,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Timed runs of each; the median counts.")] = 3,
-    dtype: options.Dtype = "auto",
-    activations: options.Activations = "auto",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    head: options.Head = "auto",
     seed: Annotated[int, typer.Option("--seed", help="Of the first prompt; the others count on from it.")] = 1,
     out: Annotated[Path, typer.Option("--out", help="The folder for the results.")] = Path("bench-results"),
     as_json: options.Json = False,
@@ -63,11 +58,9 @@ def bench(
     plan = Plan(chosen, _batches(batch), tuple(dict.fromkeys(temperatures or [0.0])), max_tokens, repeats, seed)
     questions = load_suite(suite, limit)
     make_folder(out)
-    opening = options.ModelOptions(
-        model, "off", dtype, device, threads, prefix_caching=False, head=head, activations=activations
-    )
-    with opening.open() as llm:
-        results = _measured(llm, questions, plan, model, suite)
+    wanted = opening(spec="off", prefix_caching=False)
+    with wanted.open() as llm:
+        results = _measured(llm, questions, plan, wanted.model, suite)
     _write(results, out)
     if as_json:
         for cell in results.cells:

@@ -13,13 +13,14 @@ from foredraft.cli import options
 from foredraft.cli.output import answer_record, follow, print_json, say
 from foredraft.cli.progress import CountingProgress
 from foredraft.errors import InvalidPrompt
-from foredraft.models.catalog import DEFAULT_MODEL
 from foredraft.params import SamplingParams
 from foredraft.reports.prompts import Message, Prompt, read_prompts
 from foredraft.types import CompletionOutput, TokenEvent
 
 
+@options.opens_model("spec", "dtype", "activations", "device", "threads", "head", "exact")
 def generate(
+    opening: options.Opening,
     prompts: Annotated[
         list[str] | None, typer.Argument(metavar="PROMPT", help="Texts to continue; - is stdin.")
     ] = None,
@@ -29,8 +30,6 @@ def generate(
     chat: Annotated[
         bool, typer.Option("--chat", help="Ask the prompts as a user, in the model's chat template.")
     ] = False,
-    model: options.Model = DEFAULT_MODEL,
-    spec: options.Spec = "auto",
     max_tokens: options.MaxTokens = 256,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
@@ -40,12 +39,6 @@ def generate(
     stop: options.Stop = None,
     logprobs: Annotated[int | None, typer.Option("--logprobs", help="With --json: this many alternatives.")] = None,
     n: Annotated[int, typer.Option("--n", help="How many samples of each prompt.")] = 1,
-    dtype: options.Dtype = "auto",
-    activations: options.Activations = "auto",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    head: options.Head = "auto",
-    exact: options.Exact = True,
     as_json: options.Json = False,
 ) -> None:
     """Continue prompts, or answer them with --chat."""
@@ -64,8 +57,7 @@ def generate(
     if chat:
         inputs = [_as_conversation(prompt) for prompt in inputs]
 
-    opening = options.ModelOptions(model, spec, dtype, device, threads, exact, head=head, activations=activations)
-    with opening.open() as llm:
+    with opening().open() as llm:
         events = llm.stream_many(inputs, params)
         if len(inputs) == 1 and n == 1 and not as_json:
             failed = _report_error(0, follow(events, show=True))

@@ -12,7 +12,6 @@ from foredraft.cli import options
 from foredraft.cli.output import print_json
 from foredraft.control.economics import Outlook
 from foredraft.errors import InvalidParameter
-from foredraft.models.catalog import DEFAULT_MODEL
 from foredraft.plan.advice import advise
 from foredraft.plan.inputs import PlanInputs, chain_spec, measured_inputs
 from foredraft.plan.plot import draw, require_drawing
@@ -23,8 +22,9 @@ from foredraft.reports.answer import Answer
 BATCH_MAX = 256  # how far to look without --batch-max
 
 
+@options.opens_model("dtype", "threads", "head", spec="suffix")  # what auto drafts with
 def plan(
-    model: options.Model = DEFAULT_MODEL,  # every command takes it; figures that are given depend on none
+    opening: options.Opening,  # of --measure; figures that are given depend on no model
     alpha: Annotated[
         float | None, typer.Option("--alpha", help="How likely a draft token is accepted, from 0 to 1.")
     ] = None,
@@ -45,10 +45,6 @@ def plan(
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure acceptance and costs of --spec with --model on this machine.")
     ] = False,
-    spec: options.Spec = "suffix",  # what auto drafts with
-    dtype: options.Dtype = "auto",
-    threads: options.Threads = None,
-    head: options.Head = "auto",
     as_json: options.Json = False,
 ) -> None:
     """Say whether speculation pays, which draft length is best, and at which batch size to turn it off."""
@@ -72,10 +68,9 @@ def plan(
     elif measure:
         if any(given is not None for given in (alpha, cost, verify_cost)):
             raise InvalidParameter("--measure finds --alpha, --cost and --verify-cost itself; give it without them.")
-        spec = chain_spec(spec)
-        opening = options.ModelOptions(model, spec, dtype, threads=threads, head=head)
-        figures = _outlook(_measured(opening), k_max, batch_max)
-        source = f"Measured here for {spec}, in the steps in which it drafts: "
+        wanted = opening(spec=chain_spec(opening.keywords["spec"]))
+        figures = _outlook(_measured(wanted), k_max, batch_max)
+        source = f"Measured here for {wanted.spec}, in the steps in which it drafts: "
     elif alpha is None or cost is None:
         raise InvalidParameter(
             "Give --alpha and --cost, or --measure, or --from with the results.json of a bench, or --vllm-metrics."

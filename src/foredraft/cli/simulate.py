@@ -14,7 +14,6 @@ from foredraft.cli import options
 from foredraft.cli.output import make_folder, print_json, say, say_written
 from foredraft.cli.progress import CountingProgress
 from foredraft.errors import InvalidParameter
-from foredraft.models.catalog import DEFAULT_MODEL
 from foredraft.reports.answer import Answer, Table
 
 if TYPE_CHECKING:
@@ -28,8 +27,9 @@ STEP_REQUESTS = 300  # where --requests is not given: the step mode takes millis
 EVENT_REQUESTS = 3000
 
 
+@options.opens_model("dtype", "threads", "head")
 def simulate(
-    model: options.Model = DEFAULT_MODEL,
+    opening: options.Opening,
     poisson: Annotated[
         float | None, typer.Option("--poisson", help="Requests per second, arriving independently of each other.")
     ] = None,
@@ -74,9 +74,6 @@ def simulate(
     ] = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of arrivals, lengths and acceptance.")] = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Write report.html and plots into this folder.")] = None,
-    dtype: options.Dtype = "auto",
-    threads: options.Threads = None,
-    head: options.Head = "auto",
     as_json: options.Json = False,
 ) -> None:
     """Simulate a fleet: goodput of off, fixed proposers and auto, where fixed ones flip, and the machines needed."""
@@ -99,8 +96,7 @@ def simulate(
                 "--out needs many rates, for which the step mode takes too long; give it without --step-mode."
             )
         make_folder(out)
-    opening = options.ModelOptions(model, "off", dtype, threads=threads, head=head, prefix_caching=False)
-    machine = _machine(source, save, opening, specs or DEFAULT_SPECS, assume or [])
+    machine = _machine(source, save, opening(spec="off", prefix_caching=False), specs or DEFAULT_SPECS, assume or [])
     engine = EngineConfig(max_num_seqs=max_num_seqs, kv_cache_tokens=kv_cache_tokens, prefix_caching=False)
     count = requests or (STEP_REQUESTS if step_mode else EVENT_REQUESTS)
     study = Study(machine, engine, objective, attain, count, seed)
