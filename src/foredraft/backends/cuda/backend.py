@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from foredraft.backends.base import (
     AttentionShape,
+    Backend,
     LayerKV,
     Linear,
     Stack,
@@ -29,7 +30,6 @@ from foredraft.backends.base import (
     Taps,
     Weight,
     entered,
-    read,
     store_tap,
 )
 from foredraft.backends.cuda import linear, rows
@@ -44,7 +44,7 @@ from foredraft.batch import ForwardBatch, PackedBatch
 from foredraft.sampling.node_draws import NodeDraw
 
 
-class CudaBackend:
+class CudaBackend(Backend):
     """See backends/base.py for what each verb means. A batch is one that `prepare` made."""
 
     name = "cuda"
@@ -131,12 +131,6 @@ class CudaBackend:
     def store(self, x: Tensor, cache: Tensor, column: int, slots: Tensor) -> None:
         rows.store(x, cache, column, slots)
 
-    def read(self, cache: Tensor, parts: Tensor | None, slots: Tensor) -> Tensor:
-        return read(cache, parts, slots, self.activation_dtype)
-
-    def read_previous(self, cache: Tensor, parts: Tensor | None, batch: ForwardBatch) -> Tensor:
-        return self.read(cache, parts, batch.previous_slots)
-
     def move(self, caches: Items[Tensor], moves: Items[tuple[int, int]]) -> None:
         self._select()
         self._moves.move(caches, moves)
@@ -144,10 +138,6 @@ class CudaBackend:
     def top(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         best = logits.topk(min(count, logits.shape[1]))
         return best.values, best.indices
-
-    def likely(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        values, columns = self.top(logits, count)
-        return (values - logits.logsumexp(1, keepdim=True)).exp(), columns
 
     def run_layers(
         self, x: Tensor, stack: Stack, kv: Items[LayerKV], batch: ForwardBatch, taps: Taps | None = None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import operator
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from ctypes import Structure, addressof, byref, c_int64, c_void_p
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import ROW_COUNTS, AttentionShape, LayerKV, Linear, Stack, T, Taps, Weight, move
+from foredraft.backends.base import AttentionShape, Backend, LayerKV, Linear, Stack, Taps, Weight
 from foredraft.backends.native.describe import describe_batch, describe_shape, describe_stack, matrix, pointer
 from foredraft.backends.native.library import (
     ERRORS,
@@ -33,8 +33,7 @@ from foredraft.backends.native.library import (
     load_library,
 )
 from foredraft.backends.native.weights import BLOCK, KINDS, Packed, WeightMemory, describe_plain
-from foredraft.backends.tree_ops import TreeOps
-from foredraft.batch import ForwardBatch, PackedBatch
+from foredraft.batch import ForwardBatch
 from foredraft.config import QUANT_GROUP, check_threads
 from foredraft.sampling.node_draws import LazyDraws, NodeDraw
 
@@ -49,12 +48,10 @@ def _check_parts(weight: Linear) -> None:
         raise ValueError(f"The parts {parts} do not make a layer [{weight.outputs}, {weight.inputs}].")
 
 
-class NativeBackend:
+class NativeBackend(Backend):
     """See backends/base.py for what each verb means."""
 
     name = "native"
-    tree_ops: TreeOps | None = None
-    row_counts: tuple[int, ...] = ROW_COUNTS
 
     def __init__(self, dtype: str, threads: int, activations: str = "int8", library: ctypes.CDLL | None = None) -> None:
         found = library or load_library()
@@ -115,9 +112,6 @@ class NativeBackend:
             self._call("linear", part.reference, source, rows, part_bias, target + 4 * column, outputs)
             column += part.outputs
         return y
-
-    def logits(self, x: Tensor, weight: Linear) -> Tensor:
-        return self.linear(x, weight)
 
     def embed(self, token_ids: Tensor, weight: Linear) -> Tensor:
         rows = len(token_ids)
@@ -214,9 +208,6 @@ class NativeBackend:
         references = self._reference(kv, self._describe_kv), self._reference(shape, describe_shape)
         return *references, self._reference(batch, describe_batch)
 
-    def store(self, x: Tensor, cache: Tensor, column: int, slots: Tensor) -> None:
-        cache[:, column : column + x.shape[1]][slots] = x.to(cache.dtype)
-
     def read(self, cache: Tensor, parts: Tensor | None, slots: Tensor) -> Tensor:
         at = pointer("slots", slots, torch.int64, len(slots))
         return self._read("read", cache, parts, len(slots), at, len(slots))
@@ -232,9 +223,6 @@ class NativeBackend:
         y = torch.empty(rows, count * cache.shape[2], dtype=torch.float32)
         self._call(verb, description, chosen, count, *where, y.data_ptr())
         return y
-
-    def move(self, caches: Items[Tensor], moves: Items[tuple[int, int]]) -> None:
-        move(caches, torch.tensor(moves, device=self.device).T)
 
     def top(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         return self._top(logits, count, False)
@@ -280,15 +268,6 @@ class NativeBackend:
             caches = (c_void_p * len(kv))(*addresses)
             self._caches[stack] = tuple(kv), caches
         return caches
-
-    def prepare(self, batch: PackedBatch, shape: AttentionShape) -> ForwardBatch:
-        return batch.tensors()
-
-    def replay(self, owner: object, plan: ForwardBatch, compute: Callable[[ForwardBatch], T]) -> T:
-        return compute(plan)
-
-    def warm_plans(self, shape: AttentionShape, block_size: int, max_keys: int) -> Iterable[ForwardBatch]:
-        return ()
 
     def sample(self, logits: Tensor, nodes: Items[NodeDraw], replayed_rows: int = 0) -> Items[int]:
         return LazyDraws(logits, nodes, self.draw)
