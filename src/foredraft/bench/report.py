@@ -125,10 +125,10 @@ def _summary(results: Results) -> str:
 
 def _row(cell: Cell) -> str:
     verdict = "<td>yes</td>" if cell.same_text else '<td class="bad">NO</td>'
-    return ('<tr class="all">' if cell.category == ALL else "<tr>") + html_cells(_figures(cell)) + verdict + "</tr>"
+    return ('<tr class="all">' if cell.category == ALL else "<tr>") + html_cells(figures(cell)) + verdict + "</tr>"
 
 
-def _figures(cell: Cell) -> tuple[str, ...]:
+def figures(cell: Cell) -> tuple[str, ...]:
     """A cell as text, in the order of COLUMNS without the last."""
     low, _, high = cell.ratio_quartiles
     return (

@@ -142,15 +142,8 @@ def _print_lines(cells: list[Cell]) -> None:
 
 
 def _figures(cell: Cell) -> tuple[str, ...]:
-    return (
-        cell.spec,
-        cell.category,
-        str(cell.batch),
-        f"{cell.temperature:g}",
-        f"{cell.tokens_per_s:.1f}",
-        f"{cell.ratio_to_off:.2f}x",
-        f"{cell.predicted_ratio:.2f}x",
-        f"{cell.draft_steps_per_run:.2f}",
-        f"{cell.tokens_per_run:.2f}",
-        "yes" if cell.same_text else "NO",
-    )
+    """A cell as text, in the order of HEADERS."""
+    from foredraft.bench.report import figures
+
+    *which, _, rate, ratio, _, predicted, draft_cost, per_run, _ = figures(cell)
+    return (*which, rate, ratio, predicted, draft_cost, per_run, "yes" if cell.same_text else "NO")

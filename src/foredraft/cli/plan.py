@@ -9,7 +9,7 @@ import typer
 
 from foredraft.bench.results_file import read_curve, read_results
 from foredraft.cli import options
-from foredraft.cli.output import print_json
+from foredraft.cli.output import tell
 from foredraft.control.economics import Outlook
 from foredraft.errors import InvalidParameter
 from foredraft.plan.advice import advise
@@ -53,7 +53,7 @@ def plan(
             raise InvalidParameter(
                 "--vllm-metrics finds acceptance itself; add only --cost, --verify-cost and --k-max."
             )
-        _tell(_advise_server(vllm_metrics, cost, verify_cost, k_max), as_json)
+        tell(_advise_server(vllm_metrics, cost, verify_cost, k_max), as_json)
         return
     if plot is not None:
         require_drawing(plot)
@@ -80,14 +80,7 @@ def plan(
         figures = _outlook(PlanInputs(alpha, cost, curve), k_max, batch_max)
     if plot is not None:
         draw(figures, plot)
-    _tell(advise(figures, source, compared), as_json)
-
-
-def _tell(answer: Answer, as_json: bool) -> None:
-    if as_json:
-        print_json(answer.record)
-    else:
-        answer.print()
+    tell(advise(figures, source, compared), as_json)
 
 
 def _advise_server(url: str, cost: float | None, verify_cost: Path | None, k_max: int) -> Answer:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foredraft.cli import options
-from foredraft.cli.output import make_folder, print_json, say, say_written
+from foredraft.cli.output import make_folder, say, say_written, tell
 from foredraft.cli.progress import CountingProgress
 from foredraft.errors import InvalidParameter
 from foredraft.reports.answer import Answer, Table
@@ -109,10 +109,7 @@ def simulate(
         answer = _all_rates(study, traffics, settings, qps, premise, out)
     took = f"Simulated {study.num_simulated:,} requests in {time.perf_counter() - started:.1f} s"
     say(f"{took}, {'step by step' if step_mode else 'from event to event'}.")
-    if as_json:
-        print_json(answer.record)
-    else:
-        answer.print()
+    tell(answer, as_json)
 
 
 def _traffics(poisson: float | None, trace: Path | None, mixes: list[str] | None) -> tuple[list[Traffic], float]:
