@@ -16,6 +16,7 @@ from foredraft.backends.base import LayerKV, Linear, Weight
 from foredraft.backends.native import library
 from foredraft.backends.native.backend import NativeBackend
 from foredraft.backends.native.library import StaleLibrary, load_library, open_library
+from foredraft.kernels import build
 from tests.backends import needs_native
 from tests.native.conftest import LEVELS
 from tests.native.scene import Scene, attention_shape
@@ -175,3 +176,13 @@ def test_a_forked_child_starts_its_own_threads(backend: NativeBackend) -> None:
         parent_works = False
         busy.result()
     assert statuses == [0] * 20
+
+
+def test_the_digest_of_sources_does_not_depend_on_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = build.sources_digest()
+    for place, source in enumerate(sorted([*build.SOURCES.glob("*.c"), *build.SOURCES.glob("*.h")], reverse=True)):
+        (tmp_path / f"{place:02}{source.suffix}").write_bytes(source.read_bytes())
+    monkeypatch.setattr(build, "SOURCES", tmp_path)
+    assert build.sources_digest() == digest
+    (tmp_path / "more.c").write_text("int more;")
+    assert build.sources_digest() != digest
