@@ -75,7 +75,7 @@ emulate: ## the arithmetic of the kernels on machines that are only emulated her
 	@mkdir -p build/emulate
 	@for march in armv8.2-a+dotprod+fp16 armv8-a; do echo "$$march" && \
 		aarch64-linux-gnu-gcc -std=gnu11 -O3 -w -pthread -static -ffp-contract=off -fno-math-errno -fno-trapping-math \
-		-fno-schedule-insns -march=$$march -DFD_SOURCES='""' tests/native/arithmetic.c src/foredraft/kernels/*.c \
+		-fno-schedule-insns -march=$$march -DFD_SOURCES='""' -DFD_BUILD='""' tests/native/arithmetic.c src/foredraft/kernels/*.c \
 		-o build/emulate/arithmetic -lm && qemu-aarch64 build/emulate/arithmetic || exit 1; done
 
 fuzz-heads: .venv/.installed-dev ## 1,000 requests with heads in a busy engine, nothing may differ; ARGS="--kernels avx2" chooses kernels (some minutes)

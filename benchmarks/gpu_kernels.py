@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foredraft.backends import cuda_linear, cuda_rows
 from foredraft.backends.base import AttentionShape, Layer, LayerKV, Linear, Stack, Weight
-from foredraft.backends.cuda import CudaBackend
-from foredraft.backends.cuda_plan import Plan, single_plan
+from foredraft.backends.cuda import linear as cuda_linear
+from foredraft.backends.cuda import rows as cuda_rows
+from foredraft.backends.cuda.backend import CudaBackend
+from foredraft.backends.cuda.plan import Plan, single_plan
 from foredraft.batch import PackedBatch
 
 DEVICE = torch.device("cuda")

@@ -18,7 +18,7 @@ from itertools import pairwise
 import torch
 
 from foredraft.backends.base import Linear, Weight
-from foredraft.backends.native import NativeBackend
+from foredraft.backends.native.backend import NativeBackend
 
 LAYERS = 30
 LAYER_SHAPES = [(960, 576), (576, 576), (3072, 576), (576, 1536)]  # qkv, attention output, gate and up, down

@@ -15,10 +15,10 @@ import random
 import statistics
 
 from foredraft import LLM, SamplingParams
-from foredraft.audit.prompts import Question
 from foredraft.bench.code_samples import EDITS
 from foredraft.bench.measure import OFF, Learnt, Plan, in_turn, timed, warm_up
 from foredraft.bench.suite import CHAT, QUESTIONS
+from foredraft.reports.prompts import Question
 from foredraft.types import RequestOutput
 
 IN_FLIGHT = 8

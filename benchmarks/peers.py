@@ -31,7 +31,7 @@ from peer_report import body, peers_record
 from peer_results import CHAT, COPY, FOREDRAFT, LLAMA, OPENVINO, PEERS, PLAIN, TRANSFORMERS, Peer, Results
 from published import publish
 
-from foredraft.bench.report import cpu_name
+from foredraft.reports.facts import cpu_name
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent

@@ -267,8 +267,8 @@ def main() -> None:
     options = parser.parse_args()
 
     from foredraft import __version__
-    from foredraft.bench.report import cpu_name
     from foredraft.models.catalog import open_checkpoint, resolve
+    from foredraft.reports.facts import cpu_name
 
     versions = {"foredraft": __version__, **{name: version(name) for name in ("torch", "transformers")}}
     vocab_size = open_checkpoint(resolve(options.model)).config.vocab_size

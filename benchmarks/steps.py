@@ -100,7 +100,7 @@ class Steps:
         started = time.perf_counter()
         output = runner.forward(pack([work], self.llm.engine.kv.block_size))
         with torch.inference_mode():
-            verify(output.logits, [work], runner.backend.sample)
+            verify(output.logits, [work], runner.sampler(output))
         seconds = time.perf_counter() - started
         assert len(output.logits) == (work.num_rows if work.reaches_end else 0)
         return seconds

@@ -32,17 +32,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if kernels := config.getoption("--kernels"):
-        from foredraft.backends import native_library
+        from foredraft.backends.native import library
 
-        vars(native_library)["usable_levels"] = lambda: levels_of(kernels)
+        vars(library)["usable_levels"] = lambda: levels_of(kernels)
 
 
 @pytest.fixture
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Lets models that a test loads run with one of tests.backends.KERNELS."""
-    from foredraft.backends import native_library
+    from foredraft.backends.native import library
 
-    monkeypatch.setattr(native_library, "usable_levels", lambda: levels_of(request.param))
+    monkeypatch.setattr(library, "usable_levels", lambda: levels_of(request.param))
     return str(request.param)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from foredraft.backends import native_library
+from foredraft.backends.native import library
 from foredraft.batch import pack
 from foredraft.errors import ForedraftError
 from foredraft.heads.base import CORRECTIONS
@@ -200,7 +200,7 @@ def main() -> int:
     parser.add_argument("--kernels", help="torch, or a level of the native kernels; the best one when not given")
     options = parser.parse_args()
     if options.kernels:
-        vars(native_library)["usable_levels"] = lambda: levels_of(options.kernels)
+        vars(library)["usable_levels"] = lambda: levels_of(options.kernels)
     logging.disable(logging.WARNING)
     seen, differ = Counter[str](), 0
     while seen["requests"] < options.requests:

@@ -11,14 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foredraft.backends import native
+from foredraft.backends.native import backend, describe, weights
 
-_pointer = native._pointer
+_pointer = describe.pointer
 
 
 def pytest_configure() -> None:
-    native._pointer = _pointer_into_malloc
-    native.torch = _Torch()  # type: ignore[assignment]
+    for module in (backend, describe, weights):
+        vars(module)["pointer"] = _pointer_into_malloc
+    backend.torch = _Torch()  # type: ignore[assignment]
 
 
 def _moved(tensor: Tensor) -> Tensor:

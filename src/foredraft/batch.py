@@ -48,6 +48,12 @@ class ForwardBatch:
     def num_logits(self) -> int:
         return self.num_rows if self.logit_rows is None else self.logit_rows.shape[0]
 
+    @property
+    def replayed_rows(self) -> int:
+        """How many rows the captured run has that this plan is for; its next replay leaves its logits in the same
+        place. 0: the run is not captured."""
+        return 0
+
     def to(self, device: torch.device) -> ForwardBatch:
         """The same batch on another device."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}

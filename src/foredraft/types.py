@@ -10,7 +10,7 @@ from array import array
 from collections import Counter
 from collections.abc import MutableSequence
 from collections.abc import Sequence as Items
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from operator import ge
 from typing import Any, Literal, NamedTuple
 
@@ -112,21 +112,21 @@ class Verdict(NamedTuple):
 
 @dataclass(slots=True)
 class Counters:
-    """What a sequence has cost and gained so far; the raw material of SpecMetrics."""
+    """What a sequence has cost and gained so far; the raw material of SpecMetrics, which has some of it as it is."""
 
+    arrival_time: float = 0.0
+    first_run_time: float = 0.0
+    first_token_time: float = 0.0
+    last_token_time: float = 0.0
     target_runs: int = 0  # a run that only worked through the prompt emits nothing and does not count
     drafted_tokens: int = 0
-    drafted_per_depth: Counter[int] = field(default_factory=Counter)  # runs whose draft reached this depth
-    accepted_per_depth: Counter[int] = field(default_factory=Counter)
+    drafted_per_depth: list[int] = field(default_factory=list)  # runs whose draft reached a depth, from 1 on
+    accepted_per_depth: list[int] = field(default_factory=list)  # of the same length
     drafted_by_origin: Counter[str] = field(default_factory=Counter)
     accepted_by_origin: Counter[str] = field(default_factory=Counter)
     draft_time_s: float = 0.0
     verify_time_s: float = 0.0
     saved_s: float = 0.0  # by draft tokens, against plain steps of the same batch; 0 where costs are not known
-    arrival_time: float = 0.0
-    first_run_time: float = 0.0
-    first_token_time: float = 0.0
-    last_token_time: float = 0.0
     preemptions: int = 0
     cached_tokens: int = 0
     decisions: Counter[str] = field(default_factory=Counter)  # reason -> steps: why the controller drafted or did not
@@ -135,9 +135,24 @@ class Counters:
         """Add a draft that the target has run."""
         self.drafted_tokens += len(draft)
         self.drafted_by_origin.update(draft.origin)
-        self.drafted_per_depth.update(range(1, draft.depth + 1))
         self.accepted_by_origin.update(draft.origin[node] for node in accepted)
-        self.accepted_per_depth.update(range(1, len(accepted) + 1))
+        deepest = draft.depth
+        deeper = [0] * (deepest - len(self.drafted_per_depth))
+        self.drafted_per_depth += deeper
+        self.accepted_per_depth += deeper
+        for depth in range(deepest):
+            self.drafted_per_depth[depth] += 1
+        for depth in range(len(accepted)):
+            self.accepted_per_depth[depth] += 1
+
+    def count_step(self, begun: float, ended: float, draft_s: float, verify_s: float, emits: bool) -> None:
+        """Add a step that the sequence took part in: what it waited for, and whether it got tokens."""
+        self.draft_time_s += draft_s
+        self.verify_time_s += verify_s
+        self.first_run_time = self.first_run_time or begun
+        if emits:
+            self.first_token_time = self.first_token_time or ended
+            self.last_token_time = ended
 
 
 @dataclass(slots=True, eq=False)
@@ -295,32 +310,26 @@ class SpecMetrics:
 
     @classmethod
     def of(cls, sequence: Sequence) -> SpecMetrics:
+        """What is counted under the same name is taken as it is; the rest follows from it."""
         counters, emitted = sequence.counters, sequence.num_output_tokens
+        counted: dict[str, Any] = {
+            each.name: getattr(counters, each.name) for each in fields(cls) if hasattr(counters, each.name)
+        }
+        counted.update({name: dict(value) for name, value in counted.items() if isinstance(value, Counter)})
         accepted = sum(counters.accepted_by_origin.values())
+        per_depth = zip(counters.accepted_per_depth, counters.drafted_per_depth, strict=True)
         return cls(
-            target_runs=counters.target_runs,
-            drafted_tokens=counters.drafted_tokens,
+            **counted,
             accepted_tokens=accepted,
             emitted_tokens=emitted,
             tokens_per_run=emitted / counters.target_runs if counters.target_runs else 0.0,
             acceptance_rate=accepted / counters.drafted_tokens if counters.drafted_tokens else 0.0,
-            acceptance_per_depth=[
-                counters.accepted_per_depth[depth] / drafted
-                for depth, drafted in sorted(counters.drafted_per_depth.items())
-            ],
+            acceptance_per_depth=[kept / drafted for kept, drafted in per_depth],
             by_origin={TARGET: emitted - accepted, **counters.accepted_by_origin},
-            draft_time_s=counters.draft_time_s,
-            verify_time_s=counters.verify_time_s,
+            drafts=counters.drafted_per_depth[0] if counters.drafted_per_depth else 0,
             total_time_s=max(0.0, counters.last_token_time - counters.arrival_time),
             time_to_first_token_s=max(0.0, counters.first_token_time - counters.arrival_time),
             inter_token_latency_s=(counters.last_token_time - counters.first_token_time) / max(1, emitted - 1),
-            cached_tokens=counters.cached_tokens,
-            preemptions=counters.preemptions,
-            decisions=dict(counters.decisions),
-            drafts=counters.drafted_per_depth[1],
-            drafted_per_depth=[drafted for _, drafted in sorted(counters.drafted_per_depth.items())],
-            accepted_per_depth=[counters.accepted_per_depth[depth] for depth in sorted(counters.drafted_per_depth)],
-            drafted_by_origin=dict(counters.drafted_by_origin),
             queue_time_s=max(0.0, counters.first_run_time - counters.arrival_time),
             saved_time_s=counters.saved_s,
         )

@@ -65,12 +65,12 @@ def test_noise_is_that_of_the_cpu() -> None:
 def test_no_request_waits_for_a_graph_or_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from triton.runtime.jit import JITFunction
 
-    from foredraft.backends import cuda_draws, cuda_moves, cuda_plan
+    from foredraft.backends.cuda import graphs, sample
 
     model = random_model("llama")
     model.config.max_position_embeddings = 1024
     llm = LLM(str(save_model(model, tmp_path)), device="cuda", dtype="bfloat16", spec="off", max_model_len=600)
-    for module in (cuda_plan, cuda_draws, cuda_moves):
+    for module in (graphs, sample):
         monkeypatch.setattr(module, "capture", lambda *arguments: pytest.fail("a graph was captured for a request"))
     monkeypatch.setattr(JITFunction, "_do_compile", lambda *arguments: pytest.fail(f"{arguments[0]} was compiled"))
     params = SamplingParams(max_tokens=40, temperature=0.9, seed=3, ignore_eos=True)
@@ -87,7 +87,7 @@ def test_no_request_waits_for_a_graph_or_the_compiler(tmp_path: Path, monkeypatc
 def test_tokens_move_in_all_caches_at_once() -> None:
     """Also where a slot is both read and written, and with graphs that have been used before."""
     from foredraft.backends.base import move
-    from foredraft.backends.cuda_moves import Moves
+    from foredraft.backends.cuda.graphs import Moves
 
     caches = [torch.randn(6, 200, 3, 8), torch.randn(1, 200, 40)]
     on_device, moves = [cache.cuda() for cache in caches], Moves(torch.device("cuda"))
@@ -102,7 +102,7 @@ def test_tokens_move_in_all_caches_at_once() -> None:
 
 def test_the_garbage_collector_waits_while_a_graph_is_captured() -> None:
     """It may find another graph, whose end in the middle of a capture ends the process."""
-    from foredraft.backends.cuda_plan import capture
+    from foredraft.backends.cuda.graphs import capture
 
     x, was_enabled = torch.zeros(4, device="cuda"), list[bool]()
 

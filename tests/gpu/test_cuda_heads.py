@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def cuda_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    from foredraft.backends.cuda import CudaBackend
+    from foredraft.backends.cuda.backend import CudaBackend
 
     if INTERPRETED:
         for module in ("engine.loading", "heads.propose"):
@@ -83,7 +83,7 @@ def test_whole_drafts_are_those_of_the_host(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str, temperature: float
 ) -> None:
     """With all levels in one graph, and level by level. Of two almost equal probabilities either may be the larger."""
-    from foredraft.backends.cuda import CudaBackend
+    from foredraft.backends.cuda.backend import CudaBackend
 
     params = SamplingParams(max_tokens=12, temperature=temperature, seed=3, ignore_eos=True)
     heads = str(save_heads(folder, tmp_path))

@@ -28,11 +28,13 @@ pytestmark = [
     pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 if INTERPRETED or torch.cuda.is_available():
-    from foredraft.backends import cuda_linear, cuda_rows, cuda_sample
-    from foredraft.backends.cuda import CudaBackend
-    from foredraft.backends.cuda_linear import SPLIT_ROWS
-    from foredraft.backends.cuda_pack import cut
-    from foredraft.backends.cuda_plan import Plan, single_plan
+    from foredraft.backends.cuda import linear as cuda_linear
+    from foredraft.backends.cuda import rows as cuda_rows
+    from foredraft.backends.cuda import sample as cuda_sample
+    from foredraft.backends.cuda.backend import CudaBackend
+    from foredraft.backends.cuda.linear import SPLIT_ROWS
+    from foredraft.backends.cuda.pack import cut
+    from foredraft.backends.cuda.plan import Plan, single_plan
 
 bits = pytest.mark.skipif(INTERPRETED, reason="asks for the bits of a device")
 ROW_COUNTS = (1, 2, 3, 7, 8, 16, 17, 32, 33, 64, 100, 128, 129, 256, 257, 512, 1000, 2048)

@@ -14,7 +14,7 @@ from foredraft.params import SamplingParams
 from foredraft.types import Draft, Sequence, Work
 
 pytest.importorskip("triton", reason="the CUDA kernels need Triton")
-from foredraft.backends.cuda_plan import ROW_BUCKETS, Plan, Plans
+from foredraft.backends.cuda.plan import ROW_BUCKETS, Plan, Plans
 
 pytestmark = pytest.mark.gpu
 SIZE = 16

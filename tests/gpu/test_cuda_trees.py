@@ -11,7 +11,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="the CUDA kernels need Triton")
-from foredraft.backends.cuda_trees import CudaTreeOps
+from foredraft.backends.cuda.trees import CudaTreeOps
 from foredraft.backends.tree_ops import Candidates, Choice, Nodes, Noise
 from tests.tree_reference import TorchTreeOps
 

@@ -8,8 +8,8 @@ import random
 import pytest
 import torch
 
-from foredraft.backends.native import NativeBackend
-from foredraft.backends.native_library import open_library
+from foredraft.backends.native.backend import NativeBackend
+from foredraft.backends.native.library import open_library
 from foredraft.kernels.build import Level, usable_levels
 
 LEVELS = usable_levels()

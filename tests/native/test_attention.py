@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.backends.native import NativeBackend
+from foredraft.backends.native.backend import NativeBackend
 from foredraft.backends.torch import TorchBackend
 from tests.backends import needs_native
 from tests.native.conftest import THREADS

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from foredraft.backends.base import Backend
-from foredraft.backends.native import NativeBackend
+from foredraft.backends.native.backend import NativeBackend
 from foredraft.backends.torch import TorchBackend
 from foredraft.kernels.build import FLAGS, SOURCES, Level
 from foredraft.params import SamplingParams

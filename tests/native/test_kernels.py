@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.backends import native_library
 from foredraft.backends.base import LayerKV, Linear, Weight
-from foredraft.backends.native import NativeBackend
-from foredraft.backends.native_library import StaleLibrary, load_library, open_library
+from foredraft.backends.native import library
+from foredraft.backends.native.backend import NativeBackend
+from foredraft.backends.native.library import StaleLibrary, load_library, open_library
+from foredraft.kernels import build
 from tests.backends import needs_native
 from tests.native.conftest import LEVELS
 from tests.native.scene import Scene, attention_shape
@@ -140,14 +141,14 @@ def test_a_refused_level_leaves_the_next_best(monkeypatch: pytest.MonkeyPatch) -
             raise OSError("the system does not let this process use these instructions")
         return open_library(path)
 
-    monkeypatch.setattr(native_library, "open_library", refuse_the_first)
-    library = load_library()
+    monkeypatch.setattr(library, "open_library", refuse_the_first)
+    found = load_library()
     assert refused == [LEVELS[0].library]
-    assert library is None if len(LEVELS) == 1 else library is not None and library._name != str(refused[0])
+    assert found is None if len(LEVELS) == 1 else found is not None and found._name != str(refused[0])
 
 
 def test_a_library_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_library, "sources_digest", lambda: "of another day")
+    monkeypatch.setattr(library, "sources_digest", lambda: "of another day")
     with pytest.raises(StaleLibrary, match="other sources; run: python -m foredraft"):
         open_library(LEVELS[0].library)
     assert load_library() is None
@@ -175,3 +176,13 @@ def test_a_forked_child_starts_its_own_threads(backend: NativeBackend) -> None:
         parent_works = False
         busy.result()
     assert statuses == [0] * 20
+
+
+def test_the_digest_of_sources_does_not_depend_on_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = build.sources_digest()
+    for place, source in enumerate(sorted([*build.SOURCES.glob("*.c"), *build.SOURCES.glob("*.h")], reverse=True)):
+        (tmp_path / f"{place:02}{source.suffix}").write_bytes(source.read_bytes())
+    monkeypatch.setattr(build, "SOURCES", tmp_path)
+    assert build.sources_digest() == digest
+    (tmp_path / "more.c").write_text("int more;")
+    assert build.sources_digest() != digest

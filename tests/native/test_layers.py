@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from foredraft.backends.base import Entry, LayerKV, Linear, Stack, Taps, Weight, entered, run_layers
-from foredraft.backends.native import NativeBackend
+from foredraft.backends.native.backend import NativeBackend
 from foredraft.batch import ForwardBatch, pack
 from foredraft.config import ModelConfig
 from foredraft.models.catalog import open_checkpoint

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from foredraft.backends.base import Linear, Weight
-from foredraft.backends.native import NativeBackend
+from foredraft.backends.native.backend import NativeBackend
 from foredraft.kernels.build import Level
 from tests.backends import needs_native
 from tests.native.conftest import LEVELS, THREADS, backend_of

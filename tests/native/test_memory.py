@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foredraft.backends.native_memory import LINE, PIECE, WeightMemory
+from foredraft.backends.native.weights import LINE, PIECE, WeightMemory
 
 
 def test_weights_lie_apart_and_on_lines() -> None:

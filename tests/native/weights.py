@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from foredraft.backends.base import Linear, Weight
-from foredraft.backends.native import NativeBackend
+from foredraft.backends.native.backend import NativeBackend
 
 KINDS = ("f32", "bf16", "q8", "q6", "q5", "q4", "q5k", "q4k")
 BLOCKS = ("q6", "q5k", "q4k")  # kinds whose inputs come in blocks of 256

@@ -28,11 +28,12 @@ from foredraft.audit.distribution import (
     unsampled_chain,
     unsampled_tree,
 )
-from foredraft.audit.prompts import BUILT_IN, Question, read_suite, spread
+from foredraft.audit.prompts import BUILT_IN
 from foredraft.audit.report import Check
 from foredraft.audit.text import num_prompts, text_checks, unusable_proposers, with_pairs
 from foredraft.cli.main import run
 from foredraft.errors import InvalidModel, InvalidPrompt, InvalidSpec
+from foredraft.reports.prompts import Question, read_suite, spread
 from foredraft.sampling.rules import RULES, Chance, Outcome, Target
 from foredraft.types import CompletionOutput, Draft, RequestOutput, TokenLogprob
 from tests.unit.fake_llm import METRICS

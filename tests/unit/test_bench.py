@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from foredraft.audit.prompts import Question
 from foredraft.bench import measure as measure_module
 from foredraft.bench.cells import cells_of, flip, group_times, k_sweeps, plateau, ratio
 from foredraft.bench.measure import Group, Plan, Run, groups_of, in_turn, measure, num_timed_runs
@@ -21,6 +20,7 @@ from foredraft.control.economics import VerifyCurve
 from foredraft.errors import ForedraftError, InvalidPrompt
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
+from foredraft.reports.prompts import Question
 from tests.tiny_models import random_model, save_model
 from tests.unit.timed_llm import TimedLLM
 
@@ -274,8 +274,8 @@ class TestReport:
 
     def test_without_matplotlib_there_are_no_plots(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "matplotlib", None)
-        for module in ("drawing", "plots"):
-            monkeypatch.delitem(sys.modules, f"foredraft.bench.{module}", raising=False)
+        for module in ("reports.drawing", "bench.plots"):
+            monkeypatch.delitem(sys.modules, f"foredraft.{module}", raising=False)
         assert not write_report(make_results(), tmp_path)
         assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
 

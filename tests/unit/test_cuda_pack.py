@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foredraft.backends.cuda_pack import FORMS, pack
+from foredraft.backends.cuda.pack import FORMS, pack
 from tests.native.weights import fitting, random_weight
 
 CPU = torch.device("cpu")

@@ -29,10 +29,11 @@ TIERS = (
     ("runtime",),
     ("proposers", "control"),
     ("engine", "llm"),
+    ("reports",),
     ("audit", "server", "train"),
     ("integrations",),
     ("bench",),
-    ("simulate",),
+    ("simulate", "plan"),
     ("cli", "__init__", "__main__"),
 )
 # The files of heads by what they are for, in every kind's folder and above it; the others are the tier of heads itself.

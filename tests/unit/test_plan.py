@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from foredraft.bench.plan_inputs import chain_spec
+from foredraft.plan.inputs import chain_spec
 from tests.tiny_models import random_model, save_model
 from tests.unit.plan_command import CURVE, Command, cell, fails_with_one_sentence, plan_command, results, written
 

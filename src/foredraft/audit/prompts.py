@@ -1,36 +1,8 @@
-"""The prompts of an audit: a few of different kinds that come with it, or a file in Spec-Bench's format."""
+"""The prompts that come with an audit: a few of different kinds."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from foredraft.audit.json_lines import read_json_lines
-from foredraft.errors import InvalidPrompt
-
-if TYPE_CHECKING:
-    from foredraft.llm import LLM
-
-ALLOWED = '{"question_id": 1, "category": "...", "turns": ["..."]}'
-
-
-@dataclass(frozen=True)
-class Question:
-    """A user's request, and the kind of text that it asks for."""
-
-    category: str
-    text: str
-
-    def encoded(self, llm: LLM) -> list[int]:
-        """The text as a user's turn, or as it is for a model that has no chat template."""
-        try:
-            return llm.encode([{"role": "user", "content": self.text}])
-        except InvalidPrompt:
-            return llm.encode(self.text)
-
+from foredraft.reports.prompts import Question
 
 BUILT_IN = (
     Question("explanation", "Explain to a child why the moon changes its shape over a month."),
@@ -54,29 +26,3 @@ BUILT_IN = (
         "story", "Write the beginning of a story about a lighthouse keeper who receives a letter without a stamp."
     ),
 )
-
-
-def read_suite(file: Path) -> list[Question]:
-    """The questions of a file, one JSON object a line; of several turns the first. A bad line is named by its
-    number."""
-    return [_question(record, where) for where, record in read_json_lines(file, ALLOWED)]
-
-
-def spread(questions: Sequence[Question], limit: int) -> list[Question]:
-    """At most `limit` questions, as many of each category as of any other; what does not go round skips evenly."""
-    by_category: dict[str, list[Question]] = {}
-    for question in questions:
-        by_category.setdefault(question.category, []).append(question)
-    chosen: list[Question] = []
-    for row in zip_longest(*by_category.values()):
-        one_each = [question for question in row if question is not None]
-        room = min(limit - len(chosen), len(one_each))
-        chosen += [one_each[place * len(one_each) // room] for place in range(room)]
-    return chosen
-
-
-def _question(record: Any, where: str) -> Question:
-    match record:
-        case {"category": str(category), "turns": [str(text), *_]} if text:
-            return Question(category, text)
-    raise InvalidPrompt(f"{where} holds no question; use {ALLOWED}.")

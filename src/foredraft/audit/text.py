@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from itertools import combinations, zip_longest
 from typing import TYPE_CHECKING
 
-from foredraft.audit.prompts import Question
 from foredraft.audit.report import Check, Tick
 from foredraft.engine.speculation import CONTROLLER_FAILED, FAILED
 from foredraft.errors import ForedraftError
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import proposer_class, proposer_names
+from foredraft.reports.prompts import Question
 from foredraft.types import CompletionOutput, TokenLogprob
 
 if TYPE_CHECKING:

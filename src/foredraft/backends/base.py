@@ -202,15 +202,17 @@ ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64)
 
 class Backend(Protocol):
     """See the module docstring for the contract. Activations are [rows, width] in `activation_dtype`; logits are
-    float32."""
+    float32. Verbs with a body are in plain torch, for backends that have nothing better."""
 
     name: str
     build: str  # names the very code that computes: what was found out about another build need not hold for this one
     device: torch.device
     activation_dtype: torch.dtype
     kv_dtype: torch.dtype
-    tree_ops: TreeOps | None  # grow draft trees on the device; None where the host may well do it level by level
-    row_counts: tuple[int, ...]  # runs of so many rows must give a row the same bits: the start-up proof compares them
+    tree_ops: TreeOps | None = None  # grow draft trees on the device; None where the host may well do it level by level
+    row_counts: tuple[int, ...] = (
+        ROW_COUNTS  # runs of so many rows must give a row the same bits: start-up compares them
+    )
 
     def pack(self, weight: Weight) -> Any:
         """Lay a weight out for `linear`; done once, at load."""
@@ -259,20 +261,26 @@ class Backend(Protocol):
 
     def logits(self, x: Tensor, weight: Linear) -> Tensor:
         """The output head: [rows, inputs] -> float32 [rows, outputs]."""
+        return self.linear(x, weight).float()
 
     def store(self, x: Tensor, cache: Tensor, column: int, slots: Tensor) -> None:
-        """x [rows, width] to cache[slots, column : column + width], in the cache's dtype. A row whose slot is -1 is
-        stored nowhere."""
+        """x [rows, width] to cache[slots, column : column + width], in the cache's dtype. A row that only fills a plan
+        up has the slot -1 and is stored nowhere."""
+        cache[:, column : column + x.shape[1]][slots] = x.to(cache.dtype)
 
     def read(self, cache: Tensor, parts: Tensor | None, slots: Tensor) -> Tensor:
         """Some parts of a cache [slots, parts, width], or all, at some slots: [rows, parts × width] as activations."""
+        rows = cache[slots]
+        return (rows if parts is None else rows[:, parts]).flatten(1).to(self.activation_dtype)
 
     def read_previous(self, cache: Tensor, parts: Tensor | None, batch: ForwardBatch) -> Tensor:
         """`read` at `batch.previous_slots`."""
+        return self.read(cache, parts, batch.previous_slots)
 
     def move(self, caches: Items[Tensor], moves: Items[tuple[int, int]]) -> None:
         """Copy what caches [parts, slots, ...] hold from slot to slot, for each of the moves (source, target). All
         sources are read before any target is written."""
+        move(caches, torch.tensor(moves, device=self.device).T)
 
     def top(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """The largest `count` of every row of logits [rows, columns], all where there are fewer, and their columns:
@@ -280,27 +288,34 @@ class Backend(Protocol):
 
     def likely(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """`top`, with probabilities instead of logits."""
+        values, columns = self.top(logits, count)
+        return (values - logits.logsumexp(1, keepdim=True)).exp(), columns
 
     def run_layers(
         self, x: Tensor, stack: Stack, kv: Items[LayerKV], batch: ForwardBatch, taps: Taps | None = None
     ) -> tuple[Tensor, Tensor]:
         """x through all layers: the bits of the function `run_layers`. Returns x and its norm. May overwrite x."""
+        return run_layers(self, x, stack, kv, batch, taps)
 
     def prepare(self, batch: PackedBatch, shape: AttentionShape) -> ForwardBatch:
         """The plan of one run through layers of this shape: the batch on this device, maybe with further rows that read
         and write nothing, and with the logits of all rows wanted."""
+        return batch.tensors() if self.device.type == "cpu" else batch.tensors().to(self.device)
 
     def replay(self, owner: object, plan: ForwardBatch, compute: Callable[[ForwardBatch], T]) -> T:
         """compute(plan), or what it gives by the replay of a graph that was captured for `owner` and this shape. The
         result holds until the next run."""
+        return compute(plan)
 
     def warm_plans(self, shape: AttentionShape, block_size: int, max_keys: int) -> Iterable[ForwardBatch]:
         """Plans that read and write nothing. A model that runs each of them once, and draws from its logits, makes no
         later run of at most `max_keys` keys wait for a graph or a compiler. None where neither is needed."""
+        return ()
 
-    def sample(self, logits: Tensor, nodes: Items[NodeDraw]) -> Items[int]:
+    def sample(self, logits: Tensor, nodes: Items[NodeDraw], replayed_rows: int = 0) -> Items[int]:
         """The token of every node, drawn from its row of logits [rows, vocab]: that of `sampling.draw` on every
-        backend, or NOT_FINITE. May be drawn only when it is read."""
+        backend, or NOT_FINITE. May be drawn only when it is read. `replayed_rows` is that of the plan whose run gave
+        the logits."""
 
 
 def run_layers(
@@ -330,12 +345,6 @@ def entered(backend: Backend, x: Tensor, stack: Stack, batch: ForwardBatch) -> T
     embedded = backend.embed(batch.token_ids, stack.entry.embedding)
     normed = backend.rms_norm(embedded, stack.layers[0].input_norm, stack.norm_eps)
     return torch.cat([normed, backend.rms_norm(x, stack.entry.norm, stack.norm_eps)], dim=1)
-
-
-def read(cache: Tensor, parts: Tensor | None, slots: Tensor, dtype: torch.dtype) -> Tensor:
-    """The verb of this name, in plain torch."""
-    rows = cache[slots]
-    return (rows if parts is None else rows[:, parts]).flatten(1).to(dtype)
 
 
 @torch.inference_mode()

@@ -24,7 +24,7 @@ OLDEST_CUDA = (8, 0)  # compute capability: the first with bfloat16 matrix instr
 
 def native_is_built() -> bool:
     """Whether the C kernels were built for this machine."""
-    from foredraft.backends.native_library import load_library
+    from foredraft.backends.native.library import load_library
 
     return load_library() is not None
 
@@ -73,7 +73,7 @@ def choose_backend(
     if device.type == "cpu":
         torch.set_num_threads(threads)
         if name in ("auto", "native") and native_is_built():
-            from foredraft.backends.native import NativeBackend
+            from foredraft.backends.native.backend import NativeBackend
 
             return NativeBackend(dtype, threads, "int8" if activations == "auto" else activations)
         if name == "auto":
@@ -98,7 +98,7 @@ def choose_backend(
     if device.type == "cuda" and name != "torch":
         problem = _cuda_problem(device)
         if problem is None:
-            from foredraft.backends.cuda import CudaBackend
+            from foredraft.backends.cuda.backend import CudaBackend
 
             return CudaBackend(dtype, device)
         if name == "cuda":

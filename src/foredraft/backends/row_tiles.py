@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ def set_tiles_beside(target: Backend, backend: Backend, linears: Iterable[Linear
 def agreeing_row_counts(backend: Backend, linears: Iterable[Linear]) -> tuple[int, ...]:
     """The largest set of row counts for which all these layers give each row the same bits, wherever it stands. Raises
     InvalidParameter where there is none."""
+    backend = _without_tiles(backend)
     distinct = {(linear.outputs, linear.inputs, linear.kinds): linear for linear in linears}
     agreeing: set[frozenset[int]] = set()
     generator = torch.Generator().manual_seed(1)
@@ -50,16 +52,22 @@ def agreeing_row_counts(backend: Backend, linears: Iterable[Linear]) -> tuple[in
     return tuple(sorted(best))
 
 
+def _without_tiles(backend: Backend) -> Backend:
+    """The same kernels, in runs of as many rows as they are given."""
+    if not isinstance(backend, TorchBackend) or backend.row_tiles is None:
+        return backend
+    other = copy(backend)
+    other.row_tiles = None
+    return other
+
+
 def _in_runs(backend: Backend, rows: Tensor, linear: Linear, count: int, shift: int) -> bytes:
     """The bits of the first rows after a layer, which they pass `count` at a time, each at another place of its run per
     `shift`."""
-    saved, total = backend.row_tiles if isinstance(backend, TorchBackend) else None, backend.row_counts[-1]
-    set_tiles(backend, None)
-    moved, digest = rows.roll(shift, 0), hashlib.sha256()
+    total, moved, digest = backend.row_counts[-1], rows.roll(shift, 0), hashlib.sha256()
     for start in range(0, shift + total, count):
         wanted = slice(max(0, shift - start), shift + total - start)
         add_bits(digest, backend.linear(moved[start : start + count], linear)[wanted])
-    set_tiles(backend, saved)
     return digest.digest()
 
 

@@ -7,28 +7,14 @@ models keep their values but save no memory here. Exactness: rows run through li
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foredraft.backends.base import (
-    ROW_COUNTS,
-    AttentionShape,
-    LayerKV,
-    Linear,
-    Stack,
-    T,
-    Taps,
-    Weight,
-    move,
-    read,
-    run_layers,
-)
-from foredraft.backends.tree_ops import TreeOps
-from foredraft.batch import ForwardBatch, PackedBatch
+from foredraft.backends.base import AttentionShape, Backend, LayerKV, Linear, Weight
+from foredraft.batch import ForwardBatch
 from foredraft.sampling.draw import draw
 from foredraft.sampling.node_draws import LazyDraws, NodeDraw
 
@@ -36,12 +22,10 @@ KEY_BLOCK = 128  # keys are reduced in blocks of this many, added in text order
 _ROWS = 32  # rows that are reduced at once: CUDA chooses how to add by the shape of the whole
 
 
-class TorchBackend:
+class TorchBackend(Backend):
     """See `Backend`. `row_tiles` is None until a self-test has chosen it, and stays so with exact=False."""
 
     name = "torch"
-    tree_ops: TreeOps | None = None
-    row_counts: tuple[int, ...] = ROW_COUNTS
     build = str(torch.__version__)
 
     def __init__(self, dtype: str, device: torch.device) -> None:
@@ -59,9 +43,6 @@ class TorchBackend:
         outputs = [self._tiled(x, part) for part in weight.parts]
         y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
         return y if weight.bias is None else y + weight.bias.to(y.dtype)
-
-    def logits(self, x: Tensor, weight: Linear) -> Tensor:
-        return self.linear(x, weight).float()
 
     def embed(self, token_ids: Tensor, weight: Linear) -> Tensor:
         return functional.embedding(token_ids, weight.parts[0])
@@ -126,41 +107,11 @@ class TorchBackend:
             sums = left + right
         return sums[:, :, 0]
 
-    def store(self, x: Tensor, cache: Tensor, column: int, slots: Tensor) -> None:
-        cache[:, column : column + x.shape[1]][slots] = x.to(cache.dtype)
-
-    def read(self, cache: Tensor, parts: Tensor | None, slots: Tensor) -> Tensor:
-        return read(cache, parts, slots, self.activation_dtype)
-
-    def read_previous(self, cache: Tensor, parts: Tensor | None, batch: ForwardBatch) -> Tensor:
-        return self.read(cache, parts, batch.previous_slots)
-
-    def move(self, caches: Items[Tensor], moves: Items[tuple[int, int]]) -> None:
-        move(caches, torch.tensor(moves, device=self.device).T)
-
     def top(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         best = logits.sort(dim=1, descending=True, stable=True)
         return best.values[:, :count], best.indices[:, :count]
 
-    def likely(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        values, columns = self.top(logits, count)
-        return (values - logits.logsumexp(1, keepdim=True)).exp(), columns
-
-    def run_layers(
-        self, x: Tensor, stack: Stack, kv: Items[LayerKV], batch: ForwardBatch, taps: Taps | None = None
-    ) -> tuple[Tensor, Tensor]:
-        return run_layers(self, x, stack, kv, batch, taps)
-
-    def prepare(self, batch: PackedBatch, shape: AttentionShape) -> ForwardBatch:
-        return batch.tensors() if self.device.type == "cpu" else batch.tensors().to(self.device)
-
-    def replay(self, owner: object, plan: ForwardBatch, compute: Callable[[ForwardBatch], T]) -> T:
-        return compute(plan)
-
-    def warm_plans(self, shape: AttentionShape, block_size: int, max_keys: int) -> Iterable[ForwardBatch]:
-        return ()
-
-    def sample(self, logits: Tensor, nodes: Items[NodeDraw]) -> Items[int]:
+    def sample(self, logits: Tensor, nodes: Items[NodeDraw], replayed_rows: int = 0) -> Items[int]:
         return LazyDraws(logits, nodes, draw)
 
     def _at_once(self, rows: range) -> list[int]:

@@ -12,14 +12,14 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import cycle, islice, zip_longest
 from typing import TYPE_CHECKING
 
-from foredraft.audit.prompts import Question
 from foredraft.errors import InvalidParameter, InvalidPrompt
 from foredraft.params import MAX_SEED, SamplingParams
 from foredraft.proposers.registry import parse_spec
+from foredraft.reports.prompts import Question
 from foredraft.types import RequestOutput
 
 if TYPE_CHECKING:
@@ -228,14 +228,9 @@ def _run(
         spec=spec,
         tokens=metrics.emitted_tokens,
         seconds=seconds,
-        target_runs=metrics.target_runs,
-        tokens_per_run=metrics.tokens_per_run,
-        acceptance_per_depth=metrics.acceptance_per_depth,
-        by_origin=metrics.by_origin,
         drafted=metrics.drafted_tokens,
         accepted=metrics.accepted_tokens,
-        draft_time_s=metrics.draft_time_s,
-        verify_time_s=metrics.verify_time_s,
         token_ids_hash=hashlib.sha256(repr(output.token_ids).encode()).hexdigest()[:16],
         error=output.error,
+        **{each.name: getattr(metrics, each.name) for each in fields(Run) if hasattr(metrics, each.name)},
     )

@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from foredraft.bench.cells import ALL, Cell, flip, k_sweeps, plateau
-from foredraft.bench.drawing import GREY, INK, MARKERS, Plot, colour, drawn, legend, line_at_one, look, stacked
 from foredraft.bench.measure import OFF
 from foredraft.control.economics import VerifyCurve
+from foredraft.reports.drawing import GREY, INK, MARKERS, Plot, colour, drawn, legend, line_at_one, look, stacked
 
 
 def draw_all(cells: Sequence[Cell], cost: VerifyCurve) -> list[Plot]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from foredraft.audit.prompts import Question, read_suite, spread
 from foredraft.bench.code_samples import EDITS
 from foredraft.bench.passages import TO_QUOTE, TO_REPEAT, TO_SUMMARISE
+from foredraft.reports.prompts import Question, read_suite, spread
 
 BUILT_IN_NAME = "builtin"
 

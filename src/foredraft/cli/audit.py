@@ -14,18 +14,18 @@ import typer
 from foredraft.cli import options
 from foredraft.cli.output import print_json, say
 from foredraft.cli.progress import CountingProgress
-from foredraft.models.catalog import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from foredraft.audit.prompts import Question
     from foredraft.audit.report import Check
     from foredraft.llm import LLM
+    from foredraft.reports.prompts import Question
 
 VERDICTS = {True: "passed", False: "FAILED"}
 
 
+@options.opens_model("dtype", "activations", "device", "threads", "head")
 def audit(
-    model: options.Model = DEFAULT_MODEL,
+    opening: options.Opening,
     specs: Annotated[
         list[str] | None,
         typer.Option("--spec", help="Compare this with off; may be repeated. Without it: every proposer and pair."),
@@ -38,26 +38,19 @@ def audit(
         int, typer.Option("--samples", min=500, help="Texts per check of the sampled distribution.")
     ] = 4000,
     max_tokens: options.MaxTokens = 96,
-    dtype: options.Dtype = "auto",
-    activations: options.Activations = "auto",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    head: options.Head = "auto",
     as_json: options.Json = False,
 ) -> None:
     """Check on this machine: the same text with and without speculation, the sampled distribution, row invariance."""
-    from foredraft.audit.prompts import BUILT_IN, read_suite, spread
+    from foredraft.audit.prompts import BUILT_IN
     from foredraft.params import SamplingParams
     from foredraft.proposers.registry import parse_spec
+    from foredraft.reports.prompts import read_suite, spread
 
     for spec in specs or ():
         parse_spec(spec)
     SamplingParams(max_tokens=max_tokens)
     questions = spread(BUILT_IN if suite is None else read_suite(suite), limit)
-    opening = options.ModelOptions(
-        model, dtype=dtype, device=device, threads=threads, head=head, activations=activations
-    )
-    with opening.open() as llm:
+    with opening().open() as llm:
         checks = _all_checks(llm, questions, specs or _default_specs(llm), max_tokens, samples, as_json)
     passed = all(check.passed for check in checks)
     if as_json:
@@ -85,26 +78,20 @@ def _all_checks(
     """All checks, each shown as soon as it is done."""
     from foredraft.audit import distribution, rows, text
 
-    done = 0
     checks: list[Check] = []
     total = len(text.MODES) * (1 + len(specs)) + len(distribution.CASES) + rows.NUM_CHECKS
     with CountingProgress("Auditing", total) as progress:
 
-        def tick() -> None:
-            nonlocal done
-            done += 1
-            progress.show(done)
-
         def each() -> Iterator[Check]:
-            yield from text.text_checks(llm, questions, specs, max_tokens, tick)
-            yield from distribution.distribution_checks(samples, tick)
-            yield from rows.row_checks(llm.engine.runner, tick)
+            yield from text.text_checks(llm, questions, specs, max_tokens, progress.tick)
+            yield from distribution.distribution_checks(samples, progress.tick)
+            yield from rows.row_checks(llm.engine.runner, progress.tick)
 
         for check in each():
             checks.append(check)
             progress.hide()
             _show(check, as_json)
-            progress.show(done)
+            progress.show()
     return checks
 
 

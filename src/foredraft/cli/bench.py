@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foredraft.cli import options
-from foredraft.cli.output import make_folder, print_json, say
+from foredraft.cli.output import make_folder, print_json, say, say_written
 from foredraft.cli.progress import CountingProgress
 from foredraft.errors import InvalidParameter
-from foredraft.models.catalog import DEFAULT_MODEL
+from foredraft.reports.answer import print_aligned
 
 if TYPE_CHECKING:
-    from foredraft.audit.prompts import Question
     from foredraft.bench.cells import Cell
     from foredraft.bench.measure import Plan
     from foredraft.bench.report import Results
     from foredraft.llm import LLM
+    from foredraft.reports.prompts import Question
 
 DEFAULT_SPECS = ("auto", "ngram", "suffix", "ngram+suffix")
 HEADERS = (
@@ -29,8 +29,9 @@ HEADERS = (
 )
 
 
+@options.opens_model("dtype", "activations", "device", "threads", "head")
 def bench(
-    model: options.Model = DEFAULT_MODEL,
+    opening: options.Opening,
     suite: Annotated[str, typer.Option("--suite", help="builtin, or a file in Spec-Bench's format.")] = "builtin",
     specs: Annotated[
         list[str] | None,
@@ -45,11 +46,6 @@ def bench(
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="So many prompts, evenly over kinds.")] = None,
     max_tokens: options.MaxTokens = 128,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Timed runs of each; the median counts.")] = 3,
-    dtype: options.Dtype = "auto",
-    activations: options.Activations = "auto",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    head: options.Head = "auto",
     seed: Annotated[int, typer.Option("--seed", help="Of the first prompt; the others count on from it.")] = 1,
     out: Annotated[Path, typer.Option("--out", help="The folder for the results.")] = Path("bench-results"),
     as_json: options.Json = False,
@@ -62,11 +58,9 @@ def bench(
     plan = Plan(chosen, _batches(batch), tuple(dict.fromkeys(temperatures or [0.0])), max_tokens, repeats, seed)
     questions = load_suite(suite, limit)
     make_folder(out)
-    opening = options.ModelOptions(
-        model, "off", dtype, device, threads, prefix_caching=False, head=head, activations=activations
-    )
-    with opening.open() as llm:
-        results = _measured(llm, questions, plan, model, suite)
+    wanted = opening(spec="off", prefix_caching=False)
+    with wanted.open() as llm:
+        results = _measured(llm, questions, plan, wanted.model, suite)
     _write(results, out)
     if as_json:
         for cell in results.cells:
@@ -90,18 +84,12 @@ def _batches(text: str) -> tuple[int, ...]:
 def _measured(llm: LLM, questions: list[Question], plan: Plan, model: str, suite: str) -> Results:
     from foredraft.bench.cells import cells_of
     from foredraft.bench.measure import measure, num_timed_runs
-    from foredraft.bench.report import Results, describe_machine, describe_model, describe_settings, describe_versions
+    from foredraft.bench.report import Results, describe_model, describe_settings
     from foredraft.bench.verify_cost import verify_curve
+    from foredraft.reports.facts import describe_machine, describe_versions
 
-    done = 0
     with CountingProgress("Measuring", num_timed_runs(questions, plan)) as progress:
-
-        def tick() -> None:
-            nonlocal done
-            done += 1
-            progress.show(done)
-
-        runs = measure(llm, questions, plan, tick)
+        runs = measure(llm, questions, plan, progress.tick)
     cost = verify_curve(llm)
     return Results(
         machine=describe_machine(llm),
@@ -122,9 +110,7 @@ def _write(results: Results, out: Path) -> None:
         drawn = write_report(results, out)
     except OSError as error:
         raise InvalidParameter(f"The results cannot be written to {out}: {error.strerror}.") from error
-    say(f"Wrote results.json and report.html to {out}.")
-    if not drawn:
-        say("The report has no plots, because matplotlib is not installed; to get it: pip install matplotlib.")
+    say_written("results.json and report.html", out, drawn)
 
 
 def _failures(results: Results) -> list[str]:
@@ -152,26 +138,12 @@ def _print_table(cells: list[Cell]) -> None:
 
 
 def _print_lines(cells: list[Cell]) -> None:
-    rows = [HEADERS, *map(_figures, cells)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        padded = (
-            text.ljust(width) if place < 2 else text.rjust(width)
-            for place, (text, width) in enumerate(zip(row, widths))
-        )
-        print("  ".join(padded).rstrip())
+    print_aligned([HEADERS, *map(_figures, cells)], [place >= 2 for place in range(len(HEADERS))])
 
 
 def _figures(cell: Cell) -> tuple[str, ...]:
-    return (
-        cell.spec,
-        cell.category,
-        str(cell.batch),
-        f"{cell.temperature:g}",
-        f"{cell.tokens_per_s:.1f}",
-        f"{cell.ratio_to_off:.2f}x",
-        f"{cell.predicted_ratio:.2f}x",
-        f"{cell.draft_steps_per_run:.2f}",
-        f"{cell.tokens_per_run:.2f}",
-        "yes" if cell.same_text else "NO",
-    )
+    """A cell as text, in the order of HEADERS."""
+    from foredraft.bench.report import figures
+
+    *which, _, rate, ratio, _, predicted, draft_cost, per_run, _ = figures(cell)
+    return (*which, rate, ratio, predicted, draft_cost, per_run, "yes" if cell.same_text else "NO")

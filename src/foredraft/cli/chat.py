@@ -11,10 +11,9 @@ import typer
 
 from foredraft.cli import options
 from foredraft.cli.output import answer_record, dim, figures, follow, print_json, say
-from foredraft.cli.prompts import Message
 from foredraft.errors import ForedraftError
-from foredraft.models.catalog import DEFAULT_MODEL
 from foredraft.params import SamplingParams
+from foredraft.reports.prompts import Message
 from foredraft.types import CompletionOutput
 
 if TYPE_CHECKING:
@@ -27,9 +26,9 @@ HELP = """\
 /exit          leave (so does Ctrl-D)"""
 
 
+@options.opens_model("spec", "dtype", "activations", "device", "threads", "head", "exact")
 def chat(
-    model: options.Model = DEFAULT_MODEL,
-    spec: options.Spec = "auto",
+    opening: options.Opening,
     system: Annotated[str | None, typer.Option("--system", help="The system prompt.")] = None,
     show_drafts: Annotated[
         bool, typer.Option("--show-drafts", help="Colour draft tokens by proposer, on a terminal.")
@@ -41,12 +40,6 @@ def chat(
     min_p: options.MinP = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
-    dtype: options.Dtype = "auto",
-    activations: options.Activations = "auto",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    head: options.Head = "auto",
-    exact: options.Exact = True,
     as_json: options.Json = False,
 ) -> None:
     """Talk with a model; /help tells what else there is."""
@@ -55,10 +48,10 @@ def chat(
     )
     on_terminal = sys.stdin.isatty()
     conversation = Conversation(system)
-    opening = options.ModelOptions(model, spec, dtype, device, threads, exact, head=head, activations=activations)
-    with opening.open() as llm:
+    wanted = opening()
+    with wanted.open() as llm:
         if on_terminal:
-            say(dim(f"{model} ({llm.dtype}, {llm.backend_name}). /help tells what else there is.", sys.stderr))
+            say(dim(f"{wanted.model} ({llm.dtype}, {llm.backend_name}). /help tells what else there is.", sys.stderr))
         for line in _lines(prompted=on_terminal and sys.stdout.isatty()):
             if line.startswith("/"):
                 if not _obey(line, conversation):

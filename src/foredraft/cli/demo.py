@@ -21,7 +21,6 @@ from foredraft.cli.output import colour_of, decisions, print_json, say
 from foredraft.control.economics import quotient
 from foredraft.control.reasons import DRAFTED, PROBE
 from foredraft.heads.kinds import KINDS
-from foredraft.models.catalog import DEFAULT_MODEL
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import parse_spec
 from foredraft.types import TARGET, CompletionOutput
@@ -58,29 +57,21 @@ The ships can see the ligth from far away, and the sailors know that they are cl
 }
 
 
+@options.opens_model("spec", "dtype", "activations", "device", "threads", "head", "exact")
 def demo(
-    model: options.Model = DEFAULT_MODEL,
-    spec: options.Spec = "auto",
+    opening: options.Opening,
     max_tokens: options.MaxTokens = 96,
-    dtype: options.Dtype = "auto",
-    activations: options.Activations = "auto",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    head: options.Head = "auto",
-    exact: options.Exact = True,
     as_json: options.Json = False,
 ) -> None:
     """Fetch the default model and decode a few prompts plain and speculatively, side by side."""
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
     live = sys.stdout.isatty() and not as_json
-    opening = options.ModelOptions(
-        model, spec, dtype, device, threads, exact, prefix_caching=False, head=head, activations=activations
-    )
+    wanted = opening(prefix_caching=False)
     if not sys.stderr.isatty():
-        say(f"Fetching and loading {model}; the first time takes a while.")
-    comparisons = [Comparison(title, prompt, spec) for title, prompt in PROMPTS.items()]
-    with opening.open() as llm:
-        _warm_up(llm, spec)
+        say(f"Fetching and loading {wanted.model}; the first time takes a while.")
+    comparisons = [Comparison(title, prompt, wanted.spec) for title, prompt in PROMPTS.items()]
+    with wanted.open() as llm:
+        _warm_up(llm, wanted.spec)
         for comparison in comparisons:
             with _live_picture(comparison) if live else nullcontext():
                 comparison.decode(llm, params)

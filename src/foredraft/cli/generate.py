@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -11,13 +12,15 @@ import typer
 from foredraft.cli import options
 from foredraft.cli.output import answer_record, follow, print_json, say
 from foredraft.cli.progress import CountingProgress
-from foredraft.cli.prompts import as_conversation, gather_prompts
-from foredraft.models.catalog import DEFAULT_MODEL
+from foredraft.errors import InvalidPrompt
 from foredraft.params import SamplingParams
+from foredraft.reports.prompts import Message, Prompt, read_prompts
 from foredraft.types import CompletionOutput, TokenEvent
 
 
+@options.opens_model("spec", "dtype", "activations", "device", "threads", "head", "exact")
 def generate(
+    opening: options.Opening,
     prompts: Annotated[
         list[str] | None, typer.Argument(metavar="PROMPT", help="Texts to continue; - is stdin.")
     ] = None,
@@ -27,8 +30,6 @@ def generate(
     chat: Annotated[
         bool, typer.Option("--chat", help="Ask the prompts as a user, in the model's chat template.")
     ] = False,
-    model: options.Model = DEFAULT_MODEL,
-    spec: options.Spec = "auto",
     max_tokens: options.MaxTokens = 256,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
@@ -38,12 +39,6 @@ def generate(
     stop: options.Stop = None,
     logprobs: Annotated[int | None, typer.Option("--logprobs", help="With --json: this many alternatives.")] = None,
     n: Annotated[int, typer.Option("--n", help="How many samples of each prompt.")] = 1,
-    dtype: options.Dtype = "auto",
-    activations: options.Activations = "auto",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    head: options.Head = "auto",
-    exact: options.Exact = True,
     as_json: options.Json = False,
 ) -> None:
     """Continue prompts, or answer them with --chat."""
@@ -58,12 +53,11 @@ def generate(
         logprobs=logprobs,
         n=n,
     )
-    inputs = gather_prompts(prompts or [], file)
+    inputs = _gathered(prompts or [], file)
     if chat:
-        inputs = [as_conversation(prompt) for prompt in inputs]
+        inputs = [_as_conversation(prompt) for prompt in inputs]
 
-    opening = options.ModelOptions(model, spec, dtype, device, threads, exact, head=head, activations=activations)
-    with opening.open() as llm:
+    with opening().open() as llm:
         events = llm.stream_many(inputs, params)
         if len(inputs) == 1 and n == 1 and not as_json:
             failed = _report_error(0, follow(events, show=True))
@@ -71,6 +65,30 @@ def generate(
             failed = _print_in_order(events, len(inputs), n, as_json)
     if failed:
         raise typer.Exit(1)
+
+
+def _gathered(arguments: list[str], file: Path | None) -> list[Prompt]:
+    """The arguments, then the file's prompts. "-" stands for all of stdin, and so does giving nothing at all."""
+    if not arguments and file is None:
+        if sys.stdin.isatty():
+            raise InvalidPrompt("Give a prompt, a file with --file, or pipe a text in.")
+        arguments = ["-"]
+    prompts: list[Prompt] = [_read_stdin() if argument == "-" else argument for argument in arguments]
+    if file is not None:
+        prompts += read_prompts(file)
+    return prompts
+
+
+def _as_conversation(prompt: Prompt) -> list[Message]:
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
+def _read_stdin() -> str:
+    """All of stdin, without the newline that `echo` adds."""
+    text = sys.stdin.read()
+    if not text:
+        raise InvalidPrompt("Nothing came in on stdin; give a prompt, a file with --file, or pipe a text in.")
+    return text.removesuffix("\n")
 
 
 def _print_in_order(events: Iterator[TokenEvent], total: int, n: int, as_json: bool) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -91,3 +93,45 @@ class ModelOptions:
         finally:
             gc.unfreeze()
             llm.close()
+
+
+Opening = partial[ModelOptions]  # ModelOptions with what the command line says; fields that a command sets can be added
+
+# By field of ModelOptions; --help shows the first two before a command's own options, and the others behind them.
+_DECLARED = {
+    "model": Model,
+    "spec": Spec,
+    "dtype": Dtype,
+    "activations": Activations,
+    "device": Device,
+    "threads": Threads,
+    "head": Head,
+    "exact": Exact,
+}
+_LEADING = ("model", "spec")
+
+
+def opens_model(*names: str, **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of these fields beside --model, and those of fields whose default is another for this
+    command. Its parameter `opening` gets them."""
+    given = {field.name: field.default for field in fields(ModelOptions)} | defaults
+    chosen = [name for name in _DECLARED if name == "model" or name in names or name in defaults]
+
+    def place(option: inspect.Parameter) -> int:
+        return 0 if option.name in _LEADING else 2 if option.name in chosen else 3 if option.name == "as_json" else 1
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def called(**values: Any) -> None:
+            opening = partial(ModelOptions, **{name: values.pop(name) for name in chosen})
+            command(opening=opening, **values)
+
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        shared = [inspect.Parameter(name, keyword, default=given[name], annotation=_DECLARED[name]) for name in chosen]
+        own = [each.replace(kind=keyword) for each in inspect.signature(command, eval_str=True).parameters.values()]
+        every = sorted((each for each in (*shared, *own) if each.name != "opening"), key=place)
+        called.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+        called.__annotations__ = {each.name: each.annotation for each in every}
+        return called
+
+    return decorate

@@ -14,6 +14,7 @@ from typing import Any
 
 from foredraft.errors import InvalidParameter
 from foredraft.proposers.registry import proposer_names
+from foredraft.reports.answer import Answer
 from foredraft.types import TARGET, CompletionOutput, SpecMetrics, TokenEvent
 
 PROPOSER_COLOURS = (2, 5, 6, 3, 4)  # of a terminal's palette: green, magenta, cyan, yellow, blue
@@ -51,8 +52,22 @@ def make_folder(out: Path) -> None:
         raise InvalidParameter(f"--out {out} cannot be made: {error.strerror}.") from error
 
 
+def say_written(files: str, out: Path, drawn: bool) -> None:
+    """What lies in the folder of --out now."""
+    say(f"Wrote {files} to {out}.")
+    if not drawn:
+        say("The report has no plots, because matplotlib is not installed; to get it: pip install matplotlib.")
+
+
 def print_json(record: dict[str, Any]) -> None:
     print(json.dumps(record, ensure_ascii=False), flush=True)
+
+
+def tell(answer: Answer, as_json: bool) -> None:
+    if as_json:
+        print_json(answer.record)
+    else:
+        answer.print()
 
 
 def follow(events: Iterator[TokenEvent], show: bool, colour_drafts: bool = False) -> CompletionOutput:

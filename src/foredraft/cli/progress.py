@@ -37,7 +37,7 @@ class CountingProgress:
     """One bar for many prompts; nothing at all without a terminal, or for a single one."""
 
     def __init__(self, what: str, total: int) -> None:
-        self._total = total
+        self._total, self._done = total, 0
         self._bars = _bars() if total > 1 and sys.stderr.isatty() else None
         self._task = self._bars.add_task(what, total=total, amount="") if self._bars else None
 
@@ -48,9 +48,15 @@ class CountingProgress:
     def __exit__(self, *exception: object) -> None:
         self.hide()
 
-    def show(self, done: int) -> None:
+    def tick(self) -> None:
+        """One more is done."""
+        self.show(self._done + 1)
+
+    def show(self, done: int | None = None) -> None:
+        """So many are done; as many as before where it is not said."""
+        self._done = self._done if done is None else done
         if self._bars is not None and self._task is not None:
-            self._bars.update(self._task, completed=done, amount=f"{done} of {self._total}")
+            self._bars.update(self._task, completed=self._done, amount=f"{self._done} of {self._total}")
             self._bars.start()
 
     def hide(self) -> None:

@@ -10,13 +10,11 @@ import typer
 from foredraft.cli import options
 from foredraft.cli.output import say
 from foredraft.errors import InvalidParameter
-from foredraft.models.catalog import DEFAULT_MODEL
 
 
+@options.opens_model("spec", "dtype", "activations", "device", "threads", "head", "exact")
 def serve(
-    model: options.Model = DEFAULT_MODEL,
-    spec: options.Spec = "auto",
-    head: options.Head = "auto",
+    opening: options.Opening,
     host: Annotated[str, typer.Option("--host", help="Where to listen; 0.0.0.0 is everywhere.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any free one.")] = 8000,
     api_key: Annotated[
@@ -61,16 +59,11 @@ def serve(
         int, typer.Option("--replicas", min=1, help="Processes that share the load, on a local cluster of Ray.")
     ] = 1,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write prompts and answers to the log.")] = False,
-    dtype: options.Dtype = "auto",
-    activations: options.Activations = "auto",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    exact: options.Exact = True,
 ) -> None:
     """Serve a model over HTTP: /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages and a page."""
     if any(not key for key in api_key or ()):
         raise InvalidParameter("--api-key must not be empty; leave it out to let everybody in.")
-    options.ModelOptions(model, spec, dtype, device, threads, exact)  # refuses what is wrong before torch is imported
+    opening()  # refuses what is wrong before torch is imported
     try:
         import_module("fastapi")
         import_module("uvicorn")
@@ -85,6 +78,7 @@ def serve(
     from foredraft.server.service import DEFAULT_SPECS, make_service, public_name
     from foredraft.server.sites import Sites, is_local_name
 
+    model = opening.keywords["model"]
     names = served_model_name or [public_name(model)]
     sites = Sites(is_local_name(host), tuple(allow_host or ()), tuple(cors or ()))
     limits = Limits(
@@ -97,14 +91,8 @@ def serve(
     )
     if replicas > 1:
         fleet = {
-            "model": model,
-            "spec": spec,
-            "head": None if head == "none" else head,
-            "dtype": dtype,
-            "activations": activations,
-            "device": device,
-            "threads": threads,
-            "exact": exact,
+            **opening.keywords,
+            "head": None if opening.keywords["head"] == "none" else opening.keywords["head"],
             "max_num_seqs": max_num_seqs,
             "max_model_len": max_model_len,
             "kv_cache_tokens": kv_cache_tokens,
@@ -121,19 +109,7 @@ def serve(
         }
         _serve_fleet(fleet, host, port)
         return
-    wanted = options.ModelOptions(
-        model,
-        spec,
-        dtype,
-        device,
-        threads,
-        exact,
-        max_num_seqs=max_num_seqs,
-        max_model_len=max_model_len,
-        kv_cache_tokens=kv_cache_tokens,
-        head=head,
-        activations=activations,
-    )
+    wanted = opening(max_num_seqs=max_num_seqs, max_model_len=max_model_len, kv_cache_tokens=kv_cache_tokens)
     with listen(host, port) as listener, wanted.open() as llm:
         service = make_service(
             *(llm, names, limits, allow_spec or DEFAULT_SPECS, priority),

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foredraft.cli import options
-from foredraft.cli.output import make_folder, print_json, say
-from foredraft.cli.plan_answer import Answer, Table
+from foredraft.cli.output import make_folder, say, say_written, tell
 from foredraft.cli.progress import CountingProgress
 from foredraft.errors import InvalidParameter
-from foredraft.models.catalog import DEFAULT_MODEL
+from foredraft.reports.answer import Answer, Table
 
 if TYPE_CHECKING:
     from foredraft.simulate.machine import Machine
@@ -28,8 +27,9 @@ STEP_REQUESTS = 300  # where --requests is not given: the step mode takes millis
 EVENT_REQUESTS = 3000
 
 
+@options.opens_model("dtype", "threads", "head")
 def simulate(
-    model: options.Model = DEFAULT_MODEL,
+    opening: options.Opening,
     poisson: Annotated[
         float | None, typer.Option("--poisson", help="Requests per second, arriving independently of each other.")
     ] = None,
@@ -74,9 +74,6 @@ def simulate(
     ] = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of arrivals, lengths and acceptance.")] = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Write report.html and plots into this folder.")] = None,
-    dtype: options.Dtype = "auto",
-    threads: options.Threads = None,
-    head: options.Head = "auto",
     as_json: options.Json = False,
 ) -> None:
     """Simulate a fleet: goodput of off, fixed proposers and auto, where fixed ones flip, and the machines needed."""
@@ -99,8 +96,7 @@ def simulate(
                 "--out needs many rates, for which the step mode takes too long; give it without --step-mode."
             )
         make_folder(out)
-    opening = options.ModelOptions(model, "off", dtype, threads=threads, head=head, prefix_caching=False)
-    machine = _machine(source, save, opening, specs or DEFAULT_SPECS, assume or [])
+    machine = _machine(source, save, opening(spec="off", prefix_caching=False), specs or DEFAULT_SPECS, assume or [])
     engine = EngineConfig(max_num_seqs=max_num_seqs, kv_cache_tokens=kv_cache_tokens, prefix_caching=False)
     count = requests or (STEP_REQUESTS if step_mode else EVENT_REQUESTS)
     study = Study(machine, engine, objective, attain, count, seed)
@@ -113,10 +109,7 @@ def simulate(
         answer = _all_rates(study, traffics, settings, qps, premise, out)
     took = f"Simulated {study.num_simulated:,} requests in {time.perf_counter() - started:.1f} s"
     say(f"{took}, {'step by step' if step_mode else 'from event to event'}.")
-    if as_json:
-        print_json(answer.record)
-    else:
-        answer.print()
+    tell(answer, as_json)
 
 
 def _traffics(poisson: float | None, trace: Path | None, mixes: list[str] | None) -> tuple[list[Traffic], float]:
@@ -171,7 +164,7 @@ def _one_rate(study: Study, traffics: list[Traffic], settings: list[str], qps: f
                 outcome = study.outcome(traffic, spec, premise.replicas, qps, step_mode=True)
                 rows.append(outcome_row(traffic.name, spec, outcome))
                 records.append({"traffic": traffic.name, "spec": spec, **asdict(outcome)})
-                progress.show(len(rows))
+                progress.tick()
     return Answer({**_premise_record(premise, qps), "outcomes": records}, str(premise), [Table(COLUMNS, rows)], [])
 
 
@@ -182,15 +175,8 @@ def _all_rates(
     from foredraft.simulate.report import FLEET_COLUMNS, fleet_row, sentences
     from foredraft.simulate.study import answer
 
-    done = 0
     with CountingProgress("Simulating", len(traffics) * (1 + len(settings))) as progress:
-
-        def tick() -> None:
-            nonlocal done
-            done += 1
-            progress.show(done)
-
-        answers = [answer(study, traffic, settings, premise.replicas, qps, tick) for traffic in traffics]
+        answers = [answer(study, traffic, settings, premise.replicas, qps, progress.tick) for traffic in traffics]
     if out is not None:
         _write(answers, premise, study, out)
     rows = [fleet_row(each.traffic, setting) for each in answers for setting in each.settings]
@@ -204,7 +190,7 @@ def _all_rates(
 
 
 def _write(answers: list[TrafficAnswer], premise: Premise, study: Study, out: Path) -> None:
-    from foredraft.bench.report import describe_versions
+    from foredraft.reports.facts import describe_versions
     from foredraft.simulate.report import write_report
 
     facts = {
@@ -216,9 +202,7 @@ def _write(answers: list[TrafficAnswer], premise: Premise, study: Study, out: Pa
         drawn = write_report(answers, premise, facts, out)
     except OSError as error:
         raise InvalidParameter(f"The report cannot be written to {out}: {error.strerror}.") from error
-    say(f"Wrote report.html to {out}.")
-    if not drawn:
-        say("The report has no plots, because matplotlib is not installed; to get it: pip install matplotlib.")
+    say_written("report.html", out, drawn)
 
 
 def _answer_record(answer: TrafficAnswer) -> dict[str, Any]:

@@ -180,7 +180,7 @@ def _time(runner: Runner, kv: KVCache, work: Work) -> float:
     """Seconds of a run and of the draws behind it, as the engine times its own: a device that works by itself is waited
     for in the draws."""
     started = time.perf_counter()
-    logits = runner.forward(pack([work], kv.block_size)).logits
+    output = runner.forward(pack([work], kv.block_size))
     with torch.inference_mode():
-        verify(logits, [work], runner.backend.sample)
+        verify(output.logits, [work], runner.sampler(output))
     return time.perf_counter() - started

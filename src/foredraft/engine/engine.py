@@ -33,6 +33,7 @@ from foredraft.types import (
     TARGET,
     Commit,
     CompletionOutput,
+    Counters,
     Draft,
     FinishReason,
     Sequence,
@@ -153,8 +154,8 @@ class Engine:
                 num_lookahead_tokens=num_lookahead_tokens,
                 prompt_key=key,
                 constraint=None if grammar is None else grammar.constraint(params.ignore_eos),
+                counters=Counters(arrival_time=now),
             )
-            sequence.counters.arrival_time = now
             self._next_id += 1
             detokenizer = Detokenizer(self.tokenizer, prompt, stops, is_followed)
             self._live[sequence.id] = _Live(detokenizer, is_followed, is_followed or params.logprobs is not None)
@@ -176,9 +177,10 @@ class Engine:
 
     def verify(self, works: list[Work]) -> tuple[list[Verdict], list[Stop]]:
         """Run the target, apply the acceptance rules, and find where texts end (see step.Target)."""
-        logits = self.runner.forward(pack(works, self.kv.block_size)).logits
+        output = self.runner.forward(pack(works, self.kv.block_size))
         with torch.inference_mode():
-            verdicts = self._with_target_argmax(logits, works, verify(logits, works, self.runner.backend.sample))
+            verdicts = verify(output.logits, works, self.runner.sampler(output))
+            verdicts = self._with_target_argmax(output.logits, works, verdicts)
         return verdicts, self._stops(works, verdicts)
 
     def keep(self, works: Items[Work], verdicts: Items[Verdict], stops: Items[Stop]) -> None:
@@ -263,15 +265,10 @@ class Engine:
     def _clock(self, stepped: Stepped) -> None:
         """Every sequence waited for the run; only those that might get a draft waited for the proposers."""
         now, (works, commits, _, draft_time_s, verify_time_s) = time.perf_counter(), stepped
+        begun = now - verify_time_s - draft_time_s
         for work, commit in zip(works, commits, strict=True):
-            counters = work.sequence.counters
-            if work.num_lookahead_tokens:
-                counters.draft_time_s += draft_time_s
-            counters.verify_time_s += verify_time_s
-            counters.first_run_time = counters.first_run_time or now - verify_time_s - draft_time_s
-            if commit.tokens:
-                counters.first_token_time = counters.first_token_time or now
-                counters.last_token_time = now
+            draft_s = draft_time_s if work.num_lookahead_tokens else 0.0
+            work.sequence.counters.count_step(begun, now, draft_s, verify_time_s, bool(commit.tokens))
 
     def _events(self, commit: Commit, stable: Items[int], reasons: tuple[str, ...] = ()) -> list[TokenEvent]:
         """A commit as events, one per token. The first one carries the draft and why it was made, the last one of a

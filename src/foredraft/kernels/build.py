@@ -1,12 +1,13 @@
 """Compile the C kernels, once per instruction-set level of this kind of machine: `python -m foredraft.kernels.build`.
 
 Imports nothing but the standard library, so that setup.py can run it before anything is installed. Each level becomes
-one shared library; `backends.native` loads the best one that the processor at hand can run.
+one shared library; `backends/native/` loads the best one that the processor at hand can run.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 import shlex
@@ -89,11 +90,11 @@ def processor_model() -> str:
 
 
 def sources_digest() -> str:
-    """Of what a library is made of, this file with its flags included; it carries the digest, so that one of other
-    sources is noticed."""
-    digest = hashlib.sha256()
-    for path in sorted([*SOURCES.glob("*.c"), *SOURCES.glob("*.h"), SOURCES / "build.py"]):
-        digest.update(path.read_bytes())
+    """Of what a library is made of: its flags and what its sources say, whatever they are called. The library carries
+    the digest, so that one of other sources is noticed."""
+    digest = hashlib.sha256(repr((FLAGS, [(level.name, level.flags) for level in levels()])).encode())
+    for text in sorted(path.read_bytes() for pattern in ("*.c", "*.h") for path in SOURCES.glob(pattern)):
+        digest.update(text)
     return digest.hexdigest()[:16]
 
 
@@ -108,10 +109,10 @@ def _start(level: Level, pool: Executor, folder: Path) -> list[Future[Path]]:
 
     def compiled(source: Path) -> Path:
         target = folder / f"{level.name}-{source.stem}.o"
-        _run_compiler([*level.flags, f'-DFD_SOURCES="{digest}"', "-c", str(source), "-o", str(target)])
+        _run_compiler([*level.flags, *names, "-c", str(source), "-o", str(target)])
         return target
 
-    digest = sources_digest()
+    names = [f'-DFD_SOURCES="{sources_digest()}"', f"-DFD_BUILD={json.dumps(f'{level.name} {_compiler()}')}"]
     largest_first = sorted(SOURCES.glob("*.c"), key=lambda source: (source.name != "linear.c", source.name))
     return [pool.submit(compiled, source) for source in largest_first]
 
@@ -125,9 +126,12 @@ def _link(level: Level, objects: list[Future[Path]]) -> None:
         unfinished.unlink(missing_ok=True)
 
 
+def _compiler() -> str:
+    return os.environ.get("CC", "cc")
+
+
 def _run_compiler(arguments: list[str]) -> None:
-    compiler = shlex.split(os.environ.get("CC", "cc"))
-    subprocess.run([*compiler, *FLAGS, *arguments], check=True, capture_output=True, text=True)
+    subprocess.run([*shlex.split(_compiler()), *FLAGS, *arguments], check=True, capture_output=True, text=True)
 
 
 def compile_level(level: Level) -> None:

@@ -1,5 +1,5 @@
-/* The native CPU kernels: a plain C interface over raw pointers. backends/native.py is its only caller, but for texts,
- * which are proposers/suffix_native.py's.
+/* The native CPU kernels: a plain C interface over raw pointers. backends/native/ is its only caller, but for texts,
+ * which the proposer `suffix` calls.
  *
  * Every result row is produced by one fixed sequence of operations. It depends neither on how many rows share a
  * call, nor on where the row stands, nor on which thread computes it: speculative and plain decoding give equal bits.
@@ -109,6 +109,9 @@ typedef struct {
 
 /* The digest of the sources that the library was built from; it fits to nothing else. */
 const char *fd_sources(void);
+
+/* The level, and what compiled it. */
+const char *fd_build(void);
 
 /* To be called first: asks the system for what the level needs, and fails where it is refused. */
 int fd_ready(void);

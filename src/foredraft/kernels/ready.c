@@ -5,6 +5,7 @@
 #include "foredraft.h"
 
 const char *fd_sources(void) { return FD_SOURCES; }
+const char *fd_build(void) { return FD_BUILD " " __VERSION__; }
 
 #if defined(__AMX_TILE__) && defined(__linux__)
 #include <sys/syscall.h>

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,13 +14,14 @@ from foredraft.backends.base import AttentionShape, Backend, LayerKV, Taps
 from foredraft.batch import ForwardBatch, PackedBatch
 from foredraft.models.decoder import Decoder
 from foredraft.params import SamplingParams
-from foredraft.sampling.node_draws import NodeDraw
+from foredraft.sampling.node_draws import NodeDraw, Sampler
 from foredraft.types import NO_DRAFT, Sequence
 
 
 @dataclass(frozen=True)
 class ForwardOutput:
     logits: Tensor  # [wanted rows, vocab] float32
+    replayed_rows: int = 0  # as in ForwardBatch
 
 
 class Runner:
@@ -36,14 +38,19 @@ class Runner:
     @torch.inference_mode()
     def forward(self, batch: PackedBatch) -> ForwardOutput:
         """The batch through the model."""
-        return ForwardOutput(self._replayed(batch, self._compute))
+        return self._replayed.forward(batch, self._compute)
+
+    def sampler(self, output: ForwardOutput) -> Sampler:
+        """How tokens are drawn from what a run gave."""
+        return partial(self.backend.sample, replayed_rows=output.replayed_rows)
 
     def warm(self, block_size: int, max_keys: int) -> None:
         """Make what later runs need, and the draws of tokens behind them (see Replayed.warm)."""
         nobody = Sequence(-1, "", 0, [0], 1, SamplingParams().resolved({}), seed=0, max_tokens=1)
 
-        def draw(logits: Tensor) -> None:
-            self.backend.sample(logits, [NodeDraw(row, nobody, NO_DRAFT, -1, 0) for row in range(len(logits))])
+        def draw(output: ForwardOutput) -> None:
+            rows = range(len(output.logits))
+            self.sampler(output)(output.logits, [NodeDraw(row, nobody, NO_DRAFT, -1, 0) for row in rows])
 
         self._replayed.warm(block_size, max_keys, self._compute, draw)
 
@@ -60,15 +67,19 @@ class Replayed:
         self._backend, self._shape = backend, shape
 
     def __call__(self, batch: PackedBatch, compute: Callable[[ForwardBatch], Tensor]) -> Tensor:
-        """[wanted rows, vocab]. A backend may run more rows than there are, and compute all their logits: what was not
-        wanted is cut off here."""
+        """[wanted rows, vocab]"""
+        return self.forward(batch, compute).logits
+
+    def forward(self, batch: PackedBatch, compute: Callable[[ForwardBatch], Tensor]) -> ForwardOutput:
+        """A backend may run more rows than there are, and compute all their logits: what was not wanted is cut off
+        here."""
         plan = self._backend.prepare(batch, self._shape)
         logits = self._backend.replay(self, plan, compute)
-        if plan.num_rows == batch.num_rows and plan.num_logits == batch.num_logits:
-            return logits
-        if batch.logit_rows is None:
-            return logits[: batch.num_rows]
-        return logits[torch.tensor(batch.logit_rows, dtype=torch.int64, device=logits.device)]
+        if plan.num_rows != batch.num_rows or plan.num_logits != batch.num_logits:
+            if batch.logit_rows is not None:  # a copy, which lies elsewhere
+                return ForwardOutput(logits[torch.tensor(batch.logit_rows, dtype=torch.int64, device=logits.device)])
+            logits = logits[: batch.num_rows]
+        return ForwardOutput(logits, plan.replayed_rows)
 
     @torch.inference_mode()
     def warm(
@@ -76,9 +87,9 @@ class Replayed:
         block_size: int,
         max_keys: int,
         compute: Callable[[ForwardBatch], Tensor],
-        then: Callable[[Tensor], object] = lambda result: None,
+        then: Callable[[ForwardOutput], object] = lambda output: None,
     ) -> None:
         """Make what later runs need, where the backend makes something for each shape of run: a request that comes upon
         a new shape would wait for it. `then` is told what each run gives."""
         for plan in self._backend.warm_plans(self._shape, block_size, max_keys):
-            then(self._backend.replay(self, plan, compute))
+            then(ForwardOutput(self._backend.replay(self, plan, compute), plan.replayed_rows))

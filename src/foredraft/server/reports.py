@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, zip_longest
 from typing import Any
 
+from foredraft.control.economics import quotient
 from foredraft.models.tokenizer import Tokenizer
 from foredraft.server.generation import Generation
 from foredraft.types import TARGET, CompletionOutput, TokenLogprob
@@ -41,22 +42,17 @@ def metrics(generation: Generation) -> dict[str, Any]:
 
 def speculative_decoding(outputs: Sequence[CompletionOutput]) -> dict[str, Any]:
     each = [output.metrics for output in outputs]
-    drafts, runs = sum(m.drafts for m in each), sum(m.target_runs for m in each)
-    drafted, accepted = sum(m.drafted_tokens for m in each), sum(m.accepted_tokens for m in each)
-    emitted = sum(m.emitted_tokens for m in each)
+    names = ("target_runs", "drafts", "drafted_tokens", "accepted_tokens", "emitted_tokens")
+    totals = {name: sum(getattr(m, name) for m in each) for name in names}
     drafted_by, accepted_by, decisions = Counter[str](), Counter[str](), Counter[str]()
     for m in each:
         drafted_by.update(m.drafted_by_origin)
         accepted_by.update({origin: count for origin, count in m.by_origin.items() if origin != TARGET})
         decisions.update(m.decisions)
     return {
-        "target_runs": runs,
-        "drafts": drafts,
-        "drafted_tokens": drafted,
-        "accepted_tokens": accepted,
-        "emitted_tokens": emitted,
-        "acceptance_rate": accepted / drafted if drafted else 0.0,
-        "mean_acceptance_length": emitted / runs if runs else 0.0,
+        **totals,
+        "acceptance_rate": quotient(totals["accepted_tokens"], totals["drafted_tokens"]),
+        "mean_acceptance_length": quotient(totals["emitted_tokens"], totals["target_runs"]),
         "drafted_per_position": _sums(m.drafted_per_depth for m in each),
         "accepted_per_position": _sums(m.accepted_per_depth for m in each),
         "by_proposer": {

@@ -8,20 +8,20 @@ from statistics import fmean, median
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from foredraft.bench.report import cpu_name
 from foredraft.bench.suite import load_suite
 from foredraft.control.economics import quotient
 from foredraft.errors import InvalidSpec
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import parse_spec, proposer_class
+from foredraft.reports.facts import cpu_name
 from foredraft.simulate.machine import DraftFigures, DraftProfile, Machine
 from foredraft.simulate.traffic import ANY
 from foredraft.types import NO_DRAFT, Draft, Sequence, Work
 
 if TYPE_CHECKING:
-    from foredraft.audit.prompts import Question
     from foredraft.control.costs import Calibration
     from foredraft.llm import LLM
+    from foredraft.reports.prompts import Question
     from foredraft.types import SpecMetrics
 
 _PROMPTS = 18  # three of each built-in kind

@@ -8,7 +8,7 @@ from math import isfinite
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from foredraft.bench.drawing import GREY, Plot, drawn, legend, look, stacked
+from foredraft.reports.drawing import GREY, Plot, drawn, legend, look, stacked
 from foredraft.simulate.fleet import Outcome, Slo
 from foredraft.simulate.study import TrafficAnswer
 

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from html import escape
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foredraft.bench.measure import OFF
-from foredraft.bench.report import facts_list, html_page, plot_sections
+from foredraft.reports.page import facts_list, html_cells, html_page, html_table, plot_sections, write_page
 from foredraft.simulate.fleet import Outcome, Slo
 from foredraft.simulate.study import MOST_REPLICAS, SettingAnswer, TrafficAnswer
+
+if TYPE_CHECKING:
+    from foredraft.reports.drawing import Plot
 
 COLUMNS = ("traffic", "setting", "goodput/s", "good", "tokens/s", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99")
 FLEET_COLUMNS = (*COLUMNS, "carries/s", "machines", "flips at")
@@ -110,34 +113,29 @@ def _machines(count: int) -> str:
 
 
 def write_report(answers: Sequence[TrafficAnswer], premise: Premise, facts: dict[str, Any], folder: Path) -> bool:
-    """`report.html`, and the plots as svg files where matplotlib is installed; says whether it is."""
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
+    """`report.html` with plots, where matplotlib is installed; says whether it is."""
+
+    def draw() -> list[Plot]:
         from foredraft.simulate.plots import draw_all
-    except ModuleNotFoundError as missing:
-        if (missing.name or "").partition(".")[0] != "matplotlib":
-            raise
-        plots = []
-    else:
-        plots = draw_all(answers, premise.slo)
-    for plot in plots:
-        (folder / f"{plot.name}.svg").write_text(plot.file, encoding="utf-8")
+
+        return draw_all(answers, premise.slo)
+
+    return write_page(folder, lambda plots: _page(answers, premise, facts, plots), draw)
+
+
+def _page(answers: Sequence[TrafficAnswer], premise: Premise, facts: dict[str, Any], plots: Sequence[Plot]) -> str:
     told = "".join(f"<p>{escape(' '.join(sentences(answer)))}</p>" for answer in answers)
-    head = "".join(f"<th>{escape(column)}</th>" for column in FLEET_COLUMNS)
-    rows = "\n".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in fleet_row(answer.traffic, setting)) + "</tr>"
+    rows = (
+        f"<tr>{html_cells(fleet_row(answer.traffic, setting))}</tr>"
         for answer in answers
         for setting in answer.settings
     )
     body = f"""<p>{escape(str(premise))}</p>
 {told}
-<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>
-{rows}
-</tbody></table></div>
+{html_table(FLEET_COLUMNS, rows)}
 <p class="note">Goodput, tokens and times are those at the rate that was asked about. “carries” is the highest rate that
 these machines serve within the objective, “machines” the fewest that serve the rate that was asked about.</p>
 {plot_sections(plots)}
 <h2>Where and how</h2>
 {facts_list(facts)}"""
-    (folder / "report.html").write_text(html_page("A fleet, simulated", body), encoding="utf-8")
-    return bool(plots)
+    return html_page("A fleet, simulated", body)

@@ -5,12 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from foredraft.audit.json_lines import read_json_lines
-from foredraft.errors import InvalidPrompt
+from foredraft.reports.prompts import read_turns
 
-ALLOWED = '{"turns": ["..."]} or {"prompt": "..."}'
 _BETWEEN_WORDS = re.compile(r"[\W_]+")
 _PIECE_WORDS = 13  # so many words in a row are no coincidence
 _SHORTEST = 12  # characters of an invented prompt that can mean something
@@ -18,11 +15,7 @@ _SHORTEST = 12  # characters of an invented prompt that can mean something
 
 def read_prompts(files: Iterable[Path]) -> list[str]:
     """The prompts of all files, one JSON object a line; of several turns the first. No prompt comes twice."""
-    prompts: dict[str, None] = {}
-    for file in files:
-        for where, record in read_json_lines(file, ALLOWED):
-            prompts.setdefault(_prompt(record, where))
-    return list(prompts)
+    return list(dict.fromkeys(turns[0] for file in files for turns in read_turns(file)))
 
 
 class Excluded:
@@ -30,10 +23,7 @@ class Excluded:
     and punctuation do not count."""
 
     def __init__(self, files: Iterable[Path] = ()) -> None:
-        self._texts = {
-            normalised(turn) for file in files for where, record in read_json_lines(file, ALLOWED)
-            for turn in _turns(record, where)
-        }  # fmt: skip
+        self._texts = {normalised(turn) for file in files for turns in read_turns(file) for turn in turns}
         self._pieces: dict[tuple[str, str], set[tuple[str, ...]]] = {}
         for words in map(str.split, self._texts):
             for first, last, start in _pieces(words):
@@ -72,16 +62,3 @@ def _pieces(words: list[str]) -> Iterator[tuple[str, str, int]]:
     """The first and the last word of every piece, and where it begins: enough to tell most pieces apart."""
     last = words[_PIECE_WORDS - 1 :]
     return zip(words, last, range(len(last)))
-
-
-def _turns(record: Any, where: str) -> list[str]:
-    match record:
-        case {"turns": [str(first), *others]} if first and all(isinstance(turn, str) for turn in others):
-            return [first, *others]
-        case {"prompt": str(prompt)} if prompt:
-            return [prompt]
-    raise InvalidPrompt(f"{where} holds no prompt; use {ALLOWED}.")
-
-
-def _prompt(record: Any, where: str) -> str:
-    return _turns(record, where)[0]

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from foredraft.backends.base import AttentionShape, LayerKV
-from foredraft.backends.cuda_launch import begin, options, prefetch, stored_as_bfloat16
+from foredraft.backends.cuda.launch import begin, options, prefetch, stored_as_bfloat16
 
 KEY_BLOCK = 128
 _LOG2_E = 1.4426950408889634

@@ -2,9 +2,9 @@
 
 The residual stream is float32; what linear layers and attention read is rounded to bfloat16, and all their sums are
 float32. A row's bits depend on that row alone: linear layers add over their inputs in an order that is fixed by the
-layer's shape (cuda_linear, cuda_pack), attention over fixed blocks of keys (cuda_attention), norms row by row.
+layer's shape (linear, pack), attention over fixed blocks of keys (attention), norms row by row.
 
-A run of few rows is replayed as a captured graph (cuda_plan). Nothing in it waits for the device or depends on its
+A run of few rows is replayed as a captured graph (graphs). Nothing in it waits for the device or depends on its
 data: the number of rows is that of a bucket, and which keys they see is read on the device.
 """
 
@@ -20,9 +20,9 @@ import triton  # type: ignore[import-not-found,unused-ignore]
 from torch import Tensor
 from torch.nn import functional
 
-from foredraft.backends import cuda_linear, cuda_rows
 from foredraft.backends.base import (
     AttentionShape,
+    Backend,
     LayerKV,
     Linear,
     Stack,
@@ -30,21 +30,21 @@ from foredraft.backends.base import (
     Taps,
     Weight,
     entered,
-    read,
     store_tap,
 )
-from foredraft.backends.cuda_attention import attend_split, attend_whole
-from foredraft.backends.cuda_draws import Draws
-from foredraft.backends.cuda_moves import Moves
-from foredraft.backends.cuda_pack import Packed, pack
-from foredraft.backends.cuda_plan import ROW_BUCKETS, Graphs, Plan, Plans
-from foredraft.backends.cuda_trees import CudaTreeOps
+from foredraft.backends.cuda import linear, rows
+from foredraft.backends.cuda.attention import attend_split, attend_whole
+from foredraft.backends.cuda.graphs import Graphs, Moves
+from foredraft.backends.cuda.pack import Packed, pack
+from foredraft.backends.cuda.plan import ROW_BUCKETS, Plan, Plans
+from foredraft.backends.cuda.sample import Draws
+from foredraft.backends.cuda.trees import CudaTreeOps
 from foredraft.backends.tree_ops import TreeOps
 from foredraft.batch import ForwardBatch, PackedBatch
 from foredraft.sampling.node_draws import NodeDraw
 
 
-class CudaBackend:
+class CudaBackend(Backend):
     """See backends/base.py for what each verb means. A batch is one that `prepare` made."""
 
     name = "cuda"
@@ -63,7 +63,6 @@ class CudaBackend:
         self._draws = Draws(self.device)
         self._moves = Moves(self.device)
         self.tree_ops: TreeOps | None = CudaTreeOps()
-        self._replayed_rows = 0  # of the last run; 0: it was not captured
 
     def prepare(self, batch: PackedBatch, shape: AttentionShape) -> Plan:
         self._select()
@@ -71,8 +70,6 @@ class CudaBackend:
 
     def replay(self, owner: object, plan: ForwardBatch, compute: Callable[[ForwardBatch], T]) -> T:
         self._select()
-        bucket = _as_plan(plan).bucket
-        self._replayed_rows = 0 if bucket is None else bucket[0]
         return self._graphs.run(owner, _as_plan(plan), compute)
 
     def pack(self, weight: Weight) -> Packed:
@@ -81,22 +78,22 @@ class CudaBackend:
 
     def linear(self, x: Tensor, weight: Linear) -> Tensor:
         self._select()
-        return cuda_rows.collect(cuda_linear.sums(x, weight))
+        return rows.collect(linear.sums(x, weight))
 
     def logits(self, x: Tensor, weight: Linear) -> Tensor:
-        sums = cuda_linear.sums(x, weight)
-        return sums[0] if len(sums) == 1 else cuda_rows.collect(sums)
+        sums = linear.sums(x, weight)
+        return sums[0] if len(sums) == 1 else rows.collect(sums)
 
     def embed(self, token_ids: Tensor, weight: Linear) -> Tensor:
-        return cuda_rows.embed(token_ids, weight)
+        return rows.embed(token_ids, weight)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return cuda_rows.add_norm(x, None, 1.0, weight, eps, self.kv_dtype).float()
+        return rows.add_norm(x, None, 1.0, weight, eps, self.kv_dtype).float()
 
     def add_rms_norm(
         self, x: Tensor, update: Tensor, multiplier: float, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        return x, cuda_rows.add_norm(x, update[None], multiplier, weight, eps, self.kv_dtype).float()
+        return x, rows.add_norm(x, update[None], multiplier, weight, eps, self.kv_dtype).float()
 
     def rope_and_store(
         self,
@@ -108,7 +105,7 @@ class CudaBackend:
         shape: AttentionShape,
         batch: ForwardBatch,
     ) -> Tensor:
-        q = cuda_rows.rope_and_store(qkv[None], q_norm, k_norm, rope, kv, shape, batch.positions, batch.slots)
+        q = rows.rope_and_store(qkv[None], q_norm, k_norm, rope, kv, shape, batch.positions, batch.slots)
         return q.float()
 
     def attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch) -> Tensor:
@@ -123,22 +120,16 @@ class CudaBackend:
         return out
 
     def gated(self, gate_up: Tensor) -> Tensor:
-        return cuda_rows.gated(gate_up[None], torch.float32)
+        return rows.gated(gate_up[None], torch.float32)
 
     def silu(self, x: Tensor) -> Tensor:
         return functional.silu(x)  # on a GPU every element is computed alike
 
     def dots(self, vectors: Tensor, lanes: Tensor, x: Tensor) -> Tensor:
-        return cuda_rows.dots(vectors, lanes, x)
+        return rows.dots(vectors, lanes, x)
 
     def store(self, x: Tensor, cache: Tensor, column: int, slots: Tensor) -> None:
-        cuda_rows.store(x, cache, column, slots)
-
-    def read(self, cache: Tensor, parts: Tensor | None, slots: Tensor) -> Tensor:
-        return read(cache, parts, slots, self.activation_dtype)
-
-    def read_previous(self, cache: Tensor, parts: Tensor | None, batch: ForwardBatch) -> Tensor:
-        return self.read(cache, parts, batch.previous_slots)
+        rows.store(x, cache, column, slots)
 
     def move(self, caches: Items[Tensor], moves: Items[tuple[int, int]]) -> None:
         self._select()
@@ -147,10 +138,6 @@ class CudaBackend:
     def top(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         best = logits.topk(min(count, logits.shape[1]))
         return best.values, best.indices
-
-    def likely(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        values, columns = self.top(logits, count)
-        return (values - logits.logsumexp(1, keepdim=True)).exp(), columns
 
     def run_layers(
         self, x: Tensor, stack: Stack, kv: Items[LayerKV], batch: ForwardBatch, taps: Taps | None = None
@@ -161,37 +148,37 @@ class CudaBackend:
         layers, multiplier, eps = stack.layers, stack.residual_multiplier, stack.norm_eps
         store_tap(self, taps, 0, x, batch)
         if stack.entry is None:
-            normed = cuda_rows.add_norm(x, None, 1.0, layers[0].input_norm, eps, of(layers[0].qkv))
+            normed = rows.add_norm(x, None, 1.0, layers[0].input_norm, eps, of(layers[0].qkv))
         else:
             normed = entered(self, x, stack, batch)
         for index, (layer, cache) in enumerate(zip(layers, kv, strict=True)):
-            qkv = cuda_linear.sums(normed, layer.qkv)
-            q = cuda_rows.rope_and_store(
+            qkv = linear.sums(normed, layer.qkv)
+            q = rows.rope_and_store(
                 *(qkv, layer.q_norm, layer.k_norm, stack.rope, cache, layer.shape, plan.positions, plan.slots)
             )
             attended = self._attend(q, cache, layer.shape, plan, of(layer.output))
-            update = cuda_linear.sums(attended, layer.output)
-            normed = cuda_rows.add_norm(x, update, multiplier, layer.post_norm, eps, of(layer.gate_up))
-            if cuda_linear.can_gate(layer.gate_up):
-                active = cuda_linear.gated(normed, layer.gate_up, of(layer.down))
+            update = linear.sums(attended, layer.output)
+            normed = rows.add_norm(x, update, multiplier, layer.post_norm, eps, of(layer.gate_up))
+            if linear.can_gate(layer.gate_up):
+                active = linear.gated(normed, layer.gate_up, of(layer.down))
             else:
-                active = cuda_rows.gated(cuda_linear.sums(normed, layer.gate_up), of(layer.down))
-            update = cuda_linear.sums(active, layer.down)
+                active = rows.gated(linear.sums(normed, layer.gate_up), of(layer.down))
+            update = linear.sums(active, layer.down)
             following = layers[index + 1] if index + 1 < len(layers) else None
             norm = stack.norm if following is None else following.input_norm
-            normed = cuda_rows.add_norm(x, update, multiplier, norm, eps, of((following or layer).qkv))
+            normed = rows.add_norm(x, update, multiplier, norm, eps, of((following or layer).qkv))
             store_tap(self, taps, index + 1, x, batch)
         return x, normed
 
     def _operand_dtype(self, weight: Linear) -> torch.dtype:
-        return torch.float32 if self.kv_dtype is torch.float32 else cuda_linear.operand_dtype(weight)
+        return torch.float32 if self.kv_dtype is torch.float32 else linear.operand_dtype(weight)
 
     def warm_plans(self, shape: AttentionShape, block_size: int, max_keys: int) -> Iterator[Plan]:
         self._select()
         return self._plans.empty(shape, block_size, max_keys)
 
-    def sample(self, logits: Tensor, nodes: Items[NodeDraw]) -> Items[int]:
-        return self._draws.draw(logits, nodes, self._replayed_rows) if nodes else []
+    def sample(self, logits: Tensor, nodes: Items[NodeDraw], replayed_rows: int = 0) -> Items[int]:
+        return self._draws.draw(logits, nodes, replayed_rows) if nodes else []
 
     def _select(self) -> None:
         """Kernels are launched on the current device of the thread."""
@@ -205,8 +192,8 @@ def _as_plan(batch: ForwardBatch) -> Plan:
 
 
 def _build() -> str:
-    """Names the kernels and what compiles them."""
+    """Names the kernels, whatever their files are called, and what compiles them."""
     digest = hashlib.sha256(f"{torch.__version__} {triton.__version__}".encode())
-    for source in sorted(Path(__file__).parent.glob("cuda*.py")):
-        digest.update(source.read_bytes())
+    for text in sorted(source.read_bytes() for source in Path(__file__).parent.glob("*.py")):
+        digest.update(text)
     return digest.hexdigest()[:16]

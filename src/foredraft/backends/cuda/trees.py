@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foredraft.backends.cuda_attention import KeyView, rows_of_group
-from foredraft.backends.cuda_plan import Plan
-from foredraft.backends.cuda_sample import gumbel
+from foredraft.backends.cuda.attention import KeyView, rows_of_group
+from foredraft.backends.cuda.plan import Plan
+from foredraft.backends.cuda.sample import gumbel
 from foredraft.backends.tree_ops import LEAST_PROBABILITY, Candidates, Choice, Nodes, Noise
 from foredraft.batch import ForwardBatch
 

@@ -7,8 +7,9 @@ from dataclasses import asdict
 from math import ceil
 from typing import TYPE_CHECKING
 
-from foredraft.cli.plan_answer import SMALL_GAIN, Answer, Table, bar, percent, requests, tokens
 from foredraft.control.economics import Length, VerifyCurve, best_length, break_even_alpha, flat, lengths
+from foredraft.plan.words import SMALL_GAIN, length_table, percent, requests, tokens
+from foredraft.reports.answer import Answer
 
 if TYPE_CHECKING:
     from foredraft.integrations.vllm_metrics import ServerSpeculation
@@ -28,15 +29,6 @@ def advise_server(
     acceptances = [*measured, *[reached[-1]] * k_max][:k_max]
     table, best = lengths(acceptances, drafted, verify), best_length(acceptances, drafted, verify)
     now = seen.tokens_per_draft / (seen.draft_length * drafted + verify(ceil(seen.draft_length) + 1))
-    fastest = max(length.speedup for length in table)
-    shown = Table(
-        ("k", "tokens per run", "speed-up", ""),
-        [
-            (str(each.k), f"{each.expected_tokens:.2f}", f"{each.speedup:.2f}x", bar(each.speedup, fastest))
-            for each in table
-        ],
-        frozenset({best.k}),
-    )
     sentences = [*_earnings(seen, now), *_advice(seen, best, now, k_max)]
     record = {
         "best_k": best.k,
@@ -55,7 +47,7 @@ def advise_server(
         "cost": drafted,
         "recommendation": " ".join(sentences),
     }
-    return Answer(record, _premise(seen, url, cost, drafted, curve, batch), [shown], sentences)
+    return Answer(record, _premise(seen, url, cost, drafted, curve, batch), [length_table(table, best)], sentences)
 
 
 def _premise(

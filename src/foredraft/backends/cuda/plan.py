@@ -8,24 +8,20 @@ own size.
 
 from __future__ import annotations
 
-import gc
 from bisect import bisect_left
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foredraft.backends.base import AttentionShape, T
-from foredraft.backends.cuda_attention import KeyView, rows_of_group, rows_together
-from foredraft.backends.cuda_linear import SPLIT_ROWS
+from foredraft.backends.base import AttentionShape
+from foredraft.backends.cuda.attention import KeyView, rows_of_group, rows_together
+from foredraft.backends.cuda.linear import SPLIT_ROWS
 from foredraft.batch import ForwardBatch, PackedBatch
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -34,7 +30,6 @@ _FEWEST_KEYS, _MORE_KEYS = 512, 4  # buckets of keys: the first, and by how much
 _WHOLE_ROWS = 32  # so many rows of one sequence without paths go through their keys together
 _PROMPT_ROWS = 128  # runs with more rows than this are not captured if prompts are among them
 _LONG_PROMPT = 2 * SPLIT_ROWS  # rows of a run that needs every kernel which only prompts need
-_MOST_GRAPHS = 48  # that are kept for one model
 _NOWHERE = -1  # the slot of a padding row: nothing is stored
 
 Bucket = tuple[int, int, int, int]  # rows, keys, path length, rows of a group
@@ -48,6 +43,10 @@ class Plan(ForwardBatch):
     whole: KeyView | None
     bucket: Bucket | None  # None: used once, never captured
     staging: _Staging | None  # where the host has written it; None: it is written on the device
+
+    @property
+    def replayed_rows(self) -> int:
+        return 0 if self.bucket is None else self.bucket[0]
 
     def upload(self) -> None:
         """Start to copy what the host has written. It may be written again once the device has been waited for."""
@@ -113,6 +112,12 @@ class _Staging:
 
     def upload(self) -> None:
         self._device.copy_(self._host, non_blocking=True)
+
+
+def wait(device: torch.device) -> None:
+    """Until the device has done all that it was told."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device.index).synchronize()  # by its index: a device is first looked up by name
 
 
 class Plans:
@@ -186,70 +191,6 @@ def single_plan(
         staging.arrays["logit_rows"][:] = batch.logit_rows
     views = [name for name, rows in (("split", split), ("whole", whole)) if rows]
     return _plan(staging, batch.block_size, batch.max_keys, views, batch.logit_rows is not None)
-
-
-class Graphs:
-    """Captured runs by their owner and bucket, the least recently used forgotten first."""
-
-    def __init__(self) -> None:
-        self._of: WeakKeyDictionary[object, OrderedDict[Bucket, tuple[torch.cuda.CUDAGraph, Any]]] = WeakKeyDictionary()
-        self._pool: Any = None
-
-    def run(self, owner: object, plan: Plan, compute: Callable[[ForwardBatch], T]) -> T:
-        def run() -> T:
-            plan.upload()
-            return compute(plan)
-
-        if plan.bucket is None or not plan.positions.is_cuda:
-            return run()
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
-        graphs = self._of.setdefault(owner, OrderedDict())
-        captured = graphs.get(plan.bucket)
-        if captured is None:
-            captured = graphs[plan.bucket] = capture(plan.positions.device, run, self._pool)
-            if len(graphs) > _MOST_GRAPHS:
-                graphs.popitem(last=False)
-        else:
-            graphs.move_to_end(plan.bucket)
-        graph, result = captured
-        graph.replay()
-        found: T = result
-        return found
-
-
-def capture(device: torch.device, run: Callable[[], T], pool: Any = None) -> tuple[torch.cuda.CUDAGraph, T]:
-    """A graph of the run, and what its replays give. Graphs of one pool share the memory of what they do not give.
-
-    The first run compiles what is missing; it has a stream of its own, as capture demands.
-    """
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        run()
-    torch.cuda.current_stream(device).wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    # Other threads may allocate and copy meanwhile: a draft model is loaded off the engine's thread.
-    with _no_collection(), torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-        result = run()
-    return graph, result
-
-
-def wait(device: torch.device) -> None:
-    """Until the device has done all that it was told."""
-    if device.type == "cuda":
-        torch.cuda.current_stream(device.index).synchronize()  # by its index: a device is first looked up by name
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector from running: a graph that it destroys while another is captured ends the process."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _bucket(batch: PackedBatch, together: int) -> Bucket:

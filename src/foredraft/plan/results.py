@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 from foredraft.bench.cells import ALL, Cell
 from foredraft.bench.measure import OFF
-from foredraft.bench.plan_inputs import PlanInputs, drafted_per_run, explained_ratio, inputs_of
-from foredraft.cli.plan_answer import SMALL_GAIN, Table, percent, requests
 from foredraft.control.economics import VerifyCurve
 from foredraft.errors import InvalidParameter
+from foredraft.plan.inputs import PlanInputs, drafted_per_run, explained_ratio, inputs_of
+from foredraft.plan.words import SMALL_GAIN, percent, requests
+from foredraft.reports.answer import Table
 
 _EXPLAINED = 0.05  # so far from what was measured, figures still explain it
 

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, import-not-found, import-untyped"
-"""Packed codes to values, in registers (see cuda_pack for how they lie), and rows of values for embeddings and prompts.
+"""Packed codes to values, in registers (see pack for how they lie), and rows of values for embeddings and prompts.
 
 A value is scale * code + minimum, rounded once, to float16. Codes become float16 two at a time and without conversions:
 bits below the exponent of 1024 are whole numbers above it, so one instruction moves codes there and one subtracts.
@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foredraft.backends.cuda_launch import begin, options
-from foredraft.backends.cuda_pack import BLOCK, STRIPE, Packed
+from foredraft.backends.cuda.launch import begin, options
+from foredraft.backends.cuda.pack import BLOCK, STRIPE, Packed
 
 _ROWS, _INPUTS = tl.constexpr(STRIPE), tl.constexpr(BLOCK)
 

@@ -13,8 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from foredraft.backends.base import AttentionShape, LayerKV, Linear
-from foredraft.backends.cuda_launch import activated, begin, options, stored_as_bfloat16
-from foredraft.backends.cuda_widen import some_rows
+from foredraft.backends.cuda.launch import activated, begin, options, stored_as_bfloat16
+from foredraft.backends.cuda.widen import some_rows
 
 _HEADS = 8  # that one program of rope and store has
 

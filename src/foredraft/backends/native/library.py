@@ -7,15 +7,15 @@ import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 
-from foredraft.backends.native_layers import AttentionDescription, StackDescription, TapsDescription
 from foredraft.kernels.build import sources_digest, usable_levels
 
+OUT_OF_MEMORY = 5
 ERRORS = {
     1: "a tensor is missing",
     2: "the shapes do not fit together",
     3: "the kind of weight is unknown",
     4: "an index (token, slot, position or block) points outside its table",
-    5: "there was not enough memory",
+    OUT_OF_MEMORY: "there was not enough memory",
     6: "the system does not let this process use these instructions",
 }
 
@@ -30,6 +30,52 @@ class WeightDescription(Structure):
 
 class PlainDescription(Structure):
     _fields_ = [(name, c_void_p) for name in ("values", "scales", "minimums", "block_scales", "block_minimums")]
+
+
+class AttentionDescription(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("heads", "kv_heads", "head_dim", "rotary_dim", "window", "first_key")),
+        *((name, c_float) for name in ("scale", "norm_eps")),
+    ]
+
+
+class ProjectionDescription(Structure):
+    _fields_ = [
+        ("parts", POINTER(c_void_p)),
+        ("bias", c_void_p),
+        *((name, c_int64) for name in ("num_parts", "outputs", "inputs")),
+    ]
+
+
+class LayerDescription(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("input_norm", "q_norm", "k_norm", "post_norm")),
+        *((name, ProjectionDescription) for name in ("qkv", "output", "gate_up", "down")),
+        ("shape", AttentionDescription),
+    ]
+
+
+class EntryDescription(Structure):
+    _fields_ = [("embedding", ProjectionDescription), ("norm", c_void_p)]
+
+
+class StackDescription(Structure):
+    _fields_ = [
+        ("layers", POINTER(LayerDescription)),
+        *((name, c_void_p) for name in ("norm", "rope")),
+        ("entry", POINTER(EntryDescription)),
+        *((name, c_int64) for name in ("count", "width", "rope_positions", "rotary_dim")),
+        *((name, c_float) for name in ("multiplier", "eps")),
+    ]
+
+
+class TapsDescription(Structure):
+    _fields_ = [
+        ("data", c_void_p),
+        ("layers", POINTER(c_int64)),
+        *((name, c_int64) for name in ("count", "slots")),
+        ("is_bf16", c_int32),
+    ]
 
 
 class BatchDescription(Structure):
@@ -86,7 +132,7 @@ def open_library(path: Path) -> ctypes.CDLL:
     """Load one compiled library and declare its functions; raises OSError where the system refuses its level, and
     StaleLibrary."""
     library = ctypes.CDLL(str(path))
-    library.fd_sources.restype = c_char_p
+    library.fd_sources.restype = library.fd_build.restype = c_char_p
     if library.fd_sources() != sources_digest().encode():
         raise StaleLibrary(f"{path.name} was built from other sources; run: python -m foredraft.kernels.build")
     for name, arguments in _SIGNATURES.items():
@@ -97,6 +143,11 @@ def open_library(path: Path) -> ctypes.CDLL:
     if code := library.fd_ready():
         raise OSError(f"{path.name} cannot run here: {ERRORS[code]}.")
     return library
+
+
+def library_build(library: ctypes.CDLL) -> str:
+    """Names the code of a library: its sources, its level and its compiler, whatever their files are called."""
+    return f"{library.fd_sources().decode()} {library.fd_build().decode()}"
 
 
 def load_library() -> ctypes.CDLL | None:

@@ -1,4 +1,4 @@
-"""What `foredraft plan` says: an object for scripts, and tables and sentences for a person."""
+"""What a command answers: an object for scripts, and tables and sentences for a person."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-SMALL_GAIN = 0.1  # below this the advice warns that the gain may not be worth it
 NUMERIC_COLUMNS = ("k", "tokens per run", "speed-up", "batch", "best k")
-BAR_CELLS = 24
-EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 @dataclass(frozen=True)
@@ -57,25 +54,13 @@ def _print_rich(table: Table) -> None:
 
 
 def _print_plain(table: Table) -> None:
-    widths = [max(map(len, column)) for column in zip(table.headers, *table.rows)]
     print()
-    for row in (table.headers, *table.rows):
-        cells = zip(row, table.headers, widths)
-        print("  ".join(c.rjust(w) if h in NUMERIC_COLUMNS else c.ljust(w) for c, h, w in cells).rstrip())
+    print_aligned([table.headers, *table.rows], [header in NUMERIC_COLUMNS for header in table.headers])
 
 
-def bar(value: float, largest: float) -> str:
-    eighths = round(8 * BAR_CELLS * value / largest)
-    return ("█" * (eighths // 8) + EIGHTHS[eighths % 8]).rstrip()
-
-
-def tokens(count: int) -> str:
-    return f"{count} token" + ("s" if count != 1 else "")
-
-
-def requests(count: int) -> str:
-    return f"{count} concurrent request" + ("s" if count != 1 else "")
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+def print_aligned(rows: Sequence[tuple[str, ...]], to_the_right: Sequence[bool]) -> None:
+    """Rows as lines, their columns below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = zip(row, to_the_right, widths, strict=True)
+        print("  ".join(cell.rjust(width) if right else cell.ljust(width) for cell, right, width in cells).rstrip())

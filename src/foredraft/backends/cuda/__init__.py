@@ -1,0 +1,1 @@
+"""The GPU backend: Triton kernels, plans in one upload, captured graphs."""

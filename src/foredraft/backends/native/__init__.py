@@ -1,0 +1,1 @@
+"""The CPU backend in C, over the kernels in `kernels/`."""

@@ -1,0 +1,107 @@
+"""From tensors to what the kernels are told of them: pointers to a batch, and to a whole stack of layers for one call.
+
+A description is as good as what it describes: it holds none of its tensors. Tensors are checked here, once; how shapes
+fit together is checked by the kernel, in every call.
+"""
+
+from __future__ import annotations
+
+from ctypes import addressof, c_void_p
+from ctypes import pointer as pointer_to
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foredraft.backends.base import AttentionShape, Layer, Linear, Stack
+from foredraft.backends.native.library import (
+    AttentionDescription,
+    BatchDescription,
+    EntryDescription,
+    LayerDescription,
+    ProjectionDescription,
+    StackDescription,
+)
+from foredraft.batch import ForwardBatch
+
+
+def pointer(name: str, tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:
+    """The address of a tensor that is exactly what a kernel expects."""
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"{name} must be a tensor, not {type(tensor).__name__}.")
+    if tensor.dtype is not dtype or tensor.shape != shape or not tensor.is_contiguous() or not tensor.is_cpu:
+        raise ValueError(
+            f"{name} must be a contiguous {dtype} CPU tensor of shape {list(shape)}, "
+            f"not {tensor.dtype} {list(tensor.shape)} on {tensor.device}."
+        )
+    return tensor.data_ptr()
+
+
+def matrix(name: str, tensor: Tensor) -> torch.Size:
+    if not isinstance(tensor, Tensor) or tensor.dim() != 2:
+        raise ValueError(f"{name} must be a matrix [rows, width].")
+    return tensor.shape
+
+
+def describe_shape(shape: AttentionShape) -> AttentionDescription:
+    return AttentionDescription(
+        *(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.rotary_dim, shape.window, shape.first_key),
+        *(shape.scale, shape.norm_eps),
+    )
+
+
+def describe_stack(stack: Stack) -> StackDescription:
+    """Raises ValueError for what no kernel should see."""
+    if not stack.layers or stack.rope.dim() != 3:
+        raise ValueError("A stack must have a layer, and its table of rotations three dimensions.")
+    width, (positions, _, half) = stack.layers[0].output.outputs, stack.rope.shape
+
+    def vector(name: str, values: Tensor | None, length: int) -> int | None:
+        return None if values is None else pointer(name, values, torch.float32, length)
+
+    def projection(linear: Linear) -> ProjectionDescription:
+        parts = (c_void_p * len(linear.parts))(*(addressof(part.reference._obj) for part in linear.parts))
+        bias = vector("bias", linear.bias, linear.outputs)
+        return ProjectionDescription(parts, bias, len(linear.parts), linear.outputs, linear.inputs)
+
+    def describe(layer: Layer) -> LayerDescription:
+        return LayerDescription(
+            vector("input_norm", layer.input_norm, width),
+            vector("q_norm", layer.q_norm, layer.shape.head_dim),
+            vector("k_norm", layer.k_norm, layer.shape.head_dim),
+            vector("post_norm", layer.post_norm, width),
+            *(projection(linear) for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)),
+            describe_shape(layer.shape),
+        )
+
+    def entry() -> Any:
+        if stack.entry is None:
+            return None
+        return pointer_to(
+            EntryDescription(projection(stack.entry.embedding), vector("entry norm", stack.entry.norm, width))
+        )
+
+    return StackDescription(
+        (LayerDescription * len(stack.layers))(*map(describe, stack.layers)),
+        vector("norm", stack.norm, width),
+        pointer("rope", stack.rope, torch.float32, positions, 2, half),
+        entry(),
+        *(len(stack.layers), width, positions, 2 * half),
+        *(stack.residual_multiplier, stack.norm_eps),
+    )
+
+
+def describe_batch(batch: ForwardBatch) -> BatchDescription:
+    rows, (sequences, width) = batch.num_rows, matrix("block_tables", batch.block_tables)
+    _, depth = matrix("paths", batch.paths)
+    return BatchDescription(
+        pointer("token_ids", batch.token_ids, torch.int64, rows),
+        pointer("positions", batch.positions, torch.int64, rows),
+        pointer("slots", batch.slots, torch.int64, rows),
+        pointer("sequences", batch.sequences, torch.int32, rows),
+        pointer("block_tables", batch.block_tables, torch.int32, sequences, width),
+        pointer("prefix_lens", batch.prefix_lens, torch.int32, rows),
+        pointer("paths", batch.paths, torch.int32, rows, depth),
+        pointer("path_lens", batch.path_lens, torch.int32, rows),
+        *(rows, sequences, width, depth, batch.block_size),
+    )

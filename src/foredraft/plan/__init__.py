@@ -1,0 +1,1 @@
+"""`foredraft plan`: whether speculation pays, and what follows from figures, a benchmark or a running server."""
