@@ -11,8 +11,8 @@ import torch
 
 from foredraft.backends.base import Backend
 from foredraft.backends.choose import choose_backend, choose_device
-from foredraft.backends.torch import TorchBackend
 from foredraft.config import EngineConfig, ModelConfig
+from foredraft.engine.best_head import HeadTimer, best_head
 from foredraft.engine.blocks import BlockPool
 from foredraft.engine.calibration import Calibrator
 from foredraft.engine.chunks import ChunkLimit
@@ -25,7 +25,6 @@ from foredraft.heads.catalog import find_heads
 from foredraft.models.catalog import cache_folder, open_checkpoint, resolve
 from foredraft.models.decoder import load_decoder
 from foredraft.models.tokenizer import Tokenizer
-from foredraft.proposers.best_head import DEVICE_DRAFTS_S, best_head
 from foredraft.proposers.model.shared_models import SharedModels
 from foredraft.proposers.registry import Spec, build_proposer
 from foredraft.proposers.target import TargetModel
@@ -90,8 +89,9 @@ def load_model(model: str, options: EngineConfig, spec: Spec, progress: Progress
         *(checkpoint, tokenizer, runner, kv, max_model_len, options.max_num_seqs, dtype, options.threads),
         *(SharedModels(kv), heads),
     )
-    # Torch's kernels are slow in a way that the promise of a head knows nothing of: there `auto` uses none.
-    auto_heads = {} if isinstance(backend, TorchBackend) else heads
+    make_proposer = partial(build_proposer, target=target)
+    costs_file = cache_folder().parent / "costs.json"
+    time_head = HeadTimer(make_proposer, runner, pool, max_model_len, dtype, costs_file)
     eos_token_ids = frozenset((*config.eos_token_ids, *tokenizer.eos_token_ids))
     engine = Engine(
         config=config,
@@ -103,10 +103,10 @@ def load_model(model: str, options: EngineConfig, spec: Spec, progress: Progress
         eos_token_ids=eos_token_ids,
         generation_defaults=checkpoint.generation,
         speculation=Speculation(
-            make_proposer=partial(build_proposer, target=target),
-            calibrator=Calibrator(runner, pool, max_model_len, dtype, cache_folder().parent / "costs.json"),
+            make_proposer=make_proposer,
+            calibrator=Calibrator(runner, pool, max_model_len, dtype, costs_file),
             vocab_size=config.vocab_size,
-            choose_head=partial(best_head, auto_heads, config, DEVICE_DRAFTS_S if backend.tree_ops else {}),
+            choose_head=partial(best_head, heads, time_head),
         ),
         chunk_limit=ChunkLimit(options.max_chunk_s),
         grammars=Grammars(tokenizer.to_json, config.vocab_size, eos_token_ids),
