@@ -77,9 +77,9 @@ def parts(llm: LLM) -> list[tuple[str, Any, str]]:
 def timed(owner: Any, name: str, seconds: list[float]) -> Iterator[None]:
     inner, clock = getattr(owner, name), time.perf_counter
 
-    def wrapped(*arguments: Any) -> Any:
+    def wrapped(*arguments: Any, **named: Any) -> Any:
         started = clock()
-        result = inner(*arguments)
+        result = inner(*arguments, **named)
         seconds[0] += clock() - started
         return result
 

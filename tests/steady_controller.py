@@ -44,6 +44,7 @@ class SteadyController(Controller):
         prices: Prices,
         query_s: float,
         run_s: float,
+        looking_s: float = 0.0,
     ) -> None:
         run = Load.of(works)
         super().observe(works, offers, commits, prices, 0.0, self.costs.run(run.rows, run.keys))

@@ -324,6 +324,42 @@ def test_a_new_sequence_is_decided_about_at_once() -> None:
     assert world.verified[-1] > 0
 
 
+def test_a_batch_rests_where_looking_takes_longer_than_queries_gain() -> None:
+    """Four tokens that are always right gain some three steps."""
+    controller, model, work = ready(), Model(), Work(sequence_of(9), 1, 4)
+    prices, draft, step_s = prices_of(controller, [work]), chain(4, 0.99, "model"), CHEAP.curve.seconds_at(1)
+    commit = Commit(work.sequence, (7, 7, 7, 7, 8), (*("model",) * 4, TARGET), (None,) * 5)
+    verified, work.sequence.num_lookahead_tokens = work.with_draft(draft), 4
+
+    def step(looking_s: float) -> None:
+        reasons = controller.wants(model, [work], [None], prices)
+        made = controller.observe_query(model, [work], [draft], prices, 0.001) if reasons[0] in (DRAFTED, PROBE) else []
+        offers = {0: [offer for offer in made if offer is not None]} if made else {}
+        controller.observe([verified if made else work], offers, [commit], prices, 0.001, step_s, looking_s)
+
+    assert not controller.rests([work.sequence], prices.load), "it is new"
+    for _ in range(40):
+        step(1e-5)
+    assert not controller.rests([work.sequence], prices.load)
+    for _ in range(8):
+        step(1.5 * step_s)
+    assert not controller.rests([work.sequence], prices.load)
+    for _ in range(8):
+        step(3.9 * step_s)
+    assert controller.rests([work.sequence], prices.load), "though its credit would allow a query"
+    assert credit_of(controller) > 4 * step_s
+
+
+def test_looking_is_paid_by_who_has_most() -> None:
+    controller, model, work = ready(), Model(), Work(sequence_of(9), 1, 4)
+    prices = prices_of(controller, [work])
+    asked(controller, model, [work], [NO_DRAFT], 0.0)
+    before = credit_of(controller)
+    commit = Commit(work.sequence, (8,), (TARGET,), (None,))
+    controller.observe([work], {}, [commit], prices, 0.0, 0.01, looking_s=0.002)
+    assert credit_of(controller) == pytest.approx(before - 0.002 + 0.005 * 0.01)
+
+
 def credit_of(controller: Controller, name: str = "model", kind: int = 0) -> float:
     return controller._records[name, kind].credit_s
 

@@ -27,6 +27,7 @@ from foredraft.types import NO_DRAFT, Commit, Draft, Sequence, Work
 # Runs by whose median lateness rows are charged. One late run may have another cause; more blame drafts later.
 _LATE_RUNS = 5
 
+_LOOKS = 8  # whose median says what looking takes
 _HOT = 0.75  # a temperature: requests above it, up to it, and greedy ones are of three kinds
 
 
@@ -54,6 +55,7 @@ class Controller:
         self._records: dict[tuple[str, int], Record] = {}  # by proposer and kind of sampling
         self._requests: dict[str, dict[int, Request]] = {}  # by proposer and sequence
         self._begun: set[int] = set()  # sequences about which something was decided
+        self._looked_s: dict[int, deque[float]] = {}  # by number of sequences, about: seconds of the last looks at them
         # The times of the last runs with drafts, in units of what was expected.
         self._lateness = deque([1.0] * (_LATE_RUNS // 2), maxlen=_LATE_RUNS)
 
@@ -66,19 +68,29 @@ class Controller:
         return Prices(load, self.costs.token(load), self.costs.extra(load, nodes, load.sequences or 1))
 
     def rests(self, sequences: Items[Sequence], load: Load) -> bool:
-        """Whether it is known, without looking at each of these sequences, that `wants` would query nobody in a step of
-        such a load: not even for the request that expects most, and no probe is due."""
+        """Whether these sequences need not be looked at in a step of such a load. Looking takes time as well: it is
+        worth it if the queries that `wants` would make are expected to gain more in all, or if a probe is due."""
         if not self._begun.issuperset([each.id for each in sequences if each.num_lookahead_tokens]):
             return False
-        token_s, row_s = self.costs.token(load), self.costs.extra(load, 1)[1]
+        token_s, row_s, looking_s = self.costs.token(load), self.costs.extra(load, 1)[1], self._looking_s(load)
+        gain_s = 0.0
         for record in self._records.values():
             size = len(record.live)
             cost_s = record.cost_s(size)
             if size and cost_s + row_s * token_s <= record.credit_s:
-                most, total = record.expected(load.sequences)
-                if most * token_s > cost_s or record.is_due(size * cost_s - total * token_s):
+                gains = record.expected(load.sequences)
+                if record.is_due(looking_s + size * cost_s - sum(gains) * token_s):
                     return False
-        return True
+                for gain in gains:  # those that expect most come first
+                    if gain * token_s <= cost_s:
+                        break
+                    gain_s += gain * token_s - cost_s
+        return gain_s <= looking_s
+
+    def _looking_s(self, load: Load) -> float:
+        """What it takes to look at so many sequences and to learn from them."""
+        known = self._looked_s.get(load.sequences.bit_length())
+        return median(known) if known else 0.0
 
     def wants(
         self, candidate: Candidate, works: Items[Work], at_hand: Items[Offer | None], prices: Prices
@@ -259,10 +271,16 @@ class Controller:
         prices: Prices,
         query_s: float,
         run_s: float,
+        looking_s: float = 0.0,
     ) -> None:
-        """Learn from a step that took so long. `offers` are those of all proposers to its sequences, by their place in
-        the step."""
+        """Learn from a step that took so long: in queries, in the run, and in looking at its sequences beside that.
+        `offers` are those of all proposers, by the place of a sequence in the step."""
         costs, load, token_s = self.costs, prices.load, prices.token_s
+        if looking_s:
+            self._looked_s.setdefault(load.sequences.bit_length(), deque(maxlen=_LOOKS)).append(looking_s)
+            payer = max([record for record in self._records.values() if record.live], key=_credit, default=None)
+            if payer is not None:  # who has most: it has the others looked at beside itself
+                payer.credit_s -= looking_s
         for (name, _), record in self._records.items():
             if record.live:  # its share of all sequences of the controller
                 record.pass_time((query_s + run_s) * len(record.live) / len(self._requests[name]))
@@ -310,6 +328,10 @@ def _chance(offer: Offer, row: float) -> float:
     """How probable it is that a draft at hand has the next token. Roots count that are worth a row."""
     roots = [s for s, parent in zip(offer.survivals, offer.draft.parents, strict=True) if parent < 0 and s > row]
     return min(1.0, sum(roots))
+
+
+def _credit(record: Record) -> float:
+    return record.credit_s
 
 
 def kind_of(sequence: Sequence) -> int:

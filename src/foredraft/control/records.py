@@ -84,7 +84,7 @@ class Record:
         # where more sequences share a run.
         self.gains: dict[int, tuple[int, float]] = {}
         self.live: set[Request] = set()
-        self._expected: tuple[int, float, float] | None = None
+        self._expected: tuple[int, list[float]] | None = None
 
     def gain(self, sequences: int, extra: Items[float]) -> float:
         """What a draft gains in tokens, where so many sequences share a run."""
@@ -100,14 +100,14 @@ class Record:
         self.gains[sequences.bit_length()] = count, mean + (gain - mean) * weight / count
         self.changed()
 
-    def expected(self, sequences: int) -> tuple[float, float]:
-        """What drafts gain in tokens where so many sequences share a run: that of the live request that expects most,
-        and those of all live requests. It only changes when something is learnt, or requests come and go."""
+    def expected(self, sequences: int) -> list[float]:
+        """What drafts of the live requests gain in tokens where so many sequences share a run, the highest first. It
+        only changes when something is learnt, or requests come and go."""
         place = sequences.bit_length()
         if self._expected is None or self._expected[0] != place:
-            gains = [request.gain(self.gains[place][1]) for request in self.live] if place in self.gains else [inf]
-            self._expected = place, max(gains), sum(gains)
-        return self._expected[1:]
+            common = self.gains[place][1] if place in self.gains else inf
+            self._expected = place, sorted([request.gain(common) for request in self.live], reverse=True)
+        return self._expected[1]
 
     def changed(self) -> None:
         """What live requests expect has changed."""

@@ -113,17 +113,19 @@ def best_head(
     heads: Mapping[str, HeadFiles], times_of: Callable[[HeadConfig], DraftTimes | None], curve: VerifyCurve
 ) -> ProposerChoice | None:
     """The head that promises the highest speed for one sequence, by its measured acceptance, the time of its drafts and
-    that of the target's runs by their rows; None where plain decoding is as fast. A head that would not even pay if
-    its drafts took no time is not loaded."""
-    speeds: dict[str, float] = {}
-    for kind, files in heads.items():
-        promised = partial(_speedup, files.config.acceptance or (UNKNOWN,) * files.config.block, curve)
-        if promised(DraftTimes(0.0, 0.0, 1)) > 1:
-            times = times_of(files.config)
-            if times is not None and times.depth:
-                speeds[kind] = promised(times)
-    best = max(speeds, key=speeds.__getitem__, default=None)
-    return None if best is None or speeds[best] <= 1 else ProposerChoice(best)
+    that of the target's runs by their rows; None where plain decoding is as fast. A head that would not be the best
+    even if its drafts took no time is not loaded."""
+    promises = {
+        kind: partial(_speedup, files.config.acceptance or (UNKNOWN,) * files.config.block, curve)
+        for kind, files in heads.items()
+    }
+    most = {kind: promised(DraftTimes(0.0, 0.0, 1)) for kind, promised in promises.items()}
+    best, best_speed = None, 1.0
+    for kind in sorted(most, key=most.__getitem__, reverse=True):
+        times = times_of(heads[kind].config) if most[kind] > best_speed else None
+        if times is not None and times.depth and promises[kind](times) > best_speed:
+            best, best_speed = ProposerChoice(kind), promises[kind](times)
+    return best
 
 
 def _speedup(acceptance: tuple[float, ...], curve: VerifyCurve, times: DraftTimes) -> float:

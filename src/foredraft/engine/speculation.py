@@ -40,7 +40,7 @@ class Calibrates(Protocol):
 class _Step:
     """What one step remembers until its commits are known, by index of the works."""
 
-    __slots__ = ("assigned", "controlled_s", "offers", "prices", "query_s", "reasons", "works")
+    __slots__ = ("assigned", "controlled_s", "looking_s", "offers", "prices", "query_s", "reasons", "works")
 
     def __init__(self, works: list[Work], assigned: list[Assignment], reasons: list[list[str]]) -> None:
         self.works = works  # without drafts
@@ -50,6 +50,7 @@ class _Step:
         self.offers: dict[int, dict[str, Offer]] = {}  # by name of the proposer
         self.query_s = 0.0
         self.controlled_s = 0.0  # of that, for sequences of the controller
+        self.looking_s = 0.0  # what `propose` took beside queries; 0 where nobody was looked at
 
 
 class Speculation:
@@ -66,12 +67,14 @@ class Speculation:
     ) -> None:
         self.assignments = Assignments(make_proposer, vocab_size, clock)
         self._choose_head = choose_head
+        self._clock = clock
         self._calibrator = calibrator
         self.controller: Controller | None = None  # none before the machine was measured
         self._controller_wanted = False
         self._controller_failed = False
         self._step = _Step([], [], [])
         self._is_resting = False  # in the present step
+        self._learning_s = 0.0  # what it took to learn from the last one
 
     def prepare(self, spec: Spec) -> int:
         """Make what a request will need, before it is admitted; returns how many slots its drafts may take. A request
@@ -114,6 +117,7 @@ class Speculation:
         queried last: what the others have found decides whether it is worth it."""
         if self._is_resting and self.controller is not None:
             return self._rested(works, self.controller)
+        started = self._clock()
         step = self._step = _Step(works, self.assignments.of(works), [[] for _ in works])
         distinct = set(step.assigned)
         is_adaptive = any(of.adaptive for of in distinct)
@@ -125,7 +129,10 @@ class Speculation:
             for guarded in next(iter(distinct)).in_turn if len(distinct) == 1 else sorted(named, key=query_order):
                 self._query(guarded, step, controller)
             works = self._with_fixed_drafts(step)
-            return works if not is_adaptive else self._with_chosen_drafts(works, step, controller)
+            if is_adaptive:
+                works = self._with_chosen_drafts(works, step, controller)
+                step.looking_s = self._clock() - started - step.query_s
+            return works
         except Exception:
             if controller is None:
                 raise
@@ -244,7 +251,7 @@ class Speculation:
         """Proposers and controller learn from a step, which took `run_s` after `propose`."""
         for guarded in self.assignments.proposers.values():
             guarded.observe(commits)
-        step, controller = self._step, self.controller
+        started, step, controller = self._clock(), self._step, self.controller
         for work, reasons in zip(works, step.reasons, strict=True):
             if reasons:
                 decisions = work.sequence.counters.decisions
@@ -257,9 +264,11 @@ class Speculation:
         if step.prices is not None:
             mine = {index: made.values() for index, made in step.offers.items() if step.assigned[index].adaptive}
             try:
-                controller.observe(works, mine, commits, step.prices, step.controlled_s, run_s)
+                looking_s = step.looking_s and step.looking_s + self._learning_s
+                controller.observe(works, mine, commits, step.prices, step.controlled_s, run_s, looking_s)
             except Exception:
                 self._give_controller_up()
+            self._learning_s = self._clock() - started
 
     def _count_savings(self, works: Items[Work], commits: Items[Commit], step_s: float) -> None:
         """What each sequence with a draft gained on as many plain steps of this batch as it got tokens."""
