@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+
 from tests import soak
 
 STREAMS = (1, 2, 4, 8)  # at which plain steps are timed
