@@ -192,7 +192,7 @@ class TransformersEngine:
         self.model = AutoModelForCausalLM.from_pretrained(
             file.parent, gguf_file=file.name, dtype=torch.float32, attn_implementation="sdpa"
         ).eval()
-        self.about = {"version": __version__, "settings": "float32; its bfloat16 is in the table of plain decoding"}
+        self.about = {"version": __version__, "settings": "float32"}
 
     def write(self, prompt: list[int], max_tokens: int, stop: list[int], mode: str) -> Writing:
         ids = self.torch.tensor([prompt])

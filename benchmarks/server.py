@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from common import Prompts, say
+from published import Prompts, say
 
 from foredraft import LLM, SamplingParams
 
