@@ -21,6 +21,7 @@ from foredraft.proposers.registry import parse_spec
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES.remove(ROOT / "docs/map.md")  # docstrings name commands there, and do not show them
 GIVEN_OUT = "…"  # stands for what the reader fills in
 CHEAP = "foredraft plan --alpha"
 

@@ -1,1 +1,1 @@
-"""What `foredraft audit` checks on a machine: the same text, the sampled distribution, and rows that are independent."""
+"""What `foredraft audit` checks on a machine: the same text, the sampled distribution, and independent rows."""
