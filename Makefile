@@ -12,35 +12,48 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install $(PIP
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 BUILD_INPUTS := pyproject.toml $(wildcard setup.py src/foredraft/kernels/*.c src/foredraft/kernels/*.h src/foredraft/kernels/build.py)
 
+# Targets by name: test-slow, test-gpu, …, each the tests of one mark; bench-plain, bench-peers, …, each one script.
+TESTS := slow gpu page
+BENCHMARKS := plain peers kernels host acceptance precision control server drafts
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu test-levels test-slow test-clients test-page check-speculators check-vllm check-ray soak soak-simulated sanitize emulate fuzz fuzz-heads \
-	lint bench bench-control bench-plain bench-peers bench-kernels bench-gpu bench-busy bench-mixed bench-grammars \
-	bench-drafts bench-server figures picture clean
+.PHONY: help demo bench clean test $(TESTS:%=test-%) test-levels lint check-speculators check-vllm \
+	check-ray soak fuzz sanitize emulate figures $(BENCHMARKS:%=bench-%)
+
+##@ use it
 
 help: ## say what there is
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@awk -F':.*## ' '/^##@/ {printf "\n%s\n", substr($$0, 5)} \
+		/^[a-z$$].*:.*## / {if (match($$0, /[a-z]+-%: /)) $$1 = substr($$0, RSTART, RLENGTH - 3) "NAME"; printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/.installed ## fetch the default model and decode a few prompts, plain and speculative
 	@$(BIN)/foredraft demo $(ARGS)
 
+bench: .venv/.installed ## off, auto and fixed proposers on built-in prompts; writes bench-results/
+	@$(BIN)/foredraft bench $(ARGS)
+
+clean: ## remove the environment and everything built
+	@rm -rf .venv .venv-ray .peers build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	@find src tests benchmarks docs tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find src -name '*.so' -delete
+	@find src -name '*.egg-info' -type d -prune -exec rm -rf {} +
+
+##@ develop it
+
 test: .venv/.installed-dev ## the tests (a few minutes)
 	@$(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile $(ARGS)
 
-test-gpu: .venv/.installed-dev ## the tests that need a CUDA device; without one they are skipped
-	@$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)
+lint: .venv/.installed-dev ## style and types
+	@$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format ."; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+
+$(TESTS:%=test-%): test-%: .venv/.installed-dev ## slow: real size and slower clients; gpu: needs a CUDA device; page: Chromium, writes screenshots
+	@$(BIN)/python -m pytest -m "$(subst slow,slow or clients,$*)" $(wildcard tests/$*) $(ARGS)
 
 test-levels: .venv/.installed-dev ## the contract tests with every level of kernels that this processor has (some minutes for each)
 	@for level in $$($(BIN)/python -c 'from foredraft.kernels.build import usable_levels; print(*[each.name for each in usable_levels()])'); do \
 		echo "kernels: $$level" && $(BIN)/python -m pytest --kernels $$level --numprocesses logical --maxprocesses 8 --dist loadfile tests/contract $(ARGS) || exit 1; done
-
-test-slow: .venv/.installed-dev ## the tests that need a model of real size
-	@$(BIN)/python -m pytest -m slow $(ARGS)
-
-test-clients: .venv/.installed-dev ## the server with slower clients: the llm command, and schemathesis on its schema
-	@$(BIN)/python -m pytest -m clients tests/server $(ARGS)
-
-test-page: .venv/.installed-dev ## the server's page in the system's Chromium; writes the screenshots in docs/images/
-	@$(BIN)/python -m pytest -m page tests/page $(ARGS)
 
 check-speculators: .venv/.installed-dev .peers/speculators/.installed ## exported heads give our logits in the speculators package
 	@$(BIN)/python -m pytest -m peers tests/peers $(ARGS)
@@ -48,17 +61,17 @@ check-speculators: .venv/.installed-dev .peers/speculators/.installed ## exporte
 check-vllm: .venv/.installed .peers/vllm/.installed ## our suffix proposer and EAGLE-3 head in real vLLM on this CPU, beside Foredraft (a quarter of an hour)
 	@$(BIN)/python -m tests.check_vllm $(ARGS)
 
-soak: .venv/.installed-dev ## the server under 16 clients for ten minutes; ARGS="--minutes 1" for a short one
-	@$(BIN)/python -m tests.soak $(ARGS)
-
-soak-simulated: .venv/.installed-dev ## the soak's load on a real server and on a simulated one, and how far they differ
-	@$(BIN)/python -m benchmarks.simulate_soak $(ARGS)
-
-bench-server: .venv/.installed-dev ## the server beside the offline engine, and a short prompt beside a long one
-	@$(BIN)/python benchmarks/server.py $(ARGS)
-
 check-ray: .venv-ray/.installed ## replicas on Ray: one is killed under load, all are renewed, and two beside one (some minutes)
 	@.venv-ray/bin/python -m tests.check_ray $(ARGS)
+
+# WHAT=soak_simulated puts the same load on a simulated server too, and prints how far the two differ.
+soak: .venv/.installed-dev ## the server under 16 clients for ten minutes; ARGS="--minutes 1" for a short one; WHAT=soak_simulated compares the simulation
+	@$(BIN)/python -m tests.$(or $(WHAT),soak) $(ARGS)
+
+# gguf: 10,000 mutated files, each must load or be refused with a sentence. heads: 1,000 requests with heads in a busy
+# engine, whose drafts must be those of a fresh one.
+fuzz: .venv/.installed-dev ## files and drafts at random; WHAT=gguf or WHAT=heads for one of them (some minutes)
+	@for what in $(or $(WHAT),gguf heads); do $(BIN)/python -m tests.fuzz_$$what $(ARGS) || exit 1; done
 
 # A copy of the package, so that its libraries are not those in use. Python leaks on purpose, and must load ASan first
 # (with what torch throws exceptions by). GCC's stand-in for the stack is not aligned as vectors of 64 bytes need it.
@@ -78,62 +91,18 @@ emulate: ## the arithmetic of the kernels on machines that are only emulated her
 		-fno-schedule-insns -march=$$march -DFD_SOURCES='""' -DFD_BUILD='""' tests/native/arithmetic.c src/foredraft/kernels/*.c \
 		-o build/emulate/arithmetic -lm && qemu-aarch64 build/emulate/arithmetic || exit 1; done
 
-fuzz-heads: .venv/.installed-dev ## 1,000 requests with heads in a busy engine, nothing may differ; ARGS="--kernels avx2" chooses kernels (some minutes)
-	@$(BIN)/python -m tests.fuzz_heads $(ARGS)
+##@ measure it
 
-fuzz: .venv/.installed-dev ## 10,000 mutated GGUF files: each must load or be refused with a sentence (some minutes)
-	@$(BIN)/python -m tests.fuzz_gguf $(ARGS)
+$(BENCHMARKS:%=bench-%): bench-%: .venv/.installed-dev ## plain, peers, kernels, host, acceptance, precision, control, server, drafts; ARGS="--help" explains one
+	@$(BIN)/python benchmarks/$(patsubst drafts,recorded_drafts,$*).py $(ARGS)
 
-lint: .venv/.installed-dev ## style, types and retired words
-	@$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format ."; exit 1; }
-	@$(BIN)/ruff check --quiet .
-	@$(BIN)/mypy
-	@$(BIN)/python tools/words.py
+bench-plain: .peers/llama-bench/.installed
+bench-peers: .peers/llama/.installed .peers/openvino/.installed
 
-bench-plain: .venv/.installed-dev ## plain decoding beside transformers; publishes it in docs/benchmarks.md
-	@$(BIN)/python benchmarks/plain.py --publish $(ARGS)
-
-bench: .venv/.installed ## off, auto and fixed proposers on built-in prompts; writes bench-results/
-	@$(BIN)/foredraft bench $(ARGS)
-
-bench-peers: .venv/.installed-dev .peers/llama/.installed .peers/openvino/.installed ## Foredraft beside other engines; ARGS="--publish" publishes it in docs/benchmarks.md
-	@$(BIN)/python benchmarks/peers.py $(ARGS)
-
-bench-gpu: .venv/.installed-dev ## kernels and whole steps on a CUDA device; MODEL= names the model of the steps
-	@$(BIN)/python benchmarks/gpu_kernels.py $(ARGS)
-	@$(BIN)/python benchmarks/gpu_decode.py $(or $(MODEL),smollm2-135m)
-
-bench-kernels: .venv/.installed-dev .peers/llama-bench/.installed bench-busy ## whole steps beside llama-bench, and the native kernels beside the machine's limits
-	@$(BIN)/python benchmarks/step.py $(ARGS)
-	@$(BIN)/python benchmarks/kernels.py
-
-bench-busy: .venv/.installed-dev ## what a process costs that keeps one core busy
-	@$(BIN)/python benchmarks/busy.py
-
-bench-drafts: .venv/.installed-dev ## real drafts, recorded, under the controller on machines of which only the numbers are known
-	@$(BIN)/python -m benchmarks.recorded_drafts $(ARGS)
-
-bench-control: .venv/.installed-dev bench-mixed ## what proposers cost, and the controller against the worst of them
-	@$(BIN)/python benchmarks/proposers.py
-	@$(BIN)/python benchmarks/adversaries.py $(ARGS)
-
-bench-mixed: .venv/.installed-dev ## code editing and chat at once: auto beside off and on for all
-	@$(BIN)/python benchmarks/mixed.py $(ARGS)
-
-bench-grammars: .venv/.installed-dev ## tokens per run under grammars, with and without forced tokens
-	@$(BIN)/python benchmarks/grammars.py $(ARGS)
-
-figures: .venv/.installed ## write docs/benchmarks.md and README's table from docs/results/
+figures: .venv/.installed ## write docs/benchmarks.md, docs/map.md, README's table and its picture from what was measured
 	@$(BIN)/python benchmarks/pages.py $(ARGS)
-
-picture: .venv/.installed ## decode the prompt of README's picture again, and draw it
-	@$(BIN)/python benchmarks/picture.py --record
-
-clean: ## remove the environment and everything built
-	@rm -rf .venv .venv-ray .peers build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
-	@find src tests benchmarks docs tools -name __pycache__ -type d -prune -exec rm -rf {} +
-	@find src -name '*.so' -delete
-	@find src -name '*.egg-info' -type d -prune -exec rm -rf {} +
+	@$(BIN)/python tools/map.py
+	@$(BIN)/python tools/picture.py
 
 .venv/.created:
 	@test -n "$(PYTHON)" || { echo "Foredraft needs Python 3.11 or newer; name one with PYTHON=/path/to/python3." >&2; exit 1; }
@@ -185,7 +154,7 @@ clean: ## remove the environment and everything built
 		else echo "[peers] $(PEER) could not be installed: see $(@D)/install.log" >&2; fi
 
 # llama.cpp is built once, for this very CPU, from the sources inside the package of its Python binding: llama-bench for
-# bench-kernels, and the library that the binding of bench-peers loads. The binding itself is installed without one.
+# bench-plain, and the library that the binding of bench-peers loads. The binding itself is installed without one.
 LLAMA := llama-cpp-python==0.3.36
 LLAMA_CMAKE := -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF \
 	-DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF

@@ -1,55 +1,137 @@
-"""The acceptance rules side by side: how many tokens of a sampled draft model each accepts, beside what is possible.
+"""What drafts reach: tokens per run of the target by kind of prompt, acceptance by depth, and whether every text is the
+one of plain decoding. No clock changes these figures.
 
-At temperature 1 with chains of 4. `rejection` and `block` judge tokens that the draft model samples with noise of its
-own; `match` lets it draw with the target's noise. The reference is the sum over tokens of min(p, q), averaged over the
-very texts that were written: no rule for single tokens can accept more often than that.
+    python benchmarks/acceptance.py --suite questions.jsonl [--head FOLDER] [--device cuda] [--temperature 0.8] [SPEC …]
+    python benchmarks/acceptance.py --suite benchmarks/data/grammars.jsonl --batch 1 suffix suffix+grammar
+    python benchmarks/acceptance.py --overlap --temperature 1 --rule match --rule rejection --rule block SPEC
 
-    python benchmarks/acceptance.py --model TARGET --draft DRAFT [--prompts 8] [--max-tokens 48] [--k 4]
+Without specs, all trained heads of the model are compared. A line of the suite may have a `grammar`, a JSON schema that
+its answer follows. `--rule` may be repeated; only `match` promises the same text. `--overlap` prints the sum over
+tokens of min(p, q) beside it, averaged over the very texts that were written: no rule that judges single tokens can
+accept tokens of a draft model more often than that.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from foredraft import LLM, SamplingParams
 from foredraft.batch import pack
-from foredraft.bench.suite import built_in
+from foredraft.bench.suite import BUILT_IN_NAME, load_suite
 from foredraft.proposers.model.whole_model import ModelDrafter
 from foredraft.runtime.runner import Runner
 from foredraft.types import RequestOutput, Sequence, Work
 
+SPECS = (
+    "eagle:tree=chain,k=5",
+    "eagle:nodes=16",
+    "dflash:tree=chain,k=7",
+    "dflash:nodes=15",
+    "medusa:nodes=16",
+    "draft_model:k=4",
+    "suffix+eagle:nodes=16",
+)
+MATCH = "match"
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("specs", nargs="*", default=SPECS, metavar="SPEC")
+    parser.add_argument("--suite", default=BUILT_IN_NAME)
+    parser.add_argument("--limit", type=int)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--draft", default="early_exit:layers=24", help="a model's path, or a speculation string")
-    parser.add_argument("--prompts", type=int, default=8)
-    parser.add_argument("--max-tokens", type=int, default=48)
-    parser.add_argument("--k", type=int, default=4)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--head", default="auto")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--max-tokens", type=int, default=192)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--rule", action="append", choices=(MATCH, "rejection", "block"))
+    parser.add_argument("--overlap", action="store_true", help="of a spec with one draft model, at temperature 1")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    llm = LLM(arguments.model, threads=arguments.threads, max_model_len=2048, kv_cache_tokens=8192)
-    draft = arguments.draft
-    spec = f"{draft},k={arguments.k}" if ":" in draft else f"draft_model:model={draft},k={arguments.k}"
-    questions = [question for question in built_in() if question.category in ("code-editing", "chat")]
-    step = max(1, len(questions) // arguments.prompts)
-    prompts = [[{"role": "user", "content": q.text}] for q in questions[::step][: arguments.prompts]]
-    params = SamplingParams(max_tokens=arguments.max_tokens, temperature=1.0, seed=1, ignore_eos=True)
+    questions, grammars = load_suite(arguments.suite, arguments.limit), grammars_of(arguments.suite)
+    llm = LLM(
+        arguments.model,
+        head=arguments.head,
+        dtype=arguments.dtype,
+        device=arguments.device,
+        threads=arguments.threads,
+        max_num_seqs=arguments.batch,
+        spec="off",
+    )
+    prompts = [question.encoded(llm) for question in questions]
+    options: dict[str, Any] = {"max_tokens": arguments.max_tokens, "temperature": arguments.temperature}
+    params = [
+        SamplingParams(**options, seed=seed, grammar=grammars.get(question.text))
+        for seed, question in enumerate(questions)
+    ]
+    plain = [output.token_ids for output in llm.generate(prompts, params, spec="off")]
+    found: dict[str, Any] = {}
+    for spec in arguments.specs:
+        for rule in arguments.rule or (MATCH,):
+            llm.engine.speculation.clear()
+            outputs = llm.generate(prompts, [replace(each, acceptance=rule) for each in params], spec=spec)
+            by_kind: dict[str, list[RequestOutput]] = defaultdict(list)
+            for question, output in zip(questions, outputs, strict=True):
+                by_kind[question.category].append(output)
+            same = sum(output.token_ids == text for output, text in zip(outputs, plain, strict=True))
+            drafts, runs = (sum(getattr(o.metrics, name) for o in outputs) for name in ("drafts", "target_runs"))
+            figures: dict[str, Any] = {
+                "tokens_per_run": tokens_per_run(outputs),
+                "runs_with_a_draft": drafts / runs,
+                "acceptance": by_depth(outputs),
+                "kinds": {kind: tokens_per_run(some) for kind, some in by_kind.items()},
+            }
+            line = f"{spec:36} {rule:9} {tokens_per_run(outputs):.3f} tokens per run, drafts in {drafts / runs:.0%}"
+            if rule == MATCH:
+                figures["same_text"] = f"{same}/{len(outputs)}"
+                line += f", same text {same}/{len(outputs)}"
+            if arguments.overlap:
+                figures["overlap"] = float(torch.cat([overlaps(llm, output) for output in outputs]).mean())
+                line += f", Σ min(p, q) {figures['overlap']:.3f}"
+            print(line, " by depth", " ".join(f"{rate:.2f}" for rate in figures["acceptance"]))
+            print("   ", ", ".join(f"{kind} {rate:.2f}" for kind, rate in figures["kinds"].items()), flush=True)
+            found[f"{spec} {rule}"] = figures
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
-    print(f"{arguments.model}, {spec}, temperature 1, {len(prompts)} prompts of {arguments.max_tokens} tokens")
-    print("rule        share of drafts accepted down to depth 1, 2, …      tokens per run   Σ min(p, q)")
-    for rule in ("rejection", "block", "match"):
-        outputs = [llm.chat([prompt], replace(params, acceptance=rule), spec=spec)[0] for prompt in prompts]
-        runs = sum(output.metrics.target_runs for output in outputs)
-        kept = ([o.metrics.target_runs * rate for rate in o.metrics.acceptance_per_depth] for o in outputs)
-        by_depth = "  ".join(f"{sum(column) / runs:.3f}" for column in zip(*kept, strict=False))
-        tokens = sum(o.metrics.emitted_tokens for o in outputs)
-        overlap = torch.cat([overlaps(llm, output) for output in outputs]).mean()
-        print(f"{rule:10}  {by_depth:44}  {tokens / runs:14.2f}   {overlap:11.3f}", flush=True)
+
+def grammars_of(suite: str) -> dict[str, Any]:
+    """Of a suite's lines with a `grammar`: the grammar by the question's text."""
+    if suite == BUILT_IN_NAME:
+        return {}
+    lines = Path(suite).read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines if line.strip()]
+    return {record["turns"][0]: record["grammar"] for record in records if "grammar" in record}
+
+
+def tokens_per_run(outputs: list[RequestOutput]) -> float:
+    """Of runs with a draft: accepted tokens and the target's own. Other runs are those of prompts, and in a batch those
+    of sequences whose prompt the head has yet to compute."""
+    accepted = sum(output.metrics.accepted_tokens for output in outputs)
+    return 1 + accepted / max(1, sum(output.metrics.drafts for output in outputs))
+
+
+def by_depth(outputs: list[RequestOutput]) -> list[float]:
+    """The share of drafts with a token at each depth that had it accepted."""
+    depth = max((len(output.metrics.drafted_per_depth) for output in outputs), default=0)
+
+    def total(counts: list[list[int]], place: int) -> int:
+        return sum(count[place] for count in counts if place < len(count))
+
+    drafted = [output.metrics.drafted_per_depth for output in outputs]
+    accepted = [output.metrics.accepted_per_depth for output in outputs]
+    return [total(accepted, place) / max(1, total(drafted, place)) for place in range(depth)]
 
 
 @torch.inference_mode()
@@ -57,7 +139,7 @@ def overlaps(llm: LLM, output: RequestOutput) -> Tensor:
     """Σ min(p, q) at every token of an answer."""
     (guarded,) = llm.engine.speculation.assignments.proposers.values()
     proposer = guarded.proposer
-    assert isinstance(proposer, ModelDrafter)
+    assert isinstance(proposer, ModelDrafter), "only a draft model has a distribution of its own at every token"
     tokens = [*output.prompt_token_ids, *output.token_ids[:-1]]
     p, q = (_probabilities(llm, runner, tokens) for runner in (llm.engine.runner, proposer.runner.runner))
     first = len(output.prompt_token_ids) - 1
@@ -66,7 +148,7 @@ def overlaps(llm: LLM, output: RequestOutput) -> Tensor:
 
 
 def _probabilities(llm: LLM, runner: Runner, tokens: list[int]) -> Tensor:
-    """What a model says after every token of a text: [tokens, vocab]."""
+    """The distribution after every token of a text: [tokens, vocab]."""
     pool = llm.engine.scheduler.pool
     text = Sequence(-1, "", 0, tokens, len(tokens), SamplingParams(prompt_logprobs=0).resolved({}), 0, 1)
     assert pool.reserve(text, len(tokens))

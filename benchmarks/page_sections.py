@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from peer_report import peers_section
-from plain_report import plain_section
 from published import Record
 
 import foredraft
+
+PLAIN = "plain"
+COPY, CHAT = "copying", "open chat"  # the kinds of prompts that engines are compared with
 
 
 def machine_title(record: Record) -> str:
@@ -58,8 +59,7 @@ def auto_section(records: list[Record]) -> str:
         "\n".join(lines),
     ]
     for record, title in zip(records, titles):
-        report = f" [Full report]({record['report']})." if record["report"] else ""
-        parts.append(f"**{title}.**{report} {where(record)}")
+        parts.append(f"**{title}.** {where(record)}")
         if record["notes"]:
             parts.append(bullets(record["notes"]))
     return "\n\n".join(parts)
@@ -128,11 +128,127 @@ def acceptance_section(records: list[Record]) -> str:
     return "\n\n".join(filter(None, parts))
 
 
+def plain_section(records: list[Record]) -> str:
+    rates = [
+        "| machine | model | weights | plain, tok/s | llama.cpp | ratio | prompt, tok/s | llama.cpp | ratio | memory |",
+        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    counts = list(records[0]["rows_ms"])
+    titles = " | ".join(f"{count} rows" for count in counts[1:])
+    rows = [
+        f"| machine | model | weights | floor, ms | 1 row, ms | {titles} |",
+        "|---|---|---|--:|--:|" + "--:|" * (len(counts) - 1),
+    ]
+    for record in records:
+        weights = record["dtype"] + ("" if record["exact"] else ", `exact=False`")
+        head = f"| {machine_title(record)} | {record['model']} | {weights} |"
+        cells = []
+        for measure in (record["plain"], record["prompt"]):
+            rate, ratio = measure["llama.cpp"], measure["ratio"]
+            cells += [_figure(measure["foredraft"]), *([_figure(rate), f"{ratio:.2f}×"] if rate else ["", ""])]
+        rates.append(f"{head} {' | '.join(cells)} | {record['memory_mb']:,} MB |")
+        one = record["rows_ms"]["1"]
+        more = " | ".join(f"{record['rows_ms'][count] / one:.2f}×" for count in counts[1:])
+        rows.append(f"{head} {record['floor_ms']:.2f} | {one:.2f} | {more} |")
+    return "\n\n".join(
+        [
+            "## Plain decoding",
+            "One sequence, greedy, without drafts: 128 tokens after a prompt of one, and a prompt of 512 tokens to its "
+            "first token. llama.cpp is its own `llama-bench`, built for the same CPU; the two engines take turns.",
+            "\n".join(rates),
+            "A run of several rows in units of one row, which is what verifying a draft costs. The floor is the "
+            "time to read all weights once.",
+            "\n".join(rows),
+            *(f"**{record['machine']['name']}, {record['model']}.** {where(record)}" for record in records),
+            bullets(note for record in records for note in record["notes"]),
+        ]
+    ).rstrip()
+
+
+def peers_section(records: list[Record]) -> str:
+    parts = [
+        "## Beside other engines",
+        "All engines read the same file and decode the same tokens, greedy, one prompt at a time. All prompts are "
+        "distinct, and nothing is remembered between them. The copying prompts are code with one name changed and a "
+        "list to repeat; they were taken because the default model does copy them.",
+    ]
+    for record in _by_size(records):
+        parts += [f"### {record['model']}, {record['machine']['name']}", peers_body(record), where(record)]
+        parts.append(bullets(record["notes"]))
+    return "\n\n".join(filter(None, parts))
+
+
+def _by_size(records: Iterable[Record]) -> list[Record]:
+    """The comparisons among these results, those with the most prompts first."""
+    return sorted((r for r in records if r["kind"] == "peers"), key=lambda r: -sum(r["prompts"].values()))
+
+
+def peers_body(record: Record) -> str:
+    """The table and the sentences of one comparison."""
+    counts = record["prompts"]
+    introduction = (
+        f"Prompts: {counts[COPY]} for {COPY}, {counts[CHAT]} of {CHAT}. At most {record['max_tokens']} tokens each. "
+        f"Medians of {record['rounds']} interleaved rounds. The prefill of {record['prefill_tokens']} tokens is timed "
+        "apart."
+    )
+    return "\n\n".join([introduction, _peers_table(record), *_to_llama(record), *_failures(record)])
+
+
+def _peers_table(record: Record) -> str:
+    lines = [
+        f"| | {COPY}, tok/s | to its own plain | {CHAT}, tok/s | to its own plain | same text as its own plain "
+        f"| prefill of {record['prefill_tokens']}, tok/s |",
+        "|---|--:|--:|--:|--:|---|--:|",
+    ]
+    for row in record["rows"]:
+        plain = row["mode"] == PLAIN
+        cells = [f"{row['engine']}, {_mode(row['mode'])}"]
+        for kind in (COPY, CHAT):
+            ratio = row[kind]["ratio_to_plain"]
+            cells += [_figure(row[kind]["tokens_per_s"]), "" if plain else "–" if ratio is None else f"{ratio:.2f}×"]
+        same = {True: "yes", False: f"no: {row['difference']}", None: "" if plain else "–"}[row["same_text"]]
+        cells += [same, _figure(row["prefill_tokens_per_s"]) if plain else ""]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _to_llama(record: Record) -> list[str]:
+    ratios = record["to_llama_cpp"]
+    if ratios is None:
+        return []
+    plain = ratios["plain"]
+    sentences = [
+        f"Foredraft to llama.cpp, both plain: {plain[COPY]:.2f}× on {COPY}, {plain[CHAT]:.2f}× on {CHAT}, "
+        f"{plain['prefill']:.2f}× in prefill."
+    ]
+    for kind in (COPY, CHAT):
+        fastest = dict(ratios["fastest"][kind])
+        best = fastest.pop("mode")
+        ours = ", ".join(f"`{mode}` {ratio:.2f}×" for mode, ratio in fastest.items())
+        sentences.append(f"Foredraft to llama.cpp's fastest mode on {kind} ({_mode(best)}): {ours}.")
+    return [" ".join(sentences)]
+
+
+def _failures(record: Record) -> list[str]:
+    return [
+        f"{failure['engine']} ({'; '.join(map(_mode, failure['modes']))}) gave no figure: {failure['reason']}."
+        for failure in record["failed"]
+    ]
+
+
+def _mode(mode: str) -> str:
+    return mode.replace("lookup-", "prompt lookup, ") + (" draft tokens" if mode.startswith("lookup") else "")
+
+
+def _figure(rate: float | None) -> str:
+    return "no figure" if rate is None else f"{rate:.1f}" if rate < 100 else f"{rate:.0f}"
+
+
 SECTIONS: dict[str, Callable[[list[Record]], str]] = {
     "auto": auto_section,
     "mixed": mixed_section,
-    "peers": lambda records: peers_section(records, where, bullets),
-    "plain": lambda records: plain_section(records, where, bullets),
+    "plain": plain_section,
+    "peers": peers_section,
     "proposers": proposers_section,
     "acceptance": acceptance_section,
 }

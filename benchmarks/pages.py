@@ -25,8 +25,7 @@ INTRODUCTION = """\
 # Benchmarks
 
 `make figures` writes this page from the files in [results/](results/). Do not edit it: change a result by measuring it
-again. Every section names its machine, date, versions and command. Figures of an older version say so. Since 0.1.0 the
-default model's token ids have changed for text with digits, so these figures may differ a little today.
+again. Every section names its machine, date, versions and command. Figures of an older version say so.
 
 The speed of a setting is given as a ratio to `off`. `off` is plain decoding with the same engine, so above 1 is faster.
 Tokens per run are the tokens that one run of the target gives on average; papers call this figure the mean acceptance
@@ -123,7 +122,6 @@ def auto_record(results: dict[str, Any]) -> Record:
         batch=batch,
         prompts=settings["prompts"],
         max_tokens=settings["max_tokens"],
-        report=None,
         same_text=all(cell["same_text"] for cell in cells),
         ratios_to_off=ratios,
     )

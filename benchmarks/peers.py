@@ -1,11 +1,11 @@
 """Foredraft beside other engines: the same GGUF file, the same prompts as token ids, the same threads, interleaved.
 
-Every engine is a process in an environment of its own (peer_*.py) that loads once; while one works, the others wait.
+Every engine is a process in an environment of its own (peer_engines.py) that loads once; only one works at a time.
 Decoding is greedy, one prompt at a time, and nothing is remembered from one prompt to the next. A figure is the median
 over the rounds of tokens after the first run of the model, all prompts of a kind together, per second. An engine or a
 mode that does not run is listed with the reason, and so is one that is left out because it would take too long.
 
-    make bench-peers [ARGS="--out results.json --rounds 2 --leave-out transformers:lookup-2 --publish"]
+    make bench-peers [ARGS="--rounds 2 --leave-out transformers:lookup-2 --publish"]
 
 `--publish` writes the figures to docs/results/ and renews docs/benchmarks.md and the table in README.md.
 """
@@ -15,8 +15,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import select
+import shlex
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,17 +26,75 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from common import PREFILL_TOKENS, Prompts, say
+from page_sections import CHAT, COPY, PLAIN, peers_body
 from pages import write_pages
-from peer_report import body, peers_record
-from peer_results import CHAT, COPY, FOREDRAFT, LLAMA, OPENVINO, PEERS, PLAIN, TRANSFORMERS, Peer, Results
-from published import publish
+from published import PREFILL_TOKENS, Prompts, Record, new_record, publish, say
 
 from foredraft.reports.facts import cpu_name
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 TIMEOUT_S = 600  # for one answer, loading included
+LOOKUPS = tuple(f"lookup-{drafts}" for drafts in (2, 5, 10))
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An engine and its decoding modes; the first is always plain."""
+
+    name: str
+    key: str  # in peer_engines.py
+    modes: tuple[str, ...]
+
+
+FOREDRAFT = Peer("Foredraft int4", "foredraft", (PLAIN, "suffix", "ngram", "auto"))
+LLAMA = Peer("llama.cpp", "llama", (PLAIN, *LOOKUPS))
+TRANSFORMERS = Peer("transformers", "transformers", (PLAIN, *LOOKUPS))
+OPENVINO = Peer("OpenVINO GenAI", "openvino", (PLAIN, "lookup-5", "lookup-10"))
+PEERS = (FOREDRAFT, LLAMA, TRANSFORMERS, OPENVINO)
+
+
+@dataclass
+class Results:
+    """Everything measured. Keys are an engine's name and a mode."""
+
+    about: dict[str, dict[str, str]] = field(default_factory=dict)
+    failed: dict[tuple[str, str], str] = field(default_factory=dict)
+    rates: dict[tuple[str, str, str], list[float]] = field(default_factory=dict)  # by kind too; tok/s, one per round
+    prefill: dict[str, list[float]] = field(default_factory=dict)  # tok/s, one per round
+    texts: dict[tuple[str, str], list[list[int]]] = field(default_factory=dict)  # all rounds, prompt after prompt
+
+    def runs(self, peer: Peer, mode: str) -> bool:
+        return (peer.name, mode) not in self.failed
+
+    def fail(self, peer: Peer, modes: tuple[str, ...], reason: str) -> None:
+        for mode in modes:
+            self.failed.setdefault((peer.name, mode), reason)
+        say(f"{peer.name}, {' '.join(modes)}: does not run: {reason}")
+
+    def rate(self, peer: Peer, mode: str, kind: str) -> float | None:
+        samples = self.rates.get((peer.name, mode, kind))
+        return statistics.median(samples) if samples and self.runs(peer, mode) else None
+
+    def prefill_rate(self, peer: Peer) -> float | None:
+        samples = self.prefill.get(peer.name)
+        return statistics.median(samples) if samples and self.runs(peer, PLAIN) else None
+
+    def best_mode(self, peer: Peer, kind: str) -> str:
+        """The engine's fastest mode, plain decoding included; plain must run."""
+        return max(peer.modes, key=lambda mode: self.rate(peer, mode, kind) or 0.0)
+
+    def differences(self, peer: Peer, mode: str) -> list[int | None]:
+        """For every text where it first differs from the engine's own plain text, counted from 1."""
+        pairs = zip(self.texts[peer.name, PLAIN], self.texts[peer.name, mode], strict=True)
+        return [_first_difference(plain, other) for plain, other in pairs]
+
+
+def _first_difference(one: list[int], other: list[int]) -> int | None:
+    if one == other:
+        return None
+    places = range(min(len(one), len(other)))
+    return next((place + 1 for place in places if one[place] != other[place]), len(places) + 1)
 
 
 class PeerError(Exception):
@@ -56,7 +115,7 @@ class Child:
         if not python.exists():
             raise PeerError("its environment is not there; `make bench-peers` makes it")
         log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
-        command = [python, HERE / peer.script, "--model", model, "--threads", str(threads)]
+        command = [python, HERE / "peer_engines.py", peer.key, "--model", model, "--threads", str(threads)]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment
@@ -243,7 +302,6 @@ def main() -> None:
     parser.add_argument("--llama-python", type=Path, default=ROOT / ".peers/llama/bin/python")
     parser.add_argument("--openvino-python", type=Path, default=ROOT / ".peers/openvino/bin/python")
     parser.add_argument("--leave-out", action="append", default=[], metavar="ENGINE[:MODE]", help="may be repeated")
-    parser.add_argument("--out", type=Path, help="write all figures and texts to this file")
     parser.add_argument("--publish", action="store_true", help="write docs/results/ and renew the pages")
     options = parser.parse_args()
 
@@ -263,29 +321,104 @@ def main() -> None:
     settings = {name: getattr(options, name) for name in ("model", "threads", "rounds", "max_tokens", "leave_out")}
     settings |= {"file": model.name, "prompts": {kind: len(prompts) for kind, prompts in task.prompts.items()}}
     record = peers_record(results, settings, cpu_name())
-    print(body(record))
-    if options.out:
-        options.out.write_text(json.dumps(_as_json(results, settings), indent=1) + "\n", encoding="utf-8")
+    print(peers_body(record))
     if options.publish:
         publish(record, f"peers {model.stem} {cpu_name()}")
         write_pages()
 
 
-def _as_json(results: Results, settings: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "machine": {"cpu": cpu_name(), "architecture": platform.machine(), "cores": os.cpu_count()},
-        "settings": settings,
-        "engines": results.about,
-        "prefill_tokens_per_s": results.prefill,
-        **{
-            name: {", ".join(key): value for key, value in values.items()}
-            for name, values in (
-                ("failed", results.failed),
-                ("decode_tokens_per_s", results.rates),
-                ("token_ids", results.texts),
-            )
-        },
+KINDS = (COPY, CHAT)
+
+
+def peers_record(results: Results, settings: dict[str, Any], cpu: str) -> Record:
+    """What is published of a comparison: medians, ratios, and which texts differ."""
+    return new_record(
+        "peers",
+        cpu,
+        settings["threads"],
+        _versions(results),
+        _command(settings),
+        model=settings["file"],
+        prompts=settings["prompts"],
+        rounds=settings["rounds"],
+        max_tokens=settings["max_tokens"],
+        prefill_tokens=PREFILL_TOKENS,
+        rows=[_row(results, peer, mode) for peer in PEERS for mode in peer.modes],
+        to_llama_cpp=_to_llama(results),
+        failed=_failures(results),
+    )
+
+
+def _row(results: Results, peer: Peer, mode: str) -> dict[str, Any]:
+    difference = None if mode == PLAIN or not results.runs(peer, mode) else _difference(results, peer, mode)
+    row: dict[str, Any] = {"engine": peer.name, "mode": mode}
+    for kind in KINDS:
+        rate, plain = results.rate(peer, mode, kind), results.rate(peer, PLAIN, kind)
+        row[kind] = {
+            "tokens_per_s": _rounded(rate, 1),
+            "ratio_to_plain": None if mode == PLAIN else _ratio(rate, plain),
+        }
+    return row | {
+        "same_text": None if mode == PLAIN or not results.runs(peer, mode) else difference is None,
+        "difference": difference,
+        "prefill_tokens_per_s": _rounded(results.prefill_rate(peer), 1) if mode == PLAIN else None,
     }
+
+
+def _difference(results: Results, peer: Peer, mode: str) -> str | None:
+    differences = results.differences(peer, mode)
+    places = [place for place in differences if place is not None]
+    if not places:
+        return None
+    return f"{len(places)} of {len(differences)} texts differ, the earliest at token {min(places)}"
+
+
+def _to_llama(results: Results) -> dict[str, Any] | None:
+    if not (results.runs(FOREDRAFT, PLAIN) and results.runs(LLAMA, PLAIN)):
+        return None
+    plain = {kind: _ratio(results.rate(FOREDRAFT, PLAIN, kind), results.rate(LLAMA, PLAIN, kind)) for kind in KINDS}
+    fastest: dict[str, dict[str, Any]] = {}
+    for kind in KINDS:
+        best = results.best_mode(LLAMA, kind)
+        rate = results.rate(LLAMA, best, kind)
+        ours = {mode: _ratio(results.rate(FOREDRAFT, mode, kind), rate) for mode in FOREDRAFT.modes[1:]}
+        fastest[kind] = {"mode": best, **ours}
+    prefill = _ratio(results.prefill_rate(FOREDRAFT), results.prefill_rate(LLAMA))
+    return {"plain": {**plain, "prefill": prefill}, "fastest": fastest}
+
+
+def _failures(results: Results) -> list[dict[str, Any]]:
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for (name, mode), reason in results.failed.items():
+        reasons.setdefault((name, reason), []).append(mode)
+    return [{"engine": name, "modes": modes, "reason": reason} for (name, reason), modes in reasons.items()]
+
+
+def _versions(results: Results) -> dict[str, str]:
+    return {
+        name: about["version"] + (f" ({about['settings']})" if "settings" in about else "")
+        for name, about in results.about.items()
+    }
+
+
+def _command(settings: dict[str, Any]) -> str:
+    named = {"model": Path(settings["model"]).name, "prompts": settings["prompts"][CHAT]}
+    options = named | {
+        "threads": settings["threads"],
+        "rounds": settings["rounds"],
+        "max-tokens": settings["max_tokens"],
+    }
+    arguments = " ".join(f"--{name} {value}" for name, value in options.items())
+    arguments += "".join(f" --leave-out {shlex.quote(name)}" for name in settings["leave_out"])
+    return f'make bench-peers ARGS="{arguments}"'
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def _ratio(rate: float | None, base: float | None) -> float | None:
+    return None if rate is None or base is None else round(rate / base, 2)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,19 @@
-"""Plain decoding beside transformers: the same model file, the same prompts, the same threads, rounds interleaved.
+"""Plain decoding, prompts and runs of several rows, beside llama.cpp's own benchmark and the machine's limits.
 
-Every figure is the median over the rounds. Prompts are distinct, and nothing is cached between them. The two engines
-live in two processes, so that neither's thread pool disturbs the other; while one is measured, the other waits.
+    python benchmarks/plain.py [--model smollm2-135m] [--dtype int4] [--threads 2] [--rounds 5] [--no-exact]
+        [--llama-bench PATH] [--publish]
 
-    python benchmarks/plain.py [--out results.json] [--publish]
+Foredraft runs in a process of its own, and llama-bench in another: while one is measured, the other sleeps or is gone.
+A round is one run of llama-bench and then all figures of Foredraft; figures are medians of rounds, and a ratio is taken
+within each round. Without --llama-bench it is looked for where `make bench-plain` builds it, for this very CPU.
 
-`--publish` writes the figures to docs/results/ and renews docs/benchmarks.md and the table in README.md.
+    plain     128 tokens after a prompt of one, greedy; Foredraft through its engine, sampling and Python included
+    prompt    512 tokens, to the first token
+    rows      a run of the target with its sampling after 256 tokens of context: one known token and draft tokens
+    memory    the most that the process of Foredraft has held, its Python and torch included
+
+The read bandwidth is that of summing half a gigabyte; a step's own is the packed weights' bytes over its time.
+`--publish` writes the figures to docs/results/ and renews docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -13,284 +21,327 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
+import resource
 import statistics
+import subprocess
 import time
-import warnings
-from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from common import PREFILL_TOKENS, Prompts, say
+import torch
 from pages import write_pages
-from plain_report import introduction, table
-from published import new_record, publish
+from published import PREFILL_TOKENS, Prompts, Record, new_record, publish, say
 
-PROMPT_TOKENS = 32  # of the prompts whose decoding is timed
-DECODE_TOKENS = 64
-BATCH = 8
-BATCH_DTYPE = "bfloat16"
-SLOW_S_PER_TOKEN = 0.5  # beyond this a contender gets one round of a small sample
-SLOW_PREFILL_TOKENS = 16
-SLOW_PROMPT_TOKENS = 2
-SLOW_DECODE_TOKENS = 8
+from foredraft import LLM, SamplingParams, __version__
+from foredraft.backends.base import Linear
+from foredraft.batch import pack
+from foredraft.models.catalog import resolve
+from foredraft.proposers.registry import parse_spec
+from foredraft.reports.facts import cpu_name
+from foredraft.sampling.verify import verify
+from foredraft.types import Draft, Sequence, Work
+
+LLAMA_BENCH = Path(__file__).parent.parent / ".peers/llama-bench/build/bin/llama-bench"
+PLAIN_TOKENS = 128
+CONTEXT = 256
+ROWS = (1, 2, 4, 8, 16, 32)
+REPEATS = 5  # of every number of rows, interleaved
+OFF = "off"
 
 
 @dataclass(frozen=True)
-class Contender:
-    """One row of the table."""
+class Settings:
+    """What is measured: a model as Foredraft runs it."""
 
-    engine: str
+    model: Path
     dtype: str
-    exact: bool | None = None  # a Foredraft option
-
-    @property
-    def title(self) -> str:
-        if self.exact is None:
-            return f"{self.engine} {self.dtype}"
-        return f"{self.engine} {self.dtype}" + ("" if self.exact else ", `exact=False`")
+    threads: int
+    exact: bool = True
 
 
-THEIRS = (Contender("transformers", "float32"), Contender("transformers", "bfloat16"))
-OURS = tuple(
-    Contender("Foredraft", dtype, exact) for dtype in ("float32", "bfloat16", "int4") for exact in (True, False)
-)
+@dataclass(frozen=True)
+class Round:
+    """What one engine gives in one round."""
+
+    plain: float  # tokens per second
+    prompt: float  # tokens per second
+    rows: dict[int, float]  # number of rows -> seconds of a step; empty for llama.cpp
 
 
-class Engine(Protocol):
-    """What is measured, for either engine. Times are in seconds."""
+class Steps:
+    """An LLM, and a sequence of its cache that single steps can be run on. All times are in seconds."""
 
-    def prefill(self, prompt: list[int]) -> float:
-        """The time from the prompt to its first token."""
-
-    def decode(self, prompts: list[list[int]], tokens: int) -> float:
-        """The time per token after the first, of all prompts together."""
-
-
-class ForedraftEngine:
-    def __init__(self, model: str, contender: Contender, threads: int) -> None:
-        from foredraft import LLM
-
+    def __init__(self, settings: Settings) -> None:
         self.llm = LLM(
-            model,
-            spec="off",
-            dtype=contender.dtype,
+            str(settings.model),
+            spec=OFF,
+            dtype=settings.dtype,
+            exact=settings.exact,
             device="cpu",
-            exact=bool(contender.exact),
-            threads=threads,
+            threads=settings.threads,
+            max_model_len=1024,
+            kv_cache_tokens=2048,
             prefix_caching=False,
         )
+        self.prompts = Prompts(self.llm.engine.runner.decoder.config.vocab_size)
+        tokens = self.prompts.prompt("rows", CONTEXT + max(ROWS))
+        self.sequence = Sequence(-1, "", 0, tokens, len(tokens), SamplingParams(temperature=0).resolved({}), 0, 1)
+        assert self.llm.engine.scheduler.pool.reserve(self.sequence, len(tokens))
+        self._run(Work(self.sequence, CONTEXT))
+        self.rows()
 
-    def prefill(self, prompt: list[int]) -> float:
-        return self._run([prompt], 1)[0].time_to_first_token_s
+    def plain(self, number: int, tokens: int) -> float:
+        """So many tokens after a prompt of one and the token behind it."""
+        arrivals = self._generate(self.prompts.prompt(f"plain {number}", 1), tokens + 1)
+        return arrivals[-1] - arrivals[1]
 
-    def decode(self, prompts: list[list[int]], tokens: int) -> float:
-        metrics = self._run(prompts, tokens)
-        seconds = max(m.total_time_s for m in metrics) - min(m.time_to_first_token_s for m in metrics)
-        return seconds / sum(m.emitted_tokens - 1 for m in metrics)
+    def prompt(self, number: int) -> float:
+        started, first = self._generate(self.prompts.prompt(f"prompt {number}", PREFILL_TOKENS), 1)
+        return first - started
 
-    def _run(self, prompts: list[list[int]], tokens: int) -> list[Any]:
-        from foredraft import SamplingParams
+    def rows(self) -> dict[int, float]:
+        """A step by its number of rows."""
+        times: dict[int, list[float]] = {rows: [] for rows in ROWS}
+        for _ in range(REPEATS):
+            for rows, seconds in times.items():
+                seconds.append(self._step(rows))
+        return {rows: statistics.median(seconds) for rows, seconds in times.items()}
 
-        params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
-        metrics = [output.metrics for output in self.llm.generate(prompts, params)]
-        assert all(m.emitted_tokens == tokens for m in metrics), "every text must have its full length"
-        return metrics
+    def packed_bytes(self) -> int:
+        decoder = self.llm.engine.runner.decoder
+        return sum(part.memory.numel() for linear in _linears(decoder) for part in linear.parts)
 
+    def memory_bytes(self) -> int:
+        return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
-class TransformersEngine:
-    """transformers with its fastest ordinary settings: inference mode, fused attention, its own KV cache."""
-
-    def __init__(self, model_file: Path, contender: Contender, threads: int) -> None:
-        os.environ["TQDM_DISABLE"] = "1"
-        warnings.simplefilter("ignore")  # without bfloat16 instructions torch says so, at length
-        import torch
-        from transformers import AutoModelForCausalLM
-        from transformers.utils import logging
-
-        logging.set_verbosity_error()
-        torch.set_num_threads(threads)
-        is_gguf = model_file.suffix == ".gguf"
-        self.torch = torch
-        self.model = AutoModelForCausalLM.from_pretrained(
-            model_file.parent if is_gguf else model_file,
-            dtype=getattr(torch, contender.dtype),
-            attn_implementation="sdpa",
-            **({"gguf_file": model_file.name} if is_gguf else {}),
-        ).eval()
-
-    def prefill(self, prompt: list[int]) -> float:
-        ids = self.torch.tensor([prompt])
-        with self.torch.inference_mode():
+    def read_bandwidth(self) -> float:
+        """Bytes per second of summing what no cache holds."""
+        memory = torch.ones(128 * 2**20)
+        times = []
+        for _ in range(7):
             started = time.perf_counter()
-            self.model(ids, use_cache=True, logits_to_keep=1).logits.argmax(-1).item()
-            return time.perf_counter() - started
+            memory.sum()
+            times.append(time.perf_counter() - started)
+        return 4 * memory.numel() / min(times)
 
-    def decode(self, prompts: list[list[int]], tokens: int) -> float:
-        ids = self.torch.tensor(prompts)
-        clock = TokenClock()
-        with self.torch.inference_mode():
-            self.model.generate(
-                ids,
-                attention_mask=self.torch.ones_like(ids),
-                do_sample=False,
-                min_new_tokens=tokens,
-                max_new_tokens=tokens,
-                pad_token_id=0,
-                streamer=clock,
-            )
-        _, first, *_, last = clock.times
-        assert len(clock.times) == tokens + 1, "every text must have its full length"
-        return (last - first) / (tokens - 1)
+    def _generate(self, prompt: list[int], max_tokens: int) -> list[float]:
+        """When the request came, and each of its tokens."""
+        engine, arrivals = self.llm.engine, [time.perf_counter()]
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+        engine.add("0", prompt, params, parse_spec(OFF))
+        while engine.has_work:
+            arrivals += [time.perf_counter() for event in engine.step() if event.token_id is not None]
+        assert len(arrivals) == max_tokens + 1
+        return arrivals
+
+    def _step(self, rows: int) -> float:
+        """One known token and a chain of draft tokens."""
+        tokens = self.sequence.token_ids
+        known = Sequence(-1, "", 0, tokens[: CONTEXT + 1], CONTEXT + 1, self.sequence.params, seed=0, max_tokens=99)
+        known.num_computed_tokens, known.block_table = CONTEXT, self.sequence.block_table
+        drafted = tuple(tokens[CONTEXT + 1 : CONTEXT + rows])
+        count = len(drafted)
+        draft = Draft(drafted, tuple(range(-1, count - 1)), (1.0,) * count, ("chain",) * count)
+        return self._run(Work(known, 1, draft=draft))
+
+    def _run(self, work: Work) -> float:
+        runner = self.llm.engine.runner
+        started = time.perf_counter()
+        output = runner.forward(pack([work], self.llm.engine.kv.block_size))
+        with torch.inference_mode():
+            verify(output.logits, [work], runner.backend.sample)
+        seconds = time.perf_counter() - started
+        assert len(output.logits) == (work.num_rows if work.reaches_end else 0)
+        return seconds
 
 
-class TokenClock:
-    """A streamer for transformers that notes when each token comes; the first note is the prompt's."""
+def _linears(owner: object) -> Iterator[Linear]:
+    """Every linear layer of a decoder once, wherever it is kept."""
+    seen: set[int] = set()
+    waiting = [owner]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, Linear):
+            if id(one) not in seen:
+                seen.add(id(one))
+                yield one
+        elif isinstance(one, tuple | list):
+            waiting += one
+        elif hasattr(one, "__dataclass_fields__"):
+            waiting += [getattr(one, name) for name in one.__dataclass_fields__]
 
-    def __init__(self) -> None:
-        self.times: list[float] = []
 
-    def put(self, value: Any) -> None:
-        self.times.append(time.perf_counter())
+class Foredraft:
+    """The process that holds Foredraft."""
 
-    def end(self) -> None:
-        """Nothing is left to note."""
-
-
-class Worker:
-    """A process that holds engines, each loaded when first asked for, and measures one thing at a time."""
-
-    def __init__(self, model: str, threads: int) -> None:
+    def __init__(self, settings: Settings) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, model, threads), daemon=True)
+        self.process = context.Process(target=_serve, args=(theirs, settings), daemon=True)
         self.process.start()
         theirs.close()
 
-    def measure(self, contender: Contender, method: str, *arguments: Any) -> float:
-        self.connection.send((contender, method, arguments))
-        return float(self.connection.recv())
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """What a method of `Steps` gives."""
+        self.connection.send((method, arguments))
+        return self.connection.recv()
+
+    def round(self, number: int) -> Round:
+        self.ask("plain", -1, 8)  # the first runs after a pause are slow; llama-bench warms up as well
+        plain = PLAIN_TOKENS / self.ask("plain", number, PLAIN_TOKENS)
+        prompt = PREFILL_TOKENS / self.ask("prompt", number)
+        return Round(plain, prompt, self.ask("rows"))
 
     def close(self) -> None:
         self.connection.close()
         self.process.join(timeout=10)
 
 
-def _serve(connection: Connection, model: str, threads: int) -> None:
-    engines: dict[Contender, Engine] = {}
+def _serve(connection: Connection, settings: Settings) -> None:
+    steps = Steps(settings)
     while True:
         try:
-            contender, method, arguments = connection.recv()
+            method, arguments = connection.recv()
         except EOFError:
             return
-        if contender not in engines:
-            engines[contender] = _load(contender, model, threads)
-        connection.send(getattr(engines[contender], method)(*arguments))
-
-
-def _load(contender: Contender, model: str, threads: int) -> Engine:
-    if contender.engine == "Foredraft":
-        return ForedraftEngine(model, contender, threads)
-    from foredraft.models.catalog import resolve
-
-    return TransformersEngine(resolve(model), contender, threads)
+        connection.send(getattr(steps, method)(*arguments))
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One measured figure."""
+class LlamaBench:
+    """llama.cpp's own benchmark: a new process in each round, which warms up by itself."""
 
-    engine: str
-    dtype: str
-    exact: bool | None
-    measure: str  # "decode" or "prefill"
-    batch: int
-    tokens: int  # of the prompt for prefill, decoded per prompt for decode
-    tokens_per_s: float
-    samples: list[float]  # tokens per second, one per round
+    program: Path
+    model: Path
+    threads: int
+
+    def round(self) -> Round:
+        sizes = ["-p", str(PREFILL_TOKENS), "-n", str(PLAIN_TOKENS), "-r", "1"]
+        command = [self.program, "-m", self.model, "-t", str(self.threads), *sizes, "-o", "json"]
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"llama-bench ended with status {done.returncode}: {done.stderr.strip()[-500:]}")
+        tests = json.loads(done.stdout)
+        (prompt,) = (test["avg_ts"] for test in tests if test["n_prompt"])
+        (plain,) = (test["avg_ts"] for test in tests if test["n_gen"])
+        return Round(plain, prompt, {})
 
 
-def measure_all(model: str, threads: int, rounds: int, vocab_size: int) -> list[Cell]:
-    """Every contender once per round, one after another; the slow ones in the first round only."""
-    prompts = Prompts(vocab_size)
-    workers = {"Foredraft": Worker(model, threads), "transformers": Worker(model, threads)}
-    rates: dict[tuple[Contender, str, int, int], list[float]] = defaultdict(list)
-    slow = _warm_up(workers, prompts)
+def report(ours: list[Round], theirs: list[Round], bandwidth: float, weights: int) -> list[str]:
+    """The lines of the report; `theirs` is empty where there was no llama-bench."""
+    one = statistics.median(round.rows[1] for round in ours)
+    lines = [
+        f"read bandwidth {bandwidth / 1e9:.1f} GB/s; weights {weights / 1e6:.0f} MB, so a floor of "
+        f"{1000 * weights / bandwidth:.1f} ms; one row reads {weights / one / 1e9:.1f} GB/s",
+        "",
+        f"{'':14}{'Foredraft':>16}{'llama.cpp':>16}{'ratio':>8}{'of rounds':>16}",
+    ]
+    for title, name in ((f"plain, {PLAIN_TOKENS}", "plain"), (f"prompt, {PREFILL_TOKENS}", "prompt")):
+        our_rates, their_rates = ([getattr(round, name) for round in rounds] for rounds in (ours, theirs))
+        line = f"{title:14}{_rate(our_rates)}"
+        if theirs:
+            ratios = [our / their for our, their in zip(our_rates, their_rates, strict=True)]
+            line += f"{_rate(their_rates)}{statistics.median(ratios):>7.2f}x{_range(ratios)}"
+        lines.append(line)
+    lines += ["", f"{'rows':14}{'step':>16}{'of one row':>16}{'':8}{'of rounds':>16}"]
+    for rows in ours[0].rows:
+        seconds = statistics.median(round.rows[rows] for round in ours)
+        ratios = [round.rows[rows] / round.rows[1] for round in ours]
+        lines.append(f"{rows:<14}{1000 * seconds:>13.2f} ms{statistics.median(ratios):>15.2f}x{'':8}{_range(ratios)}")
+    return lines
+
+
+def _rate(rates: Iterable[float]) -> str:
+    return f"{statistics.median(rates):>10.1f} tok/s"
+
+
+def _range(ratios: list[float]) -> str:
+    return f"{f'{min(ratios):.2f}-{max(ratios):.2f}':>16}"
+
+
+def plain_record(
+    settings: Settings, ours: list[Round], theirs: list[Round], bandwidth: float, weights: int, memory: int
+) -> Record:
+    """What is published: medians of rounds, and ratios within rounds."""
+
+    def rates(rounds: list[Round], name: str) -> float | None:
+        return round(statistics.median(getattr(each, name) for each in rounds), 1) if rounds else None
+
+    def ratio(name: str) -> float | None:
+        pairs = zip(ours, theirs, strict=True)
+        found = [getattr(our, name) / getattr(their, name) for our, their in pairs] if theirs else []
+        return round(statistics.median(found), 2) if found else None
+
+    options = f"--model {settings.model.name} --dtype {settings.dtype} --threads {settings.threads}"
+    options += f" --rounds {len(ours)}" + ("" if settings.exact else " --no-exact")
+    return new_record(
+        "plain",
+        cpu_name(),
+        settings.threads,
+        {"foredraft": __version__, "torch": version("torch")},
+        f'make bench-plain ARGS="{options}"',
+        model=settings.model.name,
+        dtype=settings.dtype,
+        exact=settings.exact,
+        rounds=len(ours),
+        **{
+            name: {"foredraft": rates(ours, name), "llama.cpp": rates(theirs, name), "ratio": ratio(name)}
+            for name in ("plain", "prompt")
+        },
+        rows_ms={str(n): round(1000 * statistics.median(each.rows[n] for each in ours), 2) for n in ours[0].rows},
+        floor_ms=round(1000 * weights / bandwidth, 2),
+        memory_mb=memory // 10**6,
+    )
+
+
+def measure(ours: Foredraft, theirs: LlamaBench | None, rounds: int) -> tuple[list[Round], list[Round]]:
+    our_rounds, their_rounds = [], []
     for number in range(rounds):
         say(f"round {number + 1} of {rounds}")
-        for contender in (*THEIRS, *OURS):
-            if contender in slow and number > 0:
-                continue
-            worker = workers[contender.engine]
-            length = SLOW_PREFILL_TOKENS if contender in slow else PREFILL_TOKENS
-            tokens = SLOW_DECODE_TOKENS if contender in slow else DECODE_TOKENS
-            seconds = worker.measure(contender, "prefill", prompts.prompt(f"prefill {number}", length))
-            rates[contender, "prefill", 1, length].append(length / seconds)
-            prompt = prompts.prompt(f"decode {number}", SLOW_PROMPT_TOKENS if contender in slow else PROMPT_TOKENS)
-            seconds = worker.measure(contender, "decode", [prompt], tokens)
-            rates[contender, "decode", 1, tokens].append(1 / seconds)
-            if contender == Contender("Foredraft", BATCH_DTYPE, True):
-                batch = [prompts.prompt(f"batch {number} {row}", PROMPT_TOKENS) for row in range(BATCH)]
-                seconds = worker.measure(contender, "decode", batch, tokens)
-                rates[contender, "decode", BATCH, tokens].append(1 / seconds)
-    for worker in workers.values():
-        worker.close()
-    return [
-        Cell(who.engine, who.dtype, who.exact, measure, batch, tokens, statistics.median(samples), samples)
-        for (who, measure, batch, tokens), samples in rates.items()
-    ]
-
-
-def _warm_up(workers: dict[str, Worker], prompts: Prompts) -> set[Contender]:
-    """Loads everything, runs it twice, and says who is too slow for full samples."""
-    slow = set()
-    for contender in (*THEIRS, *OURS):
-        for name in ("first run", "second run"):
-            prompt = prompts.prompt(name, SLOW_PROMPT_TOKENS)
-            seconds = workers[contender.engine].measure(contender, "decode", [prompt], 3)
-        say(f"{contender.title.replace('`', '')}: ready, about {1 / seconds:.1f} tok/s")
-        if seconds > SLOW_S_PER_TOKEN:
-            slow.add(contender)
-    return slow
+        if theirs:
+            their_rounds.append(theirs.round())
+        our_rounds.append(ours.round(number))
+    return our_rounds, their_rounds
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m", help="a catalogue name or a GGUF file")
+    parser.add_argument("--dtype", default="int4")
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, help="write all figures to this file")
-    parser.add_argument("--publish", action="store_true", help="write docs/results/ and renew the pages")
+    parser.add_argument("--no-exact", dest="exact", action="store_false", help="with `exact=False`")
+    parser.add_argument("--llama-bench", type=Path, help="a llama-bench that was built for this machine")
+    parser.add_argument("--out", type=Path, help="write all rounds to this file")
+    parser.add_argument("--publish", action="store_true", help="write docs/results/ and renew the page")
     options = parser.parse_args()
-
-    from foredraft import __version__
-    from foredraft.models.catalog import open_checkpoint, resolve
-    from foredraft.reports.facts import cpu_name
-
-    versions = {"foredraft": __version__, **{name: version(name) for name in ("torch", "transformers")}}
-    vocab_size = open_checkpoint(resolve(options.model)).config.vocab_size
-    cells = measure_all(options.model, options.threads, options.rounds, vocab_size)
-    record = new_record(
-        "plain",
-        cpu_name(),
-        options.threads,
-        versions,
-        "make bench-plain",
-        model=options.model,
-        rounds=options.rounds,
-        prompt_tokens=PROMPT_TOKENS,
-        decode_tokens=DECODE_TOKENS,
-        prefill_tokens=PREFILL_TOKENS,
-        cells=[asdict(cell) for cell in cells],
-    )
-    print(f"{introduction(record)}\n\n{table(record)}")
+    settings = Settings(resolve(options.model), options.dtype, options.threads, options.exact)
+    program: Path | None = options.llama_bench or (LLAMA_BENCH if LLAMA_BENCH.exists() else None)
+    if program and not program.exists():
+        parser.error(f"--llama-bench: there is no {program}")
+    if program and settings.model.suffix != ".gguf":
+        parser.error("--model must be a GGUF file, which both engines read")
+    theirs = LlamaBench(program, settings.model, settings.threads) if program else None
+    if theirs is None:
+        say("llama.cpp is left out: there is no llama-bench; `make bench-plain` builds it, --llama-bench names one")
+    ours = Foredraft(settings)
+    memory, weights = ours.ask("memory_bytes"), ours.ask("packed_bytes")  # before the bandwidth takes memory of its own
+    bandwidth = ours.ask("read_bandwidth")
+    rounds = measure(ours, theirs, options.rounds)
+    ours.close()
+    exact = "" if settings.exact else ", not exact"
+    print(f"{settings.model.name} {settings.dtype}{exact}, {settings.threads} threads, {options.rounds} rounds in turn")
+    print("\n".join(report(*rounds, bandwidth, weights)), f"\nmemory {memory / 1e6:.0f} MB")
     if options.out:
-        options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        by_engine = {name: [asdict(each) for each in some] for name, some in zip(("foredraft", "llama.cpp"), rounds)}
+        options.out.write_text(json.dumps({"settings": asdict(settings), **by_engine}, indent=1, default=str) + "\n")
     if options.publish:
-        publish(record, f"plain {options.model} {cpu_name()}")
+        record = plain_record(settings, *rounds, bandwidth, weights, memory)
+        publish(record, f"plain {settings.model.stem} {settings.dtype} {settings.threads} threads {cpu_name()}")
         write_pages()
 
 

@@ -1,6 +1,7 @@
-"""The published results: one small JSON file per measurement in docs/results/. The pages are made from them (pages.py).
+"""What measurements share: the published results, prompts that are the same in every run, and lines of progress.
 
-Every file has `kind`, `machine`, `date`, `versions`, `command` and `notes`, and the figures of its kind beside them.
+A result is one small JSON file in docs/results/, and the pages are made from them (pages.py). Every file has `kind`,
+`machine`, `date`, `versions`, `command` and `notes`, and the figures of its kind beside them.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+import random
 import re
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,8 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 
 Record = dict[str, Any]
+
+PREFILL_TOKENS = 512  # of the prompts whose time to the first token is measured
 
 
 def read_records(folder: Path = RESULTS) -> list[Record]:
@@ -60,8 +65,24 @@ def publish(record: Record, name: str, folder: Path = RESULTS) -> Path:
 
 def _measurement(record: Record) -> tuple[Any, ...]:
     """What two results have in common if the later one replaces the earlier one."""
-    return record["machine"]["name"], *(record.get(field) for field in ("kind", "model", "dtype", "batch"))
+    machine, fields = record["machine"], ("kind", "model", "dtype", "batch", "exact")
+    return machine["name"], machine["threads"], *(record.get(field) for field in fields)
 
 
 def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+class Prompts:
+    """Distinct prompts, the same in every run: tokens drawn at random, since plain decoding takes as long for any."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def prompt(self, name: str, tokens: int) -> list[int]:
+        draw = random.Random(name)
+        return [draw.randrange(self.vocab_size // 10, self.vocab_size * 9 // 10) for _ in range(tokens)]
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from common import Prompts, say
+from published import Prompts, say
 
 from foredraft import LLM, SamplingParams
 
@@ -78,7 +78,7 @@ async def stream(port: int, path: str, body: dict[str, Any]) -> tuple[float, byt
     """Seconds until the first token, and all that came."""
     transport, receiver = await asyncio.get_running_loop().create_connection(Receiver, "127.0.0.1", port)
     data = json.dumps({**body, "stream": True}).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n"
     started = time.perf_counter()
     transport.write(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
     await receiver.ended

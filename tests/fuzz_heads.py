@@ -1,6 +1,6 @@
 """A fuzz over heads: random requests in a busy engine, with aborts and a pool that is too small. Nothing may differ.
 
-`make fuzz-heads`, or `python -m tests.fuzz_heads --requests 1000 --seed 7 --kernels avx2`.
+`make fuzz WHAT=heads`, or `python -m tests.fuzz_heads --requests 1000 --seed 7 --kernels avx2`.
 
 Under `match` an answer must be that of an idle engine without speculation, to the last log probability. Under
 `rejection` and `block` it follows from the drafts, so every draft must be the one that a fresh engine makes of the same

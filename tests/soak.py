@@ -106,7 +106,7 @@ class Client:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         try:
             data = json.dumps(job.body(stream, spec)).encode()
-            head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             writer.write(f"{head}content-length: {len(data)}\r\nconnection: close\r\n\r\n".encode() + data)
             reading = self._read(reader, job, stream, spec)
             if leaves:

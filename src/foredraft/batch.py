@@ -103,7 +103,7 @@ class PackedBatch(NamedTuple):
     logit_rows: list[int] | None
     block_size: int
     max_keys: int
-    reach: int  # keys of a sequence, from its first on, among which all are that rows see or store
+    reach: int  # every key that a row sees or stores is among the first `reach` of its sequence
 
     @property
     def num_rows(self) -> int:

@@ -98,11 +98,11 @@ class EngineConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
     refill: int = (
-        1  # so many places are free before waiting requests run: more on a GPU, where nobody waits for a token
+        1  # waiting requests start once this many places are free; more gives a GPU more steps without prompts
     )
     max_model_len: int | None = None
     kv_cache_tokens: int | None = None
-    max_chunk_s: float = 0.1  # what a running stream waits at most, about, for a chunk of another request's prompt
+    max_chunk_s: float = 0.1  # about the longest wait of a running stream for a chunk of another request's prompt
     block_size: int = 16
     prefix_caching: bool = True
     prefix_salt: str = ""

@@ -54,7 +54,7 @@ class LLM:
         self.dtype = loaded.dtype
         self.exact_report = loaded.exact_report
         self._request_ids = count()
-        self._inboxes: dict[str, deque[TokenEvent]] = {}  # where the events of a request wait for the call it is of
+        self._inboxes: dict[str, deque[TokenEvent]] = {}  # events by request, until the call that made it reads them
 
     def generate(
         self,

@@ -9,7 +9,7 @@ import hashlib
 from array import array
 from collections.abc import Iterable
 
-_DIGEST_BYTES = 16  # a collision would show one request another one's tokens: out of reach even for who tries
+_DIGEST_BYTES = 16  # enough that nobody can make two prefixes collide and see another request's tokens
 
 
 def root_name(*salts: str) -> bytes:

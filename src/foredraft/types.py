@@ -174,7 +174,7 @@ class Sequence:
     num_lookahead_tokens: int = 0  # KV slots to hold free beyond the known tokens, for a draft
     prompt_key: int = 0  # gives every prompt noise of its own under `rejection` and `block`; 0 under `match`
     constraint: Constraint | None = None  # what its grammar allows
-    block_table: MutableSequence[int] = field(default_factory=lambda: array("i"))  # which numpy reads without a loop
+    block_table: MutableSequence[int] = field(default_factory=lambda: array("i"))  # numpy reads it without a loop
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     counters: Counters = field(default_factory=Counters)
@@ -249,7 +249,8 @@ class Work(NamedTuple):
     @property
     def num_logits(self) -> int:
         """How many of this work's rows, counted from its end, need logits."""
-        sequence, num_new_tokens, _, draft, num_computed_nodes = self  # in half the time: this runs in every step
+        # Unpacking is faster than attribute access, and this runs in every step.
+        sequence, num_new_tokens, _, draft, num_computed_nodes = self
         if sequence.params.prompt_logprobs is not None and sequence.wants_prompt_logprobs:
             return self.num_rows
         if sequence.num_computed_tokens + num_new_tokens != len(sequence.token_ids):
@@ -404,6 +405,6 @@ class TokenEvent(NamedTuple):
     logprob: TokenLogprob | None = None
     finish_reason: FinishReason | None = None
     output: CompletionOutput | None = None  # with the last event of a sample
-    draft: Draft | None = None  # that the step verified, without q; this and the next two with its first token only
+    draft: Draft | None = None  # what the step verified, without q. Set with its first token only, as the next two
     accepted: tuple[int, ...] = ()  # nodes of the draft, from the root down
     reasons: tuple[str, ...] = ()  # why it was drafted or not: the controller's decisions, and failures

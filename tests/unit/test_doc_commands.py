@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ from foredraft.proposers.registry import parse_spec
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES.remove(ROOT / "docs/map.md")  # docstrings name commands there, and do not show them
 GIVEN_OUT = "…"  # stands for what the reader fills in
 CHEAP = "foredraft plan --alpha"
 
@@ -80,9 +82,7 @@ def test_a_command_of_the_documentation_exists(line: str) -> None:
         for option in options:
             assert not option.startswith("--") or f'"{option}"' in source, f"{script} has no {option}"
     elif program == "make":
-        targets = [word for word in arguments if "=" not in word]
-        makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-        assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
+        subprocess.run(["make", "--dry-run", *arguments], cwd=ROOT, check=True, capture_output=True)
     else:
         assert program in (".", "pip", "echo"), f"is {program} a command of ours?"
 

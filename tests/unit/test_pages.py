@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ("pages", "page_sections", "peer_report", "peer_results", "plain_report", "published", "common")
+SCRIPTS = ("pages", "page_sections", "peers", "plain", "published")
 
 
 @pytest.fixture
@@ -99,31 +99,26 @@ def test_a_machine_that_is_measured_again_keeps_its_name_and_its_file(pages: Mod
 
 
 def test_plain_figures_have_their_section(pages: ModuleType, records: list[dict[str, Any]]) -> None:
-    def cell(engine: str, exact: bool | None, measure: str, rate: float, batch: int = 1) -> dict[str, Any]:
-        tokens = {"decode": 64, "prefill": 512}[measure]
-        return {
-            "engine": engine, "dtype": "float32", "exact": exact, "measure": measure, "batch": batch, "tokens": tokens,
-            "tokens_per_s": rate, "samples": [rate],
-        }  # fmt: skip
+    from plain import Round, Settings, plain_record
 
-    plain = {
-        **next(record for record in records if record["kind"] == "mixed"),
-        "kind": "plain", "rounds": 5, "prompt_tokens": 32, "decode_tokens": 64, "prefill_tokens": 512,
-        "cells": [
-            cell("transformers", None, "decode", 20.0), cell("transformers", None, "prefill", 200.0),
-            cell("Foredraft", True, "decode", 50.0), cell("Foredraft", True, "prefill", 300.0),
-            cell("Foredraft", True, "decode", 120.0, batch=8),
-        ],
-    }  # fmt: skip
-    page = pages.benchmarks_page([*records, plain])
-    assert "| Foredraft float32 | 50 | 2.50× | 300 | 1.50× |" in page
-    assert "8 prompts at once, float32: 120.0 tok/s in all, 2.40× of one prompt alone." in page
-    assert "Plain decoding beside transformers" not in pages.benchmarks_page(records)
+    ours = [Round(plain, 300.0, {1: 0.010, 2: two}) for plain, two in ((100, 0.011), (200, 0.012), (150, 0.030))]
+    theirs = [Round(plain, 100.0, {}) for plain in (100, 100, 50)]
+    settings = Settings(Path("m.gguf"), "int4", 2, exact=False)
+    beside = plain_record(settings, ours, theirs, bandwidth=2e10, weights=50_000_000, memory=3_000_000_000)
+    assert json.loads(json.dumps(beside)) == beside
+    assert beside["command"] == 'make bench-plain ARGS="--model m.gguf --dtype int4 --threads 2 --rounds 3 --no-exact"'
+    alone = plain_record(settings, ours, [], bandwidth=2e10, weights=50_000_000, memory=3_000_000_000)
+    page = pages.benchmarks_page([*records, beside, alone])
+    assert "| m.gguf | int4, `exact=False` | 150 | 100 | 2.00× | 300 | 100 | 3.00× | 3,000 MB |" in page
+    assert "| m.gguf | int4, `exact=False` | 150 |  |  | 300 |  |  | 3,000 MB |" in page
+    assert "| m.gguf | int4, `exact=False` | 2.50 | 10.00 | 1.20× |" in page
+    assert "## Plain decoding" not in pages.benchmarks_page(records)
 
 
 def test_a_comparison_is_condensed_to_medians_and_ratios(pages: ModuleType) -> None:
-    from peer_report import body, peers_record
-    from peer_results import CHAT, COPY, FOREDRAFT, LLAMA, PEERS, Results
+    from page_sections import CHAT, COPY, peers_body
+
+    from peers import FOREDRAFT, LLAMA, PEERS, Results, peers_record
 
     results = Results(about={"llama.cpp": {"version": "1", "settings": "its own lookup"}})
     for peer in PEERS:
@@ -137,7 +132,7 @@ def test_a_comparison_is_condensed_to_medians_and_ratios(pages: ModuleType) -> N
     settings = {"file": "f.gguf", "model": "f", "threads": 2, "rounds": 3, "max_tokens": 9, "leave_out": []}
     record = peers_record(results, settings | {"prompts": {COPY: 1, CHAT: 1}}, "a CPU")
     assert json.loads(json.dumps(record)) == record
-    text = body(record)
+    text = peers_body(record)
     assert "| Foredraft int4, auto | 30.0 | 1.50× | 30.0 | 1.50× | yes |  |" in text
     assert "no: 1 of 2 texts differ, the earliest at token 2" in text
     assert "| llama.cpp, prompt lookup, 5 draft tokens | 20.0 | 1.00× |" in text

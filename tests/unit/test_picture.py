@@ -18,12 +18,11 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.fixture
 def picture(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    monkeypatch.syspath_prepend(ROOT / "tools")
     import picture
 
     yield picture
-    for name in ("picture", "published"):
-        sys.modules.pop(name, None)
+    sys.modules.pop("picture", None)
 
 
 @pytest.fixture
@@ -32,7 +31,7 @@ def recorded(picture: ModuleType) -> dict[str, Any]:
 
 
 def test_the_committed_picture_is_that_of_the_recorded_run(picture: ModuleType, recorded: dict[str, Any]) -> None:
-    assert picture.PICTURE.read_text(encoding="utf-8") == picture.draw(recorded), "run: python benchmarks/picture.py"
+    assert picture.PICTURE.read_text(encoding="utf-8") == picture.draw(recorded), "run: python tools/picture.py"
     assert picture.PICTURE.relative_to(ROOT).as_posix() in (ROOT / "README.md").read_text(encoding="utf-8")
 
 

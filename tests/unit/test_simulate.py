@@ -97,7 +97,7 @@ class TestAgainstQueueingTheory:
 
 
 class TestEventsAgainstSteps:
-    """The tolerance that docs/scaling.md states: means within 5 %, on loads that the machine can carry."""
+    """The tolerance that docs/simulation.md states: means within 5 %, on loads that the machine can carry."""
 
     @pytest.mark.parametrize(("spec", "qps"), [("off", 1.0), ("off", 2.0), ("suffix", 2.0), ("auto", 1.0)])
     def test_means_agree(self, spec: str, qps: float) -> None:

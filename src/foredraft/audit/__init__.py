@@ -1,0 +1,1 @@
+"""What `foredraft audit` checks on a machine: the same text, the sampled distribution, and independent rows."""

@@ -1,0 +1,1 @@
+"""What `foredraft bench` measures and writes: suites, interleaved runs, cells, report and plots."""

@@ -1,0 +1,1 @@
+"""The command `foredraft`: one file per command."""

@@ -1,0 +1,1 @@
+"""When to draft and how much: plain Python over measured times."""

@@ -31,12 +31,12 @@ log = logging.getLogger(__name__)
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 ROUNDS = 9
 CONTEXT = 256  # tokens before the rows that are timed
-_TORCH_ROWS, _TORCH_CONTEXT = (1, 2, 8, 16), 16  # torch's kernels take so long that less must do
-_FAR = 3  # times as many tokens before those rows from which the cost of a key is told
-_ALWAYS = 16  # rows that are measured however long they take
-_FIRST_PIECE = 8  # tokens that are computed at once before those rows, until it is known what a run takes
+_TORCH_ROWS, _TORCH_CONTEXT = (1, 2, 8, 16), 16  # fewer, because torch's kernels are slow
+_FAR = 3  # a second, longer context is this many times CONTEXT; the difference gives the cost of a key
+_ALWAYS = 16  # runs of up to this many rows are measured however long they take
+_FIRST_PIECE = 8  # tokens of the context in the first run; later runs grow with the measured speed
 _MOST_PIECE = 32
-_ENOUGH_S = 6.0  # of runs, after which no further round is begun; of the first three rounds, twice as much
+_ENOUGH_S = 6.0  # no further round begins after so long; the first three rounds may take twice as long
 _MAX_SECONDS = 1e6  # no run takes so long
 
 

@@ -28,10 +28,10 @@ from foredraft.types import Commit, Draft, Sequence
 Tokens = NDArray[np.int32]
 
 _MOST_TOKENS = 64  # of a draft
-# vLLM verifies whatever it is given, so doubtful tokens are not drafted; in exchange a single token alike is enough of
-# a match where what followed it is sure. docs/labs/02_vllm.md has the sweep.
+# vLLM verifies whatever it is given, so doubtful tokens are not drafted. In exchange, a match of one token is enough
+# where what followed it is sure. docs/labs/02_vllm.md explains the values.
 _OPTIONS: dict[str, Any] = {"tree": "chain", "min_n": 1, "min_score": 0.39, "store_doubt": 2.0}
-_PARAMS = SamplingParams().resolved({})  # vLLM keeps those of its requests to itself
+_PARAMS = SamplingParams().resolved({})  # vLLM does not tell the parameters of its requests
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Models from their files: formats, configs, tokenizers and chat templates, and the one decoder that runs them all."""

@@ -85,7 +85,7 @@ class _Workers:
             worker = self._take() or _Worker(setup)
             try:
                 answer = worker.answer(conversation)
-            except BaseException:  # such as a KeyboardInterrupt: its answer is still to come
+            except BaseException:  # for instance a KeyboardInterrupt: the worker's answer is still to come
                 worker.end()
                 raise
             if answer is None:

@@ -26,8 +26,8 @@ Progress = Callable[[int, int], None]
 class DraftVocabulary:
     """The tokens of a model that knows fewer than its target, by the target's ids."""
 
-    token_ids: Tensor  # [draft_vocab] int64: of every column of the logits
-    rows: Tensor  # [target_vocab] int64: of the embedding, for every token
+    token_ids: Tensor  # [draft_vocab] int64: the token of every column of the logits
+    rows: Tensor  # [target_vocab] int64: the row of the embedding for every token
 
 
 @dataclass(frozen=True)

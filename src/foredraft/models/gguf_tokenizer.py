@@ -30,7 +30,7 @@ _SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}
 # Phi-3's control tokens swallow the spaces and newlines after them, except these.
 _PHI3_NOT_STRIPPED = ("<unk>", "<s>", "<|endoftext|>")
 
-_MAX_SPLITS = 8  # of a token into two others, on average; Llama 2 has 2
+_MAX_SPLITS = 8  # ways to split a token into two others, on average; Llama 2 has 2
 
 # How text is cut into words before the merges apply.
 _LLAMA3 = (

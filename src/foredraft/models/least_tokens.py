@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import tokenizers
 
-_COMPOSED = 4  # characters at most that Unicode normalisation composes to one
+_COMPOSED = 4  # the most characters that Unicode normalisation composes to one
 _FORMS = frozenset({"NFC", "NFD", "NFKC", "NFKD"})
 _KEEPING = frozenset({"ByteLevel", "Digits", "Metaspace"})  # pre-tokenizers that drop nothing
 _FALLBACK = {f"<0x{byte:02X}>" for byte in range(256)}

@@ -15,7 +15,7 @@ from foredraft.errors import InvalidModel
 
 _FOUR_BITS = ("q4", "q4k")
 _EIGHT_BITS = ("q8", "q6", "q5", "q5k")  # the kinds of more than 4 bits, which count as 8
-_PIECE_WEIGHTS = 1 << 20  # that are dense at once
+_PIECE_WEIGHTS = 1 << 20  # weights that are dense at once
 
 
 def convert(weight: Weight, dtype: str, is_head: bool, file_precision: str) -> Weight:

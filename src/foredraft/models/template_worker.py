@@ -29,10 +29,10 @@ class Setup(TypedDict):
     """What a worker is told first."""
 
     path: list[str]  # sys.path of the process that started it
-    seconds: float  # that an answer may take
+    seconds: float  # the longest time for an answer
     memory_bytes: int
     source: str
-    variables: dict[str, str | None]  # of every conversation
+    variables: dict[str, str | None]  # that every conversation sees
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def main() -> None:
     sys.path[:] = setup["path"]
     with suppress(ValueError, OSError):  # a system that has a lower limit, or none
         resource.setrlimit(resource.RLIMIT_AS, (setup["memory_bytes"], setup["memory_bytes"]))
-    import_module("jinja2.sandbox")  # here, where no conversation waits for it
+    import_module("jinja2.sandbox")  # imported at the start, while no conversation waits
     template: jinja2.Template | None = None
     while line := sys.stdin.buffer.readline():
         signal.setitimer(signal.ITIMER_REAL, setup["seconds"])

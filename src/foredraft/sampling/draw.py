@@ -13,7 +13,7 @@ from foredraft.sampling.noise import gumbel, highest_uniform_without, uniform
 
 Draw = Callable[[Tensor, float, float, int], int]  # logits [vocab], floor, temperature, key of the noise -> token
 
-_FEW = 1024  # so many candidates get their noise at once; of more, the best get theirs first, to rule others out
+_FEW = 1024  # up to here all candidates get noise at once; beyond, the best first, which rules most others out
 _BEST = 32
 
 

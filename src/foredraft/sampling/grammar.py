@@ -46,7 +46,7 @@ _LIMITS = {
     "max_lexer_states": 30_000,
     "max_grammar_size": 100_000,
 }
-_AUTOMATON = "lexer error: too many"  # how the parser calls the limits of what its copies share
+_AUTOMATON = "lexer error: too many"  # how its error begins when the automaton that copies share is full
 _ITEMS = "too much may follow at one place; use fewer optional properties or alternatives"
 _PATTERNS = "its patterns are too large; use simpler ones and lower their repetitions"
 # What to do, by how the parser names a limit that is exceeded.

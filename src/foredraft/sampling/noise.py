@@ -25,7 +25,7 @@ _LOG_TERMS = 12  # of the series 2·artanh(s) = 2(s + s³/3 + …) with |s| < 0.
 MATCH_STREAM, COIN_STREAM, RESIDUAL_STREAM, DRAFT_STREAM = range(4)
 
 
-@lru_cache(maxsize=4096)  # all nodes of a depth have one key, and who drafts uses it before the target does
+@lru_cache(maxsize=4096)  # nodes of one depth share a key, and a drafting model uses it before the target does
 def stream_key(seed: int, position: int, stream: int = MATCH_STREAM) -> int:
     """The 64-bit key of a position's noise in one of the streams."""
     return _mix(_mix(_mix(seed) ^ (position * _GOLDEN & _MASK)) + stream * _MIX_1 & _MASK)

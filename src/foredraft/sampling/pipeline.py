@@ -18,9 +18,9 @@ from torch import Tensor
 from foredraft.params import SamplingParams
 from foredraft.types import Sequence
 
-_LOOKS = (64, 1024, 8192)  # so many of the best tokens may hold top-p of the mass; they are found sooner than all
+_LOOKS = (64, 1024, 8192)  # top-p is looked for among this many of the best tokens, before all are sorted
 _LOWEST = torch.finfo(torch.float32).min  # a token whose logit is below that, -inf, cannot be drawn
-_TIES = 32  # so many tokens beyond the k-th are looked at, in case they equal it
+_TIES = 32  # tokens beyond the k-th that are looked at, in case they equal it
 
 
 def adjust_after(logits: Tensor, sequence: Sequence, path: Items[int]) -> Tensor:

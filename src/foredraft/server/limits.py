@@ -29,9 +29,9 @@ class Limits:
     running_timeout_s: float = 600.0  # from the first token to the last
     header_timeout_s: float = 10.0
     body_timeout_s: float = 30.0
-    write_timeout_s: float = 30.0  # a client that does not read for so long is given up
+    write_timeout_s: float = 30.0  # a client that reads nothing for this long is given up
     keep_alive_s: float = 5.0  # between comments in a stream that has nothing else to send
-    drain_timeout_s: float = 60.0  # that running requests get after SIGTERM
+    drain_timeout_s: float = 60.0  # for running requests after SIGTERM
 
     @property
     def tick_s(self) -> float:

@@ -16,8 +16,8 @@ def bounded_protocol(limits: Limits) -> type[asyncio.Protocol]:
 
     class BoundedProtocol(HttpToolsProtocol):
         _header_timer: asyncio.TimerHandle | None = None
-        _num_bytes = 0  # that came since the last headers or the last piece of a body: nobody else counts them
-        _has_headers = False  # of the request that they belong to
+        _num_bytes = 0  # bytes since the last headers or piece of a body; nothing else counts them
+        _has_headers = False  # whether the headers of the present request are complete
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)

@@ -18,7 +18,7 @@ from foredraft.proposers.base import Proposer
 from foredraft.proposers.registry import ProposerChoice, Spec
 from foredraft.types import Sequence, Stop, Verdict, Work
 
-KV_CACHE_TOKENS = 65536  # as an engine has them that was told nothing, see engine/loading.py
+KV_CACHE_TOKENS = 65536  # the default of an engine, see engine/loading.py
 
 
 class Clock:

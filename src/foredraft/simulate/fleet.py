@@ -14,7 +14,7 @@ from foredraft.errors import InvalidParameter
 from foredraft.simulate.record import Record
 from foredraft.simulate.traffic import Request
 
-_WARM_UP_SHARE = 0.1  # of the requests, which find the machines emptier than they will be
+_WARM_UP_SHARE = 0.1  # of the requests do not count: they find machines that are still empty
 
 
 class Server(Protocol):
@@ -51,7 +51,7 @@ class Slo:
 class Outcome:
     """What the users of a fleet saw, without the first tenth of them. Times are seconds."""
 
-    qps: float  # that arrived
+    qps: float  # requests per second that arrived
     goodput: float  # requests per second that kept the objective, until the last was finished
     good_share: float
     tokens_per_s: float

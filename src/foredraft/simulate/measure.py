@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 _PROMPTS = 18  # three of each built-in kind
 _MAX_TOKENS = 64
-_BATCHES = (1, 8)  # at which plain steps are timed
-_OVERHEAD_PROMPT = 32  # tokens
+_BATCHES = (1, 8)  # sequences at once whose plain steps are timed
+_OVERHEAD_PROMPT = 32  # tokens of the prompts of those steps
 _TEMPERATURES = (0.0, 1.0)  # of draws: half of the requests are taken to be sampled
-_DRAWS = 8  # along one draft
-_ROUNDS = 50  # in which they are timed
-_SPREAD = 3.0  # of the logits that are drawn from
+_DRAWS = 8  # draws that are timed together, as along one draft
+_ROUNDS = 50  # repetitions of the timed draws
+_SPREAD = 3.0  # standard deviation of the random logits that are drawn from
 
 
 def measured_machine(llm: LLM, model: str, specs: Iterable[str]) -> Machine:

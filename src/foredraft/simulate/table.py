@@ -17,12 +17,12 @@ from foredraft.simulate.record import Record
 from foredraft.simulate.step_mode import StepReplica
 from foredraft.simulate.traffic import Request
 
-_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)  # that are measured
-_WARM_UP_STEPS = 48  # in which the controller learns what runs cost
-_RUNS = 2000  # of sequences that are measured for a batch, and at least
-_STEPS = 64  # so many steps
-_LONGER = 8  # times as long as they are: outputs while steps are measured
-_CHUNK_STEPS = 8  # after which the chunk limit changes no more
+_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)  # sequences at once
+_WARM_UP_STEPS = 48  # steps in which the controller learns what runs cost, before any counts
+_RUNS = 2000  # runs of sequences that are measured for a batch size
+_STEPS = 64  # the fewest steps that are measured for a batch size
+_LONGER = 8  # outputs are this many times longer while steps are measured, so that few end
+_CHUNK_STEPS = 8  # steps until the chunk limit is stable
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class StepTable:
 
     kinds: tuple[str, ...]
     step_s: list[float]  # a step in which nothing but these sequences runs
-    rows: list[float]  # and its rows, drafts included
+    rows: list[float]  # rows of that step, drafts included
     tokens_per_run: list[list[float]]  # by kind, then by sequences
     kind_rows: list[list[float]]  # of the same shape: rows of a sequence, its draft included
     row_s: list[float]  # seconds of one row more than `rows`: kinds are not always mixed as they are on average

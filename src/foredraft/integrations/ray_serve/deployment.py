@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from ray.serve import Application
     from ray.serve.handle import DeploymentHandle
 
-_BROADCAST_S = 5.0  # that a replica has to tell about itself
+_BROADCAST_S = 5.0  # a replica must answer a query about its state within this time
 _MAX_BACKOFF_S = 0.1  # between two looks of a waiting request for a replica that has room
 _LOGGING = {"enable_access_log": False, "log_level": "WARNING"}  # replicas write a line per request themselves
-_HEALTH_PERIOD_S = 2.0  # so long a dead replica may stay unnoticed and not replaced
+_HEALTH_PERIOD_S = 2.0  # a dead replica is noticed and replaced after about this time
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
@@ -47,7 +47,8 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     ) -> list[list[RunningReplica]]:
         if pending_request is not None:  # all replicas are offered at once, so when all are full there is only waiting
             pending_request.routing_context.should_backoff = True
-        candidates = random.sample(candidate_replicas, len(candidate_replicas))  # none is the first of all equals
+        # In random order, so that equals are chosen equally often.
+        candidates = random.sample(candidate_replicas, len(candidate_replicas))
         by_name = {replica.replica_id.unique_id: replica for replica in candidates}
         loads = {name: self.replica_queue_len_cache.get(each.replica_id) or 0 for name, each in by_name.items()}
         # One replica per group: within a group Ray prefers those whose load it knows, and idle ones it forgets.

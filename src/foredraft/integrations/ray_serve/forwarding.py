@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 log = logging.getLogger(__name__)
 
-_LEAVING_S = 10.0  # that an application has to end a request whose client has left
+_LEAVING_S = 10.0  # an application must end a request within this time after its client has left
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from foredraft.integrations.ray_serve.options import FleetOptions
 
 APP_NAME = "foredraft"
 _OBJECT_STORE_BYTES = 256 << 20  # requests and answers are small and do not pass through it
-_STOPPING_S = 30.0  # that Ray has beyond the time for running requests
+_STOPPING_S = 30.0  # for Ray itself, after the time that running requests get
 _LOOK_AGAIN_S = 0.2
 
 _SETTINGS = {  # Ray reads them when it is imported

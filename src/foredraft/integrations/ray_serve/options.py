@@ -27,7 +27,7 @@ class FleetOptions(BaseModel):
     device: str = "auto"
     exact: bool = True
     threads: PositiveInt = 1  # of one replica; as many CPUs are reserved for it
-    gpus: NonNegativeFloat = 0  # that are reserved for one replica
+    gpus: NonNegativeFloat = 0  # reserved for one replica
     max_num_seqs: PositiveInt | None = None
     max_model_len: PositiveInt | None = None
     kv_cache_tokens: PositiveInt | None = None

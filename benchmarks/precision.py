@@ -1,13 +1,13 @@
-"""What 8-bit and 16-bit activations give up: how far the next token's distribution is from that of the same file with
-float32 weights and activations, on text that the model writes itself.
+"""What rounding gives up: how far the next token's distribution is from that of the same file with float32 weights and
+activations, on text that the model writes itself.
+
+    python benchmarks/precision.py [--model smollm2-135m] [--dtype int4] [--dtype bfloat16] [--device cuda]
+        [--positions 1000] [--llama PYTHON]
 
 All texts begin with the same system prompt. A position counts once: where an earlier text has the same tokens up to it,
-it is left out. Otherwise the few tokens of that prompt decide the mean.
-
-    python benchmarks/activations.py [--model smollm2-135m] [--dtype int4] [--positions 1000] [--llama PYTHON]
-
---llama names a Python that has llama-cpp-python: its distributions on the same file and tokens are then compared too.
-The model must be a GGUF file for that.
+it is left out. Otherwise the few tokens of that prompt decide the mean. Quantised weights are measured with 8-bit and
+with 16-bit activations on a CPU. --llama names a Python that has llama-cpp-python: its distributions on the same GGUF
+file and tokens are then compared too.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from foredraft.models.catalog import resolve
 from foredraft.types import Sequence, Work
 
 LENGTH = 256  # tokens of a text
+QUANTISED = ("int4", "int8")
 
 LLAMA = """
 import json, sys
@@ -68,7 +69,7 @@ def logits_of(llm: LLM, texts: list[list[int]]) -> Tensor:
         sequence = Sequence(-1, "", 0, tokens, len(tokens), SamplingParams(temperature=0).resolved({}), 0, 1)
         assert engine.scheduler.pool.reserve(sequence, len(tokens))
         batch = pack([Work(sequence, len(tokens))], engine.kv.block_size)
-        rows.append(engine.runner.forward(batch._replace(logit_rows=None)).logits.clone())
+        rows.append(engine.runner.forward(batch._replace(logit_rows=None)).logits.cpu().clone())
         engine.scheduler.pool.free(sequence)
     return torch.cat(rows)
 
@@ -89,29 +90,34 @@ def report(name: str, logits: Tensor, reference: Tensor) -> None:
     same = (reference.argmax(-1) == logits.argmax(-1)).double().mean()
     error = kl.std() / len(kl) ** 0.5
     figures = f"mean KL {kl.mean():.3e} +- {error:.0e}   p99 {kl.quantile(0.99):.2e}"
-    print(f"{name:28} {figures}   same best token {100 * same:.1f} %")
+    print(f"{name:28} {figures}   same best token {100 * same:.1f} %", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--dtype", default="int4")
+    parser.add_argument("--dtype", action="append")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--positions", type=int, default=1000)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--llama", help="a Python that has llama-cpp-python")
     arguments = parser.parse_args()
 
-    def opened(**options: str) -> LLM:
-        return LLM(arguments.model, spec="off", threads=arguments.threads, max_model_len=1024, **options)
+    def opened(device: str, dtype: str, activations: str = "int8") -> LLM:
+        options = {"dtype": dtype, "activations": activations, "device": device, "threads": arguments.threads}
+        return LLM(arguments.model, spec="off", max_model_len=1024, **options)
 
-    reference = opened(dtype="float32")
+    reference = opened("cpu", "float32")
     texts = texts_of(reference, arguments.positions)
     counted = new_positions(texts)
     right = logits_of(reference, texts)[counted]
     print(f"{arguments.model}, {len(right)} positions of {len(texts)} texts, beside the same file in float32")
-    for activations in ("int8", "int16"):
-        llm = opened(dtype=arguments.dtype, activations=activations)
-        report(f"{arguments.dtype}, {activations} activations", logits_of(llm, texts)[counted], right)
+    for dtype in arguments.dtype or ("int4",):
+        rounds_activations = dtype in QUANTISED and arguments.device == "cpu"
+        for activations in ("int8", "int16") if rounds_activations else ("int8",):
+            llm = opened(arguments.device, dtype, activations)
+            name = f"{dtype}, {activations} activations" if rounds_activations else f"{dtype}, {arguments.device}"
+            report(name, logits_of(llm, texts)[counted], right)
     if arguments.llama:
         report("llama.cpp", llama_logits(arguments.llama, arguments.model, texts)[counted], right)
 

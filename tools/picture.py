@@ -1,6 +1,6 @@
 """Draws the picture in README.md: one prompt, plain and speculative, tokens tinted by the proposer that drafted them.
 
-    python benchmarks/picture.py [--record]
+    python tools/picture.py [--record]
 
 A box is one run of the target. `--record` decodes the prompt with the default model and writes docs/images/runs.json;
 without it, docs/images/runs.svg is drawn from the runs that were recorded last.
@@ -12,11 +12,11 @@ import argparse
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
-from published import ROOT
-
+ROOT = Path(__file__).parents[1]
 RUNS, PICTURE = ROOT / "docs" / "images" / "runs.json", ROOT / "docs" / "images" / "runs.svg"
 MODEL, SPEC, MAX_TOKENS = "smollm2-135m", "ngram+suffix", 96
 TARGET = "target"
@@ -63,7 +63,7 @@ def record() -> dict[str, Any]:
         "task": prompt.strip().splitlines()[-1],
         "date": datetime.now(UTC).date().isoformat(),
         "versions": {"foredraft": __version__},
-        "command": "make picture",
+        "command": "python tools/picture.py --record",
         **decodings,
     }
 

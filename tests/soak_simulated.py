@@ -1,9 +1,9 @@
 """The simulation against reality: one server under the load of `make soak`, measured and simulated.
 
-    python -m benchmarks.simulate_soak [--minutes 5] [--clients 16] [--model smollm2-135m] [--dtype int4] [--threads 2]
+    python -m tests.soak_simulated [--minutes 5] [--clients 16] [--model smollm2-135m] [--dtype int4] [--threads 2]
 
 The simulation is given three things: this machine as `foredraft simulate` measures it; what a server takes beside its
-runs, measured with requests of their own (benchmarks/server_costs.py): steps of plain streams, and the processor time
+runs, measured with requests of their own (server_costs.py): steps of plain streams, and the processor time
 of a request, which its runs lose; and, from the soak itself, the lengths of outputs and the acceptance of drafts. It
 must find the rest by itself, to within 10 %: throughput, and the mean times that requests wait, until the first token,
 between tokens and in all. Every figure is printed, measured and simulated, with the ratio of the two. The machine must
@@ -26,9 +26,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.server_costs import ServerCosts, server_costs
-from tests import soak
-
 from foredraft import LLM
 from foredraft.config import EngineConfig
 from foredraft.proposers.registry import parse_spec
@@ -37,6 +34,8 @@ from foredraft.simulate.measure import measured_machine
 from foredraft.simulate.record import Record
 from foredraft.simulate.step_mode import StepReplica
 from foredraft.simulate.traffic import ANY, Request
+from tests import soak
+from tests.server_costs import ServerCosts, server_costs
 
 PROPOSERS = ("suffix", "ngram:k=4")  # those of the soak; its auto drafts with suffix
 TOLERANCE = 0.10

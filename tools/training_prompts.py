@@ -4,7 +4,7 @@ short questions about its titles, sums with other numbers, and German sentences 
 A head learns how its model answers, and needs prompts of many kinds (docs/training.md). Nothing here is taken from
 an evaluation, and `foredraft train text --exclude` leaves out whatever should still coincide with one.
 
-    python benchmarks/training_prompts.py prompts.jsonl --out more.jsonl
+    python tools/training_prompts.py prompts.jsonl --out more.jsonl
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+
 from tests import soak
 
 STREAMS = (1, 2, 4, 8)  # at which plain steps are timed
@@ -39,7 +40,7 @@ async def _send(port: int, body: dict[str, Any]) -> tuple[float, dict[str, Any]]
     data = json.dumps(body).encode()
     started = time.perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     writer.write(f"{head}content-length: {len(data)}\r\nconnection: close\r\n\r\n".encode() + data)
     metrics: dict[str, Any] = {}
     while line := await reader.readline():
