@@ -72,12 +72,12 @@ class Controller:
         worth it if the queries that `wants` would make are expected to gain more in all, or if a probe is due."""
         if not self._begun.issuperset([each.id for each in sequences if each.num_lookahead_tokens]):
             return False
-        token_s, row_s, looking_s = self.costs.token(load), self.costs.extra(load, 1)[1], self._looking_s(load)
-        gain_s = 0.0
+        token_s, looking_s, gain_s = self.costs.token(load), self._looking_s(load), 0.0
+        row_s = self.costs.extra(load, 1, load.sequences or 1)[1] * token_s
         for record in self._records.values():
             size = len(record.live)
             cost_s = record.cost_s(size)
-            if size and cost_s + row_s * token_s <= record.credit_s:
+            if size and cost_s + row_s <= record.credit_s:
                 gains = record.expected(load.sequences)
                 if record.is_due(looking_s + size * cost_s - sum(gains) * token_s):
                     return False
@@ -279,8 +279,8 @@ class Controller:
         if looking_s:
             self._looked_s.setdefault(load.sequences.bit_length(), deque(maxlen=_LOOKS)).append(looking_s)
             payer = max([record for record in self._records.values() if record.live], key=_credit, default=None)
-            if payer is not None:  # who has most: it has the others looked at beside itself
-                payer.credit_s -= looking_s
+            if payer is not None:  # who has most, and not more than it has: where nobody has any, nobody is looked at
+                payer.credit_s -= min(looking_s, max(0.0, payer.credit_s))
         for (name, _), record in self._records.items():
             if record.live:  # its share of all sequences of the controller
                 record.pass_time((query_s + run_s) * len(record.live) / len(self._requests[name]))
