@@ -454,20 +454,21 @@ def test_the_same_inputs_and_clock_give_the_same_decisions() -> None:
     )
 
 
-def test_what_rests_is_what_would_not_be_queried() -> None:
+@pytest.mark.parametrize(("truth", "query_s"), [(NARROW, 0.0004), (CHEAP, 0.002), (CHEAP, 0.02), (DEAR, 0.02)])
+def test_what_rests_is_what_would_not_be_queried(truth: Calibration, query_s: float) -> None:
     """Where a batch does not rest, somebody is queried; where it rests, nobody would be."""
-    controller, model = ready(NARROW), Model()
+    controller, model = ready(truth), Model()
     works = [Work(sequence_of(9, number), 1, 4) for number in range(8)]
     for work in works:
         work.sequence.num_lookahead_tokens = 4
-    prices, wrong = prices_of(controller, works), chain(4, 0.6, "model")
+    prices, draft = prices_of(controller, works), chain(4, 0.6, "model")
     commits = [Commit(work.sequence, (8,), (TARGET,), (None,)) for work in works]
     rested = 0
-    for step in range(400):
+    for step in range(2000):
         rests = controller.rests([work.sequence for work in works], prices.load)
         rested += rests
-        reasons = asked(controller.copy() if rests else controller, model, works, [wrong] * 8, 0.0004)
+        reasons = asked(controller.copy() if rests else controller, model, works, [draft] * 8, query_s)
         queried = any(reason in (DRAFTED, PROBE) for reason in reasons)
-        assert step < 8 or queried != rests
-        controller.observe(works, {}, commits, prices, 0.0004 * queried, NARROW.curve.seconds_at(8))
-    assert 100 < rested < 400
+        assert step == 0 or queried != rests
+        controller.observe(works, {}, commits, prices, query_s * queried, truth.curve.seconds_at(8))
+    assert 1000 < rested < 2000
