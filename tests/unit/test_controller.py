@@ -472,3 +472,22 @@ def test_what_rests_is_what_would_not_be_queried(truth: Calibration, query_s: fl
         assert step == 0 or queried != rests
         controller.observe(works, {}, commits, prices, query_s * queried, truth.curve.seconds_at(8))
     assert 1000 < rested < 2000
+
+
+def test_a_batch_rests_while_nobody_can_afford_to_catch_up() -> None:
+    controller, model = ready(), Model()
+    works = [Work(sequence_of(2000, number), 1, 4) for number in range(8)]
+    for work in works:
+        work.sequence.num_lookahead_tokens = 4
+    sequences, prices = [work.sequence for work in works], prices_of(controller, works)
+    model.missing = 2000
+    assert DRAFTED in controller.wants(model, works, [None] * 8, prices), "what it takes is not known"
+    model.missing = 0
+    controller.observe_query(model, works[:1], [chain(4, origin="model")], prices, 1.0)
+    model.missing = 2000
+    for work in works[1:]:
+        controller.release([work.sequence.id])
+    controller.release([works[0].sequence.id])
+    assert not controller.rests(sequences, prices.load), "they are new"
+    assert set(controller.wants(model, works, [None] * 8, prices)) == {LEDGER}
+    assert controller.rests(sequences, prices.load)

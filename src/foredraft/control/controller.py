@@ -76,16 +76,21 @@ class Controller:
         row_s = self.costs.extra(load, 1, load.sequences or 1)[1] * token_s
         for record in self._records.values():
             size = len(record.live)
-            cost_s = record.cost_s(size)
-            if size and cost_s + row_s <= record.credit_s:
+            cost_s, catch_up_s = record.cost_s(size), self._catch_up_s(record, record.num_missing)
+            invests = not catch_up_s or catch_up_s <= record.credit_s - record.caught_up_s
+            if size and invests and cost_s + row_s <= record.credit_s:
                 gains = record.expected(load.sequences)
-                if record.is_due(looking_s + size * cost_s - sum(gains) * token_s):
+                if record.is_due(looking_s + catch_up_s + size * cost_s - sum(gains) * token_s):
                     return False
                 for gain in gains:  # those that expect most come first
                     if gain * token_s <= cost_s:
                         break
                     gain_s += gain * token_s - cost_s
         return gain_s <= looking_s
+
+    def _catch_up_s(self, record: Record, missing: int) -> float:
+        """What it is expected to take to catch up with so many tokens."""
+        return record.catch_up * self.costs.at_rest(missing) if missing else 0.0
 
     def _looking_s(self, load: Load) -> float:
         """What it takes to look at so many sequences and to learn from them."""
@@ -145,7 +150,7 @@ class Controller:
         so much left of the credit; and what catching up is expected to take."""
         record = request.record
         request.missing = candidate.num_missing(sequence)
-        catch_up_s = record.catch_up * self.costs.at_rest(request.missing) if request.missing else 0.0
+        catch_up_s = self._catch_up_s(record, request.missing)
         has_begun = 0 < request.spent_s < self.costs.at_rest(sequence.num_tokens)
         if catch_up_s and catch_up_s > left_s - record.caught_up_s and not has_begun:
             return LEDGER, 0.0

@@ -109,6 +109,11 @@ class Record:
             self._expected = place, sorted([request.gain(common) for request in self.live], reverse=True)
         return self._expected[1]
 
+    @property
+    def num_missing(self) -> int:
+        """How many tokens must be caught up with before any live request gets a draft, where that has not begun."""
+        return min([0 if request.spent_s else request.missing for request in self.live], default=0)
+
     def changed(self) -> None:
         """What live requests expect has changed."""
         self._expected = None
