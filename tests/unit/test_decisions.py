@@ -10,7 +10,7 @@ import pytest
 from foredraft.config import EngineConfig
 from foredraft.control.costs import Calibration
 from foredraft.control.economics import VerifyCurve
-from foredraft.control.reasons import NOTHING_PROPOSED
+from foredraft.control.reasons import NOTHING_PROPOSED, RESTING
 from foredraft.engine.speculation import FAILED
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.registry import ProposerChoice, Spec
@@ -41,14 +41,14 @@ class Finds(Proposer):
         return [found if sequence.id in self.finds_for else NO_DRAFT for sequence in sequences]
 
 
-def engine_with(*proposers: Finds) -> SimulatedEngine:
+def engine_with(*proposers: Finds, options: EngineConfig = EngineConfig()) -> SimulatedEngine:
     """On a machine where rows are nearly free."""
     made, clock = {proposer.name: proposer for proposer in proposers}, Clock()
     for proposer in proposers:
         proposer.clock = clock
     calibration = Calibration(VerifyCurve((1, 64), (STEP_S, STEP_S * 1.01)), 0, 0.0)
     return SimulatedEngine(
-        *(EngineConfig(), calibration, 9, lambda choice: made[choice.name]),
+        *(options, calibration, 9, lambda choice: made[choice.name]),
         *(lambda sequence, position: RIGHT, lambda load, accepted: calibration.curve.seconds_at(load.rows), clock),
     )
 
@@ -135,3 +135,15 @@ def test_a_head_need_not_draft_where_a_copy_was_found(caplog: pytest.LogCaptureF
         assert queried_by_step(set()) == [0, 1], "as soon as the copy ends"
         assert queried_by_step(set()) == [0, 1]
     assert not caplog.records, "the controller has not failed"
+
+
+def test_sequences_without_slots_for_drafts_do_not_keep_a_batch_from_resting() -> None:
+    """A step may have nine rows: two of eight sequences get no slot, and are not looked at."""
+    slow = Finds("slow", 0.5 * STEP_S)
+    engine = engine_with(slow, options=EngineConfig(max_num_seqs=8, max_num_batched_tokens=9))
+    sequences = begin(engine, "slow", count=8)
+    run(engine, 500)
+    before = [sequence.counters.decisions[RESTING] for sequence in sequences]
+    run(engine, 100)
+    rested = [sequence.counters.decisions[RESTING] - count for sequence, count in zip(sequences, before, strict=True)]
+    assert min(rested) > 90

@@ -88,6 +88,11 @@ class Controller:
                     gain_s += gain * token_s - cost_s
         return gain_s <= looking_s
 
+    def pass_over(self, sequences: Iterable[Sequence], load: Load) -> None:
+        """These got no slots for drafts in a step of such a load. To look at them again would not help."""
+        if self.costs.is_known(load.rows):
+            self._begun.update([each.id for each in sequences])
+
     def _catch_up_s(self, record: Record, missing: int) -> float:
         """What it is expected to take to catch up with so many tokens."""
         return record.catch_up * self.costs.at_rest(missing) if missing else 0.0

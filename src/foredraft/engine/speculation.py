@@ -126,6 +126,8 @@ class Speculation:
         try:
             if controller is not None:
                 step.prices = controller.prices(Load.of(works), max([work.num_lookahead_tokens for work in works]))
+                without = [work.sequence for work in works if not work.num_lookahead_tokens and work.reaches_end]
+                controller.pass_over(without, step.prices.load)
             for guarded in next(iter(distinct)).in_turn if len(distinct) == 1 else sorted(named, key=query_order):
                 self._query(guarded, step, controller)
             works = self._with_fixed_drafts(step)
