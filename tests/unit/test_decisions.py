@@ -41,14 +41,14 @@ class Finds(Proposer):
         return [found if sequence.id in self.finds_for else NO_DRAFT for sequence in sequences]
 
 
-def engine_with(*proposers: Finds, options: EngineConfig = EngineConfig()) -> SimulatedEngine:
+def engine_with(*proposers: Finds, **options: int) -> SimulatedEngine:
     """On a machine where rows are nearly free."""
     made, clock = {proposer.name: proposer for proposer in proposers}, Clock()
     for proposer in proposers:
         proposer.clock = clock
     calibration = Calibration(VerifyCurve((1, 64), (STEP_S, STEP_S * 1.01)), 0, 0.0)
     return SimulatedEngine(
-        *(options, calibration, 9, lambda choice: made[choice.name]),
+        *(EngineConfig(**options), calibration, 9, lambda choice: made[choice.name]),
         *(lambda sequence, position: RIGHT, lambda load, accepted: calibration.curve.seconds_at(load.rows), clock),
     )
 
@@ -140,7 +140,7 @@ def test_a_head_need_not_draft_where_a_copy_was_found(caplog: pytest.LogCaptureF
 def test_sequences_without_slots_for_drafts_do_not_keep_a_batch_from_resting() -> None:
     """A step may have nine rows: two of eight sequences get no slot, and are not looked at."""
     slow = Finds("slow", 0.5 * STEP_S)
-    engine = engine_with(slow, options=EngineConfig(max_num_seqs=8, max_num_batched_tokens=9))
+    engine = engine_with(slow, max_num_seqs=8, max_num_batched_tokens=9)
     sequences = begin(engine, "slow", count=8)
     run(engine, 500)
     before = [sequence.counters.decisions[RESTING] for sequence in sequences]
