@@ -147,3 +147,15 @@ def test_sequences_without_slots_for_drafts_do_not_keep_a_batch_from_resting() -
     run(engine, 100)
     rested = [sequence.counters.decisions[RESTING] - count for sequence, count in zip(sequences, before, strict=True)]
     assert min(rested) > 90
+
+
+def test_a_fixed_setting_is_drafted_beside_a_batch_that_would_rest() -> None:
+    slow, fixed = Finds("slow", 0.5 * STEP_S), Finds("fixed", 0.0)
+    engine = engine_with(slow, fixed)
+    begin(engine, "slow", count=2)
+    chosen = make_sequence([1, 2, 3], id=7, max_tokens=10_000)
+    engine.add(chosen, Spec((ProposerChoice("fixed"),)))
+    run(engine, 300)
+    before = len(fixed.queried)
+    run(engine, 50)
+    assert len(fixed.queried) - before == 50

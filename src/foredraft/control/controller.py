@@ -88,10 +88,10 @@ class Controller:
                     gain_s += gain * token_s - cost_s
         return gain_s <= looking_s
 
-    def pass_over(self, sequences: Iterable[Sequence], load: Load) -> None:
-        """These got no slots for drafts in a step of such a load. To look at them again would not help."""
+    def pass_over(self, sequence: Sequence, load: Load) -> None:
+        """It got no slots for a draft in a step of such a load. To look at it again would not help."""
         if self.costs.is_known(load.rows):
-            self._begun.update([each.id for each in sequences])
+            self._begun.add(sequence.id)
 
     def _catch_up_s(self, record: Record, missing: int) -> float:
         """What it is expected to take to catch up with so many tokens."""

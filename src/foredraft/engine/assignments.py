@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
@@ -24,7 +24,14 @@ class Assignment:
     in_turn: tuple[Guarded, ...]  # the same, in the order in which they are queried
 
 
-def query_order(guarded: Guarded) -> tuple[bool, str]:
+def in_turn(assignments: Collection[Assignment]) -> Iterable[Guarded]:
+    """The proposers of all of these, each once, in the order in which they are queried."""
+    if len(assignments) == 1:  # as in nearly every step
+        return next(iter(assignments)).in_turn
+    return sorted({guarded for each in assignments for guarded in each.in_turn}, key=_order)
+
+
+def _order(guarded: Guarded) -> tuple[bool, str]:
     """Proposers that take next to no time are queried first."""
     return not guarded.proposer.free, guarded.name
 
@@ -88,7 +95,7 @@ class Assignments:
             if (list(alike.proposers.values()), alike.adaptive) == (chosen, spec.adaptive):
                 self._sequences[sequence.id] = alike
                 return
-        self._sequences[sequence.id] = Assignment(proposers, spec.adaptive, tuple(sorted(chosen, key=query_order)))
+        self._sequences[sequence.id] = Assignment(proposers, spec.adaptive, tuple(sorted(chosen, key=_order)))
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         ids = list(sequence_ids)

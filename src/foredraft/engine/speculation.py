@@ -14,7 +14,7 @@ from foredraft.control.controller import Controller, Offer, Prices
 from foredraft.control.costs import Calibration, Costs, Load
 from foredraft.control.economics import VerifyCurve
 from foredraft.control.reasons import DRAFTED, MEASURING, NOTHING_PROPOSED, PROBE, RESTING
-from foredraft.engine.assignments import Assignment, Assignments, query_order
+from foredraft.engine.assignments import Assignment, Assignments, in_turn
 from foredraft.engine.guarded import Guarded
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.merge import merge, pruned
@@ -122,13 +122,13 @@ class Speculation:
         distinct = set(step.assigned)
         is_adaptive = any(of.adaptive for of in distinct)
         controller = self.controller if is_adaptive else None
-        named = {guarded for of in distinct for guarded in of.in_turn}
         try:
             if controller is not None:
                 step.prices = controller.prices(Load.of(works), max([work.num_lookahead_tokens for work in works]))
-                without = [work.sequence for work in works if not work.num_lookahead_tokens and work.reaches_end]
-                controller.pass_over(without, step.prices.load)
-            for guarded in next(iter(distinct)).in_turn if len(distinct) == 1 else sorted(named, key=query_order):
+                for work, of in zip(works, step.assigned, strict=True):
+                    if of.adaptive and not work.num_lookahead_tokens and work.reaches_end:
+                        controller.pass_over(work.sequence, step.prices.load)
+            for guarded in in_turn(distinct):
                 self._query(guarded, step, controller)
             works = self._with_fixed_drafts(step)
             if is_adaptive:
