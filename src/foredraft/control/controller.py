@@ -296,7 +296,7 @@ class Controller:
                 record.pass_time((query_s + run_s) * len(record.live) / len(self._requests[name]))
         run = Load.of(works) if offers else load
         row_s = self._row_s(run, load, run_s)
-        costs.observe(run.rows, run.keys, run_s, run is load)
+        costs.observe(run.rows, run.keys, run_s, run.rows == load.rows)
         for index, made in offers.items():
             sequence_id, draft, commit = works[index].sequence.id, works[index].draft, commits[index]
             for proposed, survivals in made:
