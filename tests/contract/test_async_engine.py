@@ -323,8 +323,8 @@ def test_requests_that_come_together_begin_together(llm: LLM, monkeypatch: pytes
     monkeypatch.setattr("foredraft.engine.async_engine._GATHER_S", 20.0)
     schedule, sizes = llm.engine.scheduler.schedule, list[int]()
 
-    def recorded(rows: int | None) -> list[Work]:
-        works = schedule(rows)
+    def recorded(rows: int | None, looks_ahead: bool) -> list[Work]:
+        works = schedule(rows, looks_ahead)
         sizes.append(len(works))
         return works
 
