@@ -18,16 +18,12 @@ from copy import deepcopy
 from math import inf
 from typing import NamedTuple
 
-from foredraft.control.costs import Costs, Load, median
+from foredraft.control.costs import ENOUGH, RECENT, Costs, Load, median
 from foredraft.control.nodes import best_count
 from foredraft.control.reasons import DRAFTED, LEDGER, MEASURING, NOTHING_PROPOSED, PROBE, RESTING, TOO_UNSURE
-from foredraft.control.records import FEW_CALLS, Candidate, Record, Request, allowance_s
+from foredraft.control.records import Candidate, Record, Request, allowance_s
 from foredraft.types import NO_DRAFT, Commit, Draft, Sequence, Work
 
-# Runs by whose median lateness rows are charged. One late run may have another cause; more blame drafts later.
-_LATE_RUNS = 5
-
-_LOOKS = 8  # whose median says what looking takes
 _HOT = 0.75  # a temperature: requests above it, up to it, and greedy ones are of three kinds
 
 
@@ -57,7 +53,7 @@ class Controller:
         self._begun: set[int] = set()  # sequences about which something was decided
         self._looked_s: dict[int, deque[float]] = {}  # by number of sequences, about: seconds of the last looks at them
         # The times of the last runs with drafts, in units of what was expected.
-        self._lateness = deque([1.0] * (_LATE_RUNS // 2), maxlen=_LATE_RUNS)
+        self._lateness = deque([1.0] * (RECENT // 2), maxlen=RECENT)
 
     def copy(self) -> Controller:
         """A controller with the same state. Both share what is known of the machine."""
@@ -168,7 +164,7 @@ class Controller:
         """The confidence that a draft token must exceed to be worth going on from it: another run of the drafter, and
         the row of a child."""
         record, each = self._requests[candidate.name][work.sequence.id].record, prices.each
-        if record.num_calls < FEW_CALLS or len(each) < 3:  # what a level takes is told by whole drafts
+        if record.num_calls < ENOUGH or len(each) < 3:  # what a level takes is told by whole drafts
             return 0.0
         last = min(8, len(each) - 1)
         row = (each[last] - each[1]) / (last - 1)
@@ -287,7 +283,7 @@ class Controller:
         `offers` are those of all proposers, by the place of a sequence in the step."""
         costs, load, token_s = self.costs, prices.load, prices.token_s
         if looking_s:
-            self._looked_s.setdefault(load.sequences.bit_length(), deque(maxlen=_LOOKS)).append(looking_s)
+            self._looked_s.setdefault(load.sequences.bit_length(), deque(maxlen=RECENT)).append(looking_s)
             payer = max([record for record in self._records.values() if record.live], key=_credit, default=None)
             if payer is not None:  # who has most, and not more than it has: where nobody has any, nobody is looked at
                 payer.credit_s -= min(looking_s, max(0.0, payer.credit_s))

@@ -18,9 +18,12 @@ from foredraft.types import Work
 # A machine's speed, and the cost of a row count beside others, are medians over so many runs. Fewer follow a change
 # sooner and take noise for one; at worst a wrong calibration lasts as many steps.
 _RUNS = 16
-# A row count has a cost of its own after so many runs. Fewer would bend the curve by their noise; at worst so
-# many runs go without drafts when a row count is new.
-_TELLING = 4
+# What was measured so often is relied upon: the cost of a row count, the time of a proposer. Fewer would take noise, or
+# the slow first times, for the rule; at worst so many runs go without drafts when a row count is new.
+ENOUGH = 4
+# Times whose median, or mean, is what something takes now: calls of a proposer, late runs, looks at a batch. One late
+# time may have another cause; more follow a change later.
+RECENT = 8
 # A run outside these multiples of what is expected is a delay, and no measurement. At worst a calibration that is wrong
 # by more is corrected by the common speed alone.
 _POSSIBLE = (0.4, 3.0)
@@ -116,7 +119,7 @@ class Costs:
         the gain of drafts is unknown until it is known what plain steps take."""
         if rows not in self._known:
             near = range(self._nearest(rows), self._nearest(2 * rows) + 1)
-            if any(len(self._by_shape[place]) >= _TELLING for place in near):
+            if any(len(self._by_shape[place]) >= ENOUGH for place in near):
                 self._known.add(rows)
         return rows in self._known
 
@@ -128,7 +131,7 @@ class Costs:
         steps take what cannot be, the speed is wrong. Prompts have more rows than were calibrated: they may take any
         time, and tell nothing of others."""
         record = self._by_shape[self._nearest(rows)]
-        is_new, is_calibrated = len(record) < _TELLING, rows <= self._measured.curve.rows[-1]
+        is_new, is_calibrated = len(record) < ENOUGH, rows <= self._measured.curve.rows[-1]
         measured = self._at_first.get(rows)
         if measured is None:
             measured = self._at_first[rows] = self._calibrated.seconds_at(rows)
@@ -141,7 +144,7 @@ class Costs:
         if is_possible:
             record.append(seconds / (self._speed * expected))
             self._since_renewal += 1
-            is_known = len(record) >= _TELLING
+            is_known = len(record) >= ENOUGH
             self._any_known |= is_calibrated and is_known
             if self._since_renewal >= _RUNS or (is_new and is_known):
                 self._renew()
@@ -159,7 +162,7 @@ class Costs:
         """Correct the curve by the real times of row counts, where there are enough runs."""
         self._since_renewal = 0
         measured = self._calibrated
-        factors = [median(shapes) if len(shapes) >= _TELLING else 1.0 for shapes in self._by_shape]
+        factors = [median(shapes) if len(shapes) >= ENOUGH else 1.0 for shapes in self._by_shape]
         bent = tuple(seconds * factor for seconds, factor in zip(measured.seconds, factors, strict=True))
         self._curve = VerifyCurve(measured.rows, bent)
         self._seconds.clear()

@@ -13,9 +13,9 @@ from foredraft.types import Draft
 # What a proposer's own confidence counts for against its record: as much as eight trials with an open outcome, each of
 # which tells p (1 - p) = 1/4. Less lets a few wrong drafts end many right ones; more believes a wrong one longer.
 _PRIOR = 2.0
-# The share of the record that is kept after one more trial: about fifty trials count. More follows a change later.
-_MEMORY = 0.98
-_LEAST, _MOST = 0.002, 0.998  # confidences are taken to lie between these: beyond, no odds would correct them
+# The share of what was learnt that is kept after one more trial or draft: some fifty count. More follow a change later.
+MEMORY = 0.98
+LEAST, _MOST = 0.002, 0.998  # confidences are taken to lie between these: beyond, no odds would correct them
 
 
 class Odds:
@@ -36,8 +36,8 @@ class Odds:
         factor, scores, survivals = self.factor, draft.scores, list[float]()
         for parent, score in zip(draft.parents, scores, strict=True):
             confidence = score if parent < 0 else score / scores[parent]
-            if not _LEAST <= confidence <= _MOST:
-                confidence = _LEAST if confidence < _LEAST else _MOST
+            if not LEAST <= confidence <= _MOST:
+                confidence = LEAST if confidence < LEAST else _MOST
             right = factor * confidence
             probability = right / (right + 1 - confidence)
             survivals.append(probability if parent < 0 else probability * survivals[parent])
@@ -60,7 +60,7 @@ class Odds:
             if is_right:
                 depths[node] = depth + 1
             # A step towards the outcome: less with every trial, and with forgetting never by too little.
-            self._told = self._told * _MEMORY + probability * (1 - probability)
+            self._told = self._told * MEMORY + probability * (1 - probability)
             self.factor *= exp((is_right - probability) / (_PRIOR + self._told))
 
 

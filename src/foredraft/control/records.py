@@ -9,7 +9,8 @@ from math import inf
 from operator import mul
 from typing import Protocol
 
-from foredraft.control.nodes import Odds, best_count
+from foredraft.control.costs import ENOUGH, RECENT
+from foredraft.control.nodes import LEAST, MEMORY, Odds, best_count
 from foredraft.types import Sequence
 
 # What a proposer may lose of all time, and again for calls that were delayed. More finds a proposer that has become
@@ -22,26 +23,16 @@ _PROBES = SHARE / 2
 # drafts are needed to tell what it is worth. At worst all of it is lost, once for each proposer and kind of sampling.
 _ALLOWANCE = 4.0
 _ALLOWANCE_S = 0.01
-# Drafts of others that count as much as one's own in what a request expects. Fewer forget that requests are alike;
-# more that they differ. At worst a proposer that is of no use to a request is queried about as often in it.
-_OWN_PRIOR = 4.0
-# The share of a request's own drafts that is kept after one more: about twenty count. At worst a passage in which
-# nothing is gained hides as many drafts of the next one.
-_OWN_MEMORY = 0.95
-# Drafts that count in what is expected of a proposer in any request, and how many of those one request may give: a long
-# answer says little about the next. More of either take a change in later.
-_DRAFTS, _OF_ONE = 64, 4
+# Drafts for which all other requests count in what one expects, and for which one counts in what they expect. Fewer
+# forget that requests are alike; more that they differ. At worst a useless proposer is queried as often in a request.
+_OTHERS = 4
 # Drafts that an acceptance counts for that was measured with the head. Fewer let some hard drafts at the start overrule
 # thousands; at worst so many more are lost on a head that was measured on another kind of text.
 _MEASURED = 8
 # The acceptance of a proposer that brings none. Lower ones might never be tried where rows are dear.
 UNKNOWN = 0.75
-# Calls whose times make an estimate. One late call may have another cause; more follow a change later.
-_CALLS = 8
-
-FEW_CALLS = 4  # are made before a proposer is judged by its time: the first ones are slow
 _NODES = 64  # of a promised draft
-_LEAST = 0.01  # acceptance that a proposer may promise
+_MOST_DRAFTS = round(1 / (1 - MEMORY))  # that count in what is expected of a proposer in any request
 
 
 class Candidate(Protocol):
@@ -76,7 +67,7 @@ class Record:
         self.costs_s: dict[int, float] = {}
         self.num_calls = 0
         self.level_s = inf  # of one level of a draft for a sequence: the least that any call has shown
-        rates = [max(_LEAST, rate) for rate in candidate.acceptance or (UNKNOWN,)]
+        rates = [max(LEAST, rate) for rate in candidate.acceptance or (UNKNOWN,)]
         # By node of a chain, the probability that it is accepted.
         self.promised = list(accumulate([*rates, *rates[-1:] * (_NODES - len(rates))], mul))
         self.num_promised = _MEASURED if candidate.acceptance else 1
@@ -96,7 +87,7 @@ class Record:
     def learn_gain(self, sequences: int, gain: float, weight: int = 1) -> None:
         """That of a draft, or of several on average."""
         count, mean = self.gains[sequences.bit_length()]
-        count = min(count + weight, _DRAFTS)
+        count = min(count + weight, _MOST_DRAFTS)
         self.gains[sequences.bit_length()] = count, mean + (gain - mean) * weight / count
         self.changed()
 
@@ -121,7 +112,7 @@ class Record:
     def is_due(self, loss_s: float, since_s: float | None = None) -> bool:
         """Whether the share has paid, since the last probe or since then, for a query that is to lose so much."""
         passed_s = self.time_s - (self.probed_s if since_s is None else since_s)
-        return passed_s * _PROBES >= loss_s or self.num_calls < FEW_CALLS
+        return passed_s * _PROBES >= loss_s or self.num_calls < ENOUGH
 
     def pass_time(self, seconds: float) -> None:
         self.time_s += seconds
@@ -138,7 +129,7 @@ class Record:
         """A call for so many sequences, `count` of them of this kind, took so long for each of them. Of a call that
         takes longer than all of the last ones, the rest is a delay, as long as the second share pays for it."""
         place = sequences.bit_length()
-        calls = self.calls.setdefault(place, deque(maxlen=_CALLS))
+        calls = self.calls.setdefault(place, deque(maxlen=RECENT))
         delay_s = count * (seconds - max(calls)) if calls else 0.0
         self.credit_s -= count * seconds
         if 0 < delay_s <= self.delays_s:
@@ -169,19 +160,19 @@ class Request:
 
     def gain(self, common: float) -> float:
         """What a draft is expected to gain in tokens, where it gains so much in any request."""
-        return (_OWN_PRIOR * common + self.gains) / (_OWN_PRIOR + self.drafts)
+        return (_OTHERS * common + self.gains) / (_OTHERS + self.drafts)
 
     def learn_gain(self, sequences: int, gain: float) -> None:
         self.queries, self.sequences = self.queries + 1, sequences
-        self.drafts = _OWN_MEMORY * self.drafts + 1
-        self.gains = _OWN_MEMORY * self.gains + gain
+        self.drafts = MEMORY * self.drafts + 1
+        self.gains = MEMORY * self.gains + gain
         self.record.changed()
-        if self.queries <= _OF_ONE:
+        if self.queries <= _OTHERS:
             self.record.learn_gain(sequences, gain)
 
     def end(self) -> None:
         """What its last drafts gained is kept, as that of a few."""
         self.record.live.remove(self)
         self.record.changed()
-        if self.queries > _OF_ONE:
-            self.record.learn_gain(self.sequences, self.gains / self.drafts, _OF_ONE)
+        if self.queries > _OTHERS:
+            self.record.learn_gain(self.sequences, self.gains / self.drafts, _OTHERS)
