@@ -257,7 +257,7 @@ def test_prompts_beside_it_do_not_raise_what_a_token_is_worth() -> None:
             controller.costs.observe(rows, 0, controller.costs.run(rows, 0), True)
         controller.wants(model, works, [None] * 8, prices)
         coin = Offer(chain(1, 0.5, "model"), [0.5])
-        chosen, _ = controller.choose(works, [coin] * 8, prices)
+        chosen, _ = controller.choose([coin] * 8, prices)
         assert not any(chosen)
 
 
@@ -394,7 +394,7 @@ def test_a_credit_covers_what_is_expected_to_be_lost_of_a_row() -> None:
         (-0.01 * row_s, 1.0, LEDGER),
     ]:
         controller._records["copier", 0].credit_s = credit_s
-        _, reasons = controller.choose([work], [Offer(chain(1, survival, "copier"), [survival])], prices)
+        _, reasons = controller.choose([Offer(chain(1, survival, "copier"), [survival])], prices)
         assert reasons == [verdict], (credit_s, survival)
 
 
@@ -406,7 +406,7 @@ def test_a_credit_covers_all_rows_of_a_step_together() -> None:
     for count in range(5):
         risks_s = [row_s * (1 - score) for score in draft.scores[:count]]
         controller._records["copier", 0].credit_s = 1e-9 + sum(risks_s)
-        chosen, _ = controller.choose([work], [Offer(draft, draft.scores)], prices)
+        chosen, _ = controller.choose([Offer(draft, draft.scores)], prices)
         assert len(chosen[0]) == count
 
 

@@ -219,9 +219,10 @@ class Controller:
         record.catch_up = (record.catch_up + took) / 2 if record.catch_up else took
         return caught_up_s
 
-    def choose(self, works: Items[Work], offers: Items[Offer | None], prices: Prices) -> tuple[list[Draft], list[str]]:
+    def choose(self, offers: Items[Offer | None], prices: Prices) -> tuple[list[Draft], list[str]]:
         """What to verify of each draft, and why. All nodes of all sequences compete. The most probable ones are kept,
-        as many as save the most time and as the credits of their proposers can afford to lose."""
+        as many as save the most time and as the highest credit can afford to lose. (A proposer without credit was not
+        queried.)"""
         is_known = self.costs.is_known(prices.load.rows)
         survivals: list[float] = []
         for offer in offers:
@@ -229,16 +230,15 @@ class Controller:
                 survivals += offer.survivals
         survivals.sort(reverse=True)
         extra = self.costs.extra(prices.load, len(survivals))
-        count, _ = best_count(survivals, extra)
+        worth, _ = best_count(survivals, extra)
+        count, most_s = worth, max([record.credit_s for record in self._records.values() if record.live], default=0.0)
+        while count and extra[count] * prices.token_s * (1 - sum(survivals[:count]) / count) > most_s:
+            count -= 1  # what is expected to be lost of so many rows is not covered
         least = survivals[count - 1] if count else inf
         ties = survivals[:count].count(least)  # nodes that are as probable as the last one: so many pass
-        row_s = extra[count] / max(1, count) * prices.token_s
-        # As nearly always: whoever drafted them, all rows could be lost.
-        is_covered = row_s * count <= min([record.credit_s for record in self._records.values()], default=0.0)
-        left: dict[Record, float] = {}
         drafts: list[Draft] = []
         reasons: list[str] = []
-        for work, offer in zip(works, offers, strict=True):
+        for offer in offers:
             draft, reason = NO_DRAFT, NOTHING_PROPOSED
             if offer is not None and offer.draft.q is not None:  # cutting a sampled draft would bias the output
                 draft, reason = offer.draft, DRAFTED
@@ -247,27 +247,12 @@ class Controller:
                 if ties and least in offer.survivals:
                     equal = [node for node, survival in enumerate(offer.survivals) if survival == least][:ties]
                     kept, ties = sorted(kept + equal), ties - len(equal)
-                reason = TOO_UNSURE if is_known else MEASURING
+                reason = MEASURING if not is_known else LEDGER if worth > count else TOO_UNSURE
                 if kept:
-                    nodes = kept if is_covered else self._affordable(work, offer, kept, row_s, left)
-                    draft, reason = (offer.draft.only(nodes), DRAFTED) if nodes else (NO_DRAFT, LEDGER)
+                    draft, reason = offer.draft.only(kept), DRAFTED
             drafts.append(draft)
             reasons.append(reason)
         return drafts, reasons
-
-    def _affordable(
-        self, work: Work, offer: Offer, nodes: list[int], row_s: float, left: dict[Record, float]
-    ) -> list[int]:
-        """Of these nodes, those that the credits of their proposers can afford, of which so much is left: a credit
-        covers what is expected to be lost of a row. None is kept without its parent."""
-        kept: list[int] = []
-        for node in nodes:
-            record = self._requests[offer.draft.origin[node]][work.sequence.id].record
-            left_s, risk_s = left.get(record, record.credit_s), row_s * (1 - offer.survivals[node])
-            if risk_s <= left_s and (offer.draft.parents[node] < 0 or offer.draft.parents[node] in kept):
-                left[record] = left_s - risk_s
-                kept.append(node)
-        return kept
 
     def observe(
         self,

@@ -215,7 +215,7 @@ class Speculation:
         if controller is not None and step.prices is not None:
             if len(mine) < len(works) and step.offers:  # fixed drafts run in any case
                 step.prices = controller.prices(Load.of(works), 1)
-            drafts, reasons = controller.choose([works[index] for index in mine], offers, step.prices)
+            drafts, reasons = controller.choose(offers, step.prices)
         else:
             drafts = [offer.draft if offer is not None and offer.draft.q is not None else NO_DRAFT for offer in offers]
             reasons = [CONTROLLER_FAILED if self._controller_failed else MEASURING] * len(mine)
