@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foredraft.batch import ForwardBatch, PackedBatch
-from foredraft.sampling.node_draws import NodeDraw
+from foredraft.sampling.draw import NodeDraw, Tokens
 
 if TYPE_CHECKING:
     from foredraft.backends.tree_ops import TreeOps
@@ -312,7 +312,7 @@ class Backend(Protocol):
         later run of at most `max_keys` keys wait for a graph or a compiler. None where neither is needed."""
         return ()
 
-    def sample(self, logits: Tensor, nodes: Items[NodeDraw], replayed_rows: int = 0) -> Items[int]:
+    def sample(self, logits: Tensor, nodes: Items[NodeDraw], replayed_rows: int = 0) -> Tokens:
         """The token of every node, drawn from its row of logits [rows, vocab]: that of `sampling.draw` on every
         backend, or NOT_FINITE. May be drawn only when it is read. `replayed_rows` is that of the plan whose run gave
         the logits."""

@@ -41,7 +41,7 @@ from foredraft.backends.cuda.sample import Draws
 from foredraft.backends.cuda.trees import CudaTreeOps
 from foredraft.backends.tree_ops import TreeOps
 from foredraft.batch import ForwardBatch, PackedBatch
-from foredraft.sampling.node_draws import NodeDraw
+from foredraft.sampling.draw import NodeDraw
 
 
 class CudaBackend(Backend):

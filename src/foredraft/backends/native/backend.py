@@ -35,7 +35,7 @@ from foredraft.backends.native.library import (
 from foredraft.backends.native.weights import BLOCK, KINDS, Packed, WeightMemory, describe_plain
 from foredraft.batch import ForwardBatch
 from foredraft.config import QUANT_GROUP, check_threads
-from foredraft.sampling.node_draws import LazyDraws, NodeDraw
+from foredraft.sampling.draw import LazyDraws, NodeDraw
 
 PLANES = {"int8": 1, "int16": 2}  # activations that meet quantised weights -> bytes of each
 
@@ -269,7 +269,7 @@ class NativeBackend(Backend):
             self._caches[stack] = tuple(kv), caches
         return caches
 
-    def sample(self, logits: Tensor, nodes: Items[NodeDraw], replayed_rows: int = 0) -> Items[int]:
+    def sample(self, logits: Tensor, nodes: Items[NodeDraw], replayed_rows: int = 0) -> LazyDraws:
         return LazyDraws(logits, nodes, self.draw)
 
     def draw(self, logits: Tensor, floor: float, temperature: float, key: int) -> int:
