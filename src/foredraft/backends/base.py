@@ -94,6 +94,11 @@ def _weight(kind: str, parts: Items[Tensor | None]) -> Weight:
 
 
 def join(pieces: Iterable[Weight], outputs: int) -> Weight:
+def plain_weight(values: Tensor) -> Weight:
+    """Of a matrix of floats; those of 16 bits other than bfloat16 become float32."""
+    return Weight("bf16", values) if values.dtype == torch.bfloat16 else Weight("f32", values.float())
+
+
     """Weights of one kind one below the other. Each is copied as it comes, so they need not exist all at once."""
     whole: list[Tensor | None] = []
     kind, filled = "", 0

@@ -8,10 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from foredraft.backends.base import Weight
+from foredraft.backends.base import Weight, plain_weight
 from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel, InvalidParameter
 from foredraft.models.checkpoint import Checkpoint, StoredTensor
@@ -118,5 +115,4 @@ def _stored_tensors(file: Path) -> Iterator[StoredTensor]:
 
 
 def _read(shard: Any, stored_name: str, name: str, wanted: slice) -> Weight:
-    tensor: Tensor = shard.get_slice(stored_name)[wanted]
-    return Weight("bf16", tensor) if tensor.dtype == torch.bfloat16 else Weight("f32", tensor.float())
+    return plain_weight(shard.get_slice(stored_name)[wanted])
