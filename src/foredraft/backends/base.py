@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from foredraft.backends.tree_ops import TreeOps
 
 T = TypeVar("T")
+HeadNorms = tuple[Tensor | None, Tensor | None]  # weights [head_dim] of the norms of q and of k; None: there is none
 
 
 @dataclass(frozen=True)
@@ -93,12 +94,12 @@ def _weight(kind: str, parts: Items[Tensor | None]) -> Weight:
     return Weight(kind, values, *factors)
 
 
-def join(pieces: Iterable[Weight], outputs: int) -> Weight:
 def plain_weight(values: Tensor) -> Weight:
     """Of a matrix of floats; those of 16 bits other than bfloat16 become float32."""
     return Weight("bf16", values) if values.dtype == torch.bfloat16 else Weight("f32", values.float())
 
 
+def join(pieces: Iterable[Weight], outputs: int) -> Weight:
     """Weights of one kind one below the other. Each is copied as it comes, so they need not exist all at once."""
     whole: list[Tensor | None] = []
     kind, filled = "", 0
@@ -237,16 +238,9 @@ class Backend(Protocol):
         """y = x + multiplier * update; returns (y, rms_norm(y)). May overwrite x."""
 
     def rope_and_store(
-        self,
-        qkv: Tensor,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        rope: Tensor,
-        kv: LayerKV,
-        shape: AttentionShape,
-        batch: ForwardBatch,
+        self, qkv: Tensor, norms: HeadNorms, rope: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch
     ) -> Tensor:
-        """Split qkv [rows, (heads + 2 * kv_heads) * head_dim]; norm q and k per head where weights are given;
+        """Split qkv [rows, (heads + 2 * kv_heads) * head_dim]; norm q and k per head where they have norms;
         rotate the first rotary_dim of each head by `rope` [positions, 2, rotary_dim / 2] (cos, sin; half-split
         pairs) at batch.positions; write k and v at batch.slots. Returns q [rows, heads * head_dim]."""
 
@@ -334,7 +328,7 @@ def run_layers(
     )
     for index, layer in enumerate(layers):
         qkv = backend.linear(normed, layer.qkv)
-        q = backend.rope_and_store(qkv, layer.q_norm, layer.k_norm, stack.rope, kv[index], layer.shape, batch)
+        q = backend.rope_and_store(qkv, (layer.q_norm, layer.k_norm), stack.rope, kv[index], layer.shape, batch)
         attended = backend.linear(backend.attend(q, kv[index], layer.shape, batch), layer.output)
         x, normed = backend.add_rms_norm(x, attended, multiplier, layer.post_norm, eps)
         update = backend.linear(backend.gated(backend.linear(normed, layer.gate_up)), layer.down)

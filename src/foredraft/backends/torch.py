@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foredraft.backends.base import AttentionShape, Backend, LayerKV, Linear, Weight
+from foredraft.backends.base import AttentionShape, Backend, HeadNorms, LayerKV, Linear, Weight
 from foredraft.batch import ForwardBatch
 from foredraft.sampling.draw import LazyDraws, NodeDraw
 
@@ -60,21 +60,14 @@ class TorchBackend(Backend):
         return y, self.rms_norm(y, weight, eps)
 
     def rope_and_store(
-        self,
-        qkv: Tensor,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        rope: Tensor,
-        kv: LayerKV,
-        shape: AttentionShape,
-        batch: ForwardBatch,
+        self, qkv: Tensor, norms: HeadNorms, rope: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch
     ) -> Tensor:
         heads, kv_heads, head_dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
         q, k, v = qkv.view(len(qkv), -1, head_dim).split([heads, kv_heads, kv_heads], dim=1)
-        if q_norm is not None:
-            q = self.rms_norm(q, q_norm, shape.norm_eps)
-        if k_norm is not None:
-            k = self.rms_norm(k, k_norm, shape.norm_eps)
+        q, k = (
+            part if norm is None else self.rms_norm(part, norm, shape.norm_eps)
+            for part, norm in zip((q, k), norms, strict=True)
+        )
         if shape.rotary_dim:
             cos, sin = rope[batch.positions, :, None, :].unbind(1)  # each [rows, 1, rotary_dim / 2]
             q, k = (_rotate(part, cos, sin, shape.rotary_dim) for part in (q, k))

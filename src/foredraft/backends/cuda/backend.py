@@ -23,6 +23,7 @@ from torch.nn import functional
 from foredraft.backends.base import (
     AttentionShape,
     Backend,
+    HeadNorms,
     LayerKV,
     Linear,
     Stack,
@@ -96,16 +97,9 @@ class CudaBackend(Backend):
         return x, rows.add_norm(x, update[None], multiplier, weight, eps, self.kv_dtype).float()
 
     def rope_and_store(
-        self,
-        qkv: Tensor,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        rope: Tensor,
-        kv: LayerKV,
-        shape: AttentionShape,
-        batch: ForwardBatch,
+        self, qkv: Tensor, norms: HeadNorms, rope: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch
     ) -> Tensor:
-        q = rows.rope_and_store(qkv[None], q_norm, k_norm, rope, kv, shape, batch.positions, batch.slots)
+        q = rows.rope_and_store(qkv[None], *norms, rope, kv, shape, batch.positions, batch.slots)
         return q.float()
 
     def attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch) -> Tensor:
@@ -177,7 +171,7 @@ class CudaBackend(Backend):
         self._select()
         return self._plans.empty(shape, block_size, max_keys)
 
-    def sample(self, logits: Tensor, nodes: Items[NodeDraw], replayed_rows: int = 0) -> Items[int]:
+    def sample(self, logits: Tensor, nodes: Items[NodeDraw], replayed_rows: int = 0) -> list[int]:
         return self._draws.draw(logits, nodes, replayed_rows) if nodes else []
 
     def _select(self) -> None:
