@@ -12,9 +12,8 @@ from foredraft.backends.base import Weight, plain_weight
 from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel, InvalidParameter
 from foredraft.models.checkpoint import Checkpoint, StoredTensor
-from foredraft.models.fields import Fields, shown
+from foredraft.models.fields import Fields, read_json, shown
 from foredraft.models.hf_config import config_from_json
-from foredraft.models.json_file import read_json
 from foredraft.models.tokenizer import Tokenizer
 from foredraft.params import SamplingParams
 

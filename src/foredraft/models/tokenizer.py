@@ -12,7 +12,7 @@ from foredraft.errors import InvalidModel, InvalidPrompt
 from foredraft.models import gguf_tokenizer
 from foredraft.models.chat_template import ChatTemplate, Message, check_messages
 from foredraft.models.content_escape import ContentEscape, StandIns, looks_like_control, unescape
-from foredraft.models.json_file import read_json
+from foredraft.models.fields import read_json
 from foredraft.models.least_tokens import LeastTokens
 from foredraft.models.tokenizer_limits import check_tokenizer_file, max_prompt_bytes, raise_as
 
