@@ -118,7 +118,7 @@ def test_rope_and_store(backend: NativeBackend, kv_dtype: str, head_dim: int, ro
         return x
 
     before = scene.cache.k.clone()
-    q = backend.rope_and_store(qkv, q_norm, k_norm, rope, scene.cache, shape, batch)
+    q = backend.rope_and_store(qkv, (q_norm, k_norm), rope, scene.cache, shape, batch)
     heads = qkv.view(65, 15, head_dim)
     assert error(q, turned(heads[:, :9], q_norm).flatten(1)) < 1e-6
     tolerance = 1e-6 if kv_dtype == "float32" else 4e-3
@@ -129,4 +129,4 @@ def test_rope_and_store(backend: NativeBackend, kv_dtype: str, head_dim: int, ro
     scene.rows = scene.rows[3:4]
     single = scene.batch()
     single.slots.copy_(batch.slots[3:4])
-    assert torch.equal(backend.rope_and_store(qkv[3:4], q_norm, k_norm, rope, scene.cache, shape, single), q[3:4])
+    assert torch.equal(backend.rope_and_store(qkv[3:4], (q_norm, k_norm), rope, scene.cache, shape, single), q[3:4])

@@ -96,7 +96,7 @@ def test_wrong_input_is_an_exception_and_not_a_crash(backend: NativeBackend) -> 
         lambda: backend.attend(torch.randn(1, 575), scene.cache, shape, batch),
         lambda: backend.attend(q, LayerKV(scene.cache.k, scene.cache.v.bfloat16()), shape, batch),
         lambda: backend.attend(q, LayerKV(scene.cache.k[:20], scene.cache.v[:20]), shape, batch),
-        lambda: backend.rope_and_store(torch.randn(1, 960), None, None, rope[:29], scene.cache, shape, batch),
+        lambda: backend.rope_and_store(torch.randn(1, 960), (None, None), rope[:29], scene.cache, shape, batch),
         lambda: backend.attend(torch.randn(1, 27 * 64), scene.cache, replace(other_shape, num_kv_heads=9), batch),
         lambda: NativeBackend("float32", 0),
     ]
@@ -107,7 +107,7 @@ def test_wrong_input_is_an_exception_and_not_a_crash(backend: NativeBackend) -> 
         corrupted = scene.batch()
         getattr(corrupted, name)[:] = 10**6
         with pytest.raises(ValueError, match="native kernel"):
-            backend.rope_and_store(torch.randn(1, 960), None, None, rope, scene.cache, shape, corrupted)
+            backend.rope_and_store(torch.randn(1, 960), (None, None), rope, scene.cache, shape, corrupted)
             backend.attend(q, scene.cache, shape, corrupted)
 
 

@@ -13,9 +13,9 @@ from hypothesis import assume, currently_in_test_context, given, settings
 from hypothesis import strategies as st
 
 from foredraft.params import SamplingParams
-from foredraft.sampling import draw, noise, pipeline, verify
+from foredraft.sampling import draw, noise, pipeline
+from foredraft.sampling.draw import pick
 from foredraft.sampling.pipeline import adjust, floor
-from foredraft.sampling.verify import pick
 from tests.unit.unit_helpers import chi_square_p
 
 
@@ -314,7 +314,7 @@ class TestLaw:
         assert fit_of_distribution(fields, over) > 1e-3
 
     def broken(self, monkeypatch: pytest.MonkeyPatch, name: str, by: Callable[..., Any]) -> None:
-        monkeypatch.setattr(draw if hasattr(draw, name) else verify, name, by)
+        monkeypatch.setattr(draw, name, by)
         assert fit_of_distribution({"top_k": 12, "temperature": 0.5}, "positions") < 1e-6
 
     def test_noise_that_forgets_the_token_is_seen(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from foredraft.sampling.verify import pick, token_logprob, verify
+from foredraft.sampling.draw import pick
+from foredraft.sampling.verify import token_logprob, verify
 from foredraft.types import NO_DRAFT, Draft, Sequence, TokenLogprob, Verdict, Work
 from tests.unit.unit_helpers import make_draft, make_sequence, path_to, random_tree
 

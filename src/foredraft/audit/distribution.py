@@ -17,9 +17,10 @@ from torch import Tensor
 
 from foredraft.audit.report import Check, Tick
 from foredraft.params import SamplingParams
+from foredraft.sampling.draw import pick
 from foredraft.sampling.noise import DRAFT_STREAM, stream_key, uniform
 from foredraft.sampling.rules import RULES, Chance, Outcome, Target
-from foredraft.sampling.verify import KeyedChance, pick
+from foredraft.sampling.verify import KeyedChance
 from foredraft.types import Draft
 
 VOCAB, LENGTH = 4, 3

@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foredraft.batch import ForwardBatch, PackedBatch
-from foredraft.sampling.node_draws import NodeDraw
+from foredraft.sampling.draw import LazyDraws, NodeDraw, Tokens
 
 if TYPE_CHECKING:
     from foredraft.backends.tree_ops import TreeOps
 
 T = TypeVar("T")
+HeadNorms = tuple[Tensor | None, Tensor | None]  # weights [head_dim] of the norms of q and of k; None: there is none
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,11 @@ def _weight(kind: str, parts: Items[Tensor | None]) -> Weight:
     return Weight(kind, values, *factors)
 
 
+def plain_weight(values: Tensor) -> Weight:
+    """Of a matrix of floats; those of 16 bits other than bfloat16 become float32."""
+    return Weight("bf16", values) if values.dtype == torch.bfloat16 else Weight("f32", values.float())
+
+
 def join(pieces: Iterable[Weight], outputs: int) -> Weight:
     """Weights of one kind one below the other. Each is copied as it comes, so they need not exist all at once."""
     whole: list[Tensor | None] = []
@@ -146,9 +152,8 @@ class AttentionShape:
     scale: float
     window: int  # sliding window in tokens, 0: unlimited
     norm_eps: float
-    first_key: int = (
-        0  # keys before this place of the sequence do not exist: an EAGLE head has none for its first token
-    )
+    # Keys before this place of the sequence do not exist: an EAGLE head has none for its first token.
+    first_key: int = 0
 
 
 @dataclass(frozen=True)
@@ -210,9 +215,8 @@ class Backend(Protocol):
     activation_dtype: torch.dtype
     kv_dtype: torch.dtype
     tree_ops: TreeOps | None = None  # grow draft trees on the device; None where the host may well do it level by level
-    row_counts: tuple[int, ...] = (
-        ROW_COUNTS  # runs of so many rows must give a row the same bits: start-up compares them
-    )
+    # Runs of so many rows must give a row the same bits: start-up compares them.
+    row_counts: tuple[int, ...] = ROW_COUNTS
 
     def pack(self, weight: Weight) -> Any:
         """Lay a weight out for `linear`; done once, at load."""
@@ -232,16 +236,9 @@ class Backend(Protocol):
         """y = x + multiplier * update; returns (y, rms_norm(y)). May overwrite x."""
 
     def rope_and_store(
-        self,
-        qkv: Tensor,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        rope: Tensor,
-        kv: LayerKV,
-        shape: AttentionShape,
-        batch: ForwardBatch,
+        self, qkv: Tensor, norms: HeadNorms, rope: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch
     ) -> Tensor:
-        """Split qkv [rows, (heads + 2 * kv_heads) * head_dim]; norm q and k per head where weights are given;
+        """Split qkv [rows, (heads + 2 * kv_heads) * head_dim]; norm q and k per head where they have norms;
         rotate the first rotary_dim of each head by `rope` [positions, 2, rotary_dim / 2] (cos, sin; half-split
         pairs) at batch.positions; write k and v at batch.slots. Returns q [rows, heads * head_dim]."""
 
@@ -312,10 +309,11 @@ class Backend(Protocol):
         later run of at most `max_keys` keys wait for a graph or a compiler. None where neither is needed."""
         return ()
 
-    def sample(self, logits: Tensor, nodes: Items[NodeDraw], replayed_rows: int = 0) -> Items[int]:
+    def sample(self, logits: Tensor, nodes: Items[NodeDraw], replayed_rows: int = 0) -> Tokens:
         """The token of every node, drawn from its row of logits [rows, vocab]: that of `sampling.draw` on every
         backend, or NOT_FINITE. May be drawn only when it is read. `replayed_rows` is that of the plan whose run gave
         the logits."""
+        return LazyDraws(logits, nodes)
 
 
 def run_layers(
@@ -329,7 +327,7 @@ def run_layers(
     )
     for index, layer in enumerate(layers):
         qkv = backend.linear(normed, layer.qkv)
-        q = backend.rope_and_store(qkv, layer.q_norm, layer.k_norm, stack.rope, kv[index], layer.shape, batch)
+        q = backend.rope_and_store(qkv, (layer.q_norm, layer.k_norm), stack.rope, kv[index], layer.shape, batch)
         attended = backend.linear(backend.attend(q, kv[index], layer.shape, batch), layer.output)
         x, normed = backend.add_rms_norm(x, attended, multiplier, layer.post_norm, eps)
         update = backend.linear(backend.gated(backend.linear(normed, layer.gate_up)), layer.down)

@@ -7,16 +7,12 @@ models keep their values but save no memory here. Exactness: rows run through li
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Items
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foredraft.backends.base import AttentionShape, Backend, LayerKV, Linear, Weight
+from foredraft.backends.base import AttentionShape, Backend, HeadNorms, LayerKV, Linear, Weight
 from foredraft.batch import ForwardBatch
-from foredraft.sampling.draw import draw
-from foredraft.sampling.node_draws import LazyDraws, NodeDraw
 
 KEY_BLOCK = 128  # keys are reduced in blocks of this many, added in text order
 _ROWS = 32  # rows that are reduced at once: CUDA chooses how to add by the shape of the whole
@@ -61,21 +57,14 @@ class TorchBackend(Backend):
         return y, self.rms_norm(y, weight, eps)
 
     def rope_and_store(
-        self,
-        qkv: Tensor,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        rope: Tensor,
-        kv: LayerKV,
-        shape: AttentionShape,
-        batch: ForwardBatch,
+        self, qkv: Tensor, norms: HeadNorms, rope: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch
     ) -> Tensor:
         heads, kv_heads, head_dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
         q, k, v = qkv.view(len(qkv), -1, head_dim).split([heads, kv_heads, kv_heads], dim=1)
-        if q_norm is not None:
-            q = self.rms_norm(q, q_norm, shape.norm_eps)
-        if k_norm is not None:
-            k = self.rms_norm(k, k_norm, shape.norm_eps)
+        q, k = (
+            part if norm is None else self.rms_norm(part, norm, shape.norm_eps)
+            for part, norm in zip((q, k), norms, strict=True)
+        )
         if shape.rotary_dim:
             cos, sin = rope[batch.positions, :, None, :].unbind(1)  # each [rows, 1, rotary_dim / 2]
             q, k = (_rotate(part, cos, sin, shape.rotary_dim) for part in (q, k))
@@ -110,9 +99,6 @@ class TorchBackend(Backend):
     def top(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         best = logits.sort(dim=1, descending=True, stable=True)
         return best.values[:, :count], best.indices[:, :count]
-
-    def sample(self, logits: Tensor, nodes: Items[NodeDraw], replayed_rows: int = 0) -> Items[int]:
-        return LazyDraws(logits, nodes, draw)
 
     def _at_once(self, rows: range) -> list[int]:
         """The rows of one reduction. In exact mode there are always equally many: the last one stands in for missing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -66,7 +66,7 @@ class Calibrator:
         self._shapes = _Shapes.within(max_model_len, runner.backend)
         self._dtype = dtype
         self._file = file
-        self._runs: Generator[None, None, Calibration] | None = None
+        self._runs: Iterator[Calibration | None] | None = None
 
     def cached(self) -> Calibration | None:
         """An earlier calibration of this model on this machine."""
@@ -78,17 +78,12 @@ class Calibrator:
         if self._runs is None:
             log.info("Measuring what runs of this model take on this machine; this is done once.")
             self._runs = _runs(self._runner, self._pool, self._shapes, max_run_s)
-        try:
-            next(self._runs)
-        except StopIteration as end:
-            new: Calibration = end.value
-            if new.curve.rows != self._shapes.rows:
-                return new
+        new = next(self._runs)
+        if new is not None and new.curve.rows == self._shapes.rows:
             curve = {"rows": new.curve.rows, "seconds": new.curve.seconds}
             result = {**curve, "context": new.context, "seconds_per_key": new.seconds_per_key}
             disk_cache.write(self._file, self._key(), result)
-            return new
-        return None
+        return new
 
     def _key(self) -> str:
         return disk_cache.machine_key(self._runner.backend, self._runner.decoder, self._dtype, self._shapes)
@@ -107,18 +102,13 @@ def _parse(shapes: _Shapes, value: object) -> Calibration | None:
 def calibrate(runner: Runner, pool: BlockPool, max_model_len: int) -> Calibration:
     """A calibration from beginning to end."""
     runs = _runs(runner, pool, _Shapes.within(max_model_len, runner.backend), inf)
-    while True:
-        try:
-            next(runs)
-        except StopIteration as end:
-            calibration: Calibration = end.value
-            return calibration
+    return next(calibration for calibration in runs if calibration is not None)
 
 
-def _runs(runner: Runner, pool: BlockPool, shapes: _Shapes, max_run_s: float) -> Generator[None, None, Calibration]:
-    """Time the target on chains of rows after some tokens, and once after more; pauses after every run. The row
-    counts take turns, so that a slow moment hits all of them. Two first runs of each do not count, in which a backend
-    may compile; they find the row counts whose runs would take too long.
+def _runs(runner: Runner, pool: BlockPool, shapes: _Shapes, max_run_s: float) -> Iterator[Calibration | None]:
+    """Time the target on chains of rows after some tokens, and once after more; gives None after every run, and the
+    calibration in the end. The row counts take turns, so that a slow moment hits all of them. Two first runs of each do
+    not count, in which a backend may compile; they find the row counts whose runs would take too long.
 
     It runs in blocks of its own, of the pool's size: sequences that run or that are cached lose nothing by it.
     """
@@ -138,7 +128,7 @@ def _runs(runner: Runner, pool: BlockPool, shapes: _Shapes, max_run_s: float) ->
         sequence.num_computed_tokens += piece
         if 2 * seconds <= max_run_s:
             piece *= 2
-        yield
+        yield None
     works: dict[int, Work] = {}
     expected_s = 0.0
     for count, following in zip(shapes.rows, (*shapes.rows[1:], 0), strict=True):
@@ -146,9 +136,9 @@ def _runs(runner: Runner, pool: BlockPool, shapes: _Shapes, max_run_s: float) ->
             break
         works[count] = _chain(sequence, shapes.context, tokens, count)
         first_s = _time(own, kv, works[count])
-        yield
+        yield None
         expected_s = min(first_s, _time(own, kv, works[count])) * following / count
-        yield
+        yield None
     timings: dict[int, list[float]] = {count: [] for count in works}
     far_timings: list[float] = []
     spent_s = 0.0
@@ -156,16 +146,16 @@ def _runs(runner: Runner, pool: BlockPool, shapes: _Shapes, max_run_s: float) ->
         for count, work in reversed(works.items()):  # the largest first: smaller ones then find its memory free
             timings[count].append(_time(own, kv, work))
             spent_s += timings[count][-1]
-            yield
+            yield None
         far_timings.append(_time(own, kv, far))
-        yield
+        yield None
         if spent_s > (_ENOUGH_S if turn >= 2 else 2 * _ENOUGH_S):
             break
     medians = tuple(median(times) for times in timings.values())
     further_keys = probe * (shapes.far - shapes.context)
     further_s = median(far_timings) - median(timings[probe])
     per_key = max(0.0, further_s / further_keys) if further_keys else 0.0
-    return Calibration(VerifyCurve(tuple(works), medians), shapes.context, per_key)
+    yield Calibration(VerifyCurve(tuple(works), medians), shapes.context, per_key)
 
 
 def _chain(text: Sequence, context: int, tokens: list[int], rows: int) -> Work:

@@ -10,8 +10,7 @@ from typing import Any
 
 from foredraft.errors import InvalidModel
 from foredraft.heads.kinds import KINDS, part
-from foredraft.models.fields import MAX_LAYERS, is_number, is_positive, is_whole, shown
-from foredraft.models.json_file import read_json
+from foredraft.models.fields import MAX_LAYERS, is_number, is_positive, is_whole, read_json, shown
 
 CONFIG_FILE = "config.json"
 CORRECTIONS = ("none", "markov", "refiner")

@@ -10,7 +10,7 @@ from foredraft.heads.base import CONFIG_FILE, HeadConfig
 from foredraft.heads.files import check_target, read_weights, target_digest
 from foredraft.models.catalog import resolve
 from foredraft.models.checkpoint import Checkpoint
-from foredraft.models.json_file import read_json
+from foredraft.models.fields import read_json
 
 SHIPPED = Path(__file__).parent / "shipped"  # a folder per model, with a folder per head
 

@@ -20,7 +20,7 @@ from foredraft.heads.engines import Engine
 from foredraft.heads.files import check_target, read_tensors
 from foredraft.heads.kinds import part
 from foredraft.models.checkpoint import Checkpoint
-from foredraft.models.json_file import read_json
+from foredraft.models.fields import read_json
 
 Json = dict[str, Any]
 Tensors = dict[str, Tensor]

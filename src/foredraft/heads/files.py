@@ -15,8 +15,7 @@ from foredraft.errors import InvalidModel, InvalidParameter
 from foredraft.heads.base import CONFIG_FILE, D2T, T2D, HeadConfig, tensor_shapes
 from foredraft.heads.coding import coded, decoded, encoded
 from foredraft.models.checkpoint import Checkpoint
-from foredraft.models.fields import shown
-from foredraft.models.json_file import read_json
+from foredraft.models.fields import read_json, shown
 
 SHARD_BYTES = 15 << 20  # a file of a head stays below 16 MiB, which every host of repositories takes
 _REPLACED = ("*.json", "model*.safetensors")  # what a folder loses when a head or a draft model is written to it

@@ -1,7 +1,9 @@
-"""Typed access to a model's description, GGUF metadata and config.json alike; errors name the file and the field."""
+"""A model's description: reading the small JSON files beside its weights, and typed access to fields, of GGUF metadata
+and config.json alike. Errors name the file and the field."""
 
 from __future__ import annotations
 
+import json
 import reprlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,6 +38,21 @@ def is_number(value: Any) -> bool:
 def is_positive(value: Any) -> bool:
     """Whether it is a number that float32 holds and can divide by."""
     return is_number(value) and bool(value >= _MIN_POSITIVE)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a file, empty where there is no such file; raises InvalidModel for anything but a JSON object."""
+    if not file.is_file():
+        return {}
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidModel(f"{file} cannot be read: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidModel(f"{file} is not valid JSON ({error}); download the model again.") from error
+    if not isinstance(value, dict):
+        raise InvalidModel(f"{file} must hold a JSON object; download the model again.")
+    return value
 
 
 class Fields:

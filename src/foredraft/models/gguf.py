@@ -63,7 +63,7 @@ def _stored_tensors(header: GGUFHeader, config: ModelConfig) -> Iterator[StoredT
     for entry in header.tensors.values():
         if entry.name in _ROPE_TENSORS:
             continue
-        supported = gguf_blocks.PRECISION if len(entry.shape) > 1 else gguf_blocks.VECTOR_TYPES
+        supported = gguf_blocks.PRECISION if len(entry.shape) > 1 else gguf_blocks.FLOATS
         if entry.type not in supported:
             allowed = ", ".join(kind.name for kind in supported)
             raise InvalidModel(

@@ -12,6 +12,7 @@ import mmap
 import os
 import stat
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -22,7 +23,6 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from foredraft.errors import InvalidModel
 from foredraft.models.fields import is_whole, shown
-from foredraft.models.gguf_metadata import check_metadata
 
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT, _MIN_ALIGNMENT, _MAX_ALIGNMENT = 32, 8, 1 << 16
@@ -31,6 +31,7 @@ _MAX_DIMENSIONS = 4
 _MAX_FIELDS, _MAX_TENSORS, _MAX_ARRAY = 1 << 14, 1 << 14, 1 << 21
 # The fewest bytes: a field's name, type and value; a tensor's name, number of dimensions, one of them, type and offset.
 _FIELD_BYTES, _TENSOR_BYTES, _STRING_BYTES = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8, 8
+_MAX_TOKEN_LENGTH = 512  # characters; vocabularies have tokens of up to 128 or so
 _STRING, _ARRAY = 8, 9
 _SCALAR_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _read_u64 = struct.Struct("<Q").unpack_from
@@ -59,7 +60,7 @@ class GGUFHeader:
 
 
 def read_header(path: Path) -> GGUFHeader:
-    """Parse and check the header. Afterwards, the fields that `gguf_metadata` names have their types, and the tensors'
+    """Parse and check the header. Afterwards, the fields of _FIELDS have their types, and the tensors'
     bytes lie inside the file, aligned and apart from each other."""
     try:
         status = os.stat(path)
@@ -97,7 +98,7 @@ class _Parser:
         self._check_count("tensors", num_tensors, _TENSOR_BYTES, _MAX_TENSORS)
         self._check_count("metadata fields", num_fields, _FIELD_BYTES, _MAX_FIELDS)
         metadata = self._metadata(num_fields)
-        check_metadata(self._path, metadata)
+        _check_metadata(self._path, metadata)
         return GGUFHeader(self._path, metadata, self._tensors(num_tensors, metadata), self._data)
 
     def _metadata(self, num_fields: int) -> dict[str, Any]:
@@ -236,3 +237,64 @@ class _Parser:
         return InvalidModel(
             f"{self._path} is truncated or damaged at {self._doing}: {problem}; download the GGUF file again."
         )
+
+
+def _list_of(is_entry: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """The entries of a GGUF array have one type, so the first one tells it."""
+    return lambda value: isinstance(value, list) and all(map(is_entry, value[:1]))
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "a text": _is_text,
+    "a whole number": is_whole,
+    "true or false": lambda value: isinstance(value, bool),
+    "a list of texts": _list_of(_is_text),
+    "a list of whole numbers": _list_of(is_whole),
+    "a list of numbers": _list_of(lambda value: is_whole(value) or isinstance(value, float)),
+}
+_TOKEN_IDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "eom"))
+# The types of the fields that are read by name: whoever reads one may rely on it. Those that describe the model's shape
+# (`llama.block_count` and so on) are typed where they are read, by `Fields`.
+_FIELDS = {
+    "general.architecture": "a text",
+    "tokenizer.chat_template": "a text",
+    "tokenizer.ggml.model": "a text",
+    "tokenizer.ggml.pre": "a text",
+    "tokenizer.ggml.tokens": "a list of texts",
+    "tokenizer.ggml.merges": "a list of texts",
+    "tokenizer.ggml.token_type": "a list of whole numbers",
+    "tokenizer.ggml.scores": "a list of numbers",
+    "tokenizer.ggml.add_bos_token": "true or false",
+    "tokenizer.ggml.add_eos_token": "true or false",
+    "tokenizer.ggml.add_space_prefix": "true or false",
+    "tokenizer.ggml.unknown_token_id": "a whole number",
+    "tokenizer.ggml.padding_token_id": "a whole number",
+    **dict.fromkeys(_TOKEN_IDS, "a whole number"),
+}
+
+
+def _check_metadata(path: Path, metadata: dict[str, Any]) -> None:
+    """Raise InvalidModel for a field of the wrong type, or one that does not fit the vocabulary."""
+
+    def error(key: str, problem: str) -> InvalidModel:
+        return InvalidModel(f"{path}: metadata field {key} {problem}; download or convert the model again.")
+
+    for key, kind in _FIELDS.items():
+        if key in metadata and not _KINDS[kind](metadata[key]):
+            raise error(key, f"is {shown(metadata[key])}, but {kind} is needed")
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if tokens is None:
+        return
+    longest = max(map(len, tokens), default=0)
+    if longest > _MAX_TOKEN_LENGTH:
+        raise error("tokenizer.ggml.tokens", f"has a token of {longest} characters, above {_MAX_TOKEN_LENGTH}")
+    for key in ("tokenizer.ggml.token_type", "tokenizer.ggml.scores"):
+        if len(metadata.get(key, tokens)) != len(tokens):
+            raise error(key, f"has {len(metadata[key])} entries for {len(tokens)} tokens")
+    for key in _TOKEN_IDS:
+        if key in metadata and not 0 <= metadata[key] < len(tokens):
+            raise error(key, f"is {metadata[key]}, but there are {len(tokens)} tokens")

@@ -14,7 +14,7 @@ from foredraft.backends.base import AttentionShape, Backend, LayerKV, Taps
 from foredraft.batch import ForwardBatch, PackedBatch
 from foredraft.models.decoder import Decoder
 from foredraft.params import SamplingParams
-from foredraft.sampling.node_draws import NodeDraw, Sampler
+from foredraft.sampling.draw import NodeDraw, Sampler
 from foredraft.types import NO_DRAFT, Sequence
 
 

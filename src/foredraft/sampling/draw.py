@@ -1,17 +1,28 @@
-"""Drawing one token: argmax of logits + temperature * gumbel among those that reach a floor.
+"""Drawing tokens: one as argmax of logits + temperature * gumbel among those that reach a floor, and the target's token
+after every node of a draft, as the match rule needs it.
 
-The reference in torch, for every device; kernels/draw.c gives the same tokens faster. Equal scores go to the lowest id.
+`draw` is the reference in torch, for every device; kernels/draw.c gives the same tokens faster. Equal scores go to the
+lowest id. A backend draws for all nodes of all sequences in one call (`Backend.sample`). On a CPU the tokens are drawn
+when they are read, because the rule reads only those on the accepted path.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, cast
 
 from torch import Tensor
 
-from foredraft.sampling.noise import gumbel, highest_uniform_without, uniform
+from foredraft.params import SamplingParams
+from foredraft.sampling.noise import gumbel, highest_uniform_without, stream_key, uniform
+from foredraft.sampling.pipeline import adjust_after, floor, largest
+from foredraft.types import Draft, Sequence
 
 Draw = Callable[[Tensor, float, float, int], int]  # logits [vocab], floor, temperature, key of the noise -> token
+NOT_FINITE = -1  # instead of a token, where the logits have NaN or an infinite maximum
 
 _FEW = 1024  # up to here all candidates get noise at once; beyond, the best first, which rules most others out
 _BEST = 32
@@ -43,3 +54,58 @@ def _contenders(logits: Tensor, candidates: Tensor, temperature: float, key: int
 
 def _scores(logits: Tensor, token_ids: Tensor, temperature: float, key: int) -> Tensor:
     return logits[token_ids].double() + temperature * gumbel(uniform(key, token_ids))
+
+
+def pick(logits: Tensor, params: SamplingParams, seed: int, position: int, draw: Draw = draw) -> int:
+    """The token that this seed draws at this position, among those above the floor. A backend's own `draw` gives the
+    same token."""
+    return draw(logits, floor(logits, params), cast(float, params.temperature), stream_key(seed, position))
+
+
+class NodeDraw(NamedTuple):
+    """The draw after one node; node -1 is the last committed token."""
+
+    row: int  # of the logits
+    sequence: Sequence
+    draft: Draft
+    node: int
+    depth: int  # draft tokens from the last committed token down to the node
+
+    @property
+    def key(self) -> int:
+        """The key of the noise."""
+        return stream_key(self.sequence.noise_seed, self.sequence.num_tokens + self.depth)
+
+    def adjusted(self, logits: Tensor) -> Tensor:
+        """The node's row [vocab] after penalties, bias and grammar, which see the tokens on the node's own path."""
+        row = logits[self.row]
+        if not self.sequence.adjusts_logits:
+            return row
+        return adjust_after(row, self.sequence, self.draft.path_tokens(self.node))
+
+
+class Tokens(Protocol):
+    """The token of every node."""
+
+    def __getitem__(self, index: int, /) -> int: ...
+
+
+Sampler = Callable[[Tensor, Items[NodeDraw]], Tokens]  # logits [rows, vocab] -> the token of every node
+
+
+@dataclass(frozen=True)
+class LazyDraws:
+    """Tokens that are drawn one by one when they are read."""
+
+    logits: Tensor
+    nodes: Items[NodeDraw]
+    draw: Draw = draw
+
+    def __getitem__(self, index: int) -> int:
+        node = self.nodes[index]
+        row = node.adjusted(self.logits)
+        highest = largest(row)
+        if not math.isfinite(highest):
+            return NOT_FINITE
+        params = node.sequence.params
+        return self.draw(row, floor(row, params, highest), params.temperature or 0.0, node.key)

@@ -8,25 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Items
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from foredraft.params import SamplingParams
-from foredraft.sampling.draw import Draw, draw
-from foredraft.sampling.node_draws import NOT_FINITE, LazyDraws, NodeDraw, Sampler
+from foredraft.sampling.draw import NOT_FINITE, LazyDraws, NodeDraw, Sampler, Tokens
 from foredraft.sampling.noise import COIN_STREAM, RESIDUAL_STREAM, gumbel, stream_key, uniform
-from foredraft.sampling.pipeline import distribution, floor, largest
+from foredraft.sampling.pipeline import distribution, largest
 from foredraft.sampling.rules import RULES
 from foredraft.types import TokenLogprob, Verdict, Work
 
 
-def _draw_lazily(logits: Tensor, nodes: Items[NodeDraw]) -> Items[int]:
-    return LazyDraws(logits, nodes, draw)
-
-
-def verify(logits: Tensor, works: Items[Work], sample: Sampler = _draw_lazily) -> list[Verdict]:
+def verify(logits: Tensor, works: Items[Work], sample: Sampler = LazyDraws) -> list[Verdict]:
     """One verdict per work. `logits` [wanted rows, vocab] holds each work's `num_logits` rows, in order."""
     nodes: list[NodeDraw] = []
     ends: list[int] = []  # of every work, where its rows end
@@ -55,7 +49,7 @@ def verify(logits: Tensor, works: Items[Work], sample: Sampler = _draw_lazily) -
     ]
 
 
-def _judge(logits: Tensor, work: Work, end: int, first_draw: int, tokens: Items[int]) -> Verdict:
+def _judge(logits: Tensor, work: Work, end: int, first_draw: int, tokens: Tokens) -> Verdict:
     """One work's verdict. Its rows, which end at `end`, are those of prompt tokens, then that of the last known token,
     then those of the draft's nodes."""
     sequence, draft, params = work.sequence, work.draft, work.sequence.params
@@ -91,7 +85,7 @@ class _Target(NamedTuple):
     logits: Tensor
     last_row: int  # of the last known token; those of the nodes follow it
     work: Work
-    tokens: Items[int]
+    tokens: Tokens
     first_draw: int  # of this sequence, among the tokens
 
     def row(self, node: int) -> Tensor:
@@ -134,12 +128,6 @@ class KeyedChance(NamedTuple):
         candidates = probabilities.nonzero().flatten()
         scores = probabilities[candidates].log() + gumbel(uniform(key, candidates))
         return int(candidates[scores.argmax()])
-
-
-def pick(logits: Tensor, params: SamplingParams, seed: int, position: int, draw: Draw = draw) -> int:
-    """The token that this seed draws at this position, among those above the floor. A backend's own `draw` gives the
-    same token."""
-    return draw(logits, floor(logits, params), cast(float, params.temperature), stream_key(seed, position))
 
 
 def token_logprob(logits: Tensor, token: int, top: int) -> TokenLogprob:

@@ -96,7 +96,8 @@ def _draw_s(llm: LLM, temperature: float) -> float:
     """Seconds of the draw after one more accepted token: of a draft that is right to its end, less one without."""
     import torch
 
-    from foredraft.sampling.verify import pick, verify
+    from foredraft.sampling.draw import pick
+    from foredraft.sampling.verify import verify
 
     vocab, backend = llm.engine.config.vocab_size, llm.engine.runner.backend
     params = SamplingParams(temperature=temperature, max_tokens=_MAX_TOKENS).resolved({})

@@ -23,6 +23,7 @@ from torch.nn import functional
 from foredraft.backends.base import (
     AttentionShape,
     Backend,
+    HeadNorms,
     LayerKV,
     Linear,
     Stack,
@@ -41,7 +42,7 @@ from foredraft.backends.cuda.sample import Draws
 from foredraft.backends.cuda.trees import CudaTreeOps
 from foredraft.backends.tree_ops import TreeOps
 from foredraft.batch import ForwardBatch, PackedBatch
-from foredraft.sampling.node_draws import NodeDraw
+from foredraft.sampling.draw import NodeDraw
 
 
 class CudaBackend(Backend):
@@ -96,16 +97,9 @@ class CudaBackend(Backend):
         return x, rows.add_norm(x, update[None], multiplier, weight, eps, self.kv_dtype).float()
 
     def rope_and_store(
-        self,
-        qkv: Tensor,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        rope: Tensor,
-        kv: LayerKV,
-        shape: AttentionShape,
-        batch: ForwardBatch,
+        self, qkv: Tensor, norms: HeadNorms, rope: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch
     ) -> Tensor:
-        q = rows.rope_and_store(qkv[None], q_norm, k_norm, rope, kv, shape, batch.positions, batch.slots)
+        q = rows.rope_and_store(qkv[None], norms, rope, kv, shape, batch.positions, batch.slots)
         return q.float()
 
     def attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch) -> Tensor:
@@ -114,9 +108,9 @@ class CudaBackend(Backend):
     def _attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, plan: Plan, dtype: torch.dtype) -> Tensor:
         out = torch.empty_like(q, dtype=dtype)
         if plan.split is not None:
-            attend_split(q, kv, shape, plan.split, out)
+            attend_split(q, kv, shape, plan, plan.split, out)
         if plan.whole is not None:
-            attend_whole(q, kv, shape, plan.whole, out)
+            attend_whole(q, kv, shape, plan, plan.whole, out)
         return out
 
     def gated(self, gate_up: Tensor) -> Tensor:
@@ -153,9 +147,8 @@ class CudaBackend(Backend):
             normed = entered(self, x, stack, batch)
         for index, (layer, cache) in enumerate(zip(layers, kv, strict=True)):
             qkv = linear.sums(normed, layer.qkv)
-            q = rows.rope_and_store(
-                *(qkv, layer.q_norm, layer.k_norm, stack.rope, cache, layer.shape, plan.positions, plan.slots)
-            )
+            norms = layer.q_norm, layer.k_norm
+            q = rows.rope_and_store(qkv, norms, stack.rope, cache, layer.shape, plan.positions, plan.slots)
             attended = self._attend(q, cache, layer.shape, plan, of(layer.output))
             update = linear.sums(attended, layer.output)
             normed = rows.add_norm(x, update, multiplier, layer.post_norm, eps, of(layer.gate_up))
@@ -177,7 +170,7 @@ class CudaBackend(Backend):
         self._select()
         return self._plans.empty(shape, block_size, max_keys)
 
-    def sample(self, logits: Tensor, nodes: Items[NodeDraw], replayed_rows: int = 0) -> Items[int]:
+    def sample(self, logits: Tensor, nodes: Items[NodeDraw], replayed_rows: int = 0) -> list[int]:
         return self._draws.draw(logits, nodes, replayed_rows) if nodes else []
 
     def _select(self) -> None:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from foredraft.backends.cuda.graphs import capture
 from foredraft.backends.cuda.plan import wait
-from foredraft.sampling.node_draws import NodeDraw
+from foredraft.sampling.draw import NodeDraw
 from foredraft.sampling.noise import signed
 
 _MOST_GRAPHS = 64  # of draws

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import AttentionShape, Backend, LayerKV, Linear, Stack, Taps, Weight
+from foredraft.backends.base import AttentionShape, Backend, HeadNorms, LayerKV, Linear, Stack, Taps, Weight
 from foredraft.backends.native.describe import describe_batch, describe_shape, describe_stack, matrix, pointer
 from foredraft.backends.native.library import (
     ERRORS,
@@ -35,7 +35,7 @@ from foredraft.backends.native.library import (
 from foredraft.backends.native.weights import BLOCK, KINDS, Packed, WeightMemory, describe_plain
 from foredraft.batch import ForwardBatch
 from foredraft.config import QUANT_GROUP, check_threads
-from foredraft.sampling.node_draws import LazyDraws, NodeDraw
+from foredraft.sampling.draw import LazyDraws, NodeDraw
 
 PLANES = {"int8": 1, "int16": 2}  # activations that meet quantised weights -> bytes of each
 
@@ -172,19 +172,14 @@ class NativeBackend(Backend):
         return y
 
     def rope_and_store(
-        self,
-        qkv: Tensor,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        rope: Tensor,
-        kv: LayerKV,
-        shape: AttentionShape,
-        batch: ForwardBatch,
+        self, qkv: Tensor, norms: HeadNorms, rope: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch
     ) -> Tensor:
         rows, width = batch.num_rows, shape.num_heads * shape.head_dim
         source = pointer("qkv", qkv, torch.float32, rows, width + 2 * shape.num_kv_heads * shape.head_dim)
-        q_scale = None if q_norm is None else pointer("q_norm", q_norm, torch.float32, shape.head_dim)
-        k_scale = None if k_norm is None else pointer("k_norm", k_norm, torch.float32, shape.head_dim)
+        scales = [
+            None if norm is None else pointer(name, norm, torch.float32, shape.head_dim)
+            for name, norm in zip(("q_norm", "k_norm"), norms, strict=True)
+        ]
         angles, positions = None, 0
         if shape.rotary_dim:
             positions = rope.shape[0]
@@ -192,7 +187,7 @@ class NativeBackend(Backend):
         q = torch.empty(rows, width, dtype=torch.float32)
         if rows:
             where = self._where(kv, shape, batch)
-            self._call("rope_and_store", source, q_scale, k_scale, angles, positions, *where, q.data_ptr())
+            self._call("rope_and_store", source, *scales, angles, positions, *where, q.data_ptr())
         return q
 
     def attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch) -> Tensor:
@@ -269,7 +264,7 @@ class NativeBackend(Backend):
             self._caches[stack] = tuple(kv), caches
         return caches
 
-    def sample(self, logits: Tensor, nodes: Items[NodeDraw], replayed_rows: int = 0) -> Items[int]:
+    def sample(self, logits: Tensor, nodes: Items[NodeDraw], replayed_rows: int = 0) -> LazyDraws:
         return LazyDraws(logits, nodes, self.draw)
 
     def draw(self, logits: Tensor, floor: float, temperature: float, key: int) -> int:

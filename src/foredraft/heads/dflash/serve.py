@@ -76,7 +76,7 @@ class DFlashHead:
         rows = backend.rms_norm(backend.linear(taps, self.fc), self.hidden_norm, eps)
         for layer, keys_values, kv in zip(self.stack.layers, self.keys_values, self.kv, strict=True):
             projected = backend.linear(rows, keys_values)
-            backend.rope_and_store(projected, None, layer.k_norm, self.stack.rope, kv, self.context_shape, batch)
+            backend.rope_and_store(projected, (None, layer.k_norm), self.stack.rope, kv, self.context_shape, batch)
         backend.store(rows, self.features, 0, batch.slots)
         return rows
 

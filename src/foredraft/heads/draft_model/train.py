@@ -17,8 +17,7 @@ from foredraft.heads.draft_model.module import Llama
 from foredraft.heads.files import check_out, check_target, sharded
 from foredraft.models.catalog import open_checkpoint
 from foredraft.models.checkpoint import Checkpoint
-from foredraft.models.fields import MAX_LAYERS
-from foredraft.models.json_file import read_json
+from foredraft.models.fields import MAX_LAYERS, read_json
 from foredraft.models.tokenizer import Tokenizer
 from foredraft.train.features import FrozenTarget
 from foredraft.train.losses import best, distributions, soft_cross_entropy
