@@ -32,22 +32,20 @@ HEADERS = (
 @options.opens_model("dtype", "activations", "device", "threads", "head")
 def bench(
     opening: options.Opening,
-    suite: Annotated[str, typer.Option("--suite", help="builtin, or a file in Spec-Bench's format.")] = "builtin",
+    suite: Annotated[str, typer.Option(help="builtin, or a file in Spec-Bench's format.")] = "builtin",
     specs: Annotated[
         list[str] | None,
         typer.Option("--spec", help=f"Compare this with off; may be repeated. Without it: {', '.join(DEFAULT_SPECS)}."),
     ] = None,
-    batch: Annotated[
-        str, typer.Option("--batch", help="How many prompts run at once: one size, or several: 1,8.")
-    ] = "1",
+    batch: Annotated[str, typer.Option(help="How many prompts run at once: one size, or several: 1,8.")] = "1",
     temperatures: Annotated[
         list[float] | None, typer.Option("--temperature", help="0, the default, is greedy; may be repeated.")
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="So many prompts, evenly over kinds.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="So many prompts, evenly over kinds.")] = None,
     max_tokens: options.MaxTokens = 128,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Timed runs of each; the median counts.")] = 3,
-    seed: Annotated[int, typer.Option("--seed", help="Of the first prompt; the others count on from it.")] = 1,
-    out: Annotated[Path, typer.Option("--out", help="The folder for the results.")] = Path("bench-results"),
+    repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each; the median counts.")] = 3,
+    seed: Annotated[int, typer.Option(help="Of the first prompt; the others count on from it.")] = 1,
+    out: Annotated[Path, typer.Option(help="The folder for the results.")] = Path("bench-results"),
     as_json: options.Json = False,
 ) -> None:
     """Measure plain decoding and every --spec, interleaved; write results.json, report.html and plots."""

@@ -29,7 +29,7 @@ HELP = """\
 @options.opens_model("spec", "dtype", "activations", "device", "threads", "head", "exact")
 def chat(
     opening: options.Opening,
-    system: Annotated[str | None, typer.Option("--system", help="The system prompt.")] = None,
+    system: Annotated[str | None, typer.Option(help="The system prompt.")] = None,
     show_drafts: Annotated[
         bool, typer.Option("--show-drafts", help="Colour draft tokens by proposer, on a terminal.")
     ] = False,

@@ -17,11 +17,11 @@ from foredraft.models import catalog
 def export(
     head: Annotated[Path, typer.Argument(metavar="HEAD", help="A folder that `foredraft train` has written.")],
     out: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write it: a new or empty folder.")],
-    to: Annotated[Engine, typer.Option("--to", help="Whose layout.")],
+    to: Annotated[Engine, typer.Option(help="Whose layout.")],
     model: options.Model = catalog.DEFAULT_MODEL,
     verifier: Annotated[
         str | None,
-        typer.Option("--verifier", help="The model's name for the other engine; as --model names it when not given."),
+        typer.Option(help="The model's name for the other engine; as --model names it when not given."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:

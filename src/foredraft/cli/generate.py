@@ -25,7 +25,7 @@ def generate(
         list[str] | None, typer.Argument(metavar="PROMPT", help="Texts to continue; - is stdin.")
     ] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", help='JSON lines with "prompt", "messages", or Spec-Bench "turns".')
+        Path | None, typer.Option(help='JSON lines with "prompt", "messages", or Spec-Bench "turns".')
     ] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Ask the prompts as a user, in the model's chat template.")
@@ -37,8 +37,8 @@ def generate(
     min_p: options.MinP = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
-    logprobs: Annotated[int | None, typer.Option("--logprobs", help="With --json: this many alternatives.")] = None,
-    n: Annotated[int, typer.Option("--n", help="How many samples of each prompt.")] = 1,
+    logprobs: Annotated[int | None, typer.Option(help="With --json: this many alternatives.")] = None,
+    n: Annotated[int, typer.Option(help="How many samples of each prompt.")] = 1,
     as_json: options.Json = False,
 ) -> None:
     """Continue prompts, or answer them with --chat."""

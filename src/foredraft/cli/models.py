@@ -29,7 +29,7 @@ class Action(StrEnum):
 def models(
     action: Annotated[Action, typer.Argument(metavar="[list|fetch|info]", help="What to do.")] = Action.list,
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The model to fetch or to tell about.")] = None,
-    model: Annotated[str | None, typer.Option("--model", help="The same as NAME.")] = None,
+    model: Annotated[str | None, typer.Option(help="The same as NAME.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """List the catalogue, fetch a model, or tell about one (info)."""

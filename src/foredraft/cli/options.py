@@ -20,32 +20,30 @@ from foredraft.proposers.registry import parse_spec
 if TYPE_CHECKING:
     from foredraft.llm import LLM
 
-Model = Annotated[str, typer.Option("--model", help="A catalogue name, a GGUF file, a safetensors folder or a hub id.")]
+Model = Annotated[str, typer.Option(help="A catalogue name, a GGUF file, a safetensors folder or a hub id.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout, everything else on stderr.")]
-Spec = Annotated[str, typer.Option("--spec", help="Speculation: off, auto, ngram, ngram:k=6, ngram+suffix, ...")]
+Spec = Annotated[str, typer.Option(help="Speculation: off, auto, ngram, ngram:k=6, ngram+suffix, ...")]
 
-Dtype = Annotated[str, typer.Option("--dtype", help="float32, bfloat16, int8, int4, or auto: as the file has it.")]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16, int8, int4, or auto: as the file has it.")]
 Activations = Annotated[
-    str, typer.Option("--activations", help="int8, int16, or auto: int8. What int8 and int4 weights are multiplied by.")
+    str, typer.Option(help="int8, int16, or auto: int8. What int8 and int4 weights are multiplied by.")
 ]
-Device = Annotated[str, typer.Option("--device", help="Where to run; auto picks the best there is.")]
-Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads; all usable cores when not given.")]
+Device = Annotated[str, typer.Option(help="Where to run; auto picks the best there is.")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads; all usable cores when not given.")]
 Head = Annotated[
-    str, typer.Option("--head", help="Trained heads: auto, none, a folder that `foredraft train` wrote, or a hub id.")
+    str, typer.Option(help="Trained heads: auto, none, a folder that `foredraft train` wrote, or a hub id.")
 ]
 Exact = Annotated[
     bool, typer.Option("--exact/--no-exact", help="Bits that do not depend on batch mates, chunks or drafts.")
 ]
 
-MaxTokens = Annotated[int, typer.Option("--max-tokens", help="The most tokens to write.")]
-Temperature = Annotated[
-    float | None, typer.Option("--temperature", help="0 is greedy; the model's own setting when not given.")
-]
-TopP = Annotated[float | None, typer.Option("--top-p", help="Keep the likeliest tokens up to this total probability.")]
-TopK = Annotated[int | None, typer.Option("--top-k", help="Keep this many of the likeliest tokens; 0 keeps all.")]
-MinP = Annotated[float | None, typer.Option("--min-p", help="Drop tokens below this fraction of the likeliest one.")]
-Seed = Annotated[int | None, typer.Option("--seed", help="Repeats a text; drawn and reported when not given.")]
-Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this string; may be given several times.")]
+MaxTokens = Annotated[int, typer.Option(help="The most tokens to write.")]
+Temperature = Annotated[float | None, typer.Option(help="0 is greedy; the model's own setting when not given.")]
+TopP = Annotated[float | None, typer.Option(help="Keep the likeliest tokens up to this total probability.")]
+TopK = Annotated[int | None, typer.Option(help="Keep this many of the likeliest tokens; 0 keeps all.")]
+MinP = Annotated[float | None, typer.Option(help="Drop tokens below this fraction of the likeliest one.")]
+Seed = Annotated[int | None, typer.Option(help="Repeats a text; drawn and reported when not given.")]
+Stop = Annotated[list[str] | None, typer.Option(help="End before this string; may be given several times.")]
 
 
 @dataclass(frozen=True)

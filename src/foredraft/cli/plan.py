@@ -25,23 +25,21 @@ BATCH_MAX = 256  # how far to look without --batch-max
 @options.opens_model("dtype", "threads", "head", spec="suffix")  # what auto drafts with
 def plan(
     opening: options.Opening,  # of --measure; figures that are given depend on no model
-    alpha: Annotated[
-        float | None, typer.Option("--alpha", help="How likely a draft token is accepted, from 0 to 1.")
-    ] = None,
-    cost: Annotated[float | None, typer.Option("--cost", help="A draft token's time, in plain steps.")] = None,
-    k_max: Annotated[int, typer.Option("--k-max", min=1, max=1000, help="The longest draft to consider.")] = 16,
+    alpha: Annotated[float | None, typer.Option(help="How likely a draft token is accepted, from 0 to 1.")] = None,
+    cost: Annotated[float | None, typer.Option(help="A draft token's time, in plain steps.")] = None,
+    k_max: Annotated[int, typer.Option(min=1, max=1000, help="The longest draft to consider.")] = 16,
     verify_cost: Annotated[
         Path | None,
-        typer.Option("--verify-cost", help='Seconds of a run by its rows: {"rows": [1, 2], "seconds": [0.01, 0.02]}.'),
+        typer.Option(help='Seconds of a run by its rows: {"rows": [1, 2], "seconds": [0.01, 0.02]}.'),
     ] = None,
     batch_max: Annotated[
-        int | None, typer.Option("--batch-max", min=1, max=4096, help=f"Look so far for a flip; else {BATCH_MAX}.")
+        int | None, typer.Option(min=1, max=4096, help=f"Look so far for a flip; else {BATCH_MAX}.")
     ] = None,
     results: Annotated[Path | None, typer.Option("--from", help="Advise from a results.json of bench instead.")] = None,
     vllm_metrics: Annotated[
-        str | None, typer.Option("--vllm-metrics", help="Advise a running server, by the counters at this address.")
+        str | None, typer.Option(help="Advise a running server, by the counters at this address.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Draw speed-up against k into FILE.png or .svg.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw speed-up against k into FILE.png or .svg.")] = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure acceptance and costs of --spec with --model on this machine.")
     ] = False,

@@ -31,19 +31,15 @@ EVENT_REQUESTS = 3000
 def simulate(
     opening: options.Opening,
     poisson: Annotated[
-        float | None, typer.Option("--poisson", help="Requests per second, arriving independently of each other.")
+        float | None, typer.Option(help="Requests per second, arriving independently of each other.")
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option("--trace", help="Requests from a file: JSON lines with arrival_s, prompt_tokens, output_tokens."),
+        typer.Option(help="Requests from a file: JSON lines with arrival_s, prompt_tokens, output_tokens."),
     ] = None,
-    replicas: Annotated[int, typer.Option("--replicas", min=1, max=4096, help="Machines of the fleet.")] = 1,
-    slo: Annotated[
-        str | None, typer.Option("--slo", help="When an answer is good: ttft=1,itl=0.1, in seconds.")
-    ] = None,
-    attain: Annotated[
-        float, typer.Option("--attain", min=0, max=1, help="The share of requests that must be good.")
-    ] = 0.99,
+    replicas: Annotated[int, typer.Option(min=1, max=4096, help="Machines of the fleet.")] = 1,
+    slo: Annotated[str | None, typer.Option(help="When an answer is good: ttft=1,itl=0.1, in seconds.")] = None,
+    attain: Annotated[float, typer.Option(min=0, max=1, help="The share of requests that must be good.")] = 0.99,
     mixes: Annotated[
         list[str] | None, typer.Option("--mix", help="chat, code or documents; may be repeated. Without it: all.")
     ] = None,
@@ -52,18 +48,17 @@ def simulate(
         typer.Option("--spec", help="A proposer beside off and auto; may be repeated. Without it: suffix."),
     ] = None,
     assume: Annotated[
-        list[str] | None, typer.Option("--assume", help="A proposer to be trained: eagle:alpha=0.7,cost=0.1,k=4.")
+        list[str] | None, typer.Option(help="A proposer to be trained: eagle:alpha=0.7,cost=0.1,k=4.")
     ] = None,
     source: Annotated[
         Path | None, typer.Option("--from", help="A results.json of bench, or a machine of --save; else measure here.")
     ] = None,
-    save: Annotated[Path | None, typer.Option("--save", help="Write what was measured here to this file.")] = None,
-    max_num_seqs: Annotated[int, typer.Option("--max-num-seqs", help="Sequences that a machine runs at once.")] = 64,
-    kv_cache_tokens: Annotated[int | None, typer.Option("--kv-cache-tokens", help="Tokens of its KV cache.")] = None,
+    save: Annotated[Path | None, typer.Option(help="Write what was measured here to this file.")] = None,
+    max_num_seqs: Annotated[int, typer.Option(help="Sequences that a machine runs at once.")] = 64,
+    kv_cache_tokens: Annotated[int | None, typer.Option(help="Tokens of its KV cache.")] = None,
     requests: Annotated[
         int | None,
         typer.Option(
-            "--requests",
             min=10,
             help=f"Of every simulated point; else {EVENT_REQUESTS}, or {STEP_REQUESTS} if step_mode.",
         ),
@@ -72,8 +67,8 @@ def simulate(
         bool,
         typer.Option("--step-mode", help="Step by step with the engine's own scheduler and controller; one rate only."),
     ] = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of arrivals, lengths and acceptance.")] = 0,
-    out: Annotated[Path | None, typer.Option("--out", help="Write report.html and plots into this folder.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of arrivals, lengths and acceptance.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Write report.html and plots into this folder.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Simulate a fleet: goodput of off, fixed proposers and auto, where fixed ones flip, and the machines needed."""
