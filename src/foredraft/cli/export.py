@@ -9,7 +9,7 @@ import typer
 
 from foredraft.cli import options
 from foredraft.cli.output import print_json
-from foredraft.cli.progress import loading_progress
+from foredraft.cli.progress import fetched
 from foredraft.heads.engines import Engine
 from foredraft.models import catalog
 
@@ -28,9 +28,7 @@ def export(
     """Write a trained head or draft model in the layout that vLLM, SGLang or speculators load."""
     from foredraft.heads.export import export as export_head
 
-    with loading_progress() as progress:
-        fetched = None if progress is None else lambda done, total: progress("fetch", done, total)
-        target = catalog.open_checkpoint(catalog.resolve(model, fetched))
+    target = catalog.open_checkpoint(fetched(model))
     done = export_head(head.expanduser(), to, out.expanduser(), target, verifier or catalog.hub_name(model))
     if as_json:
         record = {"kind": done.kind, "engine": done.engine.value, "folder": str(done.folder), "command": done.command}
