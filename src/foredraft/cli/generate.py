@@ -14,7 +14,7 @@ from foredraft.cli.output import answer_record, follow, print_json, say
 from foredraft.cli.progress import CountingProgress
 from foredraft.errors import InvalidPrompt
 from foredraft.params import SamplingParams
-from foredraft.reports.prompts import Message, Prompt, read_prompts
+from foredraft.reports.prompts import Prompt, read_prompts
 from foredraft.types import CompletionOutput, TokenEvent
 
 
@@ -55,7 +55,7 @@ def generate(
     )
     inputs = _gathered(prompts or [], file)
     if chat:
-        inputs = [_as_conversation(prompt) for prompt in inputs]
+        inputs = [[{"role": "user", "content": each}] if isinstance(each, str) else each for each in inputs]
 
     with opening().open() as llm:
         events = llm.stream_many(inputs, params)
@@ -77,10 +77,6 @@ def _gathered(arguments: list[str], file: Path | None) -> list[Prompt]:
     if file is not None:
         prompts += read_prompts(file)
     return prompts
-
-
-def _as_conversation(prompt: Prompt) -> list[Message]:
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
 def _read_stdin() -> str:
