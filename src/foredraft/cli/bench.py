@@ -64,7 +64,7 @@ def bench(
         for cell in results.cells:
             print_json(asdict(cell))
     else:
-        (_print_table if sys.stdout.isatty() else _print_lines)(results.cells)
+        _print_table(results.cells)
     for failure in _failures(results):
         say(failure)
     if not results.same_text:
@@ -81,9 +81,8 @@ def _batches(text: str) -> tuple[int, ...]:
 
 def _measured(llm: LLM, questions: list[Question], plan: Plan, model: str, suite: str) -> Results:
     from foredraft.bench.cells import cells_of
-    from foredraft.bench.measure import measure, num_timed_runs
+    from foredraft.bench.measure import measure, num_timed_runs, verify_curve
     from foredraft.bench.report import Results, describe_model, describe_settings
-    from foredraft.bench.verify_cost import verify_curve
     from foredraft.reports.facts import describe_machine, describe_versions
 
     with CountingProgress("Measuring", num_timed_runs(questions, plan)) as progress:
@@ -121,6 +120,9 @@ def _failures(results: Results) -> list[str]:
 
 
 def _print_table(cells: list[Cell]) -> None:
+    if not sys.stdout.isatty():
+        print_aligned([HEADERS, *map(_figures, cells)], [place >= 2 for place in range(len(HEADERS))])
+        return
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -133,10 +135,6 @@ def _print_table(cells: list[Cell]) -> None:
         last = after is None or after.category != cell.category
         table.add_row(*map(Text, _figures(cell)), style=None if cell.same_text else "bold red", end_section=last)
     Console().print(table)
-
-
-def _print_lines(cells: list[Cell]) -> None:
-    print_aligned([HEADERS, *map(_figures, cells)], [place >= 2 for place in range(len(HEADERS))])
 
 
 def _figures(cell: Cell) -> tuple[str, ...]:
