@@ -18,7 +18,6 @@ from foredraft.reports.answer import Answer, Table
 
 if TYPE_CHECKING:
     from foredraft.simulate.machine import Machine
-    from foredraft.simulate.report import Premise
     from foredraft.simulate.study import Study, TrafficAnswer
     from foredraft.simulate.traffic import Traffic
 
@@ -74,7 +73,6 @@ def simulate(
     """Simulate a fleet: goodput of off, fixed proposers and auto, where fixed ones flip, and the machines needed."""
     from foredraft.config import EngineConfig
     from foredraft.simulate.fleet import Slo
-    from foredraft.simulate.report import Premise
     from foredraft.simulate.study import Study
 
     if (poisson is None) == (trace is None):
@@ -95,13 +93,12 @@ def simulate(
     engine = EngineConfig(max_num_seqs=max_num_seqs, kv_cache_tokens=kv_cache_tokens, prefix_caching=False)
     count = requests or (STEP_REQUESTS if step_mode else EVENT_REQUESTS)
     study = Study(machine, engine, objective, attain, count, seed)
-    premise = Premise(machine.name, replicas, objective, attain)
     settings = [*machine.proposers, *(["auto"] if machine.proposers else [])]
     started = time.perf_counter()
     if step_mode:
-        answer = _one_rate(study, traffics, settings, qps, premise)
+        answer = _one_rate(study, traffics, settings, replicas, qps)
     else:
-        answer = _all_rates(study, traffics, settings, qps, premise, out)
+        answer = _all_rates(study, traffics, settings, replicas, qps, out)
     took = f"Simulated {study.num_simulated:,} requests in {time.perf_counter() - started:.1f} s"
     say(f"{took}, {'step by step' if step_mode else 'from event to event'}.")
     tell(answer, as_json)
@@ -146,45 +143,46 @@ def _machine(
     return machine
 
 
-def _one_rate(study: Study, traffics: list[Traffic], settings: list[str], qps: float, premise: Premise) -> Answer:
+def _one_rate(study: Study, traffics: list[Traffic], settings: list[str], replicas: int, qps: float) -> Answer:
     """The step mode: what users see at the rate that was asked about."""
     from foredraft.bench.measure import OFF
-    from foredraft.simulate.report import COLUMNS, outcome_row
+    from foredraft.simulate.report import COLUMNS, outcome_row, premise
 
     rows: list[tuple[str, ...]] = []
     records: list[dict[str, Any]] = []
     with CountingProgress("Simulating", len(traffics) * (1 + len(settings))) as progress:
         for traffic in traffics:
             for spec in (OFF, *settings):
-                outcome = study.outcome(traffic, spec, premise.replicas, qps, step_mode=True)
+                outcome = study.outcome(traffic, spec, replicas, qps, step_mode=True)
                 rows.append(outcome_row(traffic.name, spec, outcome))
                 records.append({"traffic": traffic.name, "spec": spec, **asdict(outcome)})
                 progress.tick()
-    return Answer({**_premise_record(premise, qps), "outcomes": records}, str(premise), [Table(COLUMNS, rows)], [])
+    record = {**_premise_record(study, replicas, qps), "outcomes": records}
+    return Answer(record, premise(study, replicas), [Table(COLUMNS, rows)], [])
 
 
 def _all_rates(
-    study: Study, traffics: list[Traffic], settings: list[str], qps: float, premise: Premise, out: Path | None
+    study: Study, traffics: list[Traffic], settings: list[str], replicas: int, qps: float, out: Path | None
 ) -> Answer:
     """The event mode: the rate that was asked about, the sweep, and the machines needed."""
-    from foredraft.simulate.report import FLEET_COLUMNS, fleet_row, sentences
+    from foredraft.simulate.report import FLEET_COLUMNS, fleet_row, premise, sentences
     from foredraft.simulate.study import answer
 
     with CountingProgress("Simulating", len(traffics) * (1 + len(settings))) as progress:
-        answers = [answer(study, traffic, settings, premise.replicas, qps, progress.tick) for traffic in traffics]
+        answers = [answer(study, traffic, settings, replicas, qps, progress.tick) for traffic in traffics]
     if out is not None:
-        _write(answers, premise, study, out)
+        _write(answers, study, replicas, out)
     rows = [fleet_row(each.traffic, setting) for each in answers for setting in each.settings]
     told = [" ".join(sentences(each)) for each in answers]
     record = {
-        **_premise_record(premise, qps),
+        **_premise_record(study, replicas, qps),
         "answers": [_answer_record(each) for each in answers],
         "recommendation": told,
     }
-    return Answer(record, str(premise), [Table(FLEET_COLUMNS, rows)], told)
+    return Answer(record, premise(study, replicas), [Table(FLEET_COLUMNS, rows)], told)
 
 
-def _write(answers: list[TrafficAnswer], premise: Premise, study: Study, out: Path) -> None:
+def _write(answers: list[TrafficAnswer], study: Study, replicas: int, out: Path) -> None:
     from foredraft.reports.facts import describe_versions
     from foredraft.simulate.report import write_report
 
@@ -194,7 +192,7 @@ def _write(answers: list[TrafficAnswer], premise: Premise, study: Study, out: Pa
         **describe_versions(),
     }
     try:
-        drawn = write_report(answers, premise, facts, out)
+        drawn = write_report(answers, study, replicas, facts, out)
     except OSError as error:
         raise InvalidParameter(f"The report cannot be written to {out}: {error.strerror}.") from error
     say_written("report.html", out, drawn)
@@ -205,5 +203,5 @@ def _answer_record(answer: TrafficAnswer) -> dict[str, Any]:
     return {"traffic": answer.traffic, "rates": answer.rates, "settings": settings}
 
 
-def _premise_record(premise: Premise, qps: float) -> dict[str, Any]:
-    return {"machine": premise.machine, "qps": qps, "replicas": premise.replicas, "attain": premise.attain}
+def _premise_record(study: Study, replicas: int, qps: float) -> dict[str, Any]:
+    return {"machine": study.machine.name, "qps": qps, "replicas": replicas, "attain": study.attain}
