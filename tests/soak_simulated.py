@@ -31,9 +31,8 @@ from foredraft.config import EngineConfig
 from foredraft.proposers.registry import parse_spec
 from foredraft.simulate.machine import DraftProfile, Machine
 from foredraft.simulate.measure import measured_machine
-from foredraft.simulate.record import Record
 from foredraft.simulate.step_mode import StepReplica
-from foredraft.simulate.traffic import ANY, Request
+from foredraft.simulate.traffic import ANY, Record, Request
 from tests import soak
 from tests.server_costs import ServerCosts, server_costs
 

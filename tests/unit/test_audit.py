@@ -372,4 +372,4 @@ class TestCommand:
 
 
 def test_the_tables_are_far_enough_apart_to_tell_rules_apart() -> None:
-    assert float(torch.minimum(distribution.TARGET.row(()), distribution.DRAFTER.row(())).sum()) < 0.8
+    assert float(torch.minimum(distribution.TARGET[()], distribution.DRAFTER[()]).sum()) < 0.8

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from foredraft.bench import measure as measure_module
-from foredraft.bench.cells import cells_of, flip, group_times, k_sweeps, plateau, ratio
-from foredraft.bench.measure import Group, Plan, Run, groups_of, in_turn, measure, num_timed_runs
+from foredraft.bench.cells import Decoded, cells_of, flip, group_times, k_sweeps, plateau, predicted_ratio, ratio
+from foredraft.bench.measure import Group, Plan, Run, groups_of, in_turn, measure, num_timed_runs, verify_curve
 from foredraft.bench.report import Results, page, write_report
 from foredraft.bench.suite import built_in, load_suite
-from foredraft.bench.verify_cost import Decoded, predicted_ratio, verify_curve
 from foredraft.control.economics import VerifyCurve
 from foredraft.errors import ForedraftError, InvalidPrompt
 from foredraft.llm import LLM

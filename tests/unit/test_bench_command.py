@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer
 
-from foredraft.bench import measure, verify_cost
+from foredraft.bench import measure
 from foredraft.bench.cells import Cell
 from foredraft.cli import main
 from foredraft.cli.bench import bench
@@ -65,7 +65,7 @@ class TestCommand:
         llm.max_model_len = 10_000
         module.LLM = open_llm  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "foredraft.llm", module)
-        monkeypatch.setattr(verify_cost, "verify_curve", lambda llm: COST)
+        monkeypatch.setattr(measure, "verify_curve", lambda llm: COST)
 
     def test_json_has_one_cell_a_line(self, call: Command, llm: TimedLLM, tmp_path: Path) -> None:
         code, out, _ = call("--json", "--limit", "6", "--batch", "2,1", "--spec", "ngram", "--repeats", "1")

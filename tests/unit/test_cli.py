@@ -179,7 +179,6 @@ class TestGenerate:
             "threads": 2,
             "exact": False,
             "head": "some/head",
-            "prefix_caching": True,
             "progress": None,
         }
         assert opened == ("open", "some/model", expected)

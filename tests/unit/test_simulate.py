@@ -19,13 +19,11 @@ from foredraft.simulate.event_mode import EventReplica
 from foredraft.simulate.fleet import Outcome, Slo, outcome_of, run_fleet
 from foredraft.simulate.machine import NEVER, DraftFigures, DraftProfile, Machine, assumed
 from foredraft.simulate.machine_file import profile_of
-from foredraft.simulate.proposer import RIGHT, SimulatedProposer
-from foredraft.simulate.record import Record
 from foredraft.simulate.report import sentences
-from foredraft.simulate.step_mode import StepReplica
+from foredraft.simulate.step_mode import RIGHT, SimulatedProposer, StepReplica
 from foredraft.simulate.study import MOST_REPLICAS, Study, answer
 from foredraft.simulate.table import StepTable
-from foredraft.simulate.traffic import ANY, Kind, Mix, Request
+from foredraft.simulate.traffic import ANY, Kind, Mix, Record, Request
 from foredraft.types import Sequence
 
 STEP_S = 0.01

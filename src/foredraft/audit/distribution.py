@@ -24,6 +24,7 @@ from foredraft.sampling.verify import KeyedChance
 from foredraft.types import Draft
 
 VOCAB, LENGTH = 4, 3
+SHARPNESS = 1.5  # how far the models are from the uniform distribution
 SIGNIFICANCE = 1e-4  # the chance that a sound machine fails any of the checks, were the seeds not fixed
 FEWEST_EXPECTED = 5.0  # texts that are expected less often are counted together
 # 63 degrees of freedom at this significance need 2·samples·KL ≈ 80 to be seen nine times in ten, and by Pinsker's
@@ -35,20 +36,15 @@ Rule = Callable[[Draft, Target, Chance], Outcome]
 Drafter = Callable[[Text, int], Draft]  # of the text so far and the seed
 
 
-class TableModel:
-    """A fixed distribution for every context; `sharpness` moves it away from the uniform one."""
-
-    def __init__(self, seed: int, sharpness: float) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        contexts = [text for length in range(LENGTH + 2) for text in product(range(VOCAB), repeat=length)]
-        logits = torch.randn(len(contexts), VOCAB, generator=generator, dtype=torch.float64) * sharpness
-        self._rows: dict[Text, Tensor] = dict(zip(contexts, logits.softmax(-1), strict=True))
-
-    def row(self, context: Text) -> Tensor:
-        return self._rows[context]
+def table_model(seed: int) -> dict[Text, Tensor]:
+    """A fixed distribution for every context, away from the uniform one."""
+    generator = torch.Generator().manual_seed(seed)
+    contexts = [text for length in range(LENGTH + 2) for text in product(range(VOCAB), repeat=length)]
+    logits = torch.randn(len(contexts), VOCAB, generator=generator, dtype=torch.float64) * SHARPNESS
+    return dict(zip(contexts, logits.softmax(-1), strict=True))
 
 
-TARGET, DRAFTER = TableModel(seed=1, sharpness=1.5), TableModel(seed=2, sharpness=1.5)
+TARGET, DRAFTER = table_model(seed=1), table_model(seed=2)
 
 
 class TableTarget:
@@ -65,22 +61,22 @@ class TableTarget:
         return pick(logits, self._params, self._seed, len(self._text) + len(path))
 
     def distribution(self, node: int, path: list[int]) -> Tensor:
-        return TARGET.row((*self._text, *path))
+        return TARGET[*self._text, *path]
 
 
 def sampled_chain(text: Text, seed: int) -> Draft:
     """Two tokens, each drawn from the drafter's distribution after the one before it."""
     noise = _draft_noise(text, seed)
-    first = DRAFTER.row(text)
+    first = DRAFTER[text]
     token = _drawn(first, noise[0])
-    second = DRAFTER.row((*text, token))
+    second = DRAFTER[*text, token]
     return Draft((token, _drawn(second, noise[1])), (-1, 0), (0.5,) * 2, ("table",) * 2, torch.stack([first, second]))
 
 
 def sampled_siblings(text: Text, seed: int) -> Draft:
     """Two different tokens for one place: the second is drawn from what the first has left."""
     noise = _draft_noise(text, seed)
-    first = DRAFTER.row(text)
+    first = DRAFTER[text]
     token = _drawn(first, noise[0])
     second = first.clone()
     second[token] = 0
@@ -90,15 +86,15 @@ def sampled_siblings(text: Text, seed: int) -> Draft:
 
 def unsampled_chain(text: Text, seed: int) -> Draft:
     """The drafter's best token, and its best one after that: no chance, so no distribution."""
-    first = int(DRAFTER.row(text).argmax())
-    second = int(DRAFTER.row((*text, first)).argmax())
+    first = int(DRAFTER[text].argmax())
+    second = int(DRAFTER[*text, first].argmax())
     return Draft((first, second), (-1, 0), (0.5,) * 2, ("table",) * 2)
 
 
 def unsampled_tree(text: Text, seed: int) -> Draft:
     """The drafter's two best tokens, and its best one after the first."""
-    first, second = DRAFTER.row(text).topk(2).indices.tolist()
-    below = int(DRAFTER.row((*text, first)).argmax())
+    first, second = DRAFTER[text].topk(2).indices.tolist()
+    below = int(DRAFTER[*text, first].argmax())
     return Draft((first, second, below), (-1, -1, 0), (0.5,) * 3, ("table",) * 3)
 
 
@@ -160,7 +156,7 @@ def write(case: Case, seed: int) -> Text:
 def target_distribution() -> dict[Text, float]:
     """The exact probability of every text."""
     return {
-        text: math.prod(float(TARGET.row(text[:place])[token]) for place, token in enumerate(text))
+        text: math.prod(float(TARGET[text[:place]][token]) for place, token in enumerate(text))
         for text in product(range(VOCAB), repeat=LENGTH)
     }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import combinations, zip_longest
 from typing import TYPE_CHECKING
 
@@ -24,18 +23,6 @@ BATCH = 8  # prompts that run at once
 FAILURES = (FAILED, CONTROLLER_FAILED)
 
 Token = tuple[int, str]  # a token's id, and its log probabilities to the last bit
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What is compared of one answer, and what it cost."""
-
-    tokens: tuple[Token, ...]
-    ending: str
-    runs: int
-    drafted: int
-    failure: str | None  # of a proposer or of the controller; the request went on without it
-    error: str | None
 
 
 def unusable_proposers(llm: LLM) -> dict[str, str]:
@@ -76,17 +63,17 @@ def text_checks(
             yield Check(f"same text: {spec}, {mode}", problem is None, detail)
 
 
-def first_difference(plain: Sequence[Answer], drafted: Sequence[Answer]) -> str | None:
+def first_difference(plain: Sequence[CompletionOutput], drafted: Sequence[CompletionOutput]) -> str | None:
     """Where two series of answers part, or None where they are the same. A failed answer is no proof of anything."""
     for index, (expected, found) in enumerate(zip(plain, drafted, strict=True)):
         error = expected.error or found.error
         if error is not None:
             return f"prompt {index} failed: {error}"
-        for place, (wanted, got) in enumerate(zip_longest(expected.tokens, found.tokens)):
+        for place, (wanted, got) in enumerate(zip_longest(_tokens(expected), _tokens(found))):
             if wanted != got:
                 return f"prompt {index} differs at token {place}: {_contrast(wanted, got)}"
-        if expected.ending != found.ending:
-            return f"prompt {index} ends with {found.ending} instead of {expected.ending}"
+        if expected.finish_reason != found.finish_reason:
+            return f"prompt {index} ends with {found.finish_reason} instead of {expected.finish_reason}"
     return None
 
 
@@ -100,21 +87,17 @@ def _complaint(llm: LLM, name: str) -> str | None:
     return None
 
 
-def _answers(llm: LLM, prompts: list[list[int]], params: list[SamplingParams], spec: str) -> list[Answer]:
+def _answers(llm: LLM, prompts: list[list[int]], params: list[SamplingParams], spec: str) -> list[CompletionOutput]:
     llm.engine.speculation.clear()  # or tokens per run would be those of a replay
     outputs: list[CompletionOutput] = []
     for start in range(0, len(prompts), BATCH):
         stop = start + BATCH
         outputs += [output.outputs[0] for output in llm.generate(prompts[start:stop], params[start:stop], spec=spec)]
-    return [_answer(output) for output in outputs]
+    return outputs
 
 
-def _answer(output: CompletionOutput) -> Answer:
-    bits = [_bits(logprob) for logprob in output.logprobs or ()]
-    tokens = tuple(zip(output.token_ids, bits, strict=output.error is None))
-    metrics = output.metrics
-    failure = next((reason for reason in metrics.decisions if reason in FAILURES), None)
-    return Answer(tokens, output.finish_reason, metrics.target_runs, metrics.drafted_tokens, failure, output.error)
+def _tokens(output: CompletionOutput) -> Iterator[Token]:
+    return zip(output.token_ids, map(_bits, output.logprobs or ()), strict=True)
 
 
 def _bits(logprob: TokenLogprob) -> str:
@@ -131,14 +114,15 @@ def _contrast(wanted: Token | None, got: Token | None) -> str:
     return f"log probability {got[1]} instead of {wanted[1]}"
 
 
-def _failure(answers: Sequence[Answer]) -> str | None:
-    """A request that went on without its proposer proves nothing about it."""
-    failed = [answer.failure for answer in answers if answer.failure is not None]
+def _failure(answers: Sequence[CompletionOutput]) -> str | None:
+    """A request that went on without its proposer or the controller proves nothing about it."""
+    reasons = [next((why for why in answer.metrics.decisions if why in FAILURES), None) for answer in answers]
+    failed = [why for why in reasons if why is not None]
     return f"{failed[0]} in {len(failed)} of {len(answers)} texts" if failed else None
 
 
-def _figures(answers: Sequence[Answer]) -> str:
-    tokens = sum(len(answer.tokens) for answer in answers)
-    runs = sum(answer.runs for answer in answers)
-    drafted = "" if any(answer.drafted for answer in answers) else ", nothing was drafted"
+def _figures(answers: Sequence[CompletionOutput]) -> str:
+    tokens = sum(len(answer.token_ids) for answer in answers)
+    runs = sum(answer.metrics.target_runs for answer in answers)
+    drafted = "" if any(answer.metrics.drafted_tokens for answer in answers) else ", nothing was drafted"
     return f"{len(answers)} prompts, {tokens} tokens, {tokens / max(1, runs):.2f} tokens per run{drafted}"

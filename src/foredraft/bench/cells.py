@@ -9,7 +9,6 @@ from itertools import pairwise
 from statistics import median, quantiles
 
 from foredraft.bench.measure import OFF, Run
-from foredraft.bench.verify_cost import Decoded, predicted_ratio
 from foredraft.control.economics import VerifyCurve, quotient
 from foredraft.proposers.registry import ProposerChoice, parse_spec
 
@@ -50,6 +49,31 @@ class Cell:
     draft_steps_per_run: float = 0.0  # the same in plain steps: the cost of a draft
     acceptance_per_depth: list[float] = field(default_factory=list)
     by_origin: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Runs of sequences that decode in a batch of about this size, with what each run drafted on average."""
+
+    runs: float
+    batch: float
+    drafted_per_run: float = 0.0
+    draft_time_per_run_s: float = 0.0
+
+    def seconds(self, cost: VerifyCurve) -> float:
+        """A sequence's share of a run is one part in `batch`; drafting takes its time once for all of them."""
+        rows = self.batch * (1 + self.drafted_per_run)
+        return self.runs * (self.draft_time_per_run_s + cost.seconds_at(rows)) / self.batch
+
+
+def predicted_ratio(cost: VerifyCurve, plain_s: float, plain: Decoded, drafted: Decoded) -> float:
+    """The speed-up that follows from how many runs it took and what runs of so many rows cost.
+
+    Plain decoding took `plain_s` in all; what of that its runs do not explain (prompts above all) is not sped up.
+    """
+    decoding = plain.seconds(cost)
+    others = max(0.0, plain_s - decoding)
+    return (others + decoding) / (others + drafted.seconds(cost))
 
 
 def cells_of(runs: Sequence[Run], cost: VerifyCurve, dtype: str) -> list[Cell]:

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import cycle, islice, zip_longest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from foredraft.control.economics import VerifyCurve
 from foredraft.errors import InvalidParameter, InvalidPrompt
 from foredraft.params import MAX_SEED, SamplingParams
 from foredraft.proposers.registry import parse_spec
@@ -156,10 +157,9 @@ def measure(llm: LLM, questions: Sequence[Question], plan: Plan, tick: Tick) -> 
                         if parse_spec(spec).adaptive:  # others teach the controller nothing about acceptance
                             learnt.back_to(llm.engine)
                         seconds, outputs = timed(llm, *chosen, spec)
-                        runs += [
-                            _run(index, group, batch, number, repeat, temperature, spec, seconds, output)
-                            for index, output in zip(group.prompts, outputs, strict=True)
-                        ]
+                        point = {"batch": batch, "group": number, "repeat": repeat, "temperature": temperature}
+                        for index, output in zip(group.prompts, outputs, strict=True):
+                            runs.append(_run(index, group, spec, seconds, output, **point))
                         tick()
     return runs
 
@@ -193,6 +193,13 @@ def timed(
         return time.perf_counter() - started, outputs
 
 
+def verify_curve(llm: LLM) -> VerifyCurve:
+    """Time the target by its rows. Nothing else may run."""
+    from foredraft.engine.calibration import calibrate
+
+    return calibrate(llm.engine.runner, llm.engine.scheduler.pool, llm.max_model_len).curve
+
+
 @contextmanager
 def _proposers_of(engine: Engine, spec: str) -> Iterator[None]:
     """Hide the proposers of other settings, which would learn from this run and charge it for that."""
@@ -205,26 +212,13 @@ def _proposers_of(engine: Engine, spec: str) -> Iterator[None]:
         assignments.proposers = {**everyone, **assignments.proposers}
 
 
-def _run(
-    prompt: int,
-    group: Group,
-    batch: int,
-    number: int,
-    repeat: int,
-    temperature: float,
-    spec: str,
-    seconds: float,
-    output: RequestOutput,
-) -> Run:
+def _run(prompt: int, group: Group, spec: str, seconds: float, output: RequestOutput, **point: Any) -> Run:
+    """`point` are the fields of a Run that say which timed run it is."""
     metrics = output.metrics
     return Run(
         prompt=prompt,
         category=group.category,
-        batch=batch,
-        group=number,
         group_size=len(group.prompts),
-        repeat=repeat,
-        temperature=temperature,
         spec=spec,
         tokens=metrics.emitted_tokens,
         seconds=seconds,
@@ -232,5 +226,6 @@ def _run(
         accepted=metrics.accepted_tokens,
         token_ids_hash=hashlib.sha256(repr(output.token_ids).encode()).hexdigest()[:16],
         error=output.error,
+        **point,
         **{each.name: getattr(metrics, each.name) for each in fields(Run) if hasattr(metrics, each.name)},
     )

@@ -17,69 +17,61 @@ from foredraft.reports.drawing import GREY, INK, MARKERS, Plot, colour, drawn, l
 def draw_all(cells: Sequence[Cell], cost: VerifyCurve) -> list[Plot]:
     """Every plot that these cells have enough figures for."""
     drafted = [cell for cell in cells if cell.spec != OFF]
+    sweeps = k_sweeps(_unique(cell.spec for cell in drafted))
     plots = [
-        drawn(
-            "verify_cost",
-            "What a run of the model costs",
-            "Drafts are cheap while the curve is flat: their rows cost no more than the one row of plain decoding.",
-            lambda: _verify_cost(cost),
-        )
-    ]
-    if not drafted:
-        return plots
-    plots = [
-        drawn(
+        (
+            bool(drafted),
             "speedup",
             "Speed-up by category",
             "Plain decoding is 1. Bars are ratios of summed times; whiskers span the quartiles of the groups' own "
             "ratios.",
             lambda: _by_category(drafted, lambda cell: cell.ratio_to_off, "speed-up over off", whiskers=True),
         ),
-        drawn(
+        (
+            bool(drafted),
             "tokens_per_run",
             "Tokens per run of the model",
             "What a speed-up is made of. Plain decoding has 1.",
             lambda: _by_category(drafted, lambda cell: cell.tokens_per_run, "tokens per run", whiskers=False),
         ),
-        *plots,
-        drawn(
+        (
+            any(cell.acceptance_per_depth for cell in drafted),
+            "acceptance",
+            "Acceptance by depth",
+            "The share of drafts of at least this depth that were accepted down to it.",
+            lambda: _acceptance(drafted),
+        ),
+        (
+            True,
+            "verify_cost",
+            "What a run of the model costs",
+            "Drafts are cheap while the curve is flat: their rows cost no more than the one row of plain decoding.",
+            lambda: _verify_cost(cost),
+        ),
+        (
+            bool(drafted),
             "predicted",
             "Predicted and measured speed-up",
             "Each point is one category. Points below the line gained less than runs and rows promise. A long prompt "
             "is one reason: it takes the same time with and without drafts.",
             lambda: _predicted(drafted),
         ),
+        (
+            len({cell.batch for cell in drafted}) > 1,
+            "batch",
+            "Speed-up against batch size",
+            "Where a line falls below 1, speculation no longer pays: the rows of other sequences fill the run.",
+            lambda: _batches(drafted),
+        ),
+        (
+            bool(sweeps),
+            "k_sweep",
+            "Speed-up against draft length",
+            "The dotted line marks the smallest k that is within two percent of the best.",
+            lambda: _k_sweep(drafted, sweeps),
+        ),
     ]
-    if any(cell.acceptance_per_depth for cell in drafted):
-        plots.insert(
-            2,
-            drawn(
-                "acceptance",
-                "Acceptance by depth",
-                "The share of drafts of at least this depth that were accepted down to it.",
-                lambda: _acceptance(drafted),
-            ),
-        )
-    if len({cell.batch for cell in drafted}) > 1:
-        plots.append(
-            drawn(
-                "batch",
-                "Speed-up against batch size",
-                "Where a line falls below 1, speculation no longer pays: the rows of other sequences fill the run.",
-                lambda: _batches(drafted),
-            )
-        )
-    sweeps = k_sweeps(_unique(cell.spec for cell in drafted))
-    if sweeps:
-        plots.append(
-            drawn(
-                "k_sweep",
-                "Speed-up against draft length",
-                "The dotted line marks the smallest k that is within two percent of the best.",
-                lambda: _k_sweep(drafted, sweeps),
-            )
-        )
-    return plots
+    return [drawn(name, title, note, draw) for is_possible, name, title, note, draw in plots if is_possible]
 
 
 def _by_category(cells: Sequence[Cell], value: Callable[[Cell], float], label: str, whiskers: bool) -> Figure:

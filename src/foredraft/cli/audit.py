@@ -30,13 +30,11 @@ def audit(
         list[str] | None,
         typer.Option("--spec", help="Compare this with off; may be repeated. Without it: every proposer and pair."),
     ] = None,
-    suite: Annotated[Path | None, typer.Option("--suite", help="Prompts in Spec-Bench's format, JSON lines.")] = None,
+    suite: Annotated[Path | None, typer.Option(help="Prompts in Spec-Bench's format, JSON lines.")] = None,
     limit: Annotated[
-        int, typer.Option("--limit", min=1, help="So many prompts, evenly over categories; pairs run on a fifth.")
+        int, typer.Option(min=1, help="So many prompts, evenly over categories; pairs run on a fifth.")
     ] = 8,
-    samples: Annotated[
-        int, typer.Option("--samples", min=500, help="Texts per check of the sampled distribution.")
-    ] = 4000,
+    samples: Annotated[int, typer.Option(min=500, help="Texts per check of the sampled distribution.")] = 4000,
     max_tokens: options.MaxTokens = 96,
     as_json: options.Json = False,
 ) -> None:

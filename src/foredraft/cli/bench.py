@@ -32,22 +32,20 @@ HEADERS = (
 @options.opens_model("dtype", "activations", "device", "threads", "head")
 def bench(
     opening: options.Opening,
-    suite: Annotated[str, typer.Option("--suite", help="builtin, or a file in Spec-Bench's format.")] = "builtin",
+    suite: Annotated[str, typer.Option(help="builtin, or a file in Spec-Bench's format.")] = "builtin",
     specs: Annotated[
         list[str] | None,
         typer.Option("--spec", help=f"Compare this with off; may be repeated. Without it: {', '.join(DEFAULT_SPECS)}."),
     ] = None,
-    batch: Annotated[
-        str, typer.Option("--batch", help="How many prompts run at once: one size, or several: 1,8.")
-    ] = "1",
+    batch: Annotated[str, typer.Option(help="How many prompts run at once: one size, or several: 1,8.")] = "1",
     temperatures: Annotated[
         list[float] | None, typer.Option("--temperature", help="0, the default, is greedy; may be repeated.")
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="So many prompts, evenly over kinds.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="So many prompts, evenly over kinds.")] = None,
     max_tokens: options.MaxTokens = 128,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Timed runs of each; the median counts.")] = 3,
-    seed: Annotated[int, typer.Option("--seed", help="Of the first prompt; the others count on from it.")] = 1,
-    out: Annotated[Path, typer.Option("--out", help="The folder for the results.")] = Path("bench-results"),
+    repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each; the median counts.")] = 3,
+    seed: Annotated[int, typer.Option(help="Of the first prompt; the others count on from it.")] = 1,
+    out: Annotated[Path, typer.Option(help="The folder for the results.")] = Path("bench-results"),
     as_json: options.Json = False,
 ) -> None:
     """Measure plain decoding and every --spec, interleaved; write results.json, report.html and plots."""
@@ -66,7 +64,7 @@ def bench(
         for cell in results.cells:
             print_json(asdict(cell))
     else:
-        (_print_table if sys.stdout.isatty() else _print_lines)(results.cells)
+        _print_table(results.cells)
     for failure in _failures(results):
         say(failure)
     if not results.same_text:
@@ -83,9 +81,8 @@ def _batches(text: str) -> tuple[int, ...]:
 
 def _measured(llm: LLM, questions: list[Question], plan: Plan, model: str, suite: str) -> Results:
     from foredraft.bench.cells import cells_of
-    from foredraft.bench.measure import measure, num_timed_runs
+    from foredraft.bench.measure import measure, num_timed_runs, verify_curve
     from foredraft.bench.report import Results, describe_model, describe_settings
-    from foredraft.bench.verify_cost import verify_curve
     from foredraft.reports.facts import describe_machine, describe_versions
 
     with CountingProgress("Measuring", num_timed_runs(questions, plan)) as progress:
@@ -123,6 +120,9 @@ def _failures(results: Results) -> list[str]:
 
 
 def _print_table(cells: list[Cell]) -> None:
+    if not sys.stdout.isatty():
+        print_aligned([HEADERS, *map(_figures, cells)], [place >= 2 for place in range(len(HEADERS))])
+        return
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -135,10 +135,6 @@ def _print_table(cells: list[Cell]) -> None:
         last = after is None or after.category != cell.category
         table.add_row(*map(Text, _figures(cell)), style=None if cell.same_text else "bold red", end_section=last)
     Console().print(table)
-
-
-def _print_lines(cells: list[Cell]) -> None:
-    print_aligned([HEADERS, *map(_figures, cells)], [place >= 2 for place in range(len(HEADERS))])
 
 
 def _figures(cell: Cell) -> tuple[str, ...]:

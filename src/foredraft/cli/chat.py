@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,10 +14,6 @@ from foredraft.cli.output import answer_record, dim, figures, follow, print_json
 from foredraft.errors import ForedraftError
 from foredraft.params import SamplingParams
 from foredraft.reports.prompts import Message
-from foredraft.types import CompletionOutput
-
-if TYPE_CHECKING:
-    from foredraft.llm import LLM
 
 HELP = """\
 /system TEXT   start anew with this system prompt
@@ -29,7 +25,7 @@ HELP = """\
 @options.opens_model("spec", "dtype", "activations", "device", "threads", "head", "exact")
 def chat(
     opening: options.Opening,
-    system: Annotated[str | None, typer.Option("--system", help="The system prompt.")] = None,
+    system: Annotated[str | None, typer.Option(help="The system prompt.")] = None,
     show_drafts: Annotated[
         bool, typer.Option("--show-drafts", help="Colour draft tokens by proposer, on a terminal.")
     ] = False,
@@ -59,12 +55,15 @@ def chat(
                 continue
             try:
                 colour_drafts = show_drafts and sys.stdout.isatty()
-                output = _answer(llm, conversation, line, params, show=not as_json, colour_drafts=colour_drafts)
+                output = follow(llm.stream(conversation.messages(line), params), not as_json, colour_drafts)
+                if output.error is not None:
+                    raise ForedraftError(output.error)
             except ForedraftError as error:
                 if not on_terminal:
                     raise
                 say(f"{error} (/reset starts anew.)")
                 continue
+            conversation.add(line, output.text)
             if as_json:
                 print_json(answer_record(conversation.answers - 1, [output]))
             say(dim(figures(output, colour_drafts=show_drafts and sys.stderr.isatty()), sys.stderr))
@@ -86,9 +85,6 @@ class Conversation:
     def add(self, line: str, answer: str) -> None:
         self.turns += [{"role": "user", "content": line}, {"role": "assistant", "content": answer}]
         self.answers += 1
-
-    def reset(self) -> None:
-        self.turns.clear()
 
 
 def _lines(prompted: bool) -> Iterator[str]:
@@ -113,11 +109,11 @@ def _obey(line: str, conversation: Conversation) -> bool:
         case "/exit" | "/quit":
             return False
         case "/reset":
-            conversation.reset()
+            conversation.turns.clear()
             say("A new conversation.")
         case "/system" if argument.strip():
             conversation.system = argument.strip()
-            conversation.reset()
+            conversation.turns.clear()
             say("A new conversation with this system prompt.")
         case "/system":
             say(conversation.system or "There is no system prompt.")
@@ -126,14 +122,3 @@ def _obey(line: str, conversation: Conversation) -> bool:
         case _:
             say(f"{command} is not known.\n{HELP}")
     return True
-
-
-def _answer(
-    llm: LLM, conversation: Conversation, line: str, params: SamplingParams, *, show: bool, colour_drafts: bool
-) -> CompletionOutput:
-    """Streams the answer to `line` and adds both to the conversation, unless it failed half-way."""
-    output = follow(llm.stream(conversation.messages(line), params), show, colour_drafts)
-    if output.error is not None:
-        raise ForedraftError(output.error)
-    conversation.add(line, output.text)
-    return output

@@ -9,7 +9,7 @@ import typer
 
 from foredraft.cli import options
 from foredraft.cli.output import print_json
-from foredraft.cli.progress import loading_progress
+from foredraft.cli.progress import fetched
 from foredraft.heads.engines import Engine
 from foredraft.models import catalog
 
@@ -17,20 +17,18 @@ from foredraft.models import catalog
 def export(
     head: Annotated[Path, typer.Argument(metavar="HEAD", help="A folder that `foredraft train` has written.")],
     out: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write it: a new or empty folder.")],
-    to: Annotated[Engine, typer.Option("--to", help="Whose layout.")],
+    to: Annotated[Engine, typer.Option(help="Whose layout.")],
     model: options.Model = catalog.DEFAULT_MODEL,
     verifier: Annotated[
         str | None,
-        typer.Option("--verifier", help="The model's name for the other engine; as --model names it when not given."),
+        typer.Option(help="The model's name for the other engine; as --model names it when not given."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Write a trained head or draft model in the layout that vLLM, SGLang or speculators load."""
     from foredraft.heads.export import export as export_head
 
-    with loading_progress() as progress:
-        fetched = None if progress is None else lambda done, total: progress("fetch", done, total)
-        target = catalog.open_checkpoint(catalog.resolve(model, fetched))
+    target = catalog.open_checkpoint(fetched(model))
     done = export_head(head.expanduser(), to, out.expanduser(), target, verifier or catalog.hub_name(model))
     if as_json:
         record = {"kind": done.kind, "engine": done.engine.value, "folder": str(done.folder), "command": done.command}

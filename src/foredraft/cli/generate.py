@@ -14,7 +14,7 @@ from foredraft.cli.output import answer_record, follow, print_json, say
 from foredraft.cli.progress import CountingProgress
 from foredraft.errors import InvalidPrompt
 from foredraft.params import SamplingParams
-from foredraft.reports.prompts import Message, Prompt, read_prompts
+from foredraft.reports.prompts import Prompt, read_prompts
 from foredraft.types import CompletionOutput, TokenEvent
 
 
@@ -25,7 +25,7 @@ def generate(
         list[str] | None, typer.Argument(metavar="PROMPT", help="Texts to continue; - is stdin.")
     ] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", help='JSON lines with "prompt", "messages", or Spec-Bench "turns".')
+        Path | None, typer.Option(help='JSON lines with "prompt", "messages", or Spec-Bench "turns".')
     ] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Ask the prompts as a user, in the model's chat template.")
@@ -37,8 +37,8 @@ def generate(
     min_p: options.MinP = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
-    logprobs: Annotated[int | None, typer.Option("--logprobs", help="With --json: this many alternatives.")] = None,
-    n: Annotated[int, typer.Option("--n", help="How many samples of each prompt.")] = 1,
+    logprobs: Annotated[int | None, typer.Option(help="With --json: this many alternatives.")] = None,
+    n: Annotated[int, typer.Option(help="How many samples of each prompt.")] = 1,
     as_json: options.Json = False,
 ) -> None:
     """Continue prompts, or answer them with --chat."""
@@ -55,7 +55,7 @@ def generate(
     )
     inputs = _gathered(prompts or [], file)
     if chat:
-        inputs = [_as_conversation(prompt) for prompt in inputs]
+        inputs = [[{"role": "user", "content": each}] if isinstance(each, str) else each for each in inputs]
 
     with opening().open() as llm:
         events = llm.stream_many(inputs, params)
@@ -77,10 +77,6 @@ def _gathered(arguments: list[str], file: Path | None) -> list[Prompt]:
     if file is not None:
         prompts += read_prompts(file)
     return prompts
-
-
-def _as_conversation(prompt: Prompt) -> list[Message]:
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
 def _read_stdin() -> str:

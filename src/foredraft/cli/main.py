@@ -36,17 +36,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command()(demo)
-app.command()(generate)
-app.command()(chat)
-app.command()(serve)
-app.command()(audit)
-app.command()(bench)
-app.command()(plan)
-app.command()(simulate)
-app.command()(train)
-app.command()(export)
-app.command()(models)
+for command in (demo, generate, chat, serve, audit, bench, plan, simulate, train, export, models):
+    app.command()(command)
 
 
 @app.callback(invoke_without_command=True)

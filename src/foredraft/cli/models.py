@@ -11,7 +11,7 @@ import typer
 
 from foredraft.cli import options
 from foredraft.cli.output import print_json
-from foredraft.cli.progress import loading_progress
+from foredraft.cli.progress import fetched
 from foredraft.errors import InvalidModel
 from foredraft.models import catalog
 from foredraft.proposers.registry import proposer_names
@@ -29,7 +29,7 @@ class Action(StrEnum):
 def models(
     action: Annotated[Action, typer.Argument(metavar="[list|fetch|info]", help="What to do.")] = Action.list,
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The model to fetch or to tell about.")] = None,
-    model: Annotated[str | None, typer.Option("--model", help="The same as NAME.")] = None,
+    model: Annotated[str | None, typer.Option(help="The same as NAME.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """List the catalogue, fetch a model, or tell about one (info)."""
@@ -42,9 +42,10 @@ def models(
             f"Say which model: foredraft models {action.value} NAME; foredraft models lists the catalogue."
         )
     if action is Action.fetch:
-        with loading_progress() as progress:
-            catalog.resolve(name, None if progress is None else lambda done, total: progress("fetch", done, total))
-    record = _summary(name) if action is Action.fetch else {**_summary(name), **_details(name)}
+        fetched(name)
+    record = _summary(name)
+    if action is Action.info:
+        record |= _details(record["path"])
     if as_json:
         print_json(record)
     else:
@@ -63,34 +64,26 @@ def _list(name: str | None, as_json: bool) -> None:
 
 def _summary(name: str) -> dict[str, Any]:
     """What is known without opening the model: of the catalogue's models all of it, of a file its size."""
+    licence: str | None = None
     for entry in catalog.entries():
         if name.lower() in (entry.name, *entry.aliases):
-            return {
-                "name": entry.name,
-                "size_bytes": entry.size_bytes,
-                "licence": entry.licence,
-                "path": str(entry.path) if entry.path else None,
-                "proposers": list(proposer_names()),
-            }
-    path = catalog.resolve(name)
-    return {
-        "name": name,
-        "size_bytes": _size(path),
-        "licence": None,
-        "path": str(path),
-        "proposers": list(proposer_names()),
-    }
+            name, size, licence, path = entry.name, entry.size_bytes, entry.licence, entry.path
+            break
+    else:
+        path = catalog.resolve(name)
+        size = _size(path)
+    known = {"name": name, "size_bytes": size, "licence": licence, "path": str(path) if path else None}
+    return {**known, "proposers": list(proposer_names())}
 
 
-def _details(name: str) -> dict[str, Any]:
+def _details(path: str | None) -> dict[str, Any]:
     """What the model's own header says, and which backend would serve it here; nothing while it is not fetched."""
-    summary = _summary(name)
-    if summary["path"] is None:
+    if path is None:
         return {"dtype": None, "backend": None, "note": None, "heads": None, "config": None}
     from foredraft.backends.choose import choose_backend, choose_device, how_to_get_kernels
     from foredraft.heads.catalog import shipped_heads
 
-    checkpoint = catalog.open_checkpoint(Path(summary["path"]))
+    checkpoint = catalog.open_checkpoint(Path(path))
     backend = choose_backend("auto", checkpoint.precision, choose_device("auto"), None)
     is_slow = backend.name == "torch" and backend.device.type == "cpu"
     return {

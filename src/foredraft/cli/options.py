@@ -6,7 +6,7 @@ import gc
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,65 +20,46 @@ from foredraft.proposers.registry import parse_spec
 if TYPE_CHECKING:
     from foredraft.llm import LLM
 
-Model = Annotated[str, typer.Option("--model", help="A catalogue name, a GGUF file, a safetensors folder or a hub id.")]
+Model = Annotated[str, typer.Option(help="A catalogue name, a GGUF file, a safetensors folder or a hub id.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout, everything else on stderr.")]
-Spec = Annotated[str, typer.Option("--spec", help="Speculation: off, auto, ngram, ngram:k=6, ngram+suffix, ...")]
+Spec = Annotated[str, typer.Option(help="Speculation: off, auto, ngram, ngram:k=6, ngram+suffix, ...")]
 
-Dtype = Annotated[str, typer.Option("--dtype", help="float32, bfloat16, int8, int4, or auto: as the file has it.")]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16, int8, int4, or auto: as the file has it.")]
 Activations = Annotated[
-    str, typer.Option("--activations", help="int8, int16, or auto: int8. What int8 and int4 weights are multiplied by.")
+    str, typer.Option(help="int8, int16, or auto: int8. What int8 and int4 weights are multiplied by.")
 ]
-Device = Annotated[str, typer.Option("--device", help="Where to run; auto picks the best there is.")]
-Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads; all usable cores when not given.")]
+Device = Annotated[str, typer.Option(help="Where to run; auto picks the best there is.")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads; all usable cores when not given.")]
 Head = Annotated[
-    str, typer.Option("--head", help="Trained heads: auto, none, a folder that `foredraft train` wrote, or a hub id.")
+    str, typer.Option(help="Trained heads: auto, none, a folder that `foredraft train` wrote, or a hub id.")
 ]
 Exact = Annotated[
     bool, typer.Option("--exact/--no-exact", help="Bits that do not depend on batch mates, chunks or drafts.")
 ]
 
-MaxTokens = Annotated[int, typer.Option("--max-tokens", help="The most tokens to write.")]
-Temperature = Annotated[
-    float | None, typer.Option("--temperature", help="0 is greedy; the model's own setting when not given.")
-]
-TopP = Annotated[float | None, typer.Option("--top-p", help="Keep the likeliest tokens up to this total probability.")]
-TopK = Annotated[int | None, typer.Option("--top-k", help="Keep this many of the likeliest tokens; 0 keeps all.")]
-MinP = Annotated[float | None, typer.Option("--min-p", help="Drop tokens below this fraction of the likeliest one.")]
-Seed = Annotated[int | None, typer.Option("--seed", help="Repeats a text; drawn and reported when not given.")]
-Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this string; may be given several times.")]
+MaxTokens = Annotated[int, typer.Option(help="The most tokens to write.")]
+Temperature = Annotated[float | None, typer.Option(help="0 is greedy; the model's own setting when not given.")]
+TopP = Annotated[float | None, typer.Option(help="Keep the likeliest tokens up to this total probability.")]
+TopK = Annotated[int | None, typer.Option(help="Keep this many of the likeliest tokens; 0 keeps all.")]
+MinP = Annotated[float | None, typer.Option(help="Drop tokens below this fraction of the likeliest one.")]
+Seed = Annotated[int | None, typer.Option(help="Repeats a text; drawn and reported when not given.")]
+Stop = Annotated[list[str] | None, typer.Option(help="End before this string; may be given several times.")]
 
 
-@dataclass(frozen=True)
 class ModelOptions:
-    """Which model to open, and how. Whatever can be refused before torch is imported, which takes seconds, is refused
-    when this is made."""
+    """Which model to open, and how: `engine` are fields of EngineConfig, None for the default of each. Whatever can be
+    refused before torch is imported, which takes seconds, is refused when this is made."""
 
-    model: str = DEFAULT_MODEL
-    spec: str = "auto"
-    dtype: str = "auto"
-    device: str = "auto"
-    threads: int | None = None
-    exact: bool = True
-    prefix_caching: bool = True
-    max_num_seqs: int | None = None
-    max_model_len: int | None = None
-    kv_cache_tokens: int | None = None
-    head: str = "auto"
-    activations: str = "auto"
-
-    def __post_init__(self) -> None:
-        EngineConfig(**self._engine_options)
-        parse_spec(self.spec)
-        check_name(self.model)
-        if self.head not in ("auto", "none"):
-            check_name(self.head)
-
-    @property
-    def _engine_options(self) -> dict[str, Any]:
-        """The fields of EngineConfig that were given."""
-        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("model", "spec")}
-        given["head"] = None if self.head == "none" else self.head
-        return {name: value for name, value in given.items() if value is not None or name == "head"}
+    def __init__(self, model: str = DEFAULT_MODEL, spec: str = "auto", head: str = "auto", **engine: Any) -> None:
+        self.model = model
+        self.spec = spec
+        self._engine = {name: value for name, value in engine.items() if value is not None}
+        self._engine["head"] = None if head == "none" else head
+        EngineConfig(**self._engine)
+        parse_spec(spec)
+        check_name(model)
+        if head not in ("auto", "none"):
+            check_name(head)
 
     @contextmanager
     def open(self) -> Iterator[LLM]:
@@ -86,7 +67,7 @@ class ModelOptions:
         from foredraft.llm import LLM
 
         with loading_progress() as progress:
-            llm = LLM(self.model, spec=self.spec, progress=progress, **self._engine_options)
+            llm = LLM(self.model, spec=self.spec, progress=progress, **self._engine)
         gc.freeze()  # a full collection would go through all of torch, which takes 90 ms in the middle of a request
         try:
             yield llm
@@ -95,9 +76,9 @@ class ModelOptions:
             llm.close()
 
 
-Opening = partial[ModelOptions]  # ModelOptions with what the command line says; fields that a command sets can be added
+Opening = partial[ModelOptions]  # ModelOptions with what the command line says; what a command sets can be added
 
-# By field of ModelOptions; --help shows the first two before a command's own options, and the others behind them.
+# By parameter of ModelOptions; --help shows the first two before a command's own options, and the others behind them.
 _DECLARED = {
     "model": Model,
     "spec": Spec,
@@ -108,17 +89,17 @@ _DECLARED = {
     "head": Head,
     "exact": Exact,
 }
-_LEADING = ("model", "spec")
+_DEFAULTS = {"model": DEFAULT_MODEL, "spec": "auto"}
 
 
 def opens_model(*names: str, **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of these fields beside --model, and those of fields whose default is another for this
-    command. Its parameter `opening` gets them."""
-    given = {field.name: field.default for field in fields(ModelOptions)} | defaults
+    """Give a command these options beside --model, and those whose default is another for this command. Its parameter
+    `opening` gets them."""
+    given = {field.name: field.default for field in fields(EngineConfig)} | _DEFAULTS | defaults
     chosen = [name for name in _DECLARED if name == "model" or name in names or name in defaults]
 
     def place(option: inspect.Parameter) -> int:
-        return 0 if option.name in _LEADING else 2 if option.name in chosen else 3 if option.name == "as_json" else 1
+        return 0 if option.name in _DEFAULTS else 2 if option.name in chosen else 3 if option.name == "as_json" else 1
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from foredraft.control.economics import quotient
 from foredraft.errors import InvalidParameter
 from foredraft.proposers.registry import proposer_names
 from foredraft.reports.answer import Answer
@@ -111,21 +112,17 @@ def _sample_record(sample: CompletionOutput) -> dict[str, Any]:
     return record
 
 
-def tokens_per_second(metrics: SpecMetrics) -> float:
-    """The rate after the first token; 0 when there was no second one."""
-    return 1 / metrics.inter_token_latency_s if metrics.inter_token_latency_s > 0 else 0.0
-
-
 def figures(sample: CompletionOutput, colour_drafts: bool = False) -> str:
     """The line under an answer; it names the proposers whose draft tokens were accepted, and how many of each."""
     metrics = sample.metrics
+    rate = quotient(1, metrics.inter_token_latency_s)  # after the first token; 0 when there was no second one
     accepted = {name: count for name, count in metrics.by_origin.items() if name != TARGET and count}
     drafts = ", ".join(
         in_colour_of(name, f"{name} {count}") if colour_drafts else f"{name} {count}"
         for name, count in accepted.items()
     )
     return (
-        f"{metrics.emitted_tokens} tokens, {tokens_per_second(metrics):.1f} tok/s, "
+        f"{metrics.emitted_tokens} tokens, {rate:.1f} tok/s, "
         f"{metrics.tokens_per_run:.2f} tokens per run, "
         + (f"drafted by {drafts}, " if drafts else "")
         + (f"steps: {decisions(metrics)}, " if metrics.decisions else "")

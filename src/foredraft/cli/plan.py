@@ -17,7 +17,6 @@ from foredraft.plan.inputs import PlanInputs, chain_spec, measured_inputs
 from foredraft.plan.plot import draw, require_drawing
 from foredraft.plan.results import Comparison, compare
 from foredraft.plan.server import advise_server
-from foredraft.reports.answer import Answer
 
 BATCH_MAX = 256  # how far to look without --batch-max
 
@@ -25,23 +24,21 @@ BATCH_MAX = 256  # how far to look without --batch-max
 @options.opens_model("dtype", "threads", "head", spec="suffix")  # what auto drafts with
 def plan(
     opening: options.Opening,  # of --measure; figures that are given depend on no model
-    alpha: Annotated[
-        float | None, typer.Option("--alpha", help="How likely a draft token is accepted, from 0 to 1.")
-    ] = None,
-    cost: Annotated[float | None, typer.Option("--cost", help="A draft token's time, in plain steps.")] = None,
-    k_max: Annotated[int, typer.Option("--k-max", min=1, max=1000, help="The longest draft to consider.")] = 16,
+    alpha: Annotated[float | None, typer.Option(help="How likely a draft token is accepted, from 0 to 1.")] = None,
+    cost: Annotated[float | None, typer.Option(help="A draft token's time, in plain steps.")] = None,
+    k_max: Annotated[int, typer.Option(min=1, max=1000, help="The longest draft to consider.")] = 16,
     verify_cost: Annotated[
         Path | None,
-        typer.Option("--verify-cost", help='Seconds of a run by its rows: {"rows": [1, 2], "seconds": [0.01, 0.02]}.'),
+        typer.Option(help='Seconds of a run by its rows: {"rows": [1, 2], "seconds": [0.01, 0.02]}.'),
     ] = None,
     batch_max: Annotated[
-        int | None, typer.Option("--batch-max", min=1, max=4096, help=f"Look so far for a flip; else {BATCH_MAX}.")
+        int | None, typer.Option(min=1, max=4096, help=f"Look so far for a flip; else {BATCH_MAX}.")
     ] = None,
     results: Annotated[Path | None, typer.Option("--from", help="Advise from a results.json of bench instead.")] = None,
     vllm_metrics: Annotated[
-        str | None, typer.Option("--vllm-metrics", help="Advise a running server, by the counters at this address.")
+        str | None, typer.Option(help="Advise a running server, by the counters at this address.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Draw speed-up against k into FILE.png or .svg.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw speed-up against k into FILE.png or .svg.")] = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure acceptance and costs of --spec with --model on this machine.")
     ] = False,
@@ -53,7 +50,10 @@ def plan(
             raise InvalidParameter(
                 "--vllm-metrics finds acceptance itself; add only --cost, --verify-cost and --k-max."
             )
-        tell(_advise_server(vllm_metrics, cost, verify_cost, k_max), as_json)
+        from foredraft.integrations.vllm_metrics import read_server
+
+        curve = None if verify_cost is None else read_curve(verify_cost)
+        tell(advise_server(read_server(vllm_metrics), vllm_metrics, cost, curve, k_max), as_json)
         return
     if plot is not None:
         require_drawing(plot)
@@ -64,38 +64,23 @@ def plan(
             raise InvalidParameter("--from takes every figure from its file; give it without other figures.")
         compared = compare(*read_results(results), results)
         source = f"{compared.premise}\nThe lengths follow for {compared.spec}, over all its steps: "
-        figures = _outlook(compared.inputs, k_max, batch_max)
+        found = compared.inputs
     elif measure:
         if any(given is not None for given in (alpha, cost, verify_cost)):
             raise InvalidParameter("--measure finds --alpha, --cost and --verify-cost itself; give it without them.")
         wanted = opening(spec=chain_spec(opening.keywords["spec"]))
-        figures = _outlook(_measured(wanted), k_max, batch_max)
+        with wanted.open() as llm:
+            found = measured_inputs(llm, wanted.spec)
         source = f"Measured here for {wanted.spec}, in the steps in which it drafts: "
     elif alpha is None or cost is None:
         raise InvalidParameter(
             "Give --alpha and --cost, or --measure, or --from with the results.json of a bench, or --vllm-metrics."
         )
     else:
-        curve = None if verify_cost is None else read_curve(verify_cost)
-        figures = _outlook(PlanInputs(alpha, cost, curve), k_max, batch_max)
+        found = PlanInputs(alpha, cost, None if verify_cost is None else read_curve(verify_cost))
+    if batch_max is not None and found.curve is None:
+        raise InvalidParameter("--batch-max needs --verify-cost: only a measured cost tells how runs slow down.")
+    figures = Outlook.of(found.alpha, found.cost, k_max, found.curve, batch_max or BATCH_MAX, found.batch, found.beside)
     if plot is not None:
         draw(figures, plot)
     tell(advise(figures, source, compared), as_json)
-
-
-def _advise_server(url: str, cost: float | None, verify_cost: Path | None, k_max: int) -> Answer:
-    from foredraft.integrations.vllm_metrics import read_server
-
-    curve = None if verify_cost is None else read_curve(verify_cost)
-    return advise_server(read_server(url), url, cost, curve, k_max)
-
-
-def _measured(opened: options.ModelOptions) -> PlanInputs:
-    with opened.open() as llm:
-        return measured_inputs(llm, opened.spec)
-
-
-def _outlook(found: PlanInputs, k_max: int, batch_max: int | None) -> Outlook:
-    if batch_max is not None and found.curve is None:
-        raise InvalidParameter("--batch-max needs --verify-cost: only a measured cost tells how runs slow down.")
-    return Outlook.of(found.alpha, found.cost, k_max, found.curve, batch_max or BATCH_MAX, found.batch, found.beside)

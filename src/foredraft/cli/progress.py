@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from foredraft.models import catalog
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -31,6 +34,12 @@ def loading_progress() -> Iterator[Callable[[str, int, int], None] | None]:
             bars.update(tasks[stage], completed=done, total=total, amount=amount)
 
         yield show
+
+
+def fetched(model: str) -> Path:
+    """Where a model lies, fetched if need be; shows how that goes."""
+    with loading_progress() as progress:
+        return catalog.resolve(model, None if progress is None else lambda done, total: progress("fetch", done, total))
 
 
 class CountingProgress:

@@ -15,29 +15,28 @@ from foredraft.errors import InvalidParameter
 @options.opens_model("spec", "dtype", "activations", "device", "threads", "head", "exact")
 def serve(
     opening: options.Opening,
-    host: Annotated[str, typer.Option("--host", help="Where to listen; 0.0.0.0 is everywhere.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any free one.")] = 8000,
+    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 is everywhere.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 8000,
     api_key: Annotated[
         list[str] | None,
         typer.Option(
-            "--api-key",
             envvar="FOREDRAFT_API_KEY",
             help="Requests must send this key; may be repeated: keys share nothing.",
         ),
     ] = None,
     allow_spec: Annotated[
         list[str] | None,
-        typer.Option("--allow-spec", help="A spec that requests may name, as it stands; may be repeated."),
+        typer.Option(help="A spec that requests may name, as it stands; may be repeated."),
     ] = None,
     allow_host: Annotated[
-        list[str] | None, typer.Option("--allow-host", help="A name of this server in URLs; may be repeated.")
+        list[str] | None, typer.Option(help="A name of this server in URLs; may be repeated.")
     ] = None,
     cors: Annotated[
         list[str] | None,
-        typer.Option("--cors", help="A site whose pages may use it, https://…; '*' is all; may be repeated."),
+        typer.Option(help="A site whose pages may use it, https://…; '*' is all; may be repeated."),
     ] = None,
     served_model_name: Annotated[
-        list[str] | None, typer.Option("--served-model-name", help="The model's name in requests; may be repeated.")
+        list[str] | None, typer.Option(help="The model's name in requests; may be repeated.")
     ] = None,
     share_answers: Annotated[
         bool,
@@ -46,18 +45,16 @@ def serve(
         ),
     ] = False,
     priority: Annotated[bool, typer.Option("--priority", help="Honour the request field priority: low first.")] = False,
-    max_num_seqs: Annotated[int | None, typer.Option("--max-num-seqs", help="Sequences that run at once.")] = None,
-    max_waiting: Annotated[int, typer.Option("--max-waiting", help="Sequences that may wait; then 429.")] = 128,
-    max_model_len: Annotated[int | None, typer.Option("--max-model-len", help="Tokens of one sequence.")] = None,
-    kv_cache_tokens: Annotated[int | None, typer.Option("--kv-cache-tokens", help="Tokens of all.")] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", help="The longest answer a request may want.")] = 4096,
-    max_n: Annotated[int, typer.Option("--max-n", help="The most answers a request may want.")] = 16,
-    waiting_timeout: Annotated[float, typer.Option("--waiting-timeout", help="Seconds until the first token.")] = 120,
-    running_timeout: Annotated[float, typer.Option("--running-timeout", help="Seconds from there to the end.")] = 600,
-    drain_timeout: Annotated[float, typer.Option("--drain-timeout", help="Seconds to finish after SIGTERM.")] = 60,
-    replicas: Annotated[
-        int, typer.Option("--replicas", min=1, help="Processes that share the load, on a local cluster of Ray.")
-    ] = 1,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Sequences that run at once.")] = None,
+    max_waiting: Annotated[int, typer.Option(help="Sequences that may wait; then 429.")] = 128,
+    max_model_len: Annotated[int | None, typer.Option(help="Tokens of one sequence.")] = None,
+    kv_cache_tokens: Annotated[int | None, typer.Option(help="Tokens of all.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="The longest answer a request may want.")] = 4096,
+    max_n: Annotated[int, typer.Option(help="The most answers a request may want.")] = 16,
+    waiting_timeout: Annotated[float, typer.Option(help="Seconds until the first token.")] = 120,
+    running_timeout: Annotated[float, typer.Option(help="Seconds from there to the end.")] = 600,
+    drain_timeout: Annotated[float, typer.Option(help="Seconds to finish after SIGTERM.")] = 60,
+    replicas: Annotated[int, typer.Option(min=1, help="Processes that share the load, on a local cluster of Ray.")] = 1,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write prompts and answers to the log.")] = False,
 ) -> None:
     """Serve a model over HTTP: /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages and a page."""

@@ -18,7 +18,6 @@ from foredraft.reports.answer import Answer, Table
 
 if TYPE_CHECKING:
     from foredraft.simulate.machine import Machine
-    from foredraft.simulate.report import Premise
     from foredraft.simulate.study import Study, TrafficAnswer
     from foredraft.simulate.traffic import Traffic
 
@@ -31,19 +30,15 @@ EVENT_REQUESTS = 3000
 def simulate(
     opening: options.Opening,
     poisson: Annotated[
-        float | None, typer.Option("--poisson", help="Requests per second, arriving independently of each other.")
+        float | None, typer.Option(help="Requests per second, arriving independently of each other.")
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option("--trace", help="Requests from a file: JSON lines with arrival_s, prompt_tokens, output_tokens."),
+        typer.Option(help="Requests from a file: JSON lines with arrival_s, prompt_tokens, output_tokens."),
     ] = None,
-    replicas: Annotated[int, typer.Option("--replicas", min=1, max=4096, help="Machines of the fleet.")] = 1,
-    slo: Annotated[
-        str | None, typer.Option("--slo", help="When an answer is good: ttft=1,itl=0.1, in seconds.")
-    ] = None,
-    attain: Annotated[
-        float, typer.Option("--attain", min=0, max=1, help="The share of requests that must be good.")
-    ] = 0.99,
+    replicas: Annotated[int, typer.Option(min=1, max=4096, help="Machines of the fleet.")] = 1,
+    slo: Annotated[str | None, typer.Option(help="When an answer is good: ttft=1,itl=0.1, in seconds.")] = None,
+    attain: Annotated[float, typer.Option(min=0, max=1, help="The share of requests that must be good.")] = 0.99,
     mixes: Annotated[
         list[str] | None, typer.Option("--mix", help="chat, code or documents; may be repeated. Without it: all.")
     ] = None,
@@ -52,18 +47,17 @@ def simulate(
         typer.Option("--spec", help="A proposer beside off and auto; may be repeated. Without it: suffix."),
     ] = None,
     assume: Annotated[
-        list[str] | None, typer.Option("--assume", help="A proposer to be trained: eagle:alpha=0.7,cost=0.1,k=4.")
+        list[str] | None, typer.Option(help="A proposer to be trained: eagle:alpha=0.7,cost=0.1,k=4.")
     ] = None,
     source: Annotated[
         Path | None, typer.Option("--from", help="A results.json of bench, or a machine of --save; else measure here.")
     ] = None,
-    save: Annotated[Path | None, typer.Option("--save", help="Write what was measured here to this file.")] = None,
-    max_num_seqs: Annotated[int, typer.Option("--max-num-seqs", help="Sequences that a machine runs at once.")] = 64,
-    kv_cache_tokens: Annotated[int | None, typer.Option("--kv-cache-tokens", help="Tokens of its KV cache.")] = None,
+    save: Annotated[Path | None, typer.Option(help="Write what was measured here to this file.")] = None,
+    max_num_seqs: Annotated[int, typer.Option(help="Sequences that a machine runs at once.")] = 64,
+    kv_cache_tokens: Annotated[int | None, typer.Option(help="Tokens of its KV cache.")] = None,
     requests: Annotated[
         int | None,
         typer.Option(
-            "--requests",
             min=10,
             help=f"Of every simulated point; else {EVENT_REQUESTS}, or {STEP_REQUESTS} if step_mode.",
         ),
@@ -72,14 +66,13 @@ def simulate(
         bool,
         typer.Option("--step-mode", help="Step by step with the engine's own scheduler and controller; one rate only."),
     ] = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of arrivals, lengths and acceptance.")] = 0,
-    out: Annotated[Path | None, typer.Option("--out", help="Write report.html and plots into this folder.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of arrivals, lengths and acceptance.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Write report.html and plots into this folder.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Simulate a fleet: goodput of off, fixed proposers and auto, where fixed ones flip, and the machines needed."""
     from foredraft.config import EngineConfig
     from foredraft.simulate.fleet import Slo
-    from foredraft.simulate.report import Premise
     from foredraft.simulate.study import Study
 
     if (poisson is None) == (trace is None):
@@ -100,13 +93,12 @@ def simulate(
     engine = EngineConfig(max_num_seqs=max_num_seqs, kv_cache_tokens=kv_cache_tokens, prefix_caching=False)
     count = requests or (STEP_REQUESTS if step_mode else EVENT_REQUESTS)
     study = Study(machine, engine, objective, attain, count, seed)
-    premise = Premise(machine.name, replicas, objective, attain)
     settings = [*machine.proposers, *(["auto"] if machine.proposers else [])]
     started = time.perf_counter()
     if step_mode:
-        answer = _one_rate(study, traffics, settings, qps, premise)
+        answer = _one_rate(study, traffics, settings, replicas, qps)
     else:
-        answer = _all_rates(study, traffics, settings, qps, premise, out)
+        answer = _all_rates(study, traffics, settings, replicas, qps, out)
     took = f"Simulated {study.num_simulated:,} requests in {time.perf_counter() - started:.1f} s"
     say(f"{took}, {'step by step' if step_mode else 'from event to event'}.")
     tell(answer, as_json)
@@ -151,45 +143,46 @@ def _machine(
     return machine
 
 
-def _one_rate(study: Study, traffics: list[Traffic], settings: list[str], qps: float, premise: Premise) -> Answer:
+def _one_rate(study: Study, traffics: list[Traffic], settings: list[str], replicas: int, qps: float) -> Answer:
     """The step mode: what users see at the rate that was asked about."""
     from foredraft.bench.measure import OFF
-    from foredraft.simulate.report import COLUMNS, outcome_row
+    from foredraft.simulate.report import COLUMNS, outcome_row, premise
 
     rows: list[tuple[str, ...]] = []
     records: list[dict[str, Any]] = []
     with CountingProgress("Simulating", len(traffics) * (1 + len(settings))) as progress:
         for traffic in traffics:
             for spec in (OFF, *settings):
-                outcome = study.outcome(traffic, spec, premise.replicas, qps, step_mode=True)
+                outcome = study.outcome(traffic, spec, replicas, qps, step_mode=True)
                 rows.append(outcome_row(traffic.name, spec, outcome))
                 records.append({"traffic": traffic.name, "spec": spec, **asdict(outcome)})
                 progress.tick()
-    return Answer({**_premise_record(premise, qps), "outcomes": records}, str(premise), [Table(COLUMNS, rows)], [])
+    record = {**_premise_record(study, replicas, qps), "outcomes": records}
+    return Answer(record, premise(study, replicas), [Table(COLUMNS, rows)], [])
 
 
 def _all_rates(
-    study: Study, traffics: list[Traffic], settings: list[str], qps: float, premise: Premise, out: Path | None
+    study: Study, traffics: list[Traffic], settings: list[str], replicas: int, qps: float, out: Path | None
 ) -> Answer:
     """The event mode: the rate that was asked about, the sweep, and the machines needed."""
-    from foredraft.simulate.report import FLEET_COLUMNS, fleet_row, sentences
+    from foredraft.simulate.report import FLEET_COLUMNS, fleet_row, premise, sentences
     from foredraft.simulate.study import answer
 
     with CountingProgress("Simulating", len(traffics) * (1 + len(settings))) as progress:
-        answers = [answer(study, traffic, settings, premise.replicas, qps, progress.tick) for traffic in traffics]
+        answers = [answer(study, traffic, settings, replicas, qps, progress.tick) for traffic in traffics]
     if out is not None:
-        _write(answers, premise, study, out)
+        _write(answers, study, replicas, out)
     rows = [fleet_row(each.traffic, setting) for each in answers for setting in each.settings]
     told = [" ".join(sentences(each)) for each in answers]
     record = {
-        **_premise_record(premise, qps),
+        **_premise_record(study, replicas, qps),
         "answers": [_answer_record(each) for each in answers],
         "recommendation": told,
     }
-    return Answer(record, str(premise), [Table(FLEET_COLUMNS, rows)], told)
+    return Answer(record, premise(study, replicas), [Table(FLEET_COLUMNS, rows)], told)
 
 
-def _write(answers: list[TrafficAnswer], premise: Premise, study: Study, out: Path) -> None:
+def _write(answers: list[TrafficAnswer], study: Study, replicas: int, out: Path) -> None:
     from foredraft.reports.facts import describe_versions
     from foredraft.simulate.report import write_report
 
@@ -199,7 +192,7 @@ def _write(answers: list[TrafficAnswer], premise: Premise, study: Study, out: Pa
         **describe_versions(),
     }
     try:
-        drawn = write_report(answers, premise, facts, out)
+        drawn = write_report(answers, study, replicas, facts, out)
     except OSError as error:
         raise InvalidParameter(f"The report cannot be written to {out}: {error.strerror}.") from error
     say_written("report.html", out, drawn)
@@ -210,5 +203,5 @@ def _answer_record(answer: TrafficAnswer) -> dict[str, Any]:
     return {"traffic": answer.traffic, "rates": answer.rates, "settings": settings}
 
 
-def _premise_record(premise: Premise, qps: float) -> dict[str, Any]:
-    return {"machine": premise.machine, "qps": qps, "replicas": premise.replicas, "attain": premise.attain}
+def _premise_record(study: Study, replicas: int, qps: float) -> dict[str, Any]:
+    return {"machine": study.machine.name, "qps": qps, "replicas": replicas, "attain": study.attain}

@@ -27,42 +27,34 @@ def train(
             "has options. `text` writes the training text only."
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", help="The folder of the result; training goes on where it stopped.")],
+    out: Annotated[Path, typer.Option(help="The folder of the result; training goes on where it stopped.")],
     model: options.Model = DEFAULT_MODEL,
-    prompts: Annotated[
-        list[Path] | None, typer.Option("--prompts", help="Prompts to answer, JSON lines; may be repeated.")
-    ] = None,
+    prompts: Annotated[list[Path] | None, typer.Option(help="Prompts to answer, JSON lines; may be repeated.")] = None,
     exclude: Annotated[
-        list[Path] | None, typer.Option("--exclude", help="Prompts of evaluations, JSON lines: never trained on.")
+        list[Path] | None, typer.Option(help="Prompts of evaluations, JSON lines: never trained on.")
     ] = None,
-    text: Annotated[
-        Path | None, typer.Option("--text", help="The folder of the training text; OUT/text when not given.")
-    ] = None,
+    text: Annotated[Path | None, typer.Option(help="The folder of the training text; OUT/text when not given.")] = None,
     tokens: Annotated[
         int | None,
-        typer.Option("--tokens", min=1, help="Answer tokens of the training text; more are written if need be."),
+        typer.Option(min=1, help="Answer tokens of the training text; more are written if need be."),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option("--minutes", help="Train so long, earlier runs included; 10 without --steps.")
+        float | None, typer.Option(help="Train so long, earlier runs included; 10 without --steps.")
     ] = None,
-    steps: Annotated[
-        int | None, typer.Option("--steps", min=1, help="Train so many steps, earlier runs included.")
-    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Train so many steps, earlier runs included.")] = None,
     batch_tokens: Annotated[
-        int | None, typer.Option("--batch-tokens", min=64, help="Tokens of a step; 32768 on a GPU, 2048 on a CPU.")
+        int | None, typer.Option(min=64, help="Tokens of a step; 32768 on a GPU, 2048 on a CPU.")
     ] = None,
-    vocab: Annotated[int, typer.Option("--vocab", min=1, help="Tokens of the draft vocabulary.")] = 16_384,
+    vocab: Annotated[int, typer.Option(min=1, help="Tokens of the draft vocabulary.")] = 16_384,
     rate: Annotated[
-        float, typer.Option("--rate", help="Learning rates in units of the usual ones; tiny models take more.")
+        float, typer.Option(help="Learning rates in units of the usual ones; tiny models take more.")
     ] = 1.0,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="The longest answer in the text.")] = 256,
+    max_tokens: Annotated[int, typer.Option(min=1, help="The longest answer in the text.")] = 256,
     workers: Annotated[
-        int | None, typer.Option("--workers", min=1, help="Processes that write text; 8 on a GPU, 1 on a CPU.")
+        int | None, typer.Option(min=1, help="Processes that write text; 8 on a GPU, 1 on a CPU.")
     ] = None,
-    text_batch: Annotated[
-        int | None, typer.Option("--text-batch", min=1, help="Sequences that each process writes at once.")
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the text, the order of batches and the weights.")] = 0,
+    text_batch: Annotated[int | None, typer.Option(min=1, help="Sequences that each process writes at once.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the text, the order of batches and the weights.")] = 0,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,

@@ -97,11 +97,7 @@ def acceptance_behind(tokens_per_run: float, drafted_per_run: float) -> float:
         whole = int(drafted_per_run)
         return expected_tokens(alpha, whole) + (drafted_per_run - whole) * alpha ** (whole + 1)
 
-    low, high = 0.0, 1.0
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if brings(middle) > tokens_per_run else (middle, high)
-    return high
+    return _first_alpha(lambda alpha: brings(alpha) > tokens_per_run)[1]
 
 
 def speedup(alpha: float, cost: float, k: int, verify: VerifyCost = flat) -> float:
@@ -136,13 +132,7 @@ def break_even_alpha(cost: float, k_max: int, verify: VerifyCost = flat) -> floa
     def pays(alpha: float) -> bool:
         return any(earned > needed for earned, needed in zip(_accepted(alpha, k_max), to_earn))
 
-    if not pays(1.0):
-        return None
-    low, high = 0.0, 1.0  # every draft earns more when more is accepted, so there is one place where it begins to pay
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if pays(middle) else (middle, high)
-    return low
+    return _first_alpha(pays)[0] if pays(1.0) else None
 
 
 def break_even_cost(alpha: float, k_max: int, verify: VerifyCost = flat) -> float | None:
@@ -247,6 +237,16 @@ def _longer_gain(alpha: float, cost: float, longest: Length, verify: VerifyCost)
     """The value of one more node behind the longest draft; tokens per plain step are speed-up."""
     k, run = longest.k, verify(longest.k + 1)
     return node_gain(longest.expected_tokens, k * cost + run, alpha ** (k + 1), cost + verify(k + 2) - run)
+
+
+def _first_alpha(is_enough: Callable[[float], bool]) -> tuple[float, float]:
+    """The last acceptance that is not enough and the first that is, as close as floats are. Every draft earns more when
+    more is accepted, so there is one such place."""
+    low, high = 0.0, 1.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return low, high
 
 
 def _survivals(acceptances: Sequence[float]) -> list[float]:

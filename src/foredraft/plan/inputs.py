@@ -9,8 +9,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from foredraft.bench.cells import Cell
+from foredraft.bench.measure import verify_curve
 from foredraft.bench.suite import built_in
-from foredraft.bench.verify_cost import verify_curve
 from foredraft.control.economics import VerifyCurve, acceptance_behind, quotient
 from foredraft.errors import InvalidSpec
 from foredraft.params import SamplingParams

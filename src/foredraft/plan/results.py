@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,15 +34,24 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """What was best for one kind of text at one batch size, None for plain decoding; `fastest` is the best that is not
-    off, where there is one."""
+    """All settings for one kind of text at one batch size, of which one is to be chosen."""
 
     kind: Kind
     batch: int
-    fastest: Cell | None
+    cells: list[Cell]
+
+    @property
+    def usable(self) -> list[Cell]:
+        """What drafts; what changed a text is never chosen."""
+        return [cell for cell in self.cells if cell.same_text and cell.spec != OFF]
+
+    @property
+    def fastest(self) -> Cell | None:
+        return max(self.usable, key=lambda cell: cell.ratio_to_off, default=None)
 
     @property
     def best(self) -> Cell | None:
+        """None for plain decoding."""
         return self.fastest if self.fastest and self.fastest.ratio_to_off > 1 else None
 
     @property
@@ -69,15 +79,14 @@ def compare(cells: Sequence[Cell], curve: VerifyCurve | None, file: Path) -> Com
     """The best speculation string per kind of text and batch size. Looked at more closely is the first kind, all texts
     together where there is that, at its smallest batch: the fastest there whose lengths are its own, not auto's."""
     kinds = sorted(dict.fromkeys(map(Kind.of, cells)), key=lambda kind: kind.category != ALL)
-    choices = [choice for kind in kinds for choice in _choices(kind, cells)]
+    ordered = sorted(cells, key=lambda cell: (kinds.index(Kind.of(cell)), cell.batch))
+    alike = groupby(ordered, key=lambda cell: (Kind.of(cell), cell.batch))
+    choices = [Choice(kind, batch, list(found)) for (kind, batch), found in alike]
     first = next((choice for choice in choices if choice.fastest), None)
     if first is None:
         raise InvalidParameter(f"{file} has no setting beside off that kept its texts; bench with at least one --spec.")
-    usable = _usable([cell for cell in cells if Kind.of(cell) == first.kind], first.batch)
-    closely = max(usable, key=lambda cell: (not cell.spec.startswith("auto"), cell.ratio_to_off))
-    plain = next(
-        (cell for cell in cells if cell.spec == OFF and Kind.of(cell) == first.kind and cell.batch == first.batch), None
-    )
+    closely = max(first.usable, key=lambda cell: (not cell.spec.startswith("auto"), cell.ratio_to_off))
+    plain = next((cell for cell in first.cells if cell.spec == OFF), None)
     inputs = inputs_of(closely, plain, curve)
     names = {kind: _name(kind, kinds) for kind in kinds}
     flips = [(kind, *flip) for kind in kinds if (flip := _flip([each for each in choices if each.kind == kind]))]
@@ -113,20 +122,6 @@ def _name(kind: Kind, kinds: Sequence[Kind]) -> str:
     temperature = f", temperature {kind.temperature}" if len({each.temperature for each in kinds}) > 1 else ""
     dtype = f", {kind.dtype}" if len({each.dtype for each in kinds}) > 1 else ""
     return kind.category + temperature + dtype
-
-
-def _choices(kind: Kind, cells: Sequence[Cell]) -> list[Choice]:
-    """The best at each batch size, in growing order; what changed a text is never chosen."""
-    mine = [cell for cell in cells if Kind.of(cell) == kind]
-    batches = sorted({cell.batch for cell in mine})
-    usable = {batch: _usable(mine, batch) for batch in batches}
-    return [
-        Choice(kind, batch, max(usable[batch], key=lambda cell: cell.ratio_to_off, default=None)) for batch in batches
-    ]
-
-
-def _usable(cells: Sequence[Cell], batch: int) -> list[Cell]:
-    return [cell for cell in cells if cell.batch == batch and cell.same_text and cell.spec != OFF]
 
 
 def _measured(cell: Cell, found: PlanInputs) -> str:

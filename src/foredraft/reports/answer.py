@@ -32,7 +32,11 @@ class Answer:
         live = sys.stdout.isatty()
         print(self.premise)
         for table in self.tables:
-            (_print_rich if live else _print_plain)(table)
+            if live:
+                _print_rich(table)
+            else:
+                print()
+                print_aligned([table.headers, *table.rows], [header in NUMERIC_COLUMNS for header in table.headers])
         if not live:
             print()
         for sentence in self.sentences:
@@ -51,11 +55,6 @@ def _print_rich(table: Table) -> None:
     for place, row in enumerate(table.rows):
         shown.add_row(*map(Text, row), style="bold green" if place in table.chosen else None)
     Console().print(shown)
-
-
-def _print_plain(table: Table) -> None:
-    print()
-    print_aligned([table.headers, *table.rows], [header in NUMERIC_COLUMNS for header in table.headers])
 
 
 def print_aligned(rows: Sequence[tuple[str, ...]], to_the_right: Sequence[bool]) -> None:

@@ -89,31 +89,23 @@ def spread(questions: Sequence[Question], limit: int) -> list[Question]:
 
 def _read(file: Path, what: str, allowed: str, parse: Callable[[Any], T | None]) -> list[T]:
     """What `parse` makes of every line, at least one. A line of which it makes None is named by its number."""
-    found: list[T] = []
-    for where, record in _json_lines(file, allowed):
-        parsed = parse(record)
-        if parsed is None:
-            raise InvalidPrompt(f"{where} holds no {what}; use {allowed}.")
-        found.append(parsed)
-    return found
-
-
-def _json_lines(file: Path, allowed: str) -> list[tuple[str, Any]]:
-    """Every record with the place it stands at (`file:line`), for whoever finds fault with it; at least one."""
     try:
         lines = file.read_text(encoding="utf-8").split("\n")  # not splitlines: a JSON string may hold U+2028
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise InvalidPrompt(f"{file} cannot be read: {reason}.") from error
-    records: list[tuple[str, Any]] = []
+    found: list[T] = []
     for number, line in enumerate(lines, 1):
-        where = f"{file}:{number}"
+        if not line.strip():
+            continue
         try:
-            if line.strip():
-                records.append((where, json.loads(line)))
+            parsed = parse(json.loads(line))
         except json.JSONDecodeError as error:
             problem = f"{error.msg} at column {error.colno}"
-            raise InvalidPrompt(f"{where} is not JSON ({problem}); use {allowed}.") from error
-    if not records:
+            raise InvalidPrompt(f"{file}:{number} is not JSON ({problem}); use {allowed}.") from error
+        if parsed is None:
+            raise InvalidPrompt(f"{file}:{number} holds no {what}; use {allowed}.")
+        found.append(parsed)
+    if not found:
         raise InvalidPrompt(f"{file} holds no prompts; write one JSON object a line: {allowed}.")
-    return records
+    return found

@@ -13,9 +13,8 @@ from math import inf
 
 from foredraft.config import EngineConfig
 from foredraft.simulate.engine import KV_CACHE_TOKENS
-from foredraft.simulate.record import Record
 from foredraft.simulate.table import StepTable
-from foredraft.simulate.traffic import Request
+from foredraft.simulate.traffic import Record, Request
 
 _ROUNDING = 1e-9
 

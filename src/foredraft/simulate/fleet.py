@@ -11,8 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from foredraft.errors import InvalidParameter
-from foredraft.simulate.record import Record
-from foredraft.simulate.traffic import Request
+from foredraft.simulate.traffic import Record, Request
 
 _WARM_UP_SHARE = 0.1  # of the requests do not count: they find machines that are still empty
 

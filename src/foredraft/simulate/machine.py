@@ -12,7 +12,7 @@ from math import ceil
 from foredraft.control.costs import Calibration, Costs
 from foredraft.control.economics import quotient
 from foredraft.errors import InvalidParameter, InvalidSpec
-from foredraft.proposers.registry import ProposerChoice, Spec, parse_spec
+from foredraft.proposers.registry import Spec, parse_spec
 from foredraft.simulate.traffic import ANY
 
 
@@ -63,11 +63,11 @@ class DraftFigures:
 
     def profile(self, kind: str) -> DraftProfile:
         """That of a kind, or of all kinds together where the kind was not measured."""
-        return self.by_kind.get(kind) or self.by_kind.get(ANY) or self.common
+        return self.by_kind.get(kind) or self.common
 
     @cached_property
     def common(self) -> DraftProfile:
-        """The mean over the kinds."""
+        """That of all kinds together where it was measured, else the mean over the kinds."""
         if ANY in self.by_kind:
             return self.by_kind[ANY]
         profiles = [profile for profile in self.by_kind.values() if profile.coverage] or [NEVER]
@@ -124,7 +124,7 @@ class Machine:
     def spec(self, text: str) -> Spec:
         """A speculation string over what was measured here; `auto` is over all of it."""
         if text == "auto":
-            return Spec(tuple(ProposerChoice(*_choice(name)) for name in self.proposers), adaptive=True)
+            return Spec(tuple(parse_spec(name).choices[0] for name in self.proposers), adaptive=True)
         spec = parse_spec(text)
         for choice in spec.choices:
             if str(choice) not in self.proposers:
@@ -152,8 +152,3 @@ def assumed(text: str, plain_s: float) -> tuple[str, DraftFigures]:
             "of a draft token in plain steps, and a length from 1 to 64."
         ) from error
     return name, DraftFigures(name, False, {ANY: DraftProfile.constant(alpha, int(k))}, cost * plain_s)
-
-
-def _choice(text: str) -> tuple[str, dict[str, str]]:
-    choice = parse_spec(text).choices[0]
-    return choice.name, choice.options

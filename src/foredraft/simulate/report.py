@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 from math import isfinite
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from foredraft.bench.measure import OFF
 from foredraft.reports.page import facts_list, html_cells, html_page, html_table, plot_sections, write_page
-from foredraft.simulate.fleet import Outcome, Slo
-from foredraft.simulate.study import MOST_REPLICAS, SettingAnswer, TrafficAnswer
+from foredraft.simulate.fleet import Outcome
+from foredraft.simulate.study import MOST_REPLICAS, SettingAnswer, Study, TrafficAnswer
 
 if TYPE_CHECKING:
     from foredraft.reports.drawing import Plot
@@ -21,20 +20,12 @@ COLUMNS = ("traffic", "setting", "goodput/s", "good", "tokens/s", "TTFT p50", "T
 FLEET_COLUMNS = (*COLUMNS, "carries/s", "machines", "flips at")
 
 
-@dataclass(frozen=True)
-class Premise:
+def premise(study: Study, replicas: int) -> str:
     """What was simulated."""
-
-    machine: str
-    replicas: int
-    slo: Slo
-    attain: float
-
-    def __str__(self) -> str:
-        fleet = "1 machine" if self.replicas == 1 else f"{self.replicas} machines"
-        limits = [f"{name} ≤ {seconds:g} s" for name, seconds in vars(self.slo).items() if isfinite(seconds)]
-        objective = " and ".join(limits) if limits else "no objective: every finished request is good"
-        return f"{fleet} as in {self.machine}; {objective}, for {self.attain:.0%} of the requests."
+    limits = [f"{name} ≤ {seconds:g} s" for name, seconds in vars(study.slo).items() if isfinite(seconds)]
+    objective = " and ".join(limits) if limits else "no objective: every finished request is good"
+    fleet = f"{_machines(replicas)} as in {study.machine.name}"
+    return f"{fleet}; {objective}, for {study.attain:.0%} of the requests."
 
 
 def outcome_row(traffic: str, spec: str, outcome: Outcome) -> tuple[str, ...]:
@@ -91,10 +82,9 @@ def _comparison(setting: SettingAnswer, plain: SettingAnswer) -> str:
         return f"{setting.spec} {_why_none(setting)}."
     if before is None:
         return f"{setting.spec} keeps it with {_machines(needed)}."
-    carries = (
-        f"one fleet carries {setting.capacity_qps / plain.capacity_qps:.2f} times as much" if plain.capacity_qps else ""
-    )
-    carries = f" ({carries})" if carries else ""
+    carries = ""
+    if plain.capacity_qps:
+        carries = f" (one fleet carries {setting.capacity_qps / plain.capacity_qps:.2f} times as much)"
     if needed == before:
         return f"{setting.spec} needs as many{carries}."
     verb, difference = ("saves", before - needed) if needed < before else ("costs", needed - before)
@@ -112,25 +102,27 @@ def _machines(count: int) -> str:
     return f"{count} machine" + ("s" if count != 1 else "")
 
 
-def write_report(answers: Sequence[TrafficAnswer], premise: Premise, facts: dict[str, Any], folder: Path) -> bool:
+def write_report(
+    answers: Sequence[TrafficAnswer], study: Study, replicas: int, facts: dict[str, Any], folder: Path
+) -> bool:
     """`report.html` with plots, where matplotlib is installed; says whether it is."""
 
     def draw() -> list[Plot]:
         from foredraft.simulate.plots import draw_all
 
-        return draw_all(answers, premise.slo)
+        return draw_all(answers, study.slo)
 
-    return write_page(folder, lambda plots: _page(answers, premise, facts, plots), draw)
+    return write_page(folder, lambda plots: _page(answers, premise(study, replicas), facts, plots), draw)
 
 
-def _page(answers: Sequence[TrafficAnswer], premise: Premise, facts: dict[str, Any], plots: Sequence[Plot]) -> str:
+def _page(answers: Sequence[TrafficAnswer], simulated: str, facts: dict[str, Any], plots: Sequence[Plot]) -> str:
     told = "".join(f"<p>{escape(' '.join(sentences(answer)))}</p>" for answer in answers)
     rows = (
         f"<tr>{html_cells(fleet_row(answer.traffic, setting))}</tr>"
         for answer in answers
         for setting in answer.settings
     )
-    body = f"""<p>{escape(str(premise))}</p>
+    body = f"""<p>{escape(simulated)}</p>
 {told}
 {html_table(FLEET_COLUMNS, rows)}
 <p class="note">Goodput, tokens and times are those at the rate that was asked about. “carries” is the highest rate that

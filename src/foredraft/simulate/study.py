@@ -3,6 +3,7 @@ needed."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import ceil
@@ -13,10 +14,9 @@ from foredraft.config import EngineConfig
 from foredraft.simulate.event_mode import EventReplica
 from foredraft.simulate.fleet import Outcome, Server, Slo, outcome_of, run_fleet
 from foredraft.simulate.machine import Machine
-from foredraft.simulate.record import Record
 from foredraft.simulate.step_mode import StepReplica
 from foredraft.simulate.table import StepTable
-from foredraft.simulate.traffic import Request, Traffic
+from foredraft.simulate.traffic import Record, Request, Traffic
 
 MOST_REPLICAS = 4096  # more are not looked for
 _SAMPLE = 600  # requests whose kinds and lengths a table is measured with
@@ -106,12 +106,7 @@ class Study:
             if high >= MOST_REPLICAS or not self.carries(traffic, spec, 1, qps / (100 * high)):
                 return None
             high = min(MOST_REPLICAS, 2 * high)
-        return _first(is_enough, least, high)
-
-    def sweep(self, traffic: Traffic, specs: Iterable[str], replicas: int) -> list[float]:
-        """Rates from nearly idle to more than any setting carries."""
-        most = replicas * max(self.most_qps(traffic, spec) for spec in specs)
-        return [share * most for share in _SWEEP]
+        return least + bisect_left(range(least, high), True, key=is_enough)  # the last is enough
 
     def _sample(self, traffic: Traffic) -> list[Request]:
         return traffic.requests(1.0, _SAMPLE, self.seed + 1)
@@ -169,7 +164,8 @@ def answer(
 ) -> TrafficAnswer:
     """Everything about one traffic; `specs` are settings beside plain decoding. `tick` is called for each setting."""
     settings = [OFF, *(spec for spec in specs if spec != OFF)]
-    rates = study.sweep(traffic, settings, replicas)
+    most = replicas * max(study.most_qps(traffic, spec) for spec in settings)
+    rates = [share * most for share in _SWEEP]
     answers: list[SettingAnswer] = []
     plain: list[Outcome] = []
     for spec in settings:
@@ -187,11 +183,3 @@ def answer(
         )
         tick()
     return TrafficAnswer(traffic.name, qps, rates, answers)
-
-
-def _first(is_enough: Callable[[int], bool], low: int, high: int) -> int:
-    """The smallest number from low to high that is enough; high is."""
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if is_enough(middle) else (middle + 1, high)
-    return high

@@ -13,9 +13,8 @@ from foredraft.control.economics import VerifyCurve
 from foredraft.engine.chunks import ChunkLimit
 from foredraft.proposers.registry import Spec
 from foredraft.simulate.machine import Machine
-from foredraft.simulate.record import Record
 from foredraft.simulate.step_mode import StepReplica
-from foredraft.simulate.traffic import Request
+from foredraft.simulate.traffic import Record, Request
 
 _BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)  # sequences at once
 _WARM_UP_STEPS = 48  # steps in which the controller learns what runs cost, before any counts

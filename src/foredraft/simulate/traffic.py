@@ -1,14 +1,16 @@
-"""The requests of a simulation: drawn from a mix of kinds, or read from a trace of real traffic."""
+"""The requests of a simulation, drawn from a mix of kinds or read from a trace of real traffic, and their record."""
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from math import nan
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +28,14 @@ class Request(NamedTuple):
     kind: str  # which acceptance it has
     prompt_tokens: int
     output_tokens: int
+
+
+class Record:
+    """When every request got its first and its last token: seconds by its index, NaN for what never happened."""
+
+    def __init__(self, count: int) -> None:
+        self.first_s = array("d", [nan]) * count
+        self.done_s = array("d", [nan]) * count
 
 
 @dataclass(frozen=True)
@@ -47,8 +57,10 @@ class Mix:
     name: str
     kinds: tuple[Kind, ...]
 
-    def draw(self, count: int, random: np.random.Generator) -> tuple[list[str], list[int], list[int]]:
-        """Kinds, prompt lengths and output lengths of so many requests."""
+    def requests(self, qps: float, count: int, seed: int = 0) -> list[Request]:
+        """So many requests that arrive independently of each other, `qps` per second on average."""
+        random = np.random.default_rng(seed)
+        arrivals = np.cumsum(random.exponential(1 / qps, count)).tolist()
         shares = np.array([kind.share for kind in self.kinds])
         which = random.choice(len(self.kinds), count, p=shares / shares.sum())
         spread = np.array([kind.spread for kind in self.kinds])[which]
@@ -56,16 +68,8 @@ class Mix:
         for means in ([kind.prompt_tokens for kind in self.kinds], [kind.output_tokens for kind in self.kinds]):
             factor = np.exp(spread * random.standard_normal(count) - spread**2 / 2)  # its mean is 1
             lengths.append(np.clip(np.rint(np.array(means)[which] * factor), 1, _LONGEST).astype(int).tolist())
-        names = [kind.name for kind in self.kinds]
-        return [names[place] for place in which.tolist()], lengths[0], lengths[1]
-
-    def requests(self, qps: float, count: int, seed: int = 0) -> list[Request]:
-        """So many requests that arrive independently of each other, `qps` per second on average."""
-        if not (0 < qps < 1e6):
-            raise InvalidParameter(f"qps={qps} must be a number of requests per second above 0, and below a million.")
-        random = np.random.default_rng(seed)
-        arrivals = np.cumsum(random.exponential(1 / qps, count)).tolist()
-        return list(map(Request, arrivals, *self.draw(count, random)))
+        kinds = [self.kinds[place].name for place in which.tolist()]
+        return list(map(Request, arrivals, kinds, *lengths))
 
 
 # The kinds are those of the built-in benchmark prompts; lengths are of the order that public traces of chat, of code
@@ -83,20 +87,6 @@ MIXES = {
 }
 
 
-def qps_of(requests: Sequence[Request]) -> float:
-    """Requests per second from the first arrival to the last."""
-    span = requests[-1].arrival_s - requests[0].arrival_s
-    return (len(requests) - 1) / span if span > 0 else float(len(requests))
-
-
-class Traffic(Protocol):
-    """Requests at any rate."""
-
-    @property
-    def name(self) -> str: ...
-    def requests(self, qps: float, count: int, seed: int = 0) -> list[Request]: ...
-
-
 @dataclass(frozen=True)
 class Trace:
     """The requests of a trace, always the same ones in the same order."""
@@ -106,13 +96,17 @@ class Trace:
 
     @property
     def qps(self) -> float:
-        """Requests per second as they were recorded."""
-        return qps_of(self.recorded)
+        """Requests per second as they were recorded, from the first arrival to the last."""
+        span = self.recorded[-1].arrival_s - self.recorded[0].arrival_s
+        return (len(self.recorded) - 1) / span if span > 0 else float(len(self.recorded))
 
     def requests(self, qps: float, count: int, seed: int = 0) -> list[Request]:
         """The first `count` of them, faster or slower, so that the whole trace would have so many per second."""
         factor = self.qps / qps
         return [each._replace(arrival_s=each.arrival_s * factor) for each in self.recorded[:count]]
+
+
+Traffic = Mix | Trace  # requests at any rate
 
 
 def read_trace(file: Path) -> Trace:
