@@ -82,8 +82,11 @@ class TestEveryCommand:
             (["nonsense"], "No such command 'nonsense'."),
             (["generate", "hi", "--max-tokens", "many"], "--max-tokens"),
             (["generate", "hi", "--max-tokens", "0"], "max_tokens=0 must be a whole number from 1 to 2147483647."),
-            (["generate", "hi", "--temperature", "-1"], "temperature=-1.0"),
-            (["generate", "hi", "--top-p", "0"], "top_p=0.0"),
+            (
+                ["generate", "hi", "--temperature", "-1"],
+                "temperature=-1.0 must be 0 (greedy) or a number from 1e-06 to 100.",
+            ),
+            (["generate", "hi", "--top-p", "0"], "top_p=0.0 must be a number above 0 up to 1."),
             (["generate", "hi", "--nonsense"], "--nonsense"),
             (["generate", "hi", "--model", "some/missing"], "some/missing is not a model; use foredraft models."),
             (["generate", "too long"], "The prompt is too long."),

@@ -94,7 +94,7 @@ class TestModels:
     @pytest.mark.parametrize(
         ("arguments", "sentence"),
         [
-            (["info"], "Say which model"),
+            (["info"], "Say which model: foredraft models info NAME; foredraft models lists the catalogue."),
             (["fetch"], "Say which model"),
             (["info", "smollm3-135"], "smollm2-135m"),
             (["burn"], "burn"),
