@@ -379,7 +379,7 @@ def test_the_machine_is_measured_when_nothing_runs(
         engine = AsyncEngine(llm.engine)
         events = await read(engine.generate(PROMPT, GREEDY, parse_spec("auto")))
         assert events[-1].output is not None
-        assert events[-1].output.metrics.decisions == {"measuring": 11}
+        assert events[-1].output.metrics.decisions.keys() == {"measuring"}
         async with asyncio.timeout(60):
             while llm.engine.wants_calibration:
                 await asyncio.sleep(0.01)
