@@ -82,7 +82,7 @@ sanitize: .venv/.installed-dev ## the native kernels under the address and undef
 	@PYTHONPATH=build/sanitize/src ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0 \
 		LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so)" \
 		$(BIN)/python -m pytest --capture=sys -p no:cacheprovider -p tests.malloc_tensors \
-		tests/native $(ARGS)
+		-m "slow or not slow" tests/native $(ARGS)
 
 emulate: ## the arithmetic of the kernels on machines that are only emulated here; needs qemu-user and gcc-aarch64-linux-gnu
 	@mkdir -p build/emulate

@@ -10,6 +10,7 @@ import pytest
 from foredraft.errors import InvalidModel
 from foredraft.models import catalog
 from tests.backends import levels_of
+from tests.grammars import Matchers
 
 
 def _keep_to_own_processors() -> None:
@@ -44,6 +45,20 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(library, "usable_levels", lambda: levels_of(request.param))
     return str(request.param)
+
+
+@pytest.fixture
+def matchers(monkeypatch: pytest.MonkeyPatch) -> Matchers:
+    """Counts the parsers of grammars that a test compiles."""
+    matchers = Matchers()
+    monkeypatch.setattr("llguidance.LLMatcher", matchers)
+    return matchers
+
+
+@pytest.fixture
+def builds(matchers: Matchers) -> list[str]:
+    """The names of the threads that compile grammars, one for each of the two parsers of a grammar."""
+    return matchers.threads
 
 
 @pytest.fixture(scope="session")

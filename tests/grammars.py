@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
+
+import pytest
 
 Schema = dict[str, Any]
 
@@ -114,3 +117,22 @@ SCHEMAS: dict[str, Schema] = {
     ),
 }
 assert len(SCHEMAS) >= 40
+
+
+class Matchers:
+    """Stands for llguidance.LLMatcher, and knows by the names of threads who has compiled a parser. A grammar that is
+    added to an engine gets two."""
+
+    def __init__(self) -> None:
+        self._original = pytest.importorskip("llguidance").LLMatcher
+        self.threads: list[str] = []
+        self.may_begin = threading.Event()
+        self.may_begin.set()
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        self.threads.append(threading.current_thread().name)
+        assert self.may_begin.wait(30)
+        return self._original(*arguments, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 from foredraft.batch import PackedBatch
@@ -35,8 +35,25 @@ async def until(engine: AsyncEngine) -> None:
         await engine.abort("nobody")
 
 
+async def no_other_task() -> None:
+    """Until every admission is over: no task is left but the one that waits."""
+    async with asyncio.timeout(30):
+        while len(asyncio.all_tasks()) > 1:
+            await asyncio.sleep(0.01)
+
+
+def has_requests(engine: AsyncEngine) -> bool:
+    stats = engine.stats()
+    return bool(stats.running or stats.waiting)
+
+
 def is_clean(engine: AsyncEngine, llm: LLM) -> bool:
-    return not engine._channels and not engine._num_unfinished and not engine._admissions and is_idle(llm)
+    return not has_requests(engine) and len(asyncio.all_tasks()) == 1 and is_idle(llm)
+
+
+def are_in_the_background(threads: Iterable[str]) -> bool:
+    """Whether neither the event loop nor the engine's steps had to wait for what these threads did."""
+    return not {"MainThread", "foredraft-engine"} & set(threads)
 
 
 class Gated(Runner):
@@ -60,10 +77,10 @@ class SlowBuilds:
         self._make_proposer = self._assignments.make_proposer
         self._assignments.make_proposer = self._slowly
         self.entered, self.let_through = threading.Event(), threading.Event()
-        self.threads: list[threading.Thread] = []  # of every build
+        self.threads: list[str] = []  # the names of those that built, one for every build
 
     def _slowly(self, choice: ProposerChoice) -> Proposer:
-        self.threads.append(threading.current_thread())
+        self.threads.append(threading.current_thread().name)
         self.entered.set()
         assert self.let_through.wait(30)
         return self._make_proposer(choice)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from foredraft.batch import PackedBatch
-from foredraft.engine import async_engine, calibration
+from foredraft.engine import calibration
 from foredraft.engine.async_engine import AsyncEngine
 from foredraft.engine.stream import Stream
 from foredraft.errors import InvalidParameter, Overloaded
@@ -20,7 +20,19 @@ from foredraft.proposers.registry import parse_spec
 from foredraft.runtime.kv import KVCache
 from foredraft.runtime.runner import ForwardOutput, Runner
 from foredraft.types import TokenEvent, Work
-from tests.contract.async_engines import LONG, Gated, SlowBuilds, in_a_step, is_clean, last, read, until
+from tests.contract.async_engines import (
+    LONG,
+    Gated,
+    SlowBuilds,
+    are_in_the_background,
+    has_requests,
+    in_a_step,
+    is_clean,
+    last,
+    no_other_task,
+    read,
+    until,
+)
 from tests.contract.test_engine import GREEDY, PROMPT, is_idle, with_fields
 from tests.tiny_models import random_model, save_model
 
@@ -145,7 +157,7 @@ def test_whoever_generates_on_a_closed_or_closing_engine_is_told(llm: LLM) -> No
         running = engine.generate(PROMPT, LONG)
         assert await asyncio.to_thread(gate.entered.wait, 30)
         before = engine.generate(PROMPT, LONG)
-        while not engine._commands.qsize():
+        while not before.prompt_token_ids:  # then the engine has it to look at after its step
             await asyncio.sleep(0.01)
         late = engine.generate(PROMPT, LONG)  # is still to be tokenised when the engine closes
         closing = [asyncio.create_task(engine.close()) for _ in range(2)]
@@ -205,19 +217,18 @@ def test_a_step_that_fails_ends_its_requests_and_not_the_engine(llm: LLM) -> Non
 def test_an_event_loop_is_woken_once_per_step(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         loop, engine = asyncio.get_running_loop(), AsyncEngine(llm.engine)
-        batches: list[int] = []
+        wakers: list[str] = []
         call = loop.call_soon_threadsafe
 
-        def counted(callback: Any, *arguments: Any, **options: Any) -> Any:
-            if callback is async_engine._hand_out:
-                batches.append(len(arguments[0]))
-            return call(callback, *arguments, **options)
+        def counted(*arguments: Any, **options: Any) -> Any:
+            wakers.append(threading.current_thread().name)
+            return call(*arguments, **options)
 
         monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
         streams = [engine.generate(PROMPT, with_fields(n=2)) for _ in range(4)]
         events = [await read(stream) for stream in streams]
-        assert len(batches) <= engine.stats().num_steps
-        assert sum(batches) == sum(map(len, events)) == 96
+        assert sum(map(len, events)) == 96
+        assert wakers.count("foredraft-engine") <= engine.stats().num_steps + len(streams), "each was added once"
         await engine.close()
 
     asyncio.run(main())
@@ -230,7 +241,7 @@ def test_a_crowd_of_commands_does_not_stop_a_stream(llm: LLM) -> None:
     async def main() -> None:
         async with in_a_step(llm) as engine:
             commands = 0
-            step = llm.engine.step
+            step, add = llm.engine.step, llm.engine.add
 
             def counted_step() -> list[TokenEvent]:
                 nonlocal commands
@@ -238,17 +249,21 @@ def test_a_crowd_of_commands_does_not_stop_a_stream(llm: LLM) -> None:
                 commands = 0
                 return step()
 
-            def command() -> None:
+            def counted_add(*arguments: Any, **options: Any) -> Any:
                 nonlocal commands
                 commands += 1
+                return add(*arguments, **options)
 
             llm.engine.step = counted_step  # type: ignore[method-assign]
-            futures = [engine._call(command) for _ in range(100)]
+            llm.engine.add = counted_add  # type: ignore[method-assign]
+            streams = [engine.generate(PROMPT, with_fields(max_tokens=1)) for _ in range(100)]
+            while not all(stream.prompt_token_ids for stream in streams):
+                await asyncio.sleep(0.01)
             llm.engine.runner.let_through.set()  # type: ignore[attr-defined]
-            await asyncio.gather(*futures)
+            assert [await last(stream) for stream in streams] == ["length"] * 100
 
     asyncio.run(main())
-    assert between[:4] == [32, 32, 32, 4]
+    assert sum(between) == 100 and max(between) <= 50
 
 
 def test_a_proposer_is_built_while_others_stream_on(llm: LLM) -> None:
@@ -263,7 +278,7 @@ def test_a_proposer_is_built_while_others_stream_on(llm: LLM) -> None:
         for stream in drafted:
             assert await last(stream) == "length"
         assert set(assignments.proposers) == {"ngram", "quantised"}
-        assert engine._thread not in builds.threads and threading.main_thread() not in builds.threads
+        assert are_in_the_background(builds.threads)
         await engine.close()
         for name in list(assignments.proposers):
             assignments.proposers.pop(name).close()
@@ -288,10 +303,9 @@ def test_closing_does_not_wait_for_proposers_and_nobody_waits_for_the_closed_eng
                     await admitted
                 with pytest.raises(RuntimeError, match=r"^The engine is closed\.$"):
                     await anext(stream)
-            assert not engine._channels and not engine._num_unfinished
+            assert not has_requests(engine)
             builds.let_through.set()
-            while engine._admissions:
-                await asyncio.sleep(0.01)
+            await no_other_task()
         assert len(builds.threads) == 1, "what was queued is not built any more"
         assert is_clean(engine, llm)
         assert set(llm.engine.kv.groups) == {"target"}
@@ -305,10 +319,10 @@ def test_a_reader_does_not_wait_for_an_admission_that_was_cancelled(llm: LLM) ->
     async def main() -> None:
         engine = AsyncEngine(llm.engine)
         stream = engine.generate(PROMPT, LONG, parse_spec("ngram"))
+        (admission,) = asyncio.all_tasks() - {asyncio.current_task()}
         assert await asyncio.to_thread(builds.entered.wait, 30)
         reader = asyncio.create_task(read(stream))
         await asyncio.sleep(0)
-        (admission,) = engine._admissions
         admission.cancel()
         assert await reader == []
         builds.let_through.set()
@@ -323,8 +337,8 @@ def test_requests_that_come_together_begin_together(llm: LLM, monkeypatch: pytes
     monkeypatch.setattr("foredraft.engine.async_engine._GATHER_S", 20.0)
     schedule, sizes = llm.engine.scheduler.schedule, list[int]()
 
-    def recorded(rows: int | None, looks_ahead: bool) -> list[Work]:
-        works = schedule(rows, looks_ahead)
+    def recorded(*arguments: Any) -> list[Work]:
+        works = schedule(*arguments)
         sizes.append(len(works))
         return works
 
@@ -365,7 +379,7 @@ def test_the_machine_is_measured_when_nothing_runs(
         engine = AsyncEngine(llm.engine)
         events = await read(engine.generate(PROMPT, GREEDY, parse_spec("auto")))
         assert events[-1].output is not None
-        assert events[-1].output.metrics.decisions == {"measuring": 11}
+        assert events[-1].output.metrics.decisions.keys() == {"measuring"}
         async with asyncio.timeout(60):
             while llm.engine.wants_calibration:
                 await asyncio.sleep(0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,6 @@ from foredraft.batch import PackedBatch
 from foredraft.engine.chunks import ChunkLimit
 from foredraft.errors import InvalidPrompt
 from foredraft.llm import LLM
-from foredraft.models.chat_template import ChatTemplate
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import Spec, parse_spec
 from foredraft.runtime.runner import ForwardOutput
@@ -238,9 +238,11 @@ def test_progress_counts_prompts(llm: LLM) -> None:
     assert seen == [(1, 2), (2, 2)]
 
 
-def test_chat_takes_one_or_many_texts_ids_or_messages(llm: LLM) -> None:
+def test_chat_takes_one_or_many_texts_ids_or_messages(folder: Path, tmp_path: Path) -> None:
     template = "<s>{% for message in messages %}{{ message.role }}:{{ message.content }}{% endfor %}"
-    llm.tokenizer._chat_template = ChatTemplate(template, {})
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "chat_template.jinja").write_text(template)
+    llm = LLM(str(tmp_path))
     hello, ids = [{"role": "user", "content": "hello"}], [7, 8, 9]
     rendered = llm.tokenizer.encode("<s>user:hello", add_special_tokens=False)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +33,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def llm(folder: Path) -> LLM:
     return LLM(str(folder), threads=1, max_num_seqs=64)
-
-
-@pytest.fixture
-def builds(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The names of the threads that compile."""
-    names: list[str] = []
-    built = grammar_module._built
-
-    def noted(*arguments: Any) -> Any:
-        names.append(threading.current_thread().name)
-        return built(*arguments)
-
-    monkeypatch.setattr(grammar_module, "_built", noted)
-    yield names
 
 
 def under(grammar: dict[str, Any], **fields: Any) -> SamplingParams:

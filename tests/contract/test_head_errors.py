@@ -17,6 +17,7 @@ from foredraft.heads.catalog import find_heads, shipped_heads
 from foredraft.heads.weights import TapReader
 from foredraft.llm import LLM
 from foredraft.models.catalog import open_checkpoint
+from foredraft.params import SamplingParams
 from tests.tiny_heads import KINDS, random_head, save_head, save_heads, tiny_config
 from tests.tiny_models import random_model, save_model
 
@@ -132,10 +133,11 @@ def test_heads_that_come_with_the_package_are_found_by_their_model(folder: Path,
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_head_is_loaded_once_and_goes_with_its_last_proposer(folder: Path, tmp_path: Path, kind: str) -> None:
     llm = LLM(str(folder), head=str(save_heads(folder, tmp_path)), spec="off")
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
     for nodes in range(4, 14):  # more settings than are kept
-        llm.generate([[1, 2, 3]], spec=f"{kind}:nodes={nodes}")
+        llm.generate([[1, 2, 3]], params, spec=f"{kind}:nodes={nodes}")
     groups = {"target", "taps"} | ({f"{kind} auto"} if kind != "medusa" else set())
     assert set(llm.engine.kv.groups) == groups
-    for _ in range(10):
-        llm.generate([[1, 2, 3]], spec=f"ngram:k={_ + 1}")
+    for k in range(1, 11):
+        llm.generate([[1, 2, 3]], params, spec=f"ngram:k={k}")
     assert set(llm.engine.kv.groups) == {"target", "taps"}

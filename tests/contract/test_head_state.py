@@ -88,7 +88,7 @@ def test_drafts_are_those_of_a_fresh_engine(
     fresh = LLM(str(folder), head=heads, spec="off", kv_cache_tokens=2048, prefix_caching=False)
     drafts = [call for call in calls if call[2]]
     assert len(drafts) > 60
-    for sequence, budget, draft in drafts[::3]:
+    for sequence, budget, draft in drafts[::6]:
         assert draft == drafted_afresh(fresh, kind, sequence, budget)
 
 

@@ -36,7 +36,7 @@ def same(left: RequestOutput, right: RequestOutput) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "dtype",
-    [dtype if dtype in ("bfloat16", "int4") else pytest.param(dtype, marks=pytest.mark.slow) for dtype in DTYPES],
+    [dtype if dtype == "int4" else pytest.param(dtype, marks=pytest.mark.slow) for dtype in DTYPES],
 )
 def test_a_request_gives_the_same_bits_however_it_is_run(default_model: Path, dtype: str) -> None:
     check(default_model, dtype, "auto")
@@ -63,7 +63,7 @@ def check(model: Path, dtype: str, backend: str) -> None:
         same(alone[mode], again)
         same(alone[mode], llm.generate([*OTHERS, PROMPT], params)[-1])
 
-    for budget in (8, 50, 77):
+    for budget in (8, 77):
         llm = engine(max_num_batched_tokens=budget, prefix_caching=False)
         for mode, params in MODES.items():
             same(alone[mode], llm.generate([*OTHERS[:2], PROMPT], params)[-1])

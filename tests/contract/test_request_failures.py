@@ -10,6 +10,7 @@ import torch
 
 from foredraft.batch import PackedBatch
 from foredraft.llm import LLM
+from foredraft.params import SamplingParams
 from foredraft.proposers.registry import Spec
 from foredraft.runtime.runner import ForwardOutput, Runner
 from tests.contract.test_engine import GREEDY, PROMPT, is_idle, with_fields
@@ -106,14 +107,19 @@ def test_the_smallest_parameters_give_finite_numbers(llm: LLM, rule: str, fields
         assert output.token_ids == llm.generate([PROMPT], GREEDY)[0].token_ids, "so low, only the likeliest is drawn"
 
 
+def add_undecodable(llm: LLM, params: SamplingParams) -> None:
+    """Add the request "bad", whose tokens cannot be decoded."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(llm.engine, "tokenizer", Breaks())
+        llm.engine.add("bad", PROMPT, params, Spec())
+
+
 def test_text_that_cannot_be_finished_ends_only_its_own_request(llm: LLM) -> None:
     """The decoder fails when the text is over: on its end-of-text token, which is not decoded itself."""
     first = llm.generate([PROMPT], GREEDY)[0].token_ids[0]
     llm.engine.eos_token_ids = frozenset([first])
-    llm.engine.add("bad", PROMPT, with_fields(ignore_eos=False), Spec())
+    add_undecodable(llm, with_fields(ignore_eos=False))
     llm.engine.add("good", [4, 5, 6], GREEDY, Spec())
-    (bad,) = llm.engine._by_request["bad"]
-    llm.engine._live[bad.id].detokenizer._tokenizer = Breaks()
     last = {}
     while llm.engine.has_work:
         last.update({e.request_id: e for e in llm.engine.step() if e.finish_reason})
@@ -124,18 +130,14 @@ def test_text_that_cannot_be_finished_ends_only_its_own_request(llm: LLM) -> Non
 
 
 def test_text_that_cannot_be_decoded_can_be_aborted(llm: LLM) -> None:
-    llm.engine.add("bad", PROMPT, GREEDY, Spec())
-    (bad,) = llm.engine._by_request["bad"]
-    llm.engine._live[bad.id].detokenizer._tokenizer = Breaks()
+    add_undecodable(llm, GREEDY)
     assert [event.finish_reason for event in llm.engine.abort("bad")] == ["abort"]
     assert is_idle(llm)
 
 
 def test_text_that_cannot_be_decoded_ends_only_its_own_request(llm: LLM) -> None:
     llm.engine.add("good", PROMPT, GREEDY, Spec())
-    llm.engine.add("bad", PROMPT, GREEDY, Spec())
-    bad = llm.engine._by_request["bad"][0]
-    llm.engine._live[bad.id].detokenizer._tokenizer = Breaks()
+    add_undecodable(llm, GREEDY)
     reasons = {}
     while llm.engine.has_work:
         reasons.update({e.request_id: e.finish_reason for e in llm.engine.step() if e.finish_reason})

@@ -33,7 +33,7 @@ PROMPT = [ONE, ONE, 7, 8, 9]  # there is something to copy the first time, and m
 LENGTH = 5
 TEMPERATURE = 3.0  # no text is so unlikely that it never comes
 BATCH = 250
-FEW = 500  # texts; MANY takes minutes
+FEW = BATCH  # texts; MANY takes minutes
 MORE = {"rejection": 1500, "block": 2500}  # texts, enough to see the bias: under `block` it is small
 MANY = pytest.param(20_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
 COPIED = "auto(suffix:min_n=1+ngram:min_n=1,max_n=1,which=earliest)"
@@ -156,8 +156,17 @@ def test_copied_drafts_change_no_text_even_if_the_store_holds_it(
 QUOTED = 3  # tokens of the first answer, which the second prompt quotes
 
 
-@pytest.mark.parametrize("own_noise", [True, False])
-@pytest.mark.parametrize(("spec", "rule"), [("off", "rejection"), (SAMPLED, "rejection"), (SAMPLED, "block")])
+@pytest.mark.parametrize(
+    ("spec", "rule", "own_noise"),
+    [
+        ("off", "rejection", True),
+        ("off", "rejection", False),
+        (SAMPLED, "rejection", True),
+        (SAMPLED, "block", True),
+        pytest.param(SAMPLED, "rejection", False, marks=pytest.mark.slow),
+        pytest.param(SAMPLED, "block", False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_prompt_may_quote_what_its_seed_has_written(
     llm: LLM, spec: str, rule: str, own_noise: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

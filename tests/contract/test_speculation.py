@@ -15,6 +15,7 @@ import torch
 
 from foredraft.control.controller import Candidate, Offer
 from foredraft.control.reasons import RESTING
+from foredraft.engine.calibration import Calibrator
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
 from foredraft.proposers.base import Proposer
@@ -260,11 +261,8 @@ def test_drafts_are_merged_in_the_order_of_the_request(folder: Path, first: str)
         proposer = install(llm, Proposing(a_draft(1, origin=name)), name)
         proposer.name = name
     names.sort(key=lambda name: name != first)
-    llm.engine.add("0", PROMPTS[0], PARAMS, Spec(tuple(map(ProposerChoice, names))))
-    (sequence,) = llm.engine._by_request["0"]
-    while llm.engine.has_work:
-        llm.engine.step()
-    assert set(sequence.counters.drafted_by_origin) == {first}
+    (output, _, _) = run(llm, [Spec(tuple(map(ProposerChoice, names))), Spec(), Spec()])
+    assert set(output.metrics.drafted_by_origin) == {first}
 
 
 @pytest.mark.parametrize(
@@ -272,7 +270,11 @@ def test_drafts_are_merged_in_the_order_of_the_request(folder: Path, first: str)
 )
 @pytest.mark.parametrize("acceptance", ["match", "rejection"])
 def test_a_controller_that_fails_leaves_plain_decoding(
-    folder: Path, method: str, acceptance: str, caplog: pytest.LogCaptureFixture
+    folder: Path,
+    method: str,
+    acceptance: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(*arguments: Any) -> Any:
         raise RuntimeError("a bug in the controller")
@@ -283,7 +285,7 @@ def test_a_controller_that_fails_leaves_plain_decoding(
     speculation = llm.engine.speculation
     if method == "make":
         speculation.controller = None
-        speculation._calibrator.cached = fail  # type: ignore[method-assign]
+        monkeypatch.setattr(Calibrator, "cached", fail)
         speculation.calibrate()
     else:
         setattr(speculation.controller, method, fail)

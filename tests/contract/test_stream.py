@@ -14,7 +14,18 @@ from foredraft.engine.async_engine import AsyncEngine
 from foredraft.errors import InvalidParameter, InvalidPrompt, InvalidSpec
 from foredraft.llm import LLM
 from foredraft.proposers.registry import parse_spec
-from tests.contract.async_engines import LONG, SlowBuilds, in_a_step, is_clean, last, read, until
+from tests.contract.async_engines import (
+    LONG,
+    SlowBuilds,
+    are_in_the_background,
+    has_requests,
+    in_a_step,
+    is_clean,
+    last,
+    no_other_task,
+    read,
+    until,
+)
 from tests.contract.test_engine import GREEDY, PROMPT, is_idle, with_fields
 from tests.tiny_models import random_model, save_model
 
@@ -31,10 +42,10 @@ def llm(folder: Path) -> LLM:
 
 def test_prompts_are_what_encode_takes(llm: LLM) -> None:
     expected = llm.generate(["hello"], GREEDY)[0]
-    threads: set[threading.Thread] = set()
+    threads: set[str] = set()
 
     def encode(prompt: Any) -> list[int]:
-        threads.add(threading.current_thread())
+        threads.add(threading.current_thread().name)
         return llm.encode(prompt)
 
     async def main() -> None:
@@ -44,7 +55,7 @@ def test_prompts_are_what_encode_takes(llm: LLM) -> None:
         await stream.admitted()
         assert stream.prompt_token_ids == expected.prompt_token_ids
         assert [event.token_id for event in await read(stream)] == expected.token_ids
-        assert threading.main_thread() not in threads and engine._thread not in threads
+        assert are_in_the_background(threads)
         await engine.close()
 
     asyncio.run(main())
@@ -181,7 +192,8 @@ def test_a_stream_that_is_left_frees_everything(llm: LLM, leave: str) -> None:
             gc.collect()
         await until(engine)
         assert not llm.engine.is_live("left")
-        assert not engine._channels
+        assert not has_requests(engine)
+        assert await last(engine.generate(PROMPT, GREEDY, request_id="left")) == "length", "its id is free"
         await engine.close()
 
     asyncio.run(main())
@@ -210,8 +222,7 @@ def test_a_request_that_is_left_before_it_is_admitted_never_runs(llm: LLM, leave
         if leave != "abort":
             del stream
         go_on.set()
-        while engine._admissions:
-            await asyncio.sleep(0.01)
+        await no_other_task()
         if leave == "abort":
             (event,) = await read(stream)
             assert event.finish_reason == "abort"
@@ -272,11 +283,10 @@ def test_an_abort_does_not_wait_for_proposers(llm: LLM, spec: str) -> None:
             await stream.admitted()
             events = [await anext(stream) for _ in range(2)]
         assert [event.finish_reason for event in events] == ["abort"] * 2
-        assert not engine._channels and not engine._num_unfinished
+        assert not has_requests(engine)
         assert await last(engine.generate(PROMPT, GREEDY, request_id="aborted")) == "length", "its id is free"
         builds.let_through.set()
-        while engine._admissions:
-            await asyncio.sleep(0.01)
+        await no_other_task()
         assert await read(stream) == []
         assert len(builds.threads) == 1, "the second proposer is not built"
         await until(engine)
@@ -316,8 +326,7 @@ def test_what_nobody_reads_is_not_built(llm: LLM) -> None:
             await asyncio.sleep(0.02)  # the later ones are queued
             await stream.aclose()
         builds.let_through.set()
-        while engine._admissions:
-            await asyncio.sleep(0.01)
+        await no_other_task()
         assert len(builds.threads) == 1
         await until(engine)
         assert is_clean(engine, llm)

@@ -5,7 +5,6 @@ Without a device, TRITON_INTERPRET=1 runs what does not ask for bits, slowly, on
 
 from __future__ import annotations
 
-import os
 from itertools import groupby
 
 import pytest
@@ -14,23 +13,14 @@ from torch import Tensor
 
 from foredraft.backends.base import Layer, LayerKV, Linear, Stack, Weight, run_layers
 from foredraft.batch import PackedBatch
-from foredraft.params import SamplingParams
-from foredraft.sampling.draw import draw
-from foredraft.sampling.noise import stream_key
-from foredraft.sampling.pipeline import floor
+from tests.gpu.kernel_device import DEVICE, INTERPRETED, needs_kernels, small
 from tests.native.scene import BLOCK, Scene, attention_shape
 from tests.native.weights import KINDS, error, fitting, random_weight
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = needs_kernels
 if INTERPRETED or torch.cuda.is_available():
     from foredraft.backends.cuda import linear as cuda_linear
     from foredraft.backends.cuda import rows as cuda_rows
-    from foredraft.backends.cuda import sample as cuda_sample
     from foredraft.backends.cuda.backend import CudaBackend
     from foredraft.backends.cuda.linear import SPLIT_ROWS
     from foredraft.backends.cuda.pack import cut
@@ -38,11 +28,6 @@ if INTERPRETED or torch.cuda.is_available():
 
 bits = pytest.mark.skipif(INTERPRETED, reason="asks for the bits of a device")
 ROW_COUNTS = (1, 2, 3, 7, 8, 16, 17, 32, 33, 64, 100, 128, 129, 256, 257, 512, 1000, 2048)
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(7)
 
 
 def backend(dtype: str = "bfloat16") -> CudaBackend:
@@ -76,10 +61,6 @@ def rounded(x: Tensor, weight: Weight) -> Tensor:
     """As what multiplies the weight."""
     dtype = {"f32": torch.float32, "bf16": torch.bfloat16}.get(weight.kind, torch.float16)
     return x.to(dtype).double()
-
-
-def small(rows: int, *shape: int) -> Tensor:
-    return torch.randn(rows, *shape, device=DEVICE)
 
 
 class TestLinear:
@@ -361,58 +342,6 @@ class TestStore:
         expected[slots[[0, 2, 3]], 140:210] = x[[0, 2, 3]].to(dtype)
         backend().store(x, cache, 140, slots)
         assert torch.equal(cache, expected)
-
-
-class TestSampling:
-    def test_draws_the_reference_tokens(self) -> None:
-        rows, vocab = 40, 5000
-        logits = small(rows, vocab) * 4
-        logits[5, 10:20] = logits[5].max() + 1  # equal ones
-        temperatures = torch.tensor([0.0, 0.3, 1.0, 1.7] * 10, dtype=torch.float64, device=DEVICE)
-        floors = logits.topk(1 + rows, dim=1).values[torch.arange(rows), torch.arange(rows)]
-        floors[7::8] = -torch.inf
-        keys = [stream_key(seed, 3) for seed in range(rows)]
-        signed = torch.tensor([key - (1 << 64) if key >> 63 else key for key in keys], device=DEVICE)
-        finite = torch.ones(rows, dtype=torch.bool, device=DEVICE)
-        drawn = cuda_sample.sample(logits, floors, finite, temperatures, signed).tolist()
-        host = logits.cpu()
-        assert drawn == [
-            draw(host[row], float(floors[row]), float(temperatures[row]), keys[row]) for row in range(rows)
-        ]
-
-    def test_finds_the_reference_floors(self) -> None:
-        rows, vocab = 48, 3000 if INTERPRETED else 49152
-        logits = small(rows, vocab) * 3
-        logits[10] = logits[10].round()  # many ties
-        logits[11, 100:] = -torch.inf
-        choices = [
-            SamplingParams(temperature=t, top_k=k, top_p=p, min_p=m)
-            for t, k, p, m in [
-                *((0.0, 5, 0.9, 0.1), (1.0, 0, 1.0, 0.0), (1.0, 40, 1.0, 0.0), (0.8, 0, 0.95, 0.0)),
-                *((0.8, 40, 0.9, 0.05), (1.5, 0, 0.5, 0.2), (0.7, 1, 0.9, 0.0), (1.0, 1000, 0.99, 0.0)),
-            ]
-        ] * 6
-
-        def column(name: str, dtype: torch.dtype) -> Tensor:
-            return torch.tensor([getattr(params, name) for params in choices], dtype=dtype, device=DEVICE)
-
-        found, finite = cuda_sample.floors(
-            *(logits, column("temperature", torch.float64), column("top_k", torch.int32)),
-            *(column("top_p", torch.float64), column("min_p", torch.float64).log()),
-        )
-        assert finite.all()
-        for row, params in enumerate(choices):
-            expected = floor(logits[row].cpu(), params)
-            assert found[row].item() == torch.tensor(expected, dtype=torch.float32).item(), (row, params)
-
-    def test_tells_rows_that_are_not_finite(self) -> None:
-        logits = small(5, 1000)
-        logits[1, 500], logits[2, 3], logits[4, 7] = torch.nan, torch.inf, -torch.inf
-        logits[3] = -torch.inf
-        ones = torch.ones(5, dtype=torch.float64, device=DEVICE)
-        none = torch.zeros(5, dtype=torch.int32, device=DEVICE)
-        _, finite = cuda_sample.floors(logits, ones, none, ones, (ones * 0).log())
-        assert finite.tolist() == [True, False, False, False, True]
 
 
 def test_the_block_of_a_scene_is_smaller_than_a_block_of_keys() -> None:

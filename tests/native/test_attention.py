@@ -8,8 +8,9 @@ from torch import Tensor
 
 from foredraft.backends.native.backend import NativeBackend
 from foredraft.backends.torch import TorchBackend
+from foredraft.kernels.build import Level
 from tests.backends import needs_native
-from tests.native.conftest import THREADS
+from tests.native.conftest import THREADS, backend_of
 from tests.native.scene import Scene, attention_shape
 from tests.native.weights import error
 
@@ -20,8 +21,8 @@ pytestmark = needs_native
 @pytest.mark.parametrize(
     ("group", "head_dim", "window"), [(1, 64, 0), (3, 64, 0), (4, 80, 100), (3, 24, 64), (7, 16, 5)]
 )
-def test_attention(backend: NativeBackend, kv_dtype: str, group: int, head_dim: int, window: int) -> None:
-    backend = NativeBackend(kv_dtype, THREADS, library=backend._library)
+def test_attention(level: Level, kv_dtype: str, group: int, head_dim: int, window: int) -> None:
+    backend = backend_of(level, kv_dtype)
     scene = Scene(attention_shape(group, head_dim, window), [1, 63, 64, 65, 500, 4000], backend.kv_dtype)
     for sequence, length in enumerate(scene.lengths):
         scene.rows.append((sequence, length, []))  # plain decoding
@@ -36,7 +37,7 @@ def test_attention(backend: NativeBackend, kv_dtype: str, group: int, head_dim: 
     reordered = backend.attend(q[shuffled], scene.cache, scene.shape, scene.batch(shuffled.tolist()))
     assert torch.equal(reordered, together[shuffled])
     for threads in (1, THREADS):
-        alone = NativeBackend(kv_dtype, threads, library=backend._library)
+        alone = backend_of(level, kv_dtype, threads)
         for row in shuffled[:25].tolist():
             result = alone.attend(q[row : row + 1], scene.cache, scene.shape, scene.batch([row]))
             assert torch.equal(result, together[row : row + 1])
@@ -60,8 +61,8 @@ def test_rows_of_heads(backend: NativeBackend, window: int) -> None:
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("prefix", [1, 60, 64, 150])
-def test_a_drafted_row_does_not_know_how_many_there_are(backend: NativeBackend, kv_dtype: str, prefix: int) -> None:
-    backend = NativeBackend(kv_dtype, THREADS, library=backend._library)
+def test_a_drafted_row_does_not_know_how_many_there_are(level: Level, kv_dtype: str, prefix: int) -> None:
+    backend = backend_of(level, kv_dtype)
     scene = Scene(attention_shape(3, 64), [200], backend.kv_dtype)
     paths: list[list[int]] = [[prefix]]  # a chain whose every third node has a sibling
     for node in range(1, 20):
@@ -94,8 +95,8 @@ def test_a_drafted_row_equals_the_same_row_decoded_plainly(backend: NativeBacken
 @pytest.mark.parametrize(
     ("head_dim", "rotary_dim", "norms"), [(64, 64, False), (64, 32, True), (80, 80, True), (24, 0, False)]
 )
-def test_rope_and_store(backend: NativeBackend, kv_dtype: str, head_dim: int, rotary_dim: int, norms: bool) -> None:
-    backend = NativeBackend(kv_dtype, THREADS, library=backend._library)
+def test_rope_and_store(level: Level, kv_dtype: str, head_dim: int, rotary_dim: int, norms: bool) -> None:
+    backend = backend_of(level, kv_dtype)
     shape = attention_shape(3, head_dim, rotary_dim=rotary_dim)
     scene = Scene(shape, [300], backend.kv_dtype)
     scene.rows = [(0, int(end), []) for end in torch.randint(1, 300, (65,))]

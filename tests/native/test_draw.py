@@ -24,7 +24,6 @@ from foredraft.sampling.pipeline import floor
 from foredraft.sampling.verify import verify
 from foredraft.types import Draft, Work
 from tests.backends import needs_native
-from tests.native.conftest import LEVELS
 from tests.unit.unit_helpers import make_sequence
 
 SETTINGS = [
@@ -65,7 +64,6 @@ def test_draws_what_the_reference_draws(backend: NativeBackend, vocab: int, shap
             assert pick(logits, params, seed, place, backend.draw) == pick(logits, params, seed, place)
 
 
-@pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
 def test_the_noise_has_the_bits_of_the_reference(level: Level, tmp_path: Path) -> None:
     """Three million variates. The kernel's own source is compiled, with its own flags, behind a door for this test."""
     source, library = tmp_path / "door.c", tmp_path / "door.so"

@@ -3,6 +3,7 @@ and the taps; and bad input is an exception."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import random
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from foredraft.backends.base import Entry, LayerKV, Linear, Stack, Taps, Weight, entered, run_layers
 from foredraft.backends.native.backend import NativeBackend
+from foredraft.backends.native.library import BatchDescription, KVDescription, StackDescription
 from foredraft.batch import ForwardBatch, pack
 from foredraft.config import ModelConfig
 from foredraft.models.catalog import open_checkpoint
@@ -104,8 +106,8 @@ def test_a_tap_is_the_residual_stream_after_so_many_layers(decoder: Decoder) -> 
     x, kv, batch = scene(decoder, backend)
     count, width = len(decoder.layers), x.shape[1]
     taps = Taps((0, 1, count), torch.full((BLOCKS * BLOCK, 3 * width), torch.nan))
-    last, _ = backend.run_layers(x.clone(), decoder._stack, kv, batch, taps)
-    first, _ = backend.run_layers(x.clone(), replace(decoder._stack, layers=decoder.layers[:1]), kv[:1], batch)
+    last, _ = backend.run_layers(x.clone(), stack_of(decoder), kv, batch, taps)
+    first, _ = backend.run_layers(x.clone(), replace(stack_of(decoder), layers=decoder.layers[:1]), kv[:1], batch)
     assert torch.equal(taps.cache[batch.slots], torch.cat([x, first, last], 1))
     assert int(taps.cache.isnan().all(1).sum()) == BLOCKS * BLOCK - batch.num_rows, "no other slot is written"
 
@@ -118,7 +120,7 @@ def test_the_first_layer_may_read_the_embedding_too(decoder: Decoder) -> None:
     wide = Linear((backend.pack(random_weight("f32", layer.qkv.outputs, 2 * width)),), layer.qkv.outputs, 2 * width)
     halves = [backend.pack(random_weight("q4", VOCAB // 2, width)) for _ in range(2)]
     entry = Entry(Linear(tuple(halves), 2 * (VOCAB // 2), width), torch.randn(width))
-    stack = replace(decoder._stack, layers=(replace(layer, qkv=wide), *decoder.layers[1:]), entry=entry)
+    stack = replace(stack_of(decoder), layers=(replace(layer, qkv=wide), *decoder.layers[1:]), entry=entry)
     expected = run_layers(backend, x.clone(), stack, kv, batch)
     found = backend.run_layers(x.clone(), stack, kv, batch)
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
@@ -126,7 +128,7 @@ def test_the_first_layer_may_read_the_embedding_too(decoder: Decoder) -> None:
     assert torch.equal(entered(backend, x, stack, batch)[:, :width], embedded)
     wrong: dict[str, Stack] = {
         "no entry": replace(stack, entry=None),
-        "narrow layer": replace(decoder._stack, entry=entry),
+        "narrow layer": replace(stack_of(decoder), entry=entry),
         "norm": replace(stack, entry=replace(entry, norm=torch.zeros(63))),
         "parts": replace(stack, entry=replace(entry, embedding=replace(entry.embedding, parts=tuple(halves[:1])))),
         "width": replace(stack, entry=replace(entry, embedding=layer.down)),
@@ -144,7 +146,7 @@ def test_taps_may_be_kept_in_full_precision(decoder: Decoder) -> None:
     backend = NativeBackend("bfloat16", 2)
     x, kv, batch = scene(decoder, backend)
     taps = Taps((1,), torch.zeros(BLOCKS * BLOCK, x.shape[1]))
-    first, _ = backend.run_layers(x.clone(), replace(decoder._stack, layers=decoder.layers[:1]), kv[:1], batch, taps)
+    first, _ = backend.run_layers(x.clone(), replace(stack_of(decoder), layers=decoder.layers[:1]), kv[:1], batch, taps)
     assert torch.equal(taps.cache[batch.slots], first)
 
 
@@ -152,6 +154,11 @@ def test_taps_may_be_kept_in_full_precision(decoder: Decoder) -> None:
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
     checkpoint = open_checkpoint(save_model(random_model("llama-biased"), tmp_path_factory.mktemp("tiny")))
     return load_decoder(checkpoint, "float32", 512, NativeBackend("float32", 2))
+
+
+def stack_of(decoder: Decoder) -> Stack:
+    config = decoder.config
+    return Stack(decoder.layers, decoder.norm, decoder.rope, config.residual_multiplier, config.rms_norm_eps)
 
 
 def scene(decoder: Decoder, backend: NativeBackend) -> tuple[Tensor, list[LayerKV], ForwardBatch]:
@@ -180,7 +187,7 @@ def test_projections_of_many_parts(decoder: Decoder) -> None:
         gate_up=mixed(layer.gate_up),
         down=mixed(layer.down),
     )
-    stack = replace(decoder._stack, layers=(several,))
+    stack = replace(stack_of(decoder), layers=(several,))
     x, kv, batch = scene(decoder, backend)
     expected = run_layers(backend, x.clone(), stack, kv[:1], batch)
     found = backend.run_layers(x.clone(), stack, kv[:1], batch)
@@ -192,13 +199,13 @@ def test_no_rows(decoder: Decoder) -> None:
     x, kv, batch = scene(decoder, backend)
     names = ("token_ids", "positions", "slots", "sequences", "prefix_lens", "paths", "path_lens")
     nobody = replace(batch, logit_rows=None, **{name: getattr(batch, name)[:0] for name in names})
-    assert backend.run_layers(x[:0], decoder._stack, kv, nobody)[1].shape == (0, x.shape[1])
+    assert backend.run_layers(x[:0], stack_of(decoder), kv, nobody)[1].shape == (0, x.shape[1])
 
 
 def test_wrong_input_is_an_exception_and_not_a_crash(decoder: Decoder) -> None:
     backend = NativeBackend("float32", 2)
     x, kv, batch = scene(decoder, backend)
-    stack, layer = decoder._stack, decoder.layers[1]
+    stack, layer = stack_of(decoder), decoder.layers[1]
 
     def changed(**fields: Any) -> Stack:
         return replace(stack, layers=(stack.layers[0], replace(layer, **fields), stack.layers[2]))
@@ -254,11 +261,17 @@ def test_wrong_input_is_an_exception_and_not_a_crash(decoder: Decoder) -> None:
 
 
 def test_descriptions_go_with_what_they_describe(decoder: Decoder) -> None:
+    """A batch is described for one run; a stack and its caches as long as they live."""
+
+    def described(*kinds: type[ctypes.Structure]) -> int:
+        gc.collect()
+        return sum(type(one) in kinds for one in gc.get_objects())
+
+    before, batches = described(StackDescription, KVDescription), described(BatchDescription)
     backend = NativeBackend("float32", 2)
     x, kv, batch = scene(decoder, backend)
-    stack = replace(decoder._stack)
+    stack = stack_of(decoder)
     backend.run_layers(x, stack, kv, batch)
-    assert len(backend._references) == 1 + len(kv), "the stack and its caches; a batch is described for one run"
-    del stack, kv, batch
-    gc.collect()
-    assert not backend._references
+    assert described(StackDescription, KVDescription) > before and described(BatchDescription) == batches
+    del stack, kv
+    assert described(StackDescription, KVDescription) == before

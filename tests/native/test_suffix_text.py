@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import pytest
 from hypothesis import given
@@ -20,6 +22,8 @@ from tests.backends import needs_native
 from tests.native.conftest import LEVELS
 
 pytestmark = needs_native
+
+_T = TypeVar("_T", NativeText, PlainText)
 
 SALTS = ("", "other")
 options = st.builds(
@@ -41,10 +45,25 @@ steps = st.lists(
 )
 
 
-def plain_suffix(options: SuffixOptions) -> Suffix:
-    proposer = Suffix(options)
-    proposer._new_text = partial(PlainText, options)
-    return proposer
+def recorded_suffix(new_text: Callable[[], _T], options: SuffixOptions) -> tuple[Suffix, list[_T]]:
+    """A proposer that holds texts of one kind, and these texts in the order in which they were made."""
+    texts: list[_T] = []
+
+    def make() -> _T:
+        texts.append(new_text())
+        return texts[-1]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("foredraft.proposers.suffix.native_texts", lambda options: make)
+        return Suffix(options), texts
+
+
+def both_kinds(options: SuffixOptions) -> tuple[Suffix, Suffix, list[NativeText], list[PlainText]]:
+    new_native = native_texts(options)
+    assert new_native is not None
+    native, native_ones = recorded_suffix(new_native, options)
+    plain, plain_ones = recorded_suffix(partial(PlainText, options), options)
+    return native, plain, native_ones, plain_ones
 
 
 def new_sequence(id: int) -> Sequence:
@@ -54,7 +73,7 @@ def new_sequence(id: int) -> Sequence:
 
 @given(options, steps)
 def test_drafts_are_those_of_python(options: SuffixOptions, steps: list[tuple[int, int, list[int], bool, int]]) -> None:
-    native, plain = Suffix(options), plain_suffix(options)
+    native, plain, native_ones, plain_ones = both_kinds(options)
     sequences = [new_sequence(id) for id in range(3)]
     for id, taken_back, added, ends, budget in steps:
         sequence = sequences[id]
@@ -67,17 +86,15 @@ def test_drafts_are_those_of_python(options: SuffixOptions, steps: list[tuple[in
                 proposer.observe([Commit(sequence, (), (), (), "stop")])
                 proposer.release([id])
             sequences[id] = new_sequence(id)
-    for salt, store in plain._stores.items():
-        other = native._stores[salt]
-        assert isinstance(store, PlainText) and isinstance(other, NativeText)
-        assert (other.start, other.end, other.sizes()[0]) == (store.start, store.end, len(store.tokens))
+    for one, other in zip(plain_ones, native_ones, strict=True):
+        assert (other.start, other.end, other.sizes()[0]) == (one.start, one.end, len(one.tokens))
 
 
 @pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
 def test_every_level_drafts_the_same(level: Level, monkeypatch: pytest.MonkeyPatch) -> None:
     library = open_library(level.library)
     monkeypatch.setattr(suffix_native, "load_library", lambda: library)
-    native, plain = Suffix(SuffixOptions(min_score=0.001)), plain_suffix(SuffixOptions(min_score=0.001))
+    native, plain, _, _ = both_kinds(SuffixOptions(min_score=0.001))
     text = [place * place * place % 1009 % 7 for place in range(2000)]
     for id, length in enumerate(range(50, 2000, 50)):
         sequence = new_sequence(2 * id)
@@ -122,6 +139,9 @@ def test_without_a_library_python_serves(monkeypatch: pytest.MonkeyPatch) -> Non
         open_library(LEVELS[0].library)
     load_library.cache_clear()
     try:
-        assert isinstance(Suffix(SuffixOptions())._new_text(), PlainText)
+        assert native_texts(SuffixOptions()) is None
+        sequence = new_sequence(0)
+        sequence.token_ids += [1, 2, 3, 4, 1, 2, 3]
+        assert Suffix(SuffixOptions()).propose([sequence], [1], 0.0)[0].tokens == (4,)
     finally:
         load_library.cache_clear()

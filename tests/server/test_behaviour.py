@@ -298,7 +298,7 @@ def test_sigterm_lets_running_requests_finish(tiny_folder: Path, offline: LLM) -
         port = int(line.partition("127.0.0.1:")[2].split(".")[0])
         server = RunningServer(None, None, port)  # type: ignore[arg-type]
         assert server.get("/ready")[0] == 200
-        with send(server, {**LONG, "stream": True}) as client:
+        with send(server, {**LONG, "stream": True, "max_tokens": 1000}) as client:
             data = read_until(client, b'"content":"')
             process.send_signal(signal.SIGTERM)
             while server.get("/ready")[0] == 200:
@@ -308,7 +308,7 @@ def test_sigterm_lets_running_requests_finish(tiny_folder: Path, offline: LLM) -
             data += read_until(client, b"[DONE]")
         chunks = [json.loads(line) for line in re.findall(r"^data: (\{.*\})$", data.decode(), re.MULTILINE)]
         text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
-        params = SamplingParams(max_tokens=1900, temperature=0, ignore_eos=True)
+        params = SamplingParams(max_tokens=1000, temperature=0, ignore_eos=True)
         assert text == offline.chat(LONG["messages"], params, spec="off")[0].text
         assert process.wait(20) == 0
     finally:

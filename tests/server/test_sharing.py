@@ -212,14 +212,14 @@ class CuttingController(SteadyController):
 def test_a_trace_shows_what_was_verified_and_nothing_else_that_was_drafted(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    llm, sizes, draft = load_tiny_model(tiny_folder), [], Suffix._draft
+    llm, sizes, propose = load_tiny_model(tiny_folder), list[int](), Suffix.propose
 
-    def watched(*arguments: Any) -> Draft:
-        made = draft(*arguments)
-        sizes.append(len(made))
-        return made
+    def watched(*arguments: Any) -> list[Draft]:
+        drafts = propose(*arguments)
+        sizes.extend(map(len, drafts))
+        return drafts
 
-    monkeypatch.setattr(Suffix, "_draft", watched)
+    monkeypatch.setattr(Suffix, "propose", watched)
     llm.engine.speculation.controller = CuttingController()
     with running(llm) as server:
         answer = {"messages": HELLO, "grammar": {"choice": ["launch a zebra"]}, "max_tokens": 40}

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from foredraft.engine.blocks import BlockPool
+from foredraft.prefix import root_name
 from foredraft.types import Sequence
 from tests.unit.unit_helpers import make_sequence
 
@@ -27,6 +28,11 @@ def found(pool: BlockPool, tokens: Iterable[int]) -> int:
     count = pool.match_prefix(sequence)
     pool.free(sequence)
     return count
+
+
+def names(pool: BlockPool) -> set[bytes]:
+    """Of the blocks that can be found."""
+    return set(pool._block_of_name)
 
 
 class TestReserve:
@@ -162,18 +168,17 @@ class TestPrefix:
             pool.free(sequence)
 
     def test_the_salts_of_pool_and_request_do_not_run_into_each_other(self) -> None:
-        names = {
-            pool._name([], make_sequence([1, 2], cache_salt=salt), 0)
-            for pool, salt in [(BlockPool(8, 2, "ab"), "c"), (BlockPool(8, 2, "a"), "bc"), (BlockPool(8, 2), "abc")]
-        }
-        assert len(names) == 3
+        assert len({root_name("ab", "c"), root_name("a", "bc"), root_name("", "abc")}) == 3
 
     def test_the_salt_separates(self) -> None:
         """A name of one salt means nothing under another."""
         pools = [BlockPool(8, 2, salt) for salt in ("", "one", "other")]
-        names = [next(iter(_named(pool))) for pool in pools]
-        assert len(set(names)) == 3
-        assert next(iter(_named(BlockPool(8, 2, "one")))) == names[1]
+        for pool in pools:
+            computed(pool, [1, 2], id=0)
+        assert len(set().union(*map(names, pools))) == 3
+        other = BlockPool(8, 2, "one")
+        computed(other, [1, 2], id=0)
+        assert names(other) == names(pools[1])
 
     def test_is_off_when_switched_off(self) -> None:
         pool = BlockPool(8, 2, prefix_caching=False)
@@ -190,11 +195,6 @@ class TestPrefix:
         querying.num_computed_tokens = 4
         pool.register(querying)
         pool.check_integrity([querying])
-
-
-def _named(pool: BlockPool) -> dict[bytes, int]:
-    computed(pool, [1, 2], id=0)
-    return pool._block_of_name
 
 
 class TestDuplicateNames:
@@ -259,7 +259,7 @@ class TestForgetting:
         for blocks, remembered in [(1, 6), (2, 4), (3, 2), (4, 0)]:
             pool.reserve(other, 2 * blocks)
             assert len(other.block_table) == blocks
-            assert 2 * len(pool._name_of_block) == remembered
+            assert 2 * len(names(pool)) == remembered
             pool.check_integrity([other])
         assert found(pool, range(8)) == 0
 
@@ -292,7 +292,7 @@ class TestForgetting:
         pool.free(first, forget=True)
         assert found(pool, [*range(6), 6]) == 6
         pool.free(second, forget=True)
-        assert found(pool, [*range(6), 6]) == 0 and not pool._block_of_name
+        assert found(pool, [*range(6), 6]) == 0 and not names(pool)
         pool.check_integrity([])
 
     def test_what_is_forgotten_is_used_up_before_what_is_remembered(self) -> None:

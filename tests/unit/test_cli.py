@@ -3,62 +3,23 @@
 from __future__ import annotations
 
 import gc
-import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import foredraft
-from foredraft.cli.demo import PROMPTS, Decoding, head_sentence
-from foredraft.cli.main import run
 from foredraft.cli.options import ModelOptions
 from foredraft.params import SamplingParams
-from foredraft.types import CompletionOutput
-from tests.tiny_heads import tiny_config
-from tests.tiny_models import random_model, save_model
+from tests.unit.cli_command import Command, cli_command, fails_with_one_sentence
 from tests.unit.fake_llm import METRICS, fake_module
-
-
-@dataclass
-class Result:
-    code: int
-    out: str
-    err: str
-    log: list[Any]
-
-    @property
-    def records(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.out.splitlines()]
-
-
-Command = Callable[..., Result]
 
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs `foredraft ARGUMENTS...` in this process, with the stand-in for the model."""
-
-    def call(*arguments: str, stdin: str = "", error: str | None = None) -> Result:
-        log: list[Any] = []
-        monkeypatch.setitem(sys.modules, "foredraft.llm", fake_module(log, error))
-        monkeypatch.setattr(sys, "argv", ["foredraft", *arguments])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        with pytest.raises(SystemExit) as ended:
-            run()
-        out, err = capsys.readouterr()
-        return Result(ended.value.code, out, err, log)
-
-    return call
-
-
-def fails_with_one_sentence(result: Result) -> bool:
-    return result.code == 2 and result.out == "" and result.err.count("\n") == 1 and result.err.endswith(".\n")
+    return cli_command(monkeypatch, capsys)
 
 
 class TestEveryCommand:
@@ -121,8 +82,11 @@ class TestEveryCommand:
             (["nonsense"], "No such command 'nonsense'."),
             (["generate", "hi", "--max-tokens", "many"], "--max-tokens"),
             (["generate", "hi", "--max-tokens", "0"], "max_tokens=0 must be a whole number from 1 to 2147483647."),
-            (["generate", "hi", "--temperature", "-1"], "temperature=-1.0"),
-            (["generate", "hi", "--top-p", "0"], "top_p=0.0"),
+            (
+                ["generate", "hi", "--temperature", "-1"],
+                "temperature=-1.0 must be 0 (greedy) or a number from 1e-06 to 100.",
+            ),
+            (["generate", "hi", "--top-p", "0"], "top_p=0.0 must be a number above 0 up to 1."),
             (["generate", "hi", "--nonsense"], "--nonsense"),
             (["generate", "hi", "--model", "some/missing"], "some/missing is not a model; use foredraft models."),
             (["generate", "too long"], "The prompt is too long."),
@@ -289,153 +253,3 @@ class TestChat:
     def test_a_failed_answer_ends_a_piped_conversation(self, command: Command) -> None:
         result = command("chat", stdin="hi\n", error="The logits are not numbers.")
         assert (result.code, result.err) == (2, "The logits are not numbers.\n")
-
-
-BOTH = ("--spec", "ngram+suffix")
-
-
-class TestDemo:
-    def test_without_a_terminal_it_prints_plain_lines(self, command: Command) -> None:
-        result = command("demo", *BOTH)
-        assert result.code == 0
-        assert result.out.count("Hello there.") == len(PROMPTS)
-        assert "\x1b" not in result.out + result.err
-        last_row = [line for line in result.out.splitlines() if line.strip()][-1]
-        assert last_row.split() == ["all", "yes", "3.00", "7.5", "22.5", "3.00x"]
-
-    def test_json(self, command: Command) -> None:
-        *prompts, total = command("demo", *BOTH, "--json").records
-        assert [record["prompt"] for record in prompts] == list(PROMPTS.values())
-        for record in prompts:
-            assert set(record) == {"prompt", "same_text", "plain", "speculative", "speedup"}
-            assert record["same_text"] is True
-            assert record["plain"] == METRICS.__dict__
-            assert record["speculative"]["by_origin"] == {"target": 1, "ngram": 1, "suffix": 1}
-            assert record["speedup"] == pytest.approx(3)
-        assert total["total"]["same_text"] is True
-        assert total["total"]["speedup"] == pytest.approx(3)
-
-    def test_speculation_comes_first_and_neither_cache_nor_proposers_know_the_prompt(self, command: Command) -> None:
-        opened, *requests, _ = command("demo", "--spec", "suffix", "--json").log
-        warm_up, queried = requests[:2], requests[2:]
-        assert opened[2]["prefix_caching"] is False
-        assert [spec for *_, spec in warm_up] == ["off", "suffix"]
-        assert not any(prompt in PROMPTS.values() for _, prompts, *_ in warm_up for prompt in prompts)
-        assert [spec for *_, spec in queried] == ["suffix", "off"] * len(PROMPTS)
-        assert [prompts[0][0]["content"] for _, prompts, *_ in queried[::2]] == list(PROMPTS.values())
-
-    def test_what_the_head_did_is_told_in_one_sentence(self) -> None:
-        def told(spec: str, decided: dict[str, int], by_origin: dict[str, int]) -> str:
-            metrics = replace(METRICS, decisions=decided, by_origin=by_origin)
-            output = CompletionOutput(0, "", [], "stop", None, 0, None, None, metrics)
-            return head_sentence([Decoding(spec, output=output)] * 2)
-
-        often = told("auto", {"eagle: drafted": 9, "suffix: drafted": 9}, {"eagle": 20})
-        assert often == "The trained head (eagle) drafted in 100% of the steps, and 40 of all tokens are its."
-        seldom = told("auto", {"eagle: drafted": 1, "eagle: probe": 1, "eagle: resting": 18}, {"eagle": 1})
-        assert "drafted in 10% of the steps, and 2 of all" in seldom and "more time than it saves" in seldom
-        assert "(eagle) was left out" in told("auto", {"eagle: probe": 1, "eagle: ledger": 19}, {})
-        assert "No trained head took part" in told("auto", {"suffix: drafted": 3}, {"suffix": 3})
-        assert told("suffix", {}, {"suffix": 3}) == ""
-
-    @pytest.mark.parametrize("arguments", [[], ["--json"]])
-    def test_a_text_that_differs_exits_1(self, command: Command, arguments: list[str]) -> None:
-        result = command("demo", *BOTH, "--model", "some/unfaithful", *arguments)
-        assert result.code == 1
-        assert result.err.count(": the texts differ.\n") == len(PROMPTS)
-        assert "NO" in result.out or all(record["same_text"] is False for record in result.records[:-1])
-
-    def test_a_failed_request_is_told_and_exits_1(self, command: Command) -> None:
-        result = command("demo", error="The logits are not numbers.")
-        assert result.code == 1
-        assert "cook a soup, plain: The logits are not numbers.\n" in result.err
-
-
-class TestModels:
-    @pytest.fixture(autouse=True)
-    def empty_cache(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-
-    @pytest.mark.parametrize("arguments", [["models"], ["models", "list"]])
-    def test_list(self, command: Command, arguments: list[str]) -> None:
-        assert command(*arguments).out.split() == ["smollm2-135m", "98", "MB", "Apache-2.0", "not", "fetched"]
-
-    @pytest.mark.parametrize("arguments", [["smollm2"], ["--model", "smollm2-135m"]])
-    def test_info_in_json(self, command: Command, arguments: list[str]) -> None:
-        (record,) = command("models", "info", *arguments, "--json").records
-        assert set(record) == {
-            "name",
-            "size_bytes",
-            "licence",
-            "path",
-            "proposers",
-            "dtype",
-            "backend",
-            "note",
-            "heads",
-            "config",
-        }
-        assert record["name"] == "smollm2-135m"
-        assert record["path"] is None
-
-    def test_info_lists_heads_with_their_measured_acceptance(
-        self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        from foredraft.heads import catalog
-
-        folder = save_model(random_model("llama"), tmp_path / "model")
-        assert command("models", "info", str(folder), "--json").records[0]["heads"] == []
-        files = {
-            kind: catalog.HeadFiles(tmp_path / kind, tiny_config(kind, folder, acceptance=rates))
-            for kind, rates in (("eagle", (0.66, 0.7)), ("medusa", ()))
-        }
-        monkeypatch.setattr(catalog, "shipped_heads", lambda checkpoint: files)
-        (record,) = command("models", "info", str(folder), "--json").records
-        assert record["heads"][0] == {"kind": "eagle", "path": str(tmp_path / "eagle"), "acceptance": [0.66, 0.7]}
-        text = command("models", "info", str(folder)).out
-        assert "eagle (accepted by depth: 0.66, 0.70); medusa (not measured)" in text
-
-    @pytest.mark.parametrize("is_built", [True, False])
-    def test_info_says_where_slow_kernels_serve(
-        self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_built: bool
-    ) -> None:
-        from foredraft.backends import choose
-
-        if is_built and not choose.native_is_built():
-            pytest.skip("the kernels were not built here")
-        monkeypatch.setattr(choose, "native_is_built", lambda: is_built)
-        monkeypatch.setattr(choose.torch.cuda, "is_available", lambda: False)
-        folder = str(save_model(random_model("llama"), tmp_path / "model"))
-        (record,) = command("models", "info", folder, "--json").records
-        assert (record["backend"], record["note"] is None) == (("native", True) if is_built else ("torch", False))
-        assert ("install a C compiler" in command("models", "info", folder).out) != is_built
-
-    def test_missing_kernels_are_told_with_what_to_do(
-        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        import torch
-
-        from foredraft.backends import choose
-
-        monkeypatch.setattr(choose, "native_is_built", lambda: False)
-        assert choose.choose_backend("auto", "int4", torch.device("cpu"), 1).name == "torch"
-        (told,) = caplog.messages
-        assert told.startswith("The fast kernels are missing on this machine, so torch's serve: many times slower")
-        assert "apt install gcc" in told and told.endswith("-m foredraft.kernels.build")
-        monkeypatch.setattr(choose, "levels", tuple)
-        choose.choose_backend("auto", "int4", torch.device("cpu"), 1)
-        assert "gcc" not in caplog.messages[1] and "There are none for" in caplog.messages[1]
-
-    @pytest.mark.parametrize(
-        ("arguments", "sentence"),
-        [
-            (["info"], "Say which model"),
-            (["fetch"], "Say which model"),
-            (["info", "smollm3-135"], "smollm2-135m"),
-            (["burn"], "burn"),
-        ],
-    )
-    def test_bad_arguments(self, command: Command, arguments: list[str], sentence: str) -> None:
-        result = command("models", *arguments)
-        assert fails_with_one_sentence(result), result
-        assert sentence in result.err

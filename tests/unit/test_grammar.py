@@ -341,7 +341,8 @@ class TestLimits:
         for letter in "def":
             grammars.compile({"regex": letter})
         assert grammars.compile({"regex": "a"}) is not first
-        assert len(grammars._compiled) == 3
+        kept = [letter for letter in "abcdef" if grammars.find({"regex": letter}) is not None]
+        assert kept == ["a", "e", "f"]
         order = (
             {"type": "object", "properties": {"x": {}, "y": {}}},
             {"type": "object", "properties": {"y": {}, "x": {}}},

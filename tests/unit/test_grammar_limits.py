@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Iterator
+import time
 from typing import Any
 
 import pytest
@@ -16,28 +16,14 @@ from foredraft.errors import InvalidParameter
 from foredraft.sampling import grammar as grammar_module
 from foredraft.sampling.grammar import Grammars
 from foredraft.sampling.grammar_size import MOST_INTERSECTED, MOST_PROPERTY_PATTERNS, MOST_REMAINDERS, check_size
-from tests.grammars import SCHEMAS, record
-from tests.unit.test_grammar import EOS, allowed, ids, make_grammars, texts
+from tests.grammars import SCHEMAS, Matchers, record
+from tests.unit.test_grammar import EOS, TOKENIZER, VOCAB, allowed, ids, make_grammars, texts
 
 HUNGRY = {"regex": "(.*a.{200})b"}  # every text has states of its own
 
 
 def optional(count: int) -> dict[str, Any]:
     return {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(count)}}
-
-
-@pytest.fixture
-def builds(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The names of the threads that compile, one for each of the two parsers of a grammar."""
-    names: list[str] = []
-    built = grammar_module._built
-
-    def noted(*arguments: Any) -> Any:
-        names.append(threading.current_thread().name)
-        return built(*arguments)
-
-    monkeypatch.setattr(grammar_module, "_built", noted)
-    yield names
 
 
 class TestChoices:
@@ -217,24 +203,40 @@ class TestCompiling:
             thread.join()
         assert len(set(found)) == 1 and len(found) == 8 and len(builds) == 2
 
-    def test_a_compiled_grammar_is_found_while_another_is_compiled(self) -> None:
+    def test_a_compiled_grammar_is_found_while_another_is_compiled(self, matchers: Matchers) -> None:
         grammars = make_grammars()
         compiled = grammars.compile({"regex": "a"})
-        with grammars._compiling:
-            assert grammars.find({"regex": "a"}) is compiled and grammars.find({"regex": "b"}) is None
+        matchers.may_begin.clear()
+        other = threading.Thread(target=grammars.compile, args=({"regex": "b"},))
+        other.start()
+        while len(matchers.threads) < 3:
+            time.sleep(0.001)
+        assert grammars.find({"regex": "a"}) is compiled and grammars.find({"regex": "b"}) is None
+        matchers.may_begin.set()
+        other.join(30)
+        assert grammars.find({"regex": "b"}) is not None
 
     def test_what_is_kept_is_bounded_in_characters(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(grammar_module, "_MOST_CACHED_LENGTH", 100)
         grammars = make_grammars()
-        for letter in "abcdefgh":
-            grammars.compile({"regex": letter * 20})
-            assert sum(map(len, grammars._compiled)) <= 100
-        assert grammars.find({"regex": "h" * 20}) is not None and grammars.find({"regex": "a" * 20}) is None
+        written = [{"regex": letter * 20} for letter in "abcdefgh"]
+        for number, grammar in enumerate(written, 1):
+            grammars.compile(grammar)
+            kept = [one for one in written if grammars.find(one) is not None]
+            assert sum(len(json.dumps(one)) for one in kept) <= 100
+            assert kept == written[max(0, number - 3) : number], "the oldest goes first"
 
     def test_the_tokenizer_is_read_when_it_is_prepared(self) -> None:
         """Reading it stops all threads: an engine that serves others does it before anybody waits."""
-        grammars = make_grammars()
+        reads: list[str] = []
+
+        def read() -> str:
+            reads.append(TOKENIZER.to_str())
+            return reads[-1]
+
+        grammars = Grammars(read, VOCAB, frozenset({EOS}))
         grammars.prepare()
-        grammars._tokenizer_json = lambda: pytest.fail("it is read again")
+        assert len(reads) == 1
         grammars.compile({"regex": "a"})
+        assert len(reads) == 1, "it is not read again"
         Grammars(lambda: "{}", 10, frozenset({EOS})).prepare()  # those that cannot be used are told by their requests

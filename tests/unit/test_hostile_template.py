@@ -55,11 +55,10 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[b
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hostile_templates_are_refused(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     template = ChatTemplate(f"{{% if messages[0].content == 'bad' %}}{HOSTILE[case]}{{% endif %}}good", {})
-    monkeypatch.setattr(chat_template, "MAX_RENDER_S", 1.0)
-    for _ in range(2):
-        with pytest.raises(InvalidPrompt, match="The model's chat template refused these messages: ") as error:
-            template.render(BAD, True)
-        assert len(str(error.value)) < 700 and "\n" not in str(error.value)
+    monkeypatch.setattr(chat_template, "MAX_RENDER_S", 0.5)
+    with pytest.raises(InvalidPrompt, match="The model's chat template refused these messages: ") as error:
+        template.render(BAD, True)
+    assert len(str(error.value)) < 700 and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("case", ["power", "loops"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,13 +96,15 @@ def test_never_more_than_there_are(name: str) -> None:
 
 
 def test_the_default_model(tokenizer: Tokenizer) -> None:
+    backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
+    least = LeastTokens(backend, backend.get_vocab(), _BYTE_LEVEL)
     draw = random.Random(0)
     for _ in range(300):
         text = "".join(draw.choices(PIECES, k=draw.randrange(40)))
-        assert tokenizer._least_tokens.count(text) <= len(tokenizer.encode(text))
-    assert tokenizer._least_tokens.count("1" * 10_000) == 9999  # it has no token of two digits
-    assert tokenizer._least_tokens.count("\u0301" * 10_000) > 10_000
-    assert tokenizer._least_tokens.count("\x04" * 10_000) == 0  # its vocabulary does not have them
+        assert least.count(text) <= len(tokenizer.encode(text))
+    assert least.count("1" * 10_000) == 9999  # it has no token of two digits
+    assert least.count("\u0301" * 10_000) > 10_000
+    assert least.count("\x04" * 10_000) == 0  # its vocabulary does not have them
 
 
 @pytest.mark.parametrize("name", UNBOUNDED)
@@ -134,21 +135,37 @@ def test_characters_that_no_token_has_are_not_counted_where_others_are_composed(
     assert least.count(text) == len(backend.encode(text).ids) == 1
 
 
-def test_what_cannot_fit_is_refused_before_it_is_tokenised(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("foredraft.models.tokenizer._ids", lambda *_: pytest.fail("it was tokenised"))
+class Without:
+    """A tokenizer of the library that has some of its functions taken away."""
+
+    def __init__(self, tokenizer: Tokenizer, *names: str) -> None:
+        self.backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
+        self.names = names
+
+    def __getattr__(self, name: str) -> Any:
+        assert name not in self.names, f"{name} was called"
+        return getattr(self.backend, name)
+
+
+def made_with(backend: Any) -> Tokenizer:
+    return Tokenizer(backend, None, (), {}, "{{ messages[0].content }}")
+
+
+def test_what_cannot_fit_is_refused_before_it_is_tokenised(tokenizer: Tokenizer) -> None:
+    refusing = made_with(Without(tokenizer, "encode", "encode_batch", "encode_batch_fast"))
     text = "1" * 100_000
     with pytest.raises(InvalidPrompt, match="100000 characters and so more than the 64 tokens that fit"):
-        tokenizer.encode(text, max_tokens=64)
+        refusing.encode(text, max_tokens=64)
     with pytest.raises(InvalidPrompt, match="more than the 64 tokens that fit"):
-        tokenizer.encode_chat([{"role": "user", "content": text}], max_tokens=64)
+        refusing.encode_chat([{"role": "user", "content": text}], max_tokens=64)
 
 
-def test_only_functions_that_let_others_run_are_used(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_functions_that_let_others_run_are_used(tokenizer: Tokenizer) -> None:
     """`encode` and `decode` of the library hold the interpreter's lock, so that nobody else runs meanwhile."""
-    backend = tokenizer._backend
-    one_by_one = [backend.encode("<|im_start|>a b").ids, backend.decode([9, 10], skip_special_tokens=False)]
-    batches = SimpleNamespace(encode_batch_fast=backend.encode_batch_fast, decode_batch=backend.decode_batch)
-    monkeypatch.setattr(tokenizer, "_backend", batches)
-    assert [tokenizer.encode("<|im_start|>a b"), tokenizer.decode([9, 10], skip_special_tokens=False)] == one_by_one
+    batches = Without(tokenizer, "encode", "decode")
+    one_by_one = [
+        batches.backend.encode("<|im_start|>a b").ids,
+        batches.backend.decode([9, 10], skip_special_tokens=False),
+    ]
+    made = made_with(batches)
+    assert [made.encode("<|im_start|>a b"), made.decode([9, 10], skip_special_tokens=False)] == one_by_one

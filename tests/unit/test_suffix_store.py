@@ -2,24 +2,54 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
+from weakref import WeakSet
 
 import pytest
 
 from foredraft.params import SamplingParams
 from foredraft.proposers.suffix import Suffix
-from foredraft.proposers.suffix_native import NativeText
+from foredraft.proposers.suffix_native import NativeText, native_texts
 from foredraft.proposers.suffix_options import SuffixOptions
 from foredraft.proposers.suffix_text import PlainText, Text
 from foredraft.types import Commit, Sequence
 from tests.backends import needs_native
 
 
+class Texts(WeakSet[Text]):
+    """All texts that are held: one per running sequence, and one of finished answers per salt."""
+
+    @property
+    def num_tokens(self) -> int:
+        gc.collect()
+        return sum(text.end - text.start for text in self)
+
+    def __len__(self) -> int:
+        gc.collect()
+        return super().__len__()
+
+
 @pytest.fixture(autouse=True, params=["python", pytest.param("c", marks=needs_native)])
-def language(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which code holds the texts."""
-    if request.param == "python":
-        monkeypatch.setattr("foredraft.proposers.suffix.native_texts", lambda options: None)
+def texts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Texts:
+    """Held by code in either language."""
+    texts = Texts()
+
+    def recorded(options: SuffixOptions) -> Callable[[], Text]:
+        new_text = native_texts(options) if request.param == "c" else partial(PlainText, options)
+        assert new_text is not None
+
+        def make() -> Text:
+            text = new_text()
+            texts.add(text)
+            return text
+
+        return make
+
+    monkeypatch.setattr("foredraft.proposers.suffix.native_texts", recorded)
+    return texts
 
 
 def plain_sequence(tokens: list[int], id: int = 0, **fields: Any) -> Sequence:
@@ -43,18 +73,19 @@ def num_held(text: Text) -> int:
     return text.sizes()[0] if isinstance(text, NativeText) else len(cast(PlainText, text).tokens)
 
 
-def test_the_suffix_store_forgets_the_oldest_answers() -> None:
+def test_the_suffix_store_forgets_the_oldest_answers(texts: Texts) -> None:
     proposer = Suffix(SuffixOptions(store=100))
     for id in range(50):
         remember(proposer, [1000 + 37 * id + j for j in range(30)])
-    (store,) = proposer._stores.values()
+    (store,) = texts
     assert store.end - store.start <= 100 and num_held(store) <= 200
     assert len(store) <= 100 * len(proposer.options.lengths)
     assert not knows(proposer, [1001, 1002, 1003])
     assert knows(proposer, [1000 + 37 * 49 + 1, 1000 + 37 * 49 + 2])
-    while proposer._answers:
-        proposer._forget_oldest()
-    assert len(store) == 0 and not proposer._stores, "what is forgotten leaves nothing behind"
+    remember(proposer, [*range(99)], cache_salt="other")  # with its end as much as there is room for
+    assert len(store) == 0 and num_held(store) == 0, "what is forgotten leaves nothing behind"
+    del store
+    assert len(texts) == 1
 
 
 def test_answers_are_shared_only_among_equal_salts() -> None:
@@ -77,16 +108,23 @@ def test_an_answer_that_is_not_to_be_remembered_takes_no_place() -> None:
     assert knows(proposer, [10, 11, 12]) and not knows(proposer, [20, 21, 22])
 
 
-def test_stores_of_all_salts_are_limited_together() -> None:
+def test_stores_of_all_salts_are_limited_together(texts: Texts) -> None:
     proposer = Suffix(SuffixOptions(store=100))
     remember(proposer, [10, 11, 12, 13, 14], cache_salt="0")
     for salt in range(1, 60):
         remember(proposer, [*range(20, 30)], cache_salt=str(salt))
-    assert sum(store.end - store.start for store in proposer._stores.values()) == proposer._num_stored <= 100
-    assert set(proposer._stores) == {str(salt) for salt in range(51, 60)}, "a salt goes with its last answer"
+    assert len(texts) == 9 and texts.num_tokens == 99, "a salt goes with its last answer"
+    assert [knows(proposer, [20, 21, 22], cache_salt=str(salt)) for salt in (0, 50, 51, 59)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
-def test_one_salt_too_many_costs_only_the_salt_that_was_used_least_recently(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_salt_too_many_costs_only_the_salt_that_was_used_least_recently(
+    texts: Texts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("foredraft.proposers.suffix._MOST_SALTS", 3)
     proposer = Suffix(SuffixOptions(store=100))
     remember(proposer, [10, 11, 12, 13], cache_salt="often")
@@ -96,14 +134,15 @@ def test_one_salt_too_many_costs_only_the_salt_that_was_used_least_recently(monk
     remember(proposer, [14, 15, 16, 17], cache_salt="often")
     assert knows(proposer, [20, 21, 22], cache_salt="read")
     remember(proposer, [40, 41, 42, 43], cache_salt="new")
-    assert set(proposer._stores) == {"often", "read", "new"}
+    assert len(texts) == 3 and texts.num_tokens == 25
+    assert not knows(proposer, [20, 21, 22], cache_salt="idle") and knows(proposer, [40, 41, 42], cache_salt="new")
     assert knows(proposer, [10, 11, 12], cache_salt="often") and knows(proposer, [14, 15, 16], cache_salt="often")
     assert knows(proposer, [30, 31, 32], cache_salt="read")
-    assert sum(size for _, size in proposer._answers) == proposer._num_stored == 25
-    remember(proposer, [20, 21, 22, 23], cache_salt="idle")
-    while proposer._answers:
-        proposer._forget_oldest()
-    assert (proposer._num_stored, proposer._stores) == (0, {}), "the books still agree"
+    for first in (100, 200, 300):
+        remember(proposer, [*range(first, first + 24)], cache_salt="new")
+    assert texts.num_tokens == 100 and knows(proposer, [10, 11, 12], cache_salt="often"), "all of the room can be used"
+    remember(proposer, [*range(99)], cache_salt="new")
+    assert len(texts) == 1 and texts.num_tokens == 100, "and all of it is given back"
 
 
 @pytest.mark.parametrize("acceptance", ["rejection", "block"])

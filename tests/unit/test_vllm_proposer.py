@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +13,10 @@ import pytest
 
 from foredraft.integrations.vllm import MergedProposer, SuffixProposer, best_path
 from foredraft.params import SamplingParams
+from foredraft.proposers.base import Proposer
 from foredraft.proposers.suffix import Suffix
 from foredraft.proposers.suffix_options import SuffixOptions
-from foredraft.types import Commit, Draft, Sequence
+from foredraft.types import NO_DRAFT, Commit, Draft, Sequence
 
 K = 5
 MAX_LEN = 200
@@ -26,11 +29,36 @@ def config(k: int = K, max_model_len: int = MAX_LEN) -> Any:
     )
 
 
+class Watched(Proposer):
+    """Proposes nothing; remembers which sequences it was asked about in a step, and which have ended."""
+
+    name = "watched"
+    num_lookahead_tokens = K
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, list[int]]] = []  # ids and tokens
+        self.ended: set[int] = set()
+
+    def propose(self, sequences: Items[Sequence], budgets: Items[int], min_score: float) -> list[Draft]:
+        self.seen += [(sequence.id, list(sequence.token_ids)) for sequence in sequences]
+        return [NO_DRAFT] * len(sequences)
+
+    def release(self, sequence_ids: Iterable[int]) -> None:
+        self.ended |= set(sequence_ids)
+
+
 class Batch:
     """What vLLM keeps of its running requests: one row of tokens each, in any order."""
 
-    def __init__(self, proposer: SuffixProposer) -> None:
-        self.proposer = proposer
+    def __init__(self, proposer: type[SuffixProposer]) -> None:
+        self.watched = watched = Watched()
+
+        class WithWatched(proposer):  # type: ignore[valid-type,misc]
+            def proposers(self) -> list[Proposer]:
+                return [*super().proposers(), watched]
+
+        self.proposer = WithWatched(config())
+        self.proposer.load_model(None)
         self.rows: list[list[int]] = []
 
     def step(self, *sampled: list[int]) -> list[list[int]]:
@@ -41,14 +69,13 @@ class Batch:
         tokens = np.full((len(self.rows) + 2, MAX_LEN + 8), 77, np.int32)  # what lies behind the tokens is not theirs
         for index, row in enumerate(self.rows):
             tokens[index, : len(row)] = row
+        self.watched.seen = []
         return self.proposer.propose([list(each) for each in sampled], lengths, tokens, slot_mappings=None)
 
 
 @pytest.fixture(params=[SuffixProposer, MergedProposer])
 def batch(request: pytest.FixtureRequest) -> Batch:
-    made: SuffixProposer = request.param(config())
-    made.load_model(None)
-    return Batch(made)
+    return Batch(request.param)
 
 
 def test_it_copies_what_followed(batch: Batch) -> None:
@@ -77,19 +104,18 @@ def test_rows_may_move(batch: Batch) -> None:
     """A request keeps its sequence wherever its row is, and the index of its tokens with it."""
     batch.rows = [[1, 2, 3, 1, 2], [5, 6, 7, 8, 5, 6], [9, 10, 11, 9]]
     batch.step([3], [7], [10])
-    ids = [row.sequence.id for row in batch.proposer._rows]
+    ids = [id for id, _ in batch.watched.seen]
     batch.rows = batch.rows[::-1]
     batch.step([11], [8, 5], [1])
-    assert [row.sequence.id for row in batch.proposer._rows] == ids[::-1]
-    assert [row.sequence.token_ids for row in batch.proposer._rows] == batch.rows
+    assert batch.watched.seen == list(zip(ids[::-1], batch.rows)) and not batch.watched.ended
 
 
 def test_equal_requests_keep_a_sequence_each(batch: Batch) -> None:
     batch.rows = [[1, 2, 3], [1, 2, 3]]
     batch.step([4], [4])
     batch.step([5], [6])
-    assert [row.sequence.token_ids[-1] for row in batch.proposer._rows] == [5, 6]
-    assert len({row.sequence.id for row in batch.proposer._rows}) == 2
+    (first, one), (second, other) = batch.watched.seen
+    assert (one[-1], other[-1]) == (5, 6) and first != second and not batch.watched.ended
 
 
 def test_answers_of_ended_requests_are_remembered_and_prompts_are_not(batch: Batch) -> None:
@@ -101,14 +127,14 @@ def test_answers_of_ended_requests_are_remembered_and_prompts_are_not(batch: Bat
     assert batch.step([22])[0][:1] == [23]
     batch.rows = [[60, 100, 101]]
     assert batch.step([102]) == [[]]
-    assert len(batch.proposer._rows) == 1
+    assert len(batch.watched.ended) == 2
 
 
 def test_batch_mates_do_not_matter() -> None:
     """A batch of requests at random, against each request alone."""
     dice = random.Random(0)
-    together = Batch(SuffixProposer(config()))
-    alone = [Batch(SuffixProposer(config())) for _ in range(4)]
+    together = Batch(SuffixProposer)
+    alone = [Batch(SuffixProposer) for _ in range(4)]
     together.rows = [[dice.randrange(4) for _ in range(12)] for _ in alone]
     for one, row in zip(alone, together.rows):
         one.rows = [list(row)]
@@ -122,7 +148,7 @@ def test_drafts_are_those_of_the_engine() -> None:
     """The same proposer with the options that docs/labs/02_vllm.md names for both sides, answer by answer."""
     dice = random.Random(1)
     options = SuffixOptions(k=K, tree="chain", min_n=1, min_score=0.39, store_doubt=2)
-    batch, offline = Batch(SuffixProposer(config())), Suffix(options)
+    batch, offline = Batch(SuffixProposer), Suffix(options)
     drafted = 0
     for request in range(4):
         tokens = [dice.randrange(5) for _ in range(20)]

@@ -1,0 +1,106 @@
+"""`foredraft models`: the catalogue, and what is known of one model. No model is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_heads import tiny_config
+from tests.tiny_models import random_model, save_model
+from tests.unit.cli_command import Command, cli_command, fails_with_one_sentence
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return cli_command(monkeypatch, capsys)
+
+
+class TestModels:
+    @pytest.fixture(autouse=True)
+    def empty_cache(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    @pytest.mark.parametrize("arguments", [["models"], ["models", "list"]])
+    def test_list(self, command: Command, arguments: list[str]) -> None:
+        assert command(*arguments).out.split() == ["smollm2-135m", "98", "MB", "Apache-2.0", "not", "fetched"]
+
+    @pytest.mark.parametrize("arguments", [["smollm2"], ["--model", "smollm2-135m"]])
+    def test_info_in_json(self, command: Command, arguments: list[str]) -> None:
+        (record,) = command("models", "info", *arguments, "--json").records
+        assert set(record) == {
+            "name",
+            "size_bytes",
+            "licence",
+            "path",
+            "proposers",
+            "dtype",
+            "backend",
+            "note",
+            "heads",
+            "config",
+        }
+        assert record["name"] == "smollm2-135m"
+        assert record["path"] is None
+
+    def test_info_lists_heads_with_their_measured_acceptance(
+        self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from foredraft.heads import catalog
+
+        folder = save_model(random_model("llama"), tmp_path / "model")
+        assert command("models", "info", str(folder), "--json").records[0]["heads"] == []
+        files = {
+            kind: catalog.HeadFiles(tmp_path / kind, tiny_config(kind, folder, acceptance=rates))
+            for kind, rates in (("eagle", (0.66, 0.7)), ("medusa", ()))
+        }
+        monkeypatch.setattr(catalog, "shipped_heads", lambda checkpoint: files)
+        (record,) = command("models", "info", str(folder), "--json").records
+        assert record["heads"][0] == {"kind": "eagle", "path": str(tmp_path / "eagle"), "acceptance": [0.66, 0.7]}
+        text = command("models", "info", str(folder)).out
+        assert "eagle (accepted by depth: 0.66, 0.70); medusa (not measured)" in text
+
+    @pytest.mark.parametrize("is_built", [True, False])
+    def test_info_says_where_slow_kernels_serve(
+        self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_built: bool
+    ) -> None:
+        from foredraft.backends import choose
+
+        if is_built and not choose.native_is_built():
+            pytest.skip("the kernels were not built here")
+        monkeypatch.setattr(choose, "native_is_built", lambda: is_built)
+        monkeypatch.setattr(choose.torch.cuda, "is_available", lambda: False)
+        folder = str(save_model(random_model("llama"), tmp_path / "model"))
+        (record,) = command("models", "info", folder, "--json").records
+        assert (record["backend"], record["note"] is None) == (("native", True) if is_built else ("torch", False))
+        assert ("install a C compiler" in command("models", "info", folder).out) != is_built
+
+    def test_missing_kernels_are_told_with_what_to_do(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        import torch
+
+        from foredraft.backends import choose
+
+        monkeypatch.setattr(choose, "native_is_built", lambda: False)
+        assert choose.choose_backend("auto", "int4", torch.device("cpu"), 1).name == "torch"
+        (told,) = caplog.messages
+        assert told.startswith("The fast kernels are missing on this machine, so torch's serve: many times slower")
+        assert "apt install gcc" in told and told.endswith("-m foredraft.kernels.build")
+        monkeypatch.setattr(choose, "levels", tuple)
+        choose.choose_backend("auto", "int4", torch.device("cpu"), 1)
+        assert "gcc" not in caplog.messages[1] and "There are none for" in caplog.messages[1]
+
+    @pytest.mark.parametrize(
+        ("arguments", "sentence"),
+        [
+            (["info"], "Say which model: foredraft models info NAME; foredraft models lists the catalogue."),
+            (["fetch"], "Say which model"),
+            (["info", "smollm3-135"], "smollm2-135m"),
+            (["burn"], "burn"),
+        ],
+    )
+    def test_bad_arguments(self, command: Command, arguments: list[str], sentence: str) -> None:
+        result = command("models", *arguments)
+        assert fails_with_one_sentence(result), result
+        assert sentence in result.err
