@@ -16,6 +16,7 @@ from foredraft.params import SamplingParams
 from foredraft.proposers.registry import Spec
 from foredraft.server.auth import key_of
 from foredraft.server.errors import ApiError, as_api_error, failure_of
+from foredraft.server.fields import GenerationRequest
 from foredraft.server.log import record_of
 from foredraft.server.service import Conversation, Prompt, Service
 from foredraft.server.sharing import with_sharing
@@ -206,15 +207,11 @@ class Generation:
 
 
 async def begin(
-    service: Service,
-    request: Request,
-    prompts: list[Prompt],
-    params: SamplingParams,
-    spec: Spec,
-    priority: int = 0,
+    service: Service, request: Request, body: GenerationRequest, prompts: list[Prompt], params: SamplingParams
 ) -> Generation:
     """Queue a request and wait until it is admitted. Load is checked first, before any prompt is tokenised. All
     requests pass here, so none shares anything under a salt of its own choice."""
+    spec = service.spec(body.spec)
     service.lifecycle.check_accepting()
     params = with_sharing(params, key_of(request.scope), service.shares_answers)
     record = record_of(request)
@@ -226,7 +223,7 @@ async def begin(
     generation: Generation | None = None
     try:
         for prompt in prompts:
-            streams.append(service.engine.generate(prompt, params, spec, priority=priority, arrived=arrived))
+            streams.append(service.engine.generate(prompt, params, spec, priority=body.priority or 0, arrived=arrived))
         generation = Generation(service, request, streams, arrived, params)
         await generation.admitted()
         return generation

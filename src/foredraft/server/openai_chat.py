@@ -13,14 +13,7 @@ from foredraft.server import reports
 from foredraft.server.bodies import BodyRoute, Many
 from foredraft.server.constraint import ResponseFormat, grammar_of
 from foredraft.server.errors import ApiError, bad_request, error_object, json_bytes
-from foredraft.server.fields import (
-    OpenAISampling,
-    check_common,
-    check_count,
-    check_stream_options,
-    make_params,
-    spec_of,
-)
+from foredraft.server.fields import OpenAISampling, check_count
 from foredraft.server.generation import Generation, Tokens, begin
 from foredraft.server.messages import ChatMessage, conversation
 from foredraft.server.reports import Logprobs
@@ -51,8 +44,7 @@ class ChatRequest(OpenAISampling):
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
     service = service_of(request)
-    priority = check_common(service, body)
-    check_stream_options(body)
+    body.check_common(service)
     if body.speculation_trace and not body.stream:
         raise bad_request("speculation_trace is only allowed with stream=true.", "speculation_trace")
     check_count(service.limits.max_messages, "messages", body.messages)
@@ -61,11 +53,10 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     choice = choose(body.tools, body.tool_choice)
     grammar = grammar_of(body.grammar, body.response_format, choice)
     top = _top_logprobs(body)
-    fields = {**body.sampling(), "logprobs": top, "grammar": grammar}
     wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    params = make_params(service, wanted, fields)
-    prompt = conversation(service, body.messages, body.tools, choice)
-    generation = await begin(service, request, [prompt], params, spec_of(service, body), priority)
+    params = body.sampling_params(service, wanted, logprobs=top, grammar=grammar)
+    prompt = conversation(service, body.messages, body.tools if choice.tools else None)
+    generation = await begin(service, request, body, [prompt], params)
     logprobs = None if top is None else Logprobs(service.llm.tokenizer, top)
     trace = Trace(service.llm.tokenizer) if body.speculation_trace else None
     answer = ChatAnswer(generation, service.name, logprobs, choice, body.includes_usage, trace)

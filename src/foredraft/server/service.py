@@ -13,10 +13,11 @@ from typing import Any
 from starlette.requests import Request
 
 from foredraft.engine.async_engine import AsyncEngine
+from foredraft.errors import ForedraftError
 from foredraft.llm import LLM
 from foredraft.proposers.allowed_specs import AllowedSpecs
 from foredraft.proposers.registry import Spec, parse_spec
-from foredraft.server.errors import ApiError
+from foredraft.server.errors import ApiError, bad_request
 from foredraft.server.lifecycle import Lifecycle
 from foredraft.server.limits import Limits
 from foredraft.server.metrics import Metrics
@@ -74,8 +75,11 @@ class Service:
             )
 
     def spec(self, text: str | None) -> Spec:
-        """The speculation that a request names, if it may; raises InvalidSpec."""
-        return self.default_spec if text is None else self.specs.check(text)
+        """The speculation that a request names; raises ApiError for one that is none or that is not allowed."""
+        try:
+            return self.default_spec if text is None else self.specs.check(text)
+        except ForedraftError as error:
+            raise bad_request(str(error), "spec") from error
 
     def retry_after_s(self) -> int:
         """When a place may be free: about as long as the requests in front take that wait now."""
