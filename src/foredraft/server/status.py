@@ -56,7 +56,7 @@ async def stats(request: Request) -> Response:
             "allowed_specs": service.specs.entries,
             "running": load.running,
             "waiting": load.waiting,
-            "kv_use": 1 - load.free_blocks / load.num_blocks,
+            "kv_use": load.kv_use,
             "steps": load.num_steps,
         }
     )
