@@ -75,6 +75,10 @@ class Generation:
         return sum(self.outputs[index].metrics.cached_tokens for index in self.outputs if not index % self._params.n)
 
     @property
+    def is_complete(self) -> bool:
+        return len(self.outputs) == self.num_choices
+
+    @property
     def is_large(self) -> bool:
         """Whether writing the answers as a whole takes so long that others would notice."""
         num_tokens = sum(len(output.token_ids) for output in self.outputs.values())
@@ -82,9 +86,8 @@ class Generation:
 
     async def admitted(self) -> None:
         """Wait until the engine has taken the whole request; raises ApiError or ClientGone."""
-        seconds = self._service.limits.waiting_timeout_s
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(self._service.limits.waiting_timeout_s):
                 for stream in self._streams:
                     await stream.admitted()
         except TimeoutError:
@@ -99,7 +102,7 @@ class Generation:
         within `patience_s`."""
         now = self._loop.time()
         patient_until = now + patience_s
-        while len(self.outputs) < self.num_choices and not self.client_left:
+        while not self.is_complete and not self.client_left:
             self._check_clock(now)
             if now >= patient_until:
                 return None
@@ -167,7 +170,8 @@ class Generation:
         if self._first_s is None and now >= self._started + limits.waiting_timeout_s:
             raise self._waited_too_long()
         if self._first_s is not None and now >= self._first_s + limits.running_timeout_s:
-            raise self._ran_too_long()
+            seconds = limits.running_timeout_s
+            raise ApiError(504, f"The answer took longer than {seconds:g} seconds; lower max_tokens.")
 
     def _tick(self) -> None:
         """Has the reader look at the clock now and then: a timeout for every token would cost more than the token."""
@@ -178,7 +182,7 @@ class Generation:
         """The body has been read, so what comes next is the end of the connection."""
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        self.client_left = len(self.outputs) < self.num_choices  # else it has what it came for
+        self.client_left = not self.is_complete  # else it has what it came for
         for stream in self._streams:
             await stream.aclose()
 
@@ -186,10 +190,6 @@ class Generation:
         seconds = self._service.limits.waiting_timeout_s
         retry = self._service.retry_after_s()
         return ApiError(503, f"No token came within {seconds:g} seconds; try again later.", retry_after_s=retry)
-
-    def _ran_too_long(self) -> ApiError:
-        seconds = self._service.limits.running_timeout_s
-        return ApiError(504, f"The answer took longer than {seconds:g} seconds; lower max_tokens.")
 
     def _describe(self) -> None:
         """Into the request's line of the log."""

@@ -61,31 +61,30 @@ _SECONDS: dict[str, tuple[str, Callable[[SpecMetrics], float]]] = {
 
 class Metrics:
     """All metrics of one server, in a registry of its own. Everything has the labels `model_name` and `engine`, which
-    is the server's own `label`. What has no other label is shown from the first moment on, as 0."""
+    is the server's own `label`."""
 
     def __init__(self, model_name: str, stats: Callable[[], EngineStats], label: str = "0") -> None:
         self._registry = CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": label}
+        own = partial(labelled, self._registry, self._labels)
         for name, (about, read) in _LOAD.items():
-            self._own(Gauge, name, about).set_function(lambda read=read: float(read(stats())))  # type: ignore[misc]
-        self._prompt_tokens = self._own(Counter, "vllm:prompt_tokens", "Prompt tokens of finished requests.")
-        self._cache_queries = self._own(
-            Counter, "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache."
-        )
-        self._counts = [(self._own(Counter, name, about), field) for name, (about, field) in _COUNTS.items()]
+            own(Gauge, name, about).set_function(lambda read=read: float(read(stats())))  # type: ignore[misc]
+        self._prompt_tokens = own(Counter, "vllm:prompt_tokens", "Prompt tokens of finished requests.")
+        self._cache_queries = own(Counter, "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
+        self._counts = [(own(Counter, name, about), field) for name, (about, field) in _COUNTS.items()]
         self._seconds = [
-            (self._own(Histogram, f"vllm:{name}_seconds", about, buckets=SECONDS), read)
+            (own(Histogram, f"vllm:{name}_seconds", about, buckets=SECONDS), read)
             for name, (about, read) in _SECONDS.items()
         ]
-        sizes = partial(self._own, Histogram, buckets=_TOKENS)
+        sizes = partial(own, Histogram, buckets=_TOKENS)
         self._request_prompt = sizes("vllm:request_prompt_tokens", "Prompt tokens per request.")
         self._request_output = sizes("vllm:request_generation_tokens", "Tokens per answer.")
         self._params_max = sizes("vllm:request_params_max_tokens", "max_tokens of requests.")
-        self._params_n = self._own(Histogram, "vllm:request_params_n", "n of requests.", buckets=_N)
+        self._params_n = own(Histogram, "vllm:request_params_n", "n of requests.", buckets=_N)
         self._gaps = Gaps(self._labels)
         self._registry.register(self._gaps)
-        self._saved = self._own(Gauge, "foredraft:saved_seconds", "Time saved against plain decoding; below 0: lost.")
-        self._disconnects = self._own(Counter, "foredraft:disconnects", "Requests whose client left before the end.")
+        self._saved = own(Gauge, "foredraft:saved_seconds", "Time saved against plain decoding; below 0: lost.")
+        self._disconnects = own(Counter, "foredraft:disconnects", "Requests whose client left before the end.")
         self._success = self._by("finished_reason", "vllm:request_success", "Finished sequences.")
         self._per_position = self._by(
             "position", "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens by depth, from 0 on."
@@ -134,13 +133,17 @@ class Metrics:
             self._drafted_by(origin).inc(count)
             self._accepted_by(origin).inc(spec.by_origin.get(origin, 0))
 
-    def _own(self, kind: type[_Metric], name: str, about: str, **more: Any) -> _Metric:
-        return kind(name, about, tuple(self._labels), registry=self._registry, **more).labels(**self._labels)
-
     def _by(self, label: str, name: str, about: str) -> Callable[[str], Counter]:
         """Counters by the values of one more label."""
         counter = Counter(name, about, (*self._labels, label), registry=self._registry)
         return partial(counter.labels, *self._labels.values())
+
+
+def labelled(
+    registry: CollectorRegistry, labels: dict[str, str], kind: type[_Metric], name: str, about: str, **more: Any
+) -> _Metric:
+    """A metric with these labels, shown from the first moment on, as 0."""
+    return kind(name, about, tuple(labels), registry=registry, **more).labels(**labels)
 
 
 class Gaps(Collector):

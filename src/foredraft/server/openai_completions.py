@@ -84,7 +84,7 @@ class CompletionAnswer:
             }
             for index, output in sorted(self._generation.outputs.items())
         )
-        return {**self._head, "choices": choices, **self._totals()}
+        return {**self._head, "choices": choices, **reports.totals(self._generation)}
 
     def begin(self) -> bytes:
         return b""
@@ -106,16 +106,16 @@ class CompletionAnswer:
         }
         if last.output is not None:
             choice |= {"stop_reason": last.output.stop_reason, "seed": last.output.seed}
-        is_all = len(self._generation.outputs) == self._generation.num_choices
-        extra = {"metrics": reports.metrics(self._generation)} if last.output is not None and is_all else {}
-        return event({**self._head, "choices": [choice], **extra})
+        is_end = last.output is not None and self._generation.is_complete
+        extra = {"metrics": reports.metrics(self._generation)} if is_end else {}
+        return self._event([choice], **extra)
 
     def end(self) -> bytes:
-        usage = event({**self._head, "choices": [], **self._totals()}) if self._includes_usage else b""
+        usage = self._event([], **reports.totals(self._generation)) if self._includes_usage else b""
         return usage + b"data: [DONE]\n\n"
+
+    def _event(self, choices: list[dict[str, Any]], **extra: Any) -> bytes:
+        return event({**self._head, "choices": choices, **extra})
 
     def failure(self, error: ApiError) -> bytes:
         return event(error_object(PATH, error)) + b"data: [DONE]\n\n"
-
-    def _totals(self) -> dict[str, Any]:
-        return {"usage": reports.usage(self._generation), "metrics": reports.metrics(self._generation)}
