@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import socket
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
@@ -46,6 +48,12 @@ class DrainingServer(uvicorn.Server):
         self._lifecycle = lifecycle
         self._drain_timeout_s = drain_timeout_s
         self._draining: asyncio.Task[None] | None = None
+        self.on_ready: Callable[[], None] = lambda: None  # called once requests are taken
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self.on_ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._lifecycle.is_draining or not self.started:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import Callable, Iterable
 
@@ -60,13 +59,5 @@ def make_server(
 
 def serve(server: DrainingServer, listener: socket.socket, on_ready: Callable[[], None]) -> None:
     """Until a signal comes."""
-
-    async def main() -> None:
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        while not server.started and not serving.done():
-            await asyncio.sleep(0.01)
-        if server.started:
-            on_ready()
-        await serving
-
-    asyncio.run(main())
+    server.on_ready = on_ready
+    server.run(sockets=[listener])

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,32 +38,46 @@ class Conversation:
 Prompt = str | list[int] | Conversation
 
 
-@dataclass(frozen=True)
 class Service:
     """One served model. `names` are those that requests may use for it, the first is the one that answers carry.
-    `given_name` is how the operator named it, perhaps a path: requests may use it too, and nobody is told of it."""
+    `given_name` is how the operator named it, perhaps a path: requests may use it too, and nobody is told of it.
+    `label` tells this server's metrics from those of its replicas."""
 
-    llm: LLM
-    engine: AsyncEngine
-    names: tuple[str, ...]
-    specs: AllowedSpecs
-    default_spec: Spec
-    limits: Limits
-    metrics: Metrics
-    honours_priority: bool = False
-    shares_answers: bool = False  # among all requests without a `cache_salt`
-    given_name: str = ""
-    started: int = field(default_factory=lambda: int(time.time()))
-    lifecycle: Lifecycle = field(default_factory=Lifecycle)
-    tokenising: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_TOKENISING_AT_ONCE))
-    recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=32))  # how long the last requests took
+    def __init__(
+        self,
+        llm: LLM,
+        names: Iterable[str],
+        limits: Limits,
+        allowed_specs: Iterable[str] = DEFAULT_SPECS,
+        honours_priority: bool = False,
+        label: str = "0",
+        shares_answers: bool = False,
+        given_name: str = "",
+    ) -> None:
+        """Starts the engine's thread and the rendering of conversations. The default spec is the LLM's own and is
+        always allowed."""
+        self.specs = AllowedSpecs((llm.spec, *allowed_specs))
+        llm.tokenizer.warm_chat()
+        self.llm = llm
+        self.engine = AsyncEngine(llm.engine, self._encode, limits.max_waiting)
+        self.names = tuple(names)
+        self.limits = limits
+        self.metrics = Metrics(self.name, self.engine.stats, label)
+        self.honours_priority = honours_priority
+        self.shares_answers = shares_answers  # among all requests without a `cache_salt`
+        self.started = int(time.time())
+        self.lifecycle = Lifecycle()
+        self.tokenising = asyncio.Semaphore(_TOKENISING_AT_ONCE)
+        self.recent_s: deque[float] = deque(maxlen=32)  # how long the last requests took
+        self._default_spec = parse_spec(llm.spec)
+        self._given_name = given_name
 
     @property
     def name(self) -> str:
         return self.names[0]
 
     def has_name(self, name: str) -> bool:
-        return name in self.names or name == self.given_name
+        return name in self.names or name == self._given_name
 
     def check_model(self, name: str | None) -> None:
         if name is not None and not self.has_name(name):
@@ -77,7 +91,7 @@ class Service:
     def spec(self, text: str | None) -> Spec:
         """The speculation that a request names; raises ApiError for one that is none or that is not allowed."""
         try:
-            return self.default_spec if text is None else self.specs.check(text)
+            return self._default_spec if text is None else self.specs.check(text)
         except ForedraftError as error:
             raise bad_request(str(error), "spec") from error
 
@@ -88,42 +102,12 @@ class Service:
         rounds = 1 + stats.waiting / max(1, stats.running)
         return max(1, min(_LONGEST_RETRY_S, round(mean * rounds)))
 
-
-def make_service(
-    llm: LLM,
-    names: Iterable[str],
-    limits: Limits,
-    allowed_specs: Iterable[str] = DEFAULT_SPECS,
-    honours_priority: bool = False,
-    label: str = "0",
-    shares_answers: bool = False,
-    given_name: str = "",
-) -> Service:
-    """Starts the engine's thread and the rendering of conversations. The default spec is the LLM's own and is always
-    allowed. `label` tells this server's metrics from those of its replicas."""
-
-    def encode(prompt: Prompt) -> list[int]:
+    def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, Conversation):
-            return llm.tokenizer.encode_chat(prompt.messages, prompt.tools, llm.max_model_len)
+            return self.llm.tokenizer.encode_chat(prompt.messages, prompt.tools, self.llm.max_model_len)
         if isinstance(prompt, str):
-            return llm.tokenizer.encode(prompt, max_tokens=llm.max_model_len)
+            return self.llm.tokenizer.encode(prompt, max_tokens=self.llm.max_model_len)
         return prompt
-
-    llm.tokenizer.warm_chat()
-    engine = AsyncEngine(llm.engine, encode, limits.max_waiting)
-    served = tuple(names)
-    return Service(
-        llm=llm,
-        engine=engine,
-        names=served,
-        specs=AllowedSpecs((llm.spec, *allowed_specs)),
-        default_spec=parse_spec(llm.spec),
-        limits=limits,
-        metrics=Metrics(served[0], engine.stats, label),
-        honours_priority=honours_priority,
-        shares_answers=shares_answers,
-        given_name=given_name,
-    )
 
 
 def public_name(model: str) -> str:

@@ -24,7 +24,7 @@ from foredraft.integrations.ray_serve.options import FleetOptions
 from foredraft.integrations.ray_serve.prefix_table import PrefixTable
 from foredraft.llm import LLM
 from foredraft.server.app import make_app
-from foredraft.server.service import make_service
+from foredraft.server.service import Service
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -82,7 +82,7 @@ class Replica:
             kv_cache_tokens=options.kv_cache_tokens,
         )
         gc.freeze()  # a full collection would go through all of torch in the middle of a request
-        self._service = make_service(
+        self._service = Service(
             self._llm,
             options.names,
             options.limits,
