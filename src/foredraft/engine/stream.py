@@ -35,10 +35,6 @@ class Channel:
         self.is_left = False  # nobody reads any more
         self.is_aborted = False
 
-    @property
-    def is_unwanted(self) -> bool:
-        return self.is_left or self.is_aborted
-
     def deliver(self, event: TokenEvent) -> None:
         """Hand an event to the readers. A request that has one was taken."""
         if not self.is_left:
