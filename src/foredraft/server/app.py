@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -52,18 +53,18 @@ def make_app(
         docs_url=None,  # they would load scripts from elsewhere
         redoc_url=None,
         responses=_RESPONSES,
+        middleware=[  # the first is the first that a request meets
+            Middleware(RequestLog, log_prompts=log_prompts),
+            *(site_middleware(sites) if sites else ()),
+            Middleware(Auth, keys=list(api_keys)),
+            Middleware(BodyLimit, limits=service.limits),
+        ],
         exception_handlers=dict.fromkeys((ApiError, HTTPException, ClientGone, Exception), _answer_error),
     )
     app.state.service = service
     # Those that generate come first: routes are tried in turn, and these are in a hurry.
     for routes in (openai_chat, openai_completions, openai_responses, anthropic_messages, tokenising, status, page):
         app.include_router(routes.router)
-    # The last that is added is the first that a request meets.
-    app.add_middleware(BodyLimit, limits=service.limits)
-    app.add_middleware(Auth, keys=list(api_keys))
-    for each in reversed(site_middleware(sites) if sites else ()):
-        app.add_middleware(each.cls, *each.args, **each.kwargs)
-    app.add_middleware(RequestLog, log_prompts=log_prompts)
     return app
 
 

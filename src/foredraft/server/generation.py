@@ -133,7 +133,7 @@ class Generation:
             await stream.aclose()
         self._service.lifecycle.num_answering -= 1
         if self.client_left:
-            self._service.metrics.count_disconnect()
+            self._service.metrics.disconnects.inc()
         else:
             self._service.recent_s.append(self._loop.time() - self._started)
         self._describe()
@@ -152,7 +152,7 @@ class Generation:
             self._first_s = self._first_s or now
         for index in tokens:
             if index in self._last_s:
-                self._service.metrics.observe_gap(now - self._last_s[index])
+                self._service.metrics.gaps.observe(now - self._last_s[index])
             self._last_s[index] = now
         return tokens
 

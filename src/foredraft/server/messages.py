@@ -67,11 +67,8 @@ def _template_message(message: ChatMessage, where: str) -> dict[str, Any]:
         raise bad_request(f"{where} has the role {role[:40]!r}; use system, user, assistant or tool.", "messages")
     if message.content is None and not message.tool_calls:
         raise bad_request(f"{where} has no content.", "messages")
-    written: dict[str, Any] = {"role": role, "content": text_of(message.content, where)}
-    if message.name is not None:
-        written["name"] = message.name
-    if message.tool_call_id is not None:
-        written["tool_call_id"] = message.tool_call_id
+    names = message.model_dump(include={"name", "tool_call_id"}, exclude_none=True)
+    written: dict[str, Any] = {"role": role, "content": text_of(message.content, where), **names}
     if message.tool_calls:
         written["tool_calls"] = [
             {

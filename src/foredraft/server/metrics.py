@@ -81,10 +81,10 @@ class Metrics:
         self._request_output = sizes("vllm:request_generation_tokens", "Tokens per answer.")
         self._params_max = sizes("vllm:request_params_max_tokens", "max_tokens of requests.")
         self._params_n = own(Histogram, "vllm:request_params_n", "n of requests.", buckets=_N)
-        self._gaps = Gaps(self._labels)
-        self._registry.register(self._gaps)
+        self.gaps = Gaps(self._labels)
+        self._registry.register(self.gaps)
         self._saved = own(Gauge, "foredraft:saved_seconds", "Time saved against plain decoding; below 0: lost.")
-        self._disconnects = own(Counter, "foredraft:disconnects", "Requests whose client left before the end.")
+        self.disconnects = own(Counter, "foredraft:disconnects", "Requests whose client left before the end.")
         self._success = self._by("finished_reason", "vllm:request_success", "Finished sequences.")
         self._per_position = self._by(
             "position", "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens by depth, from 0 on."
@@ -99,13 +99,6 @@ class Metrics:
 
     def count_refusal(self, status: int) -> None:
         self._refused(str(status)).inc()
-
-    def count_disconnect(self) -> None:
-        self._disconnects.inc()
-
-    def observe_gap(self, seconds: float) -> None:
-        """The time between two deliveries of tokens of one sequence."""
-        self._gaps.observe(seconds)
 
     def count_request(self, num_prompt_tokens: int, params: SamplingParams) -> None:
         """A request that was admitted."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,9 +98,7 @@ class Service:
     def retry_after_s(self) -> int:
         """When a place may be free: about as long as the requests in front take that wait now."""
         stats = self.engine.stats()
-        mean = sum(self.recent_s) / len(self.recent_s) if self.recent_s else 1.0
-        rounds = 1 + stats.waiting / max(1, stats.running)
-        return max(1, min(_LONGEST_RETRY_S, round(mean * rounds)))
+        return retry_after_s(self.recent_s, 1 + stats.waiting / max(1, stats.running))
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, Conversation):
@@ -108,6 +106,12 @@ class Service:
         if isinstance(prompt, str):
             return self.llm.tokenizer.encode(prompt, max_tokens=self.llm.max_model_len)
         return prompt
+
+
+def retry_after_s(recent_s: Collection[float], rounds: float = 1.0) -> int:
+    """What `rounds` requests take one after the other, if they are like the last ones."""
+    mean = sum(recent_s) / len(recent_s) if recent_s else 1.0
+    return max(1, min(_LONGEST_RETRY_S, round(mean * rounds)))
 
 
 def public_name(model: str) -> str:

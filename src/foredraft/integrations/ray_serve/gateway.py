@@ -23,15 +23,23 @@ from foredraft.integrations.ray_serve.options import FleetOptions
 from foredraft.integrations.ray_serve.prefix_table import prefix_names
 from foredraft.server.auth import Auth, key_of
 from foredraft.server.body_limit import BodyLimit
-from foredraft.server.errors import ANTHROPIC_PATHS, ApiError, error_object, error_response, failure, json_response
+from foredraft.server.errors import (
+    ANTHROPIC_PATHS,
+    ApiError,
+    as_api_error,
+    error_object,
+    error_response,
+    failure,
+    json_response,
+)
 from foredraft.server.metrics import labelled
+from foredraft.server.service import retry_after_s
 from foredraft.server.sites import site_middleware
 from foredraft.server.sse import event
 
 log = logging.getLogger(__name__)
 
 _ATTEMPTS = 3  # replicas that a request is handed to before its client is told
-_LONGEST_RETRY_S = 60
 _LOST = "The replica that wrote this answer is gone; send the request again."
 
 
@@ -118,9 +126,7 @@ class Gateway:
                 return
             except Overloaded as error:
                 self._refused.inc()
-                raise ApiError(
-                    429, str(error), code="rate_limit_exceeded", retry_after_s=self._retry_after_s()
-                ) from error
+                raise as_api_error(error, retry_after_s(self._recent_s)) from error
             except ReplicaLost:
                 if start is not None:
                     self._lost.inc()
@@ -128,11 +134,6 @@ class Gateway:
                     return
         log.error("%d replicas died over a request to %s.", _ATTEMPTS, request.path)
         raise failure()
-
-    def _retry_after_s(self) -> int:
-        """When a place may be free: as long as answers take now."""
-        mean = sum(self._recent_s) / len(self._recent_s) if self._recent_s else 1.0
-        return max(1, min(_LONGEST_RETRY_S, round(mean)))
 
 
 async def _break_off(path: str, start: Message, send: Send) -> None:
