@@ -17,9 +17,8 @@ import pytest
 pytest.importorskip("fastapi", reason="the server needs the packages of the extra `server`")
 
 from foredraft.llm import LLM
-from foredraft.server.lifecycle import DrainingServer
 from foredraft.server.limits import Limits
-from foredraft.server.run import listen, make_server
+from foredraft.server.run import DrainingServer, listen, make_server
 from foredraft.server.service import Service
 from tests.tiny_models import random_model, save_model
 

@@ -143,7 +143,7 @@ class TestSlowness:
             assert len(server.canary()) > 0
             assert time.monotonic() - started < 5
             server.until_idle(30)
-            while server.service.lifecycle.num_answering:
+            while server.service.num_answering:
                 assert time.monotonic() - started < 30
                 time.sleep(0.01)
             for client in clients:

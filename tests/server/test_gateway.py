@@ -243,6 +243,6 @@ def test_a_client_that_leaves_ends_its_request(llm: LLM) -> None:
         async with asyncio.timeout(10):
             while service.engine.stats().running:
                 await asyncio.sleep(0.01)
-        return service.lifecycle.num_answering
+        return service.num_answering
 
     assert in_a_loop(llm, work) == 0

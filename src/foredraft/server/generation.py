@@ -58,7 +58,7 @@ class Generation:
         self._last_s: dict[int, float] = {}  # when the last tokens of a choice came
         self._first_s: float | None = None  # when the first tokens of all came
         self._is_closed = False
-        service.lifecycle.num_answering += 1
+        service.num_answering += 1
         self._watch = asyncio.create_task(self._watch_client(request))
         self._ticker = self._loop.call_later(service.limits.tick_s, self._tick)
 
@@ -131,7 +131,7 @@ class Generation:
             await self._watch
         for stream in self._streams:
             await stream.aclose()
-        self._service.lifecycle.num_answering -= 1
+        self._service.num_answering -= 1
         if self.client_left:
             self._service.metrics.disconnects.inc()
         else:
@@ -212,7 +212,8 @@ async def begin(
     """Queue a request and wait until it is admitted. Load is checked first, before any prompt is tokenised. All
     requests pass here, so none shares anything under a salt of its own choice."""
     spec = service.spec(body.spec)
-    service.lifecycle.check_accepting()
+    if service.is_draining:
+        raise ApiError(503, "The server is about to stop; send the request to another one.", retry_after_s=5)
     params = with_sharing(params, key_of(request.scope), service.shares_answers)
     record = record_of(request)
     record.fields["spec"] = _written(spec)

@@ -64,7 +64,9 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
         raise not_supported("tools", "use /v1/chat/completions for them")
     messages = _messages(body)
     check_count(service.limits.max_messages, "input", messages)
-    grammar = grammar_of(body.grammar, _response_format(body), ToolChoice())
+    wanted = body.text.format if body.text else None
+    response_format = ResponseFormat(type=wanted.type, json_schema=wanted) if wanted else None
+    grammar = grammar_of(body.grammar, response_format, ToolChoice())
     params = body.sampling_params(service, body.max_output_tokens, grammar=grammar)
     prompt = conversation(service, messages)
     generation = await begin(service, request, body, [prompt], params)
@@ -81,13 +83,6 @@ def _messages(body: ResponsesRequest) -> list[ChatMessage]:
             raise not_supported(f"input[{place}]", "an item must be a message with a role and a content")
         messages.append(ChatMessage(role=item.role, content=item.content))
     return messages
-
-
-def _response_format(body: ResponsesRequest) -> ResponseFormat | None:
-    wanted = body.text.format if body.text else None
-    if wanted is None:
-        return None
-    return ResponseFormat(type=wanted.type, json_schema=wanted)
 
 
 class ResponsesAnswer:

@@ -18,7 +18,6 @@ from foredraft.llm import LLM
 from foredraft.proposers.allowed_specs import AllowedSpecs
 from foredraft.proposers.registry import Spec, parse_spec
 from foredraft.server.errors import ApiError, bad_request
-from foredraft.server.lifecycle import Lifecycle
 from foredraft.server.limits import Limits
 from foredraft.server.metrics import Metrics
 
@@ -66,7 +65,8 @@ class Service:
         self.honours_priority = honours_priority
         self.shares_answers = shares_answers  # among all requests without a `cache_salt`
         self.started = int(time.time())
-        self.lifecycle = Lifecycle()
+        self.is_draining = False  # from SIGTERM on; no request may begin any more
+        self.num_answering = 0  # requests
         self.tokenising = asyncio.Semaphore(_TOKENISING_AT_ONCE)
         self.recent_s: deque[float] = deque(maxlen=32)  # how long the last requests took
         self._default_spec = parse_spec(llm.spec)

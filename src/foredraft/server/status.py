@@ -27,7 +27,7 @@ async def health(request: Request) -> Response:
 async def ready(request: Request) -> Response:
     """200 while new requests are taken; 503 once the server is about to stop."""
     service = service_of(request)
-    takes = service.engine.is_alive and not service.lifecycle.is_draining
+    takes = service.engine.is_alive and not service.is_draining
     return json_response({"status": "ready" if takes else "draining"}, 200 if takes else 503)
 
 
