@@ -17,10 +17,9 @@ import pytest
 pytest.importorskip("fastapi", reason="the server needs the packages of the extra `server`")
 
 from foredraft.llm import LLM
-from foredraft.server.lifecycle import DrainingServer
 from foredraft.server.limits import Limits
-from foredraft.server.run import listen, make_server
-from foredraft.server.service import Service, make_service
+from foredraft.server.run import DrainingServer, listen, make_server
+from foredraft.server.service import Service
 from tests.tiny_models import random_model, save_model
 
 NAME = "tiny"
@@ -96,9 +95,9 @@ class RunningServer:
 
 @contextmanager
 def running(llm: LLM, limits: Limits | None = None, **options: Any) -> Iterator[RunningServer]:
-    """`options` are api_keys, log_prompts and sites, and those of make_service."""
+    """`options` are api_keys, log_prompts and sites, and those of Service."""
     for_app = {name: options.pop(name) for name in ("api_keys", "log_prompts", "sites") if name in options}
-    service = make_service(llm, options.pop("names", [NAME]), limits or Limits(), **options)
+    service = Service(llm, options.pop("names", [NAME]), limits or Limits(), **options)
     server = make_server(service, **for_app)
     with listen("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]

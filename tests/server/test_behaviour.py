@@ -22,7 +22,7 @@ from foredraft.llm import LLM
 from foredraft.params import SamplingParams
 from foredraft.runtime.runner import ForwardOutput, Runner
 from foredraft.server.limits import Limits
-from foredraft.server.service import make_service
+from foredraft.server.service import Service
 from tests.server.running_server import NAME, RunningServer, load_tiny_model, running
 
 CHAT = "/v1/chat/completions"
@@ -143,7 +143,7 @@ class TestSlowness:
             assert len(server.canary()) > 0
             assert time.monotonic() - started < 5
             server.until_idle(30)
-            while server.service.lifecycle.num_answering:
+            while server.service.num_answering:
                 assert time.monotonic() - started < 30
                 time.sleep(0.01)
             for client in clients:
@@ -326,4 +326,4 @@ def test_a_port_in_use_is_told_in_one_sentence(server: RunningServer) -> None:
 
 def test_a_service_refuses_a_spec_that_is_none(llm: LLM) -> None:
     with pytest.raises(ValueError, match="oracle"):
-        make_service(llm, [NAME], Limits(), ["oracle"])
+        Service(llm, [NAME], Limits(), ["oracle"])

@@ -18,7 +18,7 @@ from foredraft.llm import LLM
 from foredraft.params import SamplingParams
 from foredraft.server.app import make_app
 from foredraft.server.limits import Limits
-from foredraft.server.service import Service, make_service
+from foredraft.server.service import Service
 from tests.server.running_server import CANARY as UNSEEDED
 from tests.server.running_server import NAME, load_tiny_model
 
@@ -79,7 +79,7 @@ def in_a_loop(llm: LLM, work: Any) -> Any:
     """Runs `work(service)` in an event loop with an engine of its own thread, which it ends."""
 
     async def main() -> Any:
-        service = make_service(llm, [NAME], Limits(), label="first")
+        service = Service(llm, [NAME], Limits(), label="first")
         try:
             return await work(service)
         finally:
@@ -243,6 +243,6 @@ def test_a_client_that_leaves_ends_its_request(llm: LLM) -> None:
         async with asyncio.timeout(10):
             while service.engine.stats().running:
                 await asyncio.sleep(0.01)
-        return service.lifecycle.num_answering
+        return service.num_answering
 
     assert in_a_loop(llm, work) == 0

@@ -126,7 +126,7 @@ def test_the_command_hands_on_what_its_operator_allows(
     for name, stand_in in {
         "server.run.listen": lambda *_: nullcontext(listener),
         "cli.options.ModelOptions.open": lambda _: nullcontext(),
-        "server.service.make_service": lambda llm, names, *_, **__: made.append(names),
+        "server.service.Service": lambda llm, names, *_, **__: made.append(names),
         "server.run.make_server": lambda *given: made.append(given[-1]),
         "server.run.serve": lambda *_, **__: None,
     }.items():

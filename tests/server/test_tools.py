@@ -110,7 +110,13 @@ def answered(text: str, size: int) -> tuple[dict[str, Any], list[dict[str, Any]]
     metrics = SpecMetrics.of(make_sequence([1]))
     output = CompletionOutput(0, text, [1], "stop", None, 5, None, None, metrics)
     generation: Any = SimpleNamespace(
-        id="x", created=0, num_choices=1, num_prompt_tokens=1, num_cached_tokens=0, outputs={0: output}
+        id="x",
+        created=0,
+        num_choices=1,
+        num_prompt_tokens=1,
+        num_cached_tokens=0,
+        outputs={0: output},
+        is_complete=True,
     )
     make = lambda: ChatAnswer(generation, "m", None, AUTO, False)  # noqa: E731
     answer = make()

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from foredraft.cli.main import run
 from foredraft.errors import InvalidParameter
-from foredraft.integrations.ray_serve.fleet_metrics import merged
+from foredraft.integrations.ray_serve.gateway import merged
 from foredraft.integrations.ray_serve.options import FleetOptions, read_options
 
 DOCS = Path(__file__).parents[2] / "docs"

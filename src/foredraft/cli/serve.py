@@ -72,7 +72,7 @@ def serve(
     from foredraft.server.limits import Limits
     from foredraft.server.run import listen, make_server
     from foredraft.server.run import serve as run_server
-    from foredraft.server.service import DEFAULT_SPECS, make_service, public_name
+    from foredraft.server.service import DEFAULT_SPECS, Service, public_name
     from foredraft.server.sites import Sites, is_local_name
 
     model = opening.keywords["model"]
@@ -108,7 +108,7 @@ def serve(
         return
     wanted = opening(max_num_seqs=max_num_seqs, max_model_len=max_model_len, kv_cache_tokens=kv_cache_tokens)
     with listen(host, port) as listener, wanted.open() as llm:
-        service = make_service(
+        service = Service(
             *(llm, names, limits, allow_spec or DEFAULT_SPECS, priority),
             shares_answers=share_answers,
             given_name=model,

@@ -7,8 +7,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -165,8 +165,8 @@ class AsyncEngine:
             add = partial(self._add, channel, spec, built, grammar)
             while missing := await self._call(add):
                 for choice in missing:
-                    proposer = await channel.loop.run_in_executor(self._builder, self._build, channel, choice)
-                    if proposer is not None:
+                    make = partial(self._engine.speculation.assignments.make_proposer, choice)
+                    if (proposer := await self._made(self._builder, channel, make)) is not None:
                         built[str(choice)] = choice, proposer
             channel.decide()
         except Exception as error:
@@ -182,23 +182,16 @@ class AsyncEngine:
 
     async def _compiled(self, channel: Channel) -> CompiledGrammar | None:
         """The grammar of a request; one that others use too is at hand, whatever is being compiled."""
-        if channel.params.grammar is None:
+        wanted, grammars = channel.params.grammar, self._engine.grammars
+        if wanted is None:
             return None
-        if found := self._engine.grammars.find(channel.params.grammar):
-            return found
-        return await channel.loop.run_in_executor(self._compiler, self._compile, channel, channel.params.grammar)
+        return grammars.find(wanted) or await self._made(self._compiler, channel, partial(grammars.compile, wanted))
 
-    def _compile(self, channel: Channel, grammar: Mapping[str, Any]) -> CompiledGrammar | None:
-        """On the compiler thread: a grammar, unless the request needs none any more."""
-        if self._closed or channel.is_unwanted:
-            return None
-        return self._engine.grammars.compile(grammar)
-
-    def _build(self, channel: Channel, choice: ProposerChoice) -> Proposer | None:
-        """On the builder thread: a proposer, unless the request needs none any more."""
-        if self._closed or channel.is_unwanted:
-            return None
-        return self._engine.speculation.assignments.make_proposer(choice)
+    async def _made(self, thread: Executor, channel: Channel, make: Callable[[], _T]) -> _T | None:
+        """What a request needs, made on that thread; None if the request needs nothing any more."""
+        return await channel.loop.run_in_executor(
+            thread, lambda: None if self._closed or channel.is_left or channel.is_aborted else make()
+        )
 
     def _add(
         self,

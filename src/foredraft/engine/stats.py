@@ -15,3 +15,8 @@ class EngineStats:
     num_blocks: int
     num_steps: int  # since the engine was made
     step_times_s: tuple[float, ...]  # of the last steps, oldest first
+
+    @property
+    def kv_use(self) -> float:
+        """The used share of the KV cache; 1 is all."""
+        return 1 - self.free_blocks / self.num_blocks

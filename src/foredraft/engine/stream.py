@@ -35,10 +35,6 @@ class Channel:
         self.is_left = False  # nobody reads any more
         self.is_aborted = False
 
-    @property
-    def is_unwanted(self) -> bool:
-        return self.is_left or self.is_aborted
-
     def deliver(self, event: TokenEvent) -> None:
         """Hand an event to the readers. A request that has one was taken."""
         if not self.is_left:
@@ -99,7 +95,9 @@ class Stream(AsyncIterator[TokenEvent]):
             await self.wait()
             if not self._channel.events and self.has_ended:
                 raise StopAsyncIteration
-        return self._next()
+        event = self._channel.events.popleft()
+        self._count(event)
+        return event
 
     async def wait(self) -> None:
         """Wait until there is an event to read or no more will come; raises what is wrong with the request."""
@@ -117,11 +115,6 @@ class Stream(AsyncIterator[TokenEvent]):
         for event in events:
             self._count(event)
         return events
-
-    def _next(self) -> TokenEvent:
-        event = self._channel.events.popleft()
-        self._count(event)
-        return event
 
     def _count(self, read: TokenEvent) -> None:
         if read.finish_reason is not None:

@@ -11,20 +11,12 @@ from starlette.responses import Response
 from foredraft.server import reports
 from foredraft.server.bodies import BodyRoute, Many, RequestModel
 from foredraft.server.errors import ApiError, error_object, json_response, not_supported
-from foredraft.server.fields import (
-    GenerationRequest,
-    check_common,
-    check_count,
-    make_params,
-    sampling_fields,
-    spec_of,
-)
+from foredraft.server.fields import GenerationRequest, check_count
 from foredraft.server.generation import Generation, Tokens, begin
 from foredraft.server.messages import ChatMessage, TextPart, conversation, text_of
 from foredraft.server.service import Conversation, Service, service_of
 from foredraft.server.sse import event, respond
 from foredraft.server.tokenising import encode
-from foredraft.server.tools import ToolChoice
 from foredraft.types import CompletionOutput
 
 PATH = "/v1/messages"
@@ -54,11 +46,10 @@ class MessagesRequest(PromptRequest):
 async def create_message(body: MessagesRequest, request: Request) -> Response:
     """Answer a conversation."""
     service = service_of(request)
-    priority = check_common(service, body)
+    body.check_common(service)
     prompt = _prompt(service, body)
-    fields = {**sampling_fields(body), "seed": body.seed, "stop": body.stop_sequences, "grammar": body.grammar}
-    params = make_params(service, body.max_tokens, fields)
-    generation = await begin(service, request, [prompt], params, spec_of(service, body), priority)
+    params = body.sampling_params(service, body.max_tokens, stop=body.stop_sequences)
+    generation = await begin(service, request, body, [prompt], params)
     return await respond(generation, MessagesAnswer(generation, service.name), service.limits, body.stream)
 
 
@@ -66,7 +57,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
 async def count_tokens(body: PromptRequest, request: Request) -> Response:
     """How many tokens a conversation has."""
     service = service_of(request)
-    check_common(service, body)
+    body.check_common(service)
     return json_response({"input_tokens": len(await encode(service, _prompt(service, body)))})
 
 
@@ -77,7 +68,7 @@ def _prompt(service: Service, body: PromptRequest) -> Conversation:
     messages = [ChatMessage(role=message.role, content=message.content) for message in body.messages]
     if body.system:
         messages.insert(0, ChatMessage(role="system", content=text_of(body.system, "system")))
-    return conversation(service, messages, None, ToolChoice())
+    return conversation(service, messages)
 
 
 class MessagesAnswer:

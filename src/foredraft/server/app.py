@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -24,11 +25,10 @@ from foredraft.server.auth import Auth
 from foredraft.server.body_limit import BodyLimit
 from foredraft.server.errors import ApiError, error_response, failure
 from foredraft.server.generation import ClientGone
-from foredraft.server.log import RequestLog, record_of
+from foredraft.server.log import CLIENT_CLOSED, RequestLog, record_of
 from foredraft.server.service import Service
 from foredraft.server.sites import Sites, site_middleware
 
-_CLIENT_CLOSED = 499
 _HTTP_MESSAGES = {
     404: "There is nothing at this path; /openapi.json lists what there is.",
     405: "This path does not take this method; /openapi.json lists those that it takes.",
@@ -53,41 +53,33 @@ def make_app(
         docs_url=None,  # they would load scripts from elsewhere
         redoc_url=None,
         responses=_RESPONSES,
+        middleware=[  # the first is the first that a request meets
+            Middleware(RequestLog, log_prompts=log_prompts),
+            *(site_middleware(sites) if sites else ()),
+            Middleware(Auth, keys=list(api_keys)),
+            Middleware(BodyLimit, limits=service.limits),
+        ],
+        exception_handlers=dict.fromkeys((ApiError, HTTPException, ClientGone, Exception), _answer_error),
     )
     app.state.service = service
     # Those that generate come first: routes are tried in turn, and these are in a hurry.
     for routes in (openai_chat, openai_completions, openai_responses, anthropic_messages, tokenising, status, page):
         app.include_router(routes.router)
-    app.add_exception_handler(ApiError, _answer_error)
-    app.add_exception_handler(HTTPException, _answer_error)
-    app.add_exception_handler(ClientGone, _answer_error)
-    app.add_exception_handler(Exception, _answer_error)
-    # The last that is added is the first that a request meets.
-    app.add_middleware(BodyLimit, limits=service.limits)
-    app.add_middleware(Auth, keys=list(api_keys))
-    for each in reversed(site_middleware(sites) if sites else ()):
-        app.add_middleware(each.cls, *each.args, **each.kwargs)
-    app.add_middleware(RequestLog, log_prompts=log_prompts)
     return app
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientGone):
-        return Response(status_code=_CLIENT_CLOSED)
-    told = _told(error)
+        return Response(status_code=CLIENT_CLOSED)
+    if isinstance(error, HTTPException):
+        told = ApiError(error.status_code, _HTTP_MESSAGES.get(error.status_code, str(error.detail)))
+    else:
+        told = error if isinstance(error, ApiError) else failure()
     service = request.app.state.service
     service.metrics.count_refusal(told.status)
     record = record_of(request)
     record.fields["error"] = told.message[:200]
     return error_response(request.url.path, told, record.id)
-
-
-def _told(error: Exception) -> ApiError:
-    if isinstance(error, ApiError):
-        return error
-    if isinstance(error, HTTPException):
-        return ApiError(error.status_code, _HTTP_MESSAGES.get(error.status_code, str(error.detail)))
-    return failure()
 
 
 _ERROR_SCHEMA = {"description": "An error in the shape of the API", "content": {"application/json": {}}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import Response
@@ -36,23 +37,18 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # json.d
 _FIELD = re.compile(r"^(\w+)[= ]")  # how the messages of SamplingParams begin
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
     """What a client is told instead of an answer."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        param: str | None = None,
-        code: str | None = None,
-        retry_after_s: int | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.param = param
-        self.code = code
-        self.retry_after_s = retry_after_s
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after_s: int | None = None
+
+    def __str__(self) -> str:
+        return self.message
 
 
 def bad_request(message: str, param: str | None = None) -> ApiError:

@@ -9,7 +9,6 @@ from pydantic import WithJsonSchema
 
 from foredraft.errors import ForedraftError
 from foredraft.params import SamplingParams
-from foredraft.proposers.registry import Spec
 from foredraft.server.bodies import Many, RequestModel
 from foredraft.server.errors import as_api_error, bad_request, not_supported
 from foredraft.server.service import Service
@@ -37,6 +36,32 @@ class GenerationRequest(RequestModel):
     priority: int | None = None
     chat_template: Any = None
 
+    def check_common(self, service: Service) -> None:
+        """What holds for every API; raises ApiError with a sentence."""
+        service.check_model(self.model)
+        if self.chat_template is not None:
+            raise not_supported("chat_template", "the template is the model's own")
+        if self.priority and not service.honours_priority:
+            raise not_supported("priority", "this server takes requests in the order of arrival")
+        if not -(2**31) <= (self.priority or 0) < 2**31:
+            raise bad_request("priority must be a whole number of at most 32 bits.", "priority")
+
+    def sampling_params(self, service: Service, max_tokens: int | None, **others: Any) -> SamplingParams:
+        """The fields that SamplingParams has under the same names, and `others` in place of those that have another
+        name or meaning here. Checked against the operator's limits and the library's; raises ApiError."""
+        names = type(self).model_fields.keys() & set(SamplingParams.names())
+        given = {**{name: getattr(self, name) for name in names}, **others}
+        limits = service.limits
+        most = min(limits.max_tokens, service.llm.max_model_len)
+        _in_range("max_tokens", max_tokens, most)
+        check_at_most(limits.max_stops, "stop", given.get("stop"))
+        check_at_most(limits.max_logit_bias, "logit_bias", given.get("logit_bias"))
+        _in_range("n", given.get("n"), limits.max_n)
+        try:
+            return SamplingParams(**{**given, "max_tokens": most if max_tokens is None else max_tokens})
+        except ForedraftError as error:
+            raise as_api_error(error, 1) from error
+
 
 class StreamOptions(RequestModel):
     include_usage: bool | None = None
@@ -55,65 +80,14 @@ class OpenAISampling(GenerationRequest):
     stream_options: StreamOptions | None = None
     user: str | None = None
 
-    def sampling(self) -> dict[str, Any]:
-        return {
-            **sampling_fields(self),
-            "n": self.n,
-            "seed": self.seed,
-            "stop": self.stop,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "logit_bias": self.logit_bias,
-        }
+    def check_common(self, service: Service) -> None:
+        super().check_common(service)
+        if self.stream_options is not None and not self.stream:
+            raise bad_request("stream_options is only allowed with stream=true.", "stream_options")
 
     @property
     def includes_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
-
-
-def sampling_fields(body: GenerationRequest) -> dict[str, Any]:
-    """The fields of SamplingParams that every API has under the same names."""
-    names = (
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "repetition_penalty",
-        "ignore_eos",
-        "stop_token_ids",
-        "acceptance",
-        "cache_salt",
-    )
-    return {name: getattr(body, name) for name in names}
-
-
-def make_params(service: Service, max_tokens: int | None, fields: dict[str, Any]) -> SamplingParams:
-    """Checked against the operator's limits and the library's; raises ApiError with a sentence."""
-    limits = service.limits
-    most = min(limits.max_tokens, service.llm.max_model_len)
-    if max_tokens is not None and not 1 <= max_tokens <= most:
-        raise bad_request(f"max_tokens={_shown(max_tokens)} must be a whole number from 1 to {most}.", "max_tokens")
-    _at_most(limits.max_stops, "stop", fields.get("stop"))
-    _at_most(limits.max_logit_bias, "logit_bias", fields.get("logit_bias"))
-    n = fields.get("n")
-    if n is not None and not 1 <= n <= limits.max_n:
-        raise bad_request(f"n={_shown(n)} must be a whole number from 1 to {limits.max_n}.", "n")
-    try:
-        return SamplingParams(max_tokens=most if max_tokens is None else max_tokens, **fields)
-    except ForedraftError as error:
-        raise as_api_error(error, 1) from error
-
-
-def check_common(service: Service, body: GenerationRequest) -> int:
-    """What holds for every API; returns the priority."""
-    service.check_model(body.model)
-    if body.chat_template is not None:
-        raise not_supported("chat_template", "the template is the model's own")
-    if body.priority and not service.honours_priority:
-        raise not_supported("priority", "this server takes requests in the order of arrival")
-    if not -(2**31) <= (body.priority or 0) < 2**31:
-        raise bad_request("priority must be a whole number of at most 32 bits.", "priority")
-    return body.priority or 0
 
 
 def check_count(limit: int, name: str, values: Sized) -> None:
@@ -121,23 +95,12 @@ def check_count(limit: int, name: str, values: Sized) -> None:
         raise bad_request(f"{name} has {len(values)} entries; there must be from 1 to {limit}.", name)
 
 
-def check_stream_options(body: OpenAISampling) -> None:
-    if body.stream_options is not None and not body.stream:
-        raise bad_request("stream_options is only allowed with stream=true.", "stream_options")
-
-
-def _at_most(limit: int, name: str, values: Any) -> None:
+def check_at_most(limit: int, name: str, values: Any) -> None:
     if isinstance(values, list | dict) and len(values) > limit:
         raise bad_request(f"{name} has {len(values)} entries; at most {limit} are allowed.", name)
 
 
-def _shown(number: int) -> str:
-    return str(number) if abs(number) < 10**20 else "a number of very many digits"
-
-
-def spec_of(service: Service, body: GenerationRequest) -> Spec:
-    """The speculation of a request; raises ApiError for one that is none or that the operator does not allow."""
-    try:
-        return service.spec(body.spec)
-    except ForedraftError as error:
-        raise bad_request(str(error), "spec") from error
+def _in_range(name: str, number: int | None, most: int) -> None:
+    if number is not None and not 1 <= number <= most:
+        shown = str(number) if abs(number) < 10**20 else "a number of very many digits"
+        raise bad_request(f"{name}={shown} must be a whole number from 1 to {most}.", name)

@@ -16,6 +16,7 @@ from foredraft.params import SamplingParams
 from foredraft.proposers.registry import Spec
 from foredraft.server.auth import key_of
 from foredraft.server.errors import ApiError, as_api_error, failure_of
+from foredraft.server.fields import GenerationRequest
 from foredraft.server.log import record_of
 from foredraft.server.service import Conversation, Prompt, Service
 from foredraft.server.sharing import with_sharing
@@ -57,7 +58,7 @@ class Generation:
         self._last_s: dict[int, float] = {}  # when the last tokens of a choice came
         self._first_s: float | None = None  # when the first tokens of all came
         self._is_closed = False
-        service.lifecycle.num_answering += 1
+        service.num_answering += 1
         self._watch = asyncio.create_task(self._watch_client(request))
         self._ticker = self._loop.call_later(service.limits.tick_s, self._tick)
 
@@ -74,6 +75,10 @@ class Generation:
         return sum(self.outputs[index].metrics.cached_tokens for index in self.outputs if not index % self._params.n)
 
     @property
+    def is_complete(self) -> bool:
+        return len(self.outputs) == self.num_choices
+
+    @property
     def is_large(self) -> bool:
         """Whether writing the answers as a whole takes so long that others would notice."""
         num_tokens = sum(len(output.token_ids) for output in self.outputs.values())
@@ -81,9 +86,8 @@ class Generation:
 
     async def admitted(self) -> None:
         """Wait until the engine has taken the whole request; raises ApiError or ClientGone."""
-        seconds = self._service.limits.waiting_timeout_s
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(self._service.limits.waiting_timeout_s):
                 for stream in self._streams:
                     await stream.admitted()
         except TimeoutError:
@@ -98,7 +102,7 @@ class Generation:
         within `patience_s`."""
         now = self._loop.time()
         patient_until = now + patience_s
-        while len(self.outputs) < self.num_choices and not self.client_left:
+        while not self.is_complete and not self.client_left:
             self._check_clock(now)
             if now >= patient_until:
                 return None
@@ -127,9 +131,9 @@ class Generation:
             await self._watch
         for stream in self._streams:
             await stream.aclose()
-        self._service.lifecycle.num_answering -= 1
+        self._service.num_answering -= 1
         if self.client_left:
-            self._service.metrics.count_disconnect()
+            self._service.metrics.disconnects.inc()
         else:
             self._service.recent_s.append(self._loop.time() - self._started)
         self._describe()
@@ -148,7 +152,7 @@ class Generation:
             self._first_s = self._first_s or now
         for index in tokens:
             if index in self._last_s:
-                self._service.metrics.observe_gap(now - self._last_s[index])
+                self._service.metrics.gaps.observe(now - self._last_s[index])
             self._last_s[index] = now
         return tokens
 
@@ -166,7 +170,8 @@ class Generation:
         if self._first_s is None and now >= self._started + limits.waiting_timeout_s:
             raise self._waited_too_long()
         if self._first_s is not None and now >= self._first_s + limits.running_timeout_s:
-            raise self._ran_too_long()
+            seconds = limits.running_timeout_s
+            raise ApiError(504, f"The answer took longer than {seconds:g} seconds; lower max_tokens.")
 
     def _tick(self) -> None:
         """Has the reader look at the clock now and then: a timeout for every token would cost more than the token."""
@@ -177,7 +182,7 @@ class Generation:
         """The body has been read, so what comes next is the end of the connection."""
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        self.client_left = len(self.outputs) < self.num_choices  # else it has what it came for
+        self.client_left = not self.is_complete  # else it has what it came for
         for stream in self._streams:
             await stream.aclose()
 
@@ -185,10 +190,6 @@ class Generation:
         seconds = self._service.limits.waiting_timeout_s
         retry = self._service.retry_after_s()
         return ApiError(503, f"No token came within {seconds:g} seconds; try again later.", retry_after_s=retry)
-
-    def _ran_too_long(self) -> ApiError:
-        seconds = self._service.limits.running_timeout_s
-        return ApiError(504, f"The answer took longer than {seconds:g} seconds; lower max_tokens.")
 
     def _describe(self) -> None:
         """Into the request's line of the log."""
@@ -206,16 +207,13 @@ class Generation:
 
 
 async def begin(
-    service: Service,
-    request: Request,
-    prompts: list[Prompt],
-    params: SamplingParams,
-    spec: Spec,
-    priority: int = 0,
+    service: Service, request: Request, body: GenerationRequest, prompts: list[Prompt], params: SamplingParams
 ) -> Generation:
     """Queue a request and wait until it is admitted. Load is checked first, before any prompt is tokenised. All
     requests pass here, so none shares anything under a salt of its own choice."""
-    service.lifecycle.check_accepting()
+    spec = service.spec(body.spec)
+    if service.is_draining:
+        raise ApiError(503, "The server is about to stop; send the request to another one.", retry_after_s=5)
     params = with_sharing(params, key_of(request.scope), service.shares_answers)
     record = record_of(request)
     record.fields["spec"] = _written(spec)
@@ -226,7 +224,7 @@ async def begin(
     generation: Generation | None = None
     try:
         for prompt in prompts:
-            streams.append(service.engine.generate(prompt, params, spec, priority=priority, arrived=arrived))
+            streams.append(service.engine.generate(prompt, params, spec, priority=body.priority or 0, arrived=arrived))
         generation = Generation(service, request, streams, arrived, params)
         await generation.admitted()
         return generation

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 log = logging.getLogger(__name__)
 
 _QUIET_PATHS = frozenset({"/health", "/ready", "/metrics", "/v1/stats"})  # fetched every few seconds
-_CLIENT_CLOSED = 499  # nobody was there to get a status
+CLIENT_CLOSED = 499  # nobody was there to get a status
 
 
 class RequestRecord:
@@ -45,7 +45,7 @@ class RequestLog:
             return
         record = scope["foredraft.record"] = RequestRecord(self._log_prompts)
         started = time.perf_counter()
-        status = _CLIENT_CLOSED
+        status = CLIENT_CLOSED
 
         async def note(message: Message) -> None:
             nonlocal status

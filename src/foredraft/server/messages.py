@@ -8,7 +8,7 @@ from typing import Any
 from foredraft.server.bodies import Many, RequestModel
 from foredraft.server.errors import bad_request, not_supported
 from foredraft.server.service import Conversation, Service
-from foredraft.server.tools import ToolChoice, ToolRequest, with_tool_prompt
+from foredraft.server.tools import ToolRequest, with_tool_prompt
 
 
 class TextPart(RequestModel):
@@ -49,14 +49,12 @@ def text_of(content: str | list[TextPart] | None, where: str) -> str:
     return "\n".join(texts)
 
 
-def conversation(
-    service: Service, messages: list[ChatMessage], tools: list[ToolRequest] | None, choice: ToolChoice
-) -> Conversation:
+def conversation(service: Service, messages: list[ChatMessage], tools: list[ToolRequest] | None = None) -> Conversation:
     """What the chat template gets. Tools go to the template, or into the system prompt where it has no place."""
     written = [_template_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
-    if not choice.tools:
+    if not tools:
         return Conversation(written)
-    described = [each.model_dump(exclude_none=True) for each in tools or ()]
+    described = [each.model_dump(exclude_none=True) for each in tools]
     if service.llm.tokenizer.takes_tools:
         return Conversation(written, described)
     return Conversation(with_tool_prompt(written, described))
@@ -69,11 +67,8 @@ def _template_message(message: ChatMessage, where: str) -> dict[str, Any]:
         raise bad_request(f"{where} has the role {role[:40]!r}; use system, user, assistant or tool.", "messages")
     if message.content is None and not message.tool_calls:
         raise bad_request(f"{where} has no content.", "messages")
-    written: dict[str, Any] = {"role": role, "content": text_of(message.content, where)}
-    if message.name is not None:
-        written["name"] = message.name
-    if message.tool_call_id is not None:
-        written["tool_call_id"] = message.tool_call_id
+    names = message.model_dump(include={"name", "tool_call_id"}, exclude_none=True)
+    written: dict[str, Any] = {"role": role, "content": text_of(message.content, where), **names}
     if message.tool_calls:
         written["tool_calls"] = [
             {

@@ -9,25 +9,18 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from foredraft.models.tokenizer import Tokenizer
 from foredraft.server import reports
 from foredraft.server.bodies import BodyRoute, Many
 from foredraft.server.constraint import ResponseFormat, grammar_of
 from foredraft.server.errors import ApiError, bad_request, error_object, json_bytes
-from foredraft.server.fields import (
-    OpenAISampling,
-    check_common,
-    check_count,
-    check_stream_options,
-    make_params,
-    spec_of,
-)
+from foredraft.server.fields import OpenAISampling, check_count
 from foredraft.server.generation import Generation, Tokens, begin
 from foredraft.server.messages import ChatMessage, conversation
 from foredraft.server.reports import Logprobs
 from foredraft.server.service import service_of
 from foredraft.server.sse import event, respond
 from foredraft.server.tools import CallParser, NamedTool, ToolCall, ToolChoice, ToolRequest, choose
-from foredraft.server.trace import Trace
 from foredraft.types import TokenEvent
 
 PATH = "/v1/chat/completions"
@@ -51,8 +44,7 @@ class ChatRequest(OpenAISampling):
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
     service = service_of(request)
-    priority = check_common(service, body)
-    check_stream_options(body)
+    body.check_common(service)
     if body.speculation_trace and not body.stream:
         raise bad_request("speculation_trace is only allowed with stream=true.", "speculation_trace")
     check_count(service.limits.max_messages, "messages", body.messages)
@@ -61,14 +53,13 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     choice = choose(body.tools, body.tool_choice)
     grammar = grammar_of(body.grammar, body.response_format, choice)
     top = _top_logprobs(body)
-    fields = {**body.sampling(), "logprobs": top, "grammar": grammar}
     wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    params = make_params(service, wanted, fields)
-    prompt = conversation(service, body.messages, body.tools, choice)
-    generation = await begin(service, request, [prompt], params, spec_of(service, body), priority)
+    params = body.sampling_params(service, wanted, logprobs=top, grammar=grammar)
+    prompt = conversation(service, body.messages, body.tools if choice.tools else None)
+    generation = await begin(service, request, body, [prompt], params)
     logprobs = None if top is None else Logprobs(service.llm.tokenizer, top)
-    trace = Trace(service.llm.tokenizer) if body.speculation_trace else None
-    answer = ChatAnswer(generation, service.name, logprobs, choice, body.includes_usage, trace)
+    traced = service.llm.tokenizer if body.speculation_trace else None
+    answer = ChatAnswer(generation, service.name, logprobs, choice, body.includes_usage, traced)
     return await respond(generation, answer, service.limits, body.stream)
 
 
@@ -88,20 +79,20 @@ class ChatAnswer:
         logprobs: Logprobs | None,
         tools: ToolChoice,
         includes_usage: bool,
-        trace: Trace | None = None,
+        traced: Tokenizer | None = None,
     ) -> None:
         self._generation = generation
         self._logprobs = logprobs
         self._tools = tools
         self._includes_usage = includes_usage
-        self._trace = trace
+        self._traced = traced  # the tokenizer, for requests that want to see what speculation did
         self._parsers = [CallParser(tools) for _ in range(generation.num_choices)]
         self._num_calls = [0] * generation.num_choices
         self._frames: dict[int, tuple[bytes, bytes]] = {}  # of a choice's content events, around the text
         self._id, self._created, self._model = f"chatcmpl-{generation.id}", generation.created, model
 
     def body(self) -> dict[str, Any]:
-        return {**self._head("chat.completion"), "choices": self._choices(), **self._totals()}
+        return {**self._head("chat.completion"), "choices": self._choices(), **reports.totals(self._generation)}
 
     def _choices(self) -> Iterator[dict[str, Any]]:
         for index, output in sorted(self._generation.outputs.items()):
@@ -123,7 +114,7 @@ class ChatAnswer:
 
     def begin(self) -> bytes:
         delta = {"role": "assistant", "content": ""}
-        return b"".join(self._event(self._choice(index, delta)) for index in range(len(self._parsers)))
+        return b"".join(self._event([self._choice(index, delta)]) for index in range(len(self._parsers)))
 
     def delta(self, tokens: Tokens) -> bytes:
         return b"".join([chunk for index, its in tokens.items() for chunk in self._chunks(index, its)])
@@ -137,29 +128,26 @@ class ChatAnswer:
             content, calls = content + rest, calls + more
         chunks = []
         logprobs = self._logprobs.chat(token.logprob for token in tokens) if self._logprobs else None
-        steps = self._trace.steps(tokens) if self._trace else []
+        steps = reports.speculation_trace(tokens, self._traced) if self._traced else []
         if logprobs or steps:
             first = self._choice(index, {"content": content}, logprobs)
-            chunks.append(self._event({**first, "speculation_trace": steps} if steps else first))
+            chunks.append(self._event([{**first, "speculation_trace": steps} if steps else first]))
         elif content:
             chunks.append(self._content_event(index, content))
         for call in calls:
             delta = {"tool_calls": [{"index": self._num_calls[index], **_call_object(call)}]}
             self._num_calls[index] += 1
-            chunks.append(self._event(self._choice(index, delta)))
+            chunks.append(self._event([self._choice(index, delta)]))
         if output is not None:
             last = self._choice(index, {})
             last["finish_reason"] = self._finish_reason(output.finish_reason, self._num_calls[index] > 0)
             last |= {"stop_reason": output.stop_reason, "seed": output.seed}
-            is_all = len(self._generation.outputs) == self._generation.num_choices
-            extra = {"metrics": reports.metrics(self._generation)} if is_all else {}
-            chunks.append(self._event(last, **extra))
+            extra = {"metrics": reports.metrics(self._generation)} if self._generation.is_complete else {}
+            chunks.append(self._event([last], **extra))
         return chunks
 
     def end(self) -> bytes:
-        usage = b""
-        if self._includes_usage:
-            usage = event({**self._head("chat.completion.chunk"), "choices": [], **self._totals()})
+        usage = self._event([], **reports.totals(self._generation)) if self._includes_usage else b""
         return usage + b"data: [DONE]\n\n"
 
     def failure(self, error: ApiError) -> bytes:
@@ -168,13 +156,13 @@ class ChatAnswer:
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
 
-    def _event(self, choice: dict[str, Any], **extra: Any) -> bytes:
-        return event({**self._head("chat.completion.chunk"), "choices": [choice], **extra})
+    def _event(self, choices: list[dict[str, Any]], **extra: Any) -> bytes:
+        return event({**self._head("chat.completion.chunk"), "choices": choices, **extra})
 
     def _content_event(self, index: int, content: str) -> bytes:
         """What nearly all events of a stream are: only the text differs, so only the text is written as JSON anew."""
         if index not in self._frames:
-            marked = self._event(self._choice(index, {"content": _MARK}))
+            marked = self._event([self._choice(index, {"content": _MARK})])
             head, _, tail = marked.partition(json_bytes(_MARK))
             self._frames[index] = head, tail
         head, tail = self._frames[index]
@@ -185,9 +173,6 @@ class ChatAnswer:
 
     def _finish_reason(self, reason: str, has_calls: bool) -> str:
         return "tool_calls" if has_calls and reason == "stop" and not self._tools.named else reason
-
-    def _totals(self) -> dict[str, Any]:
-        return {"usage": reports.usage(self._generation), "metrics": reports.metrics(self._generation)}
 
 
 def _call_object(call: ToolCall) -> dict[str, Any]:

@@ -11,14 +11,7 @@ from starlette.responses import Response
 from foredraft.server import reports
 from foredraft.server.bodies import BodyRoute, Many
 from foredraft.server.errors import ApiError, error_object, not_supported
-from foredraft.server.fields import (
-    OpenAISampling,
-    check_common,
-    check_count,
-    check_stream_options,
-    make_params,
-    spec_of,
-)
+from foredraft.server.fields import OpenAISampling, check_count
 from foredraft.server.generation import Generation, Tokens, begin
 from foredraft.server.reports import Logprobs
 from foredraft.server.service import Prompt, service_of
@@ -42,8 +35,7 @@ class CompletionRequest(OpenAISampling):
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Continue one prompt or several."""
     service = service_of(request)
-    priority = check_common(service, body)
-    check_stream_options(body)
+    body.check_common(service)
     if body.echo:
         raise not_supported("echo", "put the prompt in front of the answer yourself")
     if body.suffix is not None:
@@ -52,10 +44,8 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
         raise not_supported("best_of", "use n, and choose among its answers")
     prompts = _prompts(body.prompt)
     check_count(service.limits.max_prompts, "prompt", prompts)
-    fields = {**body.sampling(), "logprobs": body.logprobs, "grammar": body.grammar}
-    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    params = make_params(service, max_tokens, fields)
-    generation = await begin(service, request, prompts, params, spec_of(service, body), priority)
+    params = body.sampling_params(service, DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens)
+    generation = await begin(service, request, body, prompts, params)
     logprobs = None if body.logprobs is None else Logprobs(service.llm.tokenizer, body.logprobs)
     answer = CompletionAnswer(generation, service.name, logprobs, body.includes_usage)
     return await respond(generation, answer, service.limits, body.stream)
@@ -94,7 +84,7 @@ class CompletionAnswer:
             }
             for index, output in sorted(self._generation.outputs.items())
         )
-        return {**self._head, "choices": choices, **self._totals()}
+        return {**self._head, "choices": choices, **reports.totals(self._generation)}
 
     def begin(self) -> bytes:
         return b""
@@ -116,16 +106,16 @@ class CompletionAnswer:
         }
         if last.output is not None:
             choice |= {"stop_reason": last.output.stop_reason, "seed": last.output.seed}
-        is_all = len(self._generation.outputs) == self._generation.num_choices
-        extra = {"metrics": reports.metrics(self._generation)} if last.output is not None and is_all else {}
-        return event({**self._head, "choices": [choice], **extra})
+        is_end = last.output is not None and self._generation.is_complete
+        extra = {"metrics": reports.metrics(self._generation)} if is_end else {}
+        return self._event([choice], **extra)
 
     def end(self) -> bytes:
-        usage = event({**self._head, "choices": [], **self._totals()}) if self._includes_usage else b""
+        usage = self._event([], **reports.totals(self._generation)) if self._includes_usage else b""
         return usage + b"data: [DONE]\n\n"
+
+    def _event(self, choices: list[dict[str, Any]], **extra: Any) -> bytes:
+        return event({**self._head, "choices": choices, **extra})
 
     def failure(self, error: ApiError) -> bytes:
         return event(error_object(PATH, error)) + b"data: [DONE]\n\n"
-
-    def _totals(self) -> dict[str, Any]:
-        return {"usage": reports.usage(self._generation), "metrics": reports.metrics(self._generation)}

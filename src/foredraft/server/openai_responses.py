@@ -12,14 +12,7 @@ from foredraft.server import reports
 from foredraft.server.bodies import BodyRoute, Many, RequestModel
 from foredraft.server.constraint import JsonSchema, ResponseFormat, grammar_of
 from foredraft.server.errors import ApiError, error_object, not_supported
-from foredraft.server.fields import (
-    GenerationRequest,
-    check_common,
-    check_count,
-    make_params,
-    sampling_fields,
-    spec_of,
-)
+from foredraft.server.fields import GenerationRequest, check_count
 from foredraft.server.generation import Generation, Tokens, begin
 from foredraft.server.messages import ChatMessage, TextPart, conversation
 from foredraft.server.service import service_of
@@ -62,7 +55,7 @@ class ResponsesRequest(GenerationRequest):
 async def create_response(body: ResponsesRequest, request: Request) -> Response:
     """Answer an input. Nothing is stored."""
     service = service_of(request)
-    priority = check_common(service, body)
+    body.check_common(service)
     if body.previous_response_id is not None:
         raise not_supported("previous_response_id", "nothing is stored, so send the whole conversation as input")
     if body.background:
@@ -71,11 +64,12 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
         raise not_supported("tools", "use /v1/chat/completions for them")
     messages = _messages(body)
     check_count(service.limits.max_messages, "input", messages)
-    fields = {**sampling_fields(body), "seed": body.seed, "stop": body.stop}
-    grammar = grammar_of(body.grammar, _response_format(body), ToolChoice())
-    params = make_params(service, body.max_output_tokens, {**fields, "grammar": grammar})
-    prompt = conversation(service, messages, None, ToolChoice())
-    generation = await begin(service, request, [prompt], params, spec_of(service, body), priority)
+    wanted = body.text.format if body.text else None
+    response_format = ResponseFormat(type=wanted.type, json_schema=wanted) if wanted else None
+    grammar = grammar_of(body.grammar, response_format, ToolChoice())
+    params = body.sampling_params(service, body.max_output_tokens, grammar=grammar)
+    prompt = conversation(service, messages)
+    generation = await begin(service, request, body, [prompt], params)
     answer = ResponsesAnswer(generation, service.name, body)
     return await respond(generation, answer, service.limits, body.stream)
 
@@ -89,13 +83,6 @@ def _messages(body: ResponsesRequest) -> list[ChatMessage]:
             raise not_supported(f"input[{place}]", "an item must be a message with a role and a content")
         messages.append(ChatMessage(role=item.role, content=item.content))
     return messages
-
-
-def _response_format(body: ResponsesRequest) -> ResponseFormat | None:
-    wanted = body.text.format if body.text else None
-    if wanted is None:
-        return None
-    return ResponseFormat(type=wanted.type, json_schema=wanted)
 
 
 class ResponsesAnswer:

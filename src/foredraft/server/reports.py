@@ -10,7 +10,7 @@ from typing import Any
 from foredraft.control.economics import quotient
 from foredraft.models.tokenizer import Tokenizer
 from foredraft.server.generation import Generation
-from foredraft.types import TARGET, CompletionOutput, TokenLogprob
+from foredraft.types import TARGET, CompletionOutput, TokenEvent, TokenLogprob
 
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity
 
@@ -23,6 +23,11 @@ def usage(generation: Generation) -> dict[str, Any]:
         "total_tokens": generation.num_prompt_tokens + completion,
         "prompt_tokens_details": {"cached_tokens": generation.num_cached_tokens},
     }
+
+
+def totals(generation: Generation) -> dict[str, Any]:
+    """The response fields `usage` and `metrics`."""
+    return {"usage": usage(generation), "metrics": metrics(generation)}
 
 
 def metrics(generation: Generation) -> dict[str, Any]:
@@ -61,6 +66,26 @@ def speculative_decoding(outputs: Sequence[CompletionOutput]) -> dict[str, Any]:
         "decisions": dict(decisions),
         "time_saved_s": sum(m.saved_time_s for m in each),
     }
+
+
+def speculation_trace(events: Iterable[TokenEvent], tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """The field of a stream's chunks for requests that want it: steps as JSON. The texts of a step's tokens add up to
+    what the answer shows; those of a draft are its tokens."""
+    steps: list[dict[str, Any]] = []
+    for event in events:
+        if (draft := event.draft) is not None:
+            written = {
+                "tokens": [tokenizer.own_text(token) for token in draft.tokens],
+                "parents": list(draft.parents),
+                "scores": [round(score, 4) for score in draft.scores],
+                "origins": list(draft.origin),
+            }
+            accepted, reasons = list(event.accepted), list(event.reasons)
+            steps.append({"tokens": [], "draft": written, "accepted": accepted, "reasons": reasons})
+        if event.token_id is not None:
+            token = {"id": event.token_id, "text": event.text, "origin": event.origin}
+            steps[-1]["tokens"].append(token)
+    return steps
 
 
 def _sums(lists: Iterable[list[int]]) -> list[int]:

@@ -1,21 +1,67 @@
-"""From a loaded model to a listening server."""
+"""From a loaded model to a listening server, and to its end: what SIGTERM does to a server that people use."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import signal
 import socket
 from collections.abc import Callable, Iterable
+from types import FrameType
 
 import uvicorn
 
 from foredraft.errors import InvalidParameter
 from foredraft.server.app import make_app
-from foredraft.server.lifecycle import DrainingServer
 from foredraft.server.protocol import bounded_protocol
 from foredraft.server.service import Service
 from foredraft.server.sites import LOCAL, Sites
 
+log = logging.getLogger(__name__)
+
 BACKLOG = 2048
+_LOOK_AGAIN_S = 0.05
+
+
+class DrainingServer(uvicorn.Server):
+    """On the first signal readiness becomes 503 and what runs is finished; on the second everything ends at once."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self.on_ready: Callable[[], None] = lambda: None  # called once requests are taken
+        self._service = service
+        self._draining: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self.on_ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._service.is_draining or not self.started:
+            self.should_exit = self.force_exit = True
+            return
+        self._service.is_draining = True
+        log.info(
+            "%s: finishing %d running requests; a second signal stops at once.",
+            signal.Signals(sig).name,
+            self._service.num_answering,
+        )
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._service.is_draining and self._draining is None:
+            self._draining = asyncio.create_task(self._drain())
+        return await super().on_tick(counter)
+
+    async def _drain(self) -> None:
+        try:
+            async with asyncio.timeout(self._service.limits.drain_timeout_s):
+                while self._service.num_answering:
+                    await asyncio.sleep(_LOOK_AGAIN_S)
+        except TimeoutError:
+            log.warning("%d requests did not end in time and are aborted.", self._service.num_answering)
+            self.force_exit = True
+        self.should_exit = True
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -55,18 +101,10 @@ def make_server(
         timeout_keep_alive=5,
         timeout_graceful_shutdown=1,  # nothing but idle connections is left when the server has drained
     )
-    return DrainingServer(config, service.lifecycle, limits.drain_timeout_s)
+    return DrainingServer(config, service)
 
 
 def serve(server: DrainingServer, listener: socket.socket, on_ready: Callable[[], None]) -> None:
     """Until a signal comes."""
-
-    async def main() -> None:
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        while not server.started and not serving.done():
-            await asyncio.sleep(0.01)
-        if server.started:
-            on_ready()
-        await serving
-
-    asyncio.run(main())
+    server.on_ready = on_ready
+    server.run(sockets=[listener])

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
 
 from foredraft.engine.async_engine import AsyncEngine
+from foredraft.errors import ForedraftError
 from foredraft.llm import LLM
 from foredraft.proposers.allowed_specs import AllowedSpecs
 from foredraft.proposers.registry import Spec, parse_spec
-from foredraft.server.errors import ApiError
-from foredraft.server.lifecycle import Lifecycle
+from foredraft.server.errors import ApiError, bad_request
 from foredraft.server.limits import Limits
 from foredraft.server.metrics import Metrics
 
@@ -37,32 +37,47 @@ class Conversation:
 Prompt = str | list[int] | Conversation
 
 
-@dataclass(frozen=True)
 class Service:
     """One served model. `names` are those that requests may use for it, the first is the one that answers carry.
-    `given_name` is how the operator named it, perhaps a path: requests may use it too, and nobody is told of it."""
+    `given_name` is how the operator named it, perhaps a path: requests may use it too, and nobody is told of it.
+    `label` tells this server's metrics from those of its replicas."""
 
-    llm: LLM
-    engine: AsyncEngine
-    names: tuple[str, ...]
-    specs: AllowedSpecs
-    default_spec: Spec
-    limits: Limits
-    metrics: Metrics
-    honours_priority: bool = False
-    shares_answers: bool = False  # among all requests without a `cache_salt`
-    given_name: str = ""
-    started: int = field(default_factory=lambda: int(time.time()))
-    lifecycle: Lifecycle = field(default_factory=Lifecycle)
-    tokenising: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_TOKENISING_AT_ONCE))
-    recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=32))  # how long the last requests took
+    def __init__(
+        self,
+        llm: LLM,
+        names: Iterable[str],
+        limits: Limits,
+        allowed_specs: Iterable[str] = DEFAULT_SPECS,
+        honours_priority: bool = False,
+        label: str = "0",
+        shares_answers: bool = False,
+        given_name: str = "",
+    ) -> None:
+        """Starts the engine's thread and the rendering of conversations. The default spec is the LLM's own and is
+        always allowed."""
+        self.specs = AllowedSpecs((llm.spec, *allowed_specs))
+        llm.tokenizer.warm_chat()
+        self.llm = llm
+        self.engine = AsyncEngine(llm.engine, self._encode, limits.max_waiting)
+        self.names = tuple(names)
+        self.limits = limits
+        self.metrics = Metrics(self.name, self.engine.stats, label)
+        self.honours_priority = honours_priority
+        self.shares_answers = shares_answers  # among all requests without a `cache_salt`
+        self.started = int(time.time())
+        self.is_draining = False  # from SIGTERM on; no request may begin any more
+        self.num_answering = 0  # requests
+        self.tokenising = asyncio.Semaphore(_TOKENISING_AT_ONCE)
+        self.recent_s: deque[float] = deque(maxlen=32)  # how long the last requests took
+        self._default_spec = parse_spec(llm.spec)
+        self._given_name = given_name
 
     @property
     def name(self) -> str:
         return self.names[0]
 
     def has_name(self, name: str) -> bool:
-        return name in self.names or name == self.given_name
+        return name in self.names or name == self._given_name
 
     def check_model(self, name: str | None) -> None:
         if name is not None and not self.has_name(name):
@@ -74,52 +89,29 @@ class Service:
             )
 
     def spec(self, text: str | None) -> Spec:
-        """The speculation that a request names, if it may; raises InvalidSpec."""
-        return self.default_spec if text is None else self.specs.check(text)
+        """The speculation that a request names; raises ApiError for one that is none or that is not allowed."""
+        try:
+            return self._default_spec if text is None else self.specs.check(text)
+        except ForedraftError as error:
+            raise bad_request(str(error), "spec") from error
 
     def retry_after_s(self) -> int:
         """When a place may be free: about as long as the requests in front take that wait now."""
         stats = self.engine.stats()
-        mean = sum(self.recent_s) / len(self.recent_s) if self.recent_s else 1.0
-        rounds = 1 + stats.waiting / max(1, stats.running)
-        return max(1, min(_LONGEST_RETRY_S, round(mean * rounds)))
+        return retry_after_s(self.recent_s, 1 + stats.waiting / max(1, stats.running))
 
-
-def make_service(
-    llm: LLM,
-    names: Iterable[str],
-    limits: Limits,
-    allowed_specs: Iterable[str] = DEFAULT_SPECS,
-    honours_priority: bool = False,
-    label: str = "0",
-    shares_answers: bool = False,
-    given_name: str = "",
-) -> Service:
-    """Starts the engine's thread and the rendering of conversations. The default spec is the LLM's own and is always
-    allowed. `label` tells this server's metrics from those of its replicas."""
-
-    def encode(prompt: Prompt) -> list[int]:
+    def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, Conversation):
-            return llm.tokenizer.encode_chat(prompt.messages, prompt.tools, llm.max_model_len)
+            return self.llm.tokenizer.encode_chat(prompt.messages, prompt.tools, self.llm.max_model_len)
         if isinstance(prompt, str):
-            return llm.tokenizer.encode(prompt, max_tokens=llm.max_model_len)
+            return self.llm.tokenizer.encode(prompt, max_tokens=self.llm.max_model_len)
         return prompt
 
-    llm.tokenizer.warm_chat()
-    engine = AsyncEngine(llm.engine, encode, limits.max_waiting)
-    served = tuple(names)
-    return Service(
-        llm=llm,
-        engine=engine,
-        names=served,
-        specs=AllowedSpecs((llm.spec, *allowed_specs)),
-        default_spec=parse_spec(llm.spec),
-        limits=limits,
-        metrics=Metrics(served[0], engine.stats, label),
-        honours_priority=honours_priority,
-        shares_answers=shares_answers,
-        given_name=given_name,
-    )
+
+def retry_after_s(recent_s: Collection[float], rounds: float = 1.0) -> int:
+    """What `rounds` requests take one after the other, if they are like the last ones."""
+    mean = sum(recent_s) / len(recent_s) if recent_s else 1.0
+    return max(1, min(_LONGEST_RETRY_S, round(mean * rounds)))
 
 
 def public_name(model: str) -> str:

@@ -57,26 +57,33 @@ class EventStream(Response):
         self._generation = generation
         self._answer = answer
         self._limits = limits
-        self._watchdog = Watchdog(limits.write_timeout_s, limits.tick_s)
+        self._loop = asyncio.get_running_loop()
+        self._write_began_s = inf  # when the write began that is under way
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # A task of its own: a token then does not pass through every layer of the application.
+        writing = asyncio.create_task(self._write_all(send))
         try:
-            # A task of its own: a token then does not pass through every layer of the application.
-            await asyncio.create_task(self._write_all(send))
+            while not writing.done():  # to look now and then costs less than a timeout for every write
+                await asyncio.wait([writing], timeout=self._limits.tick_s)
+                if self._loop.time() - self._write_began_s >= self._limits.write_timeout_s:
+                    return
+            writing.result()  # raises what went wrong
         finally:
+            writing.cancel()
+            await asyncio.wait([writing])
             await self._generation.close()
 
     async def _write_all(self, send: Send) -> None:
-        with self._watchdog:
-            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-            try:
-                last = await self._write_tokens(send)
-            except ApiError as error:
-                last = self._answer.failure(error)
-            except Exception:
-                await self._write(send, self._answer.failure(failure()), more=False)
-                raise
-            await self._write(send, last, more=False)
+        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        try:
+            last = await self._write_tokens(send)
+        except ApiError as error:
+            last = self._answer.failure(error)
+        except Exception:
+            await self._write(send, self._answer.failure(failure()), more=False)
+            raise
+        await self._write(send, last, more=False)
 
     async def _write_tokens(self, send: Send) -> bytes:
         """Returns the events that are left to write."""
@@ -94,40 +101,9 @@ class EventStream(Response):
 
     async def _write(self, send: Send, chunk: bytes, more: bool = True) -> None:
         if chunk or not more:
-            self._watchdog.started_s = self._watchdog.loop.time()
+            self._write_began_s = self._loop.time()
             await send({"type": "http.response.body", "body": chunk, "more_body": more})
-            self._watchdog.started_s = inf
-
-
-class Watchdog:
-    """Ends the block that it guards when something that was started takes too long. Looking now and then costs less
-    than a timeout for every write."""
-
-    def __init__(self, limit_s: float, tick_s: float) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.started_s = inf  # when what is under way was started
-        self._limit_s = limit_s
-        self._tick_s = tick_s
-        self._has_bitten = False
-
-    def __enter__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task = task
-        self._timer = self.loop.call_later(self._tick_s, self._look)
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        self._timer.cancel()
-        if not self._has_bitten:
-            return False
-        return self._task.uncancel() == 0 and kind is asyncio.CancelledError
-
-    def _look(self) -> None:
-        if self.loop.time() - self.started_s >= self._limit_s:
-            self._has_bitten = True
-            self._task.cancel()
-        else:
-            self._timer = self.loop.call_later(self._tick_s, self._look)
+            self._write_began_s = inf
 
 
 def portions(tokens: Tokens) -> Iterator[Tokens]:

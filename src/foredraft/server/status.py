@@ -27,7 +27,7 @@ async def health(request: Request) -> Response:
 async def ready(request: Request) -> Response:
     """200 while new requests are taken; 503 once the server is about to stop."""
     service = service_of(request)
-    takes = service.engine.is_alive and not service.lifecycle.is_draining
+    takes = service.engine.is_alive and not service.is_draining
     return json_response({"status": "ready" if takes else "draining"}, 200 if takes else 503)
 
 
@@ -56,7 +56,7 @@ async def stats(request: Request) -> Response:
             "allowed_specs": service.specs.entries,
             "running": load.running,
             "waiting": load.waiting,
-            "kv_use": 1 - load.free_blocks / load.num_blocks,
+            "kv_use": load.kv_use,
             "steps": load.num_steps,
         }
     )

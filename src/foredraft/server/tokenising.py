@@ -11,10 +11,9 @@ from starlette.responses import Response
 from foredraft.errors import ForedraftError
 from foredraft.server.bodies import BodyRoute, Many, RequestModel
 from foredraft.server.errors import ApiError, as_api_error, bad_request, json_response
-from foredraft.server.fields import check_count
+from foredraft.server.fields import check_at_most, check_count
 from foredraft.server.messages import ChatMessage, conversation
 from foredraft.server.service import Conversation, Service, service_of
-from foredraft.server.tools import ToolChoice
 
 router = APIRouter(route_class=BodyRoute)
 
@@ -40,7 +39,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         raise bad_request("Give either prompt or messages.", "prompt")
     if body.messages is not None:
         check_count(service.limits.max_messages, "messages", body.messages)
-        tokens = await encode(service, conversation(service, body.messages, None, ToolChoice()))
+        tokens = await encode(service, conversation(service, body.messages))
     else:
         tokens = await encode(service, body.prompt or "", body.add_special_tokens is not False)
     return json_response({"count": len(tokens), "max_model_len": service.llm.max_model_len, "tokens": tokens})
@@ -51,9 +50,8 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     """The text of token ids."""
     service = service_of(request)
     service.check_model(body.model)
-    vocab, most = service.llm.model_config.vocab_size, service.limits.max_tokenised
-    if len(body.tokens) > most:
-        raise bad_request(f"tokens has {len(body.tokens)} entries; at most {most} are allowed.", "tokens")
+    vocab = service.llm.model_config.vocab_size
+    check_at_most(service.limits.max_tokenised, "tokens", body.tokens)
     if min(body.tokens, default=0) < 0 or max(body.tokens, default=0) >= vocab:
         raise bad_request(f"tokens has ids that the model does not have; allowed are 0 to {vocab - 1}.", "tokens")
     text = await asyncio.to_thread(service.llm.tokenizer.decode, body.tokens, skip_special_tokens=False)

@@ -17,6 +17,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 from starlette.applications import Starlette
 from starlette.types import Message
 
+from foredraft.config import EngineConfig
 from foredraft.errors import Overloaded
 from foredraft.integrations.ray_serve.forwarding import ForwardedRequest, answer
 from foredraft.integrations.ray_serve.gateway import ReplicaLost, make_gateway
@@ -24,7 +25,7 @@ from foredraft.integrations.ray_serve.options import FleetOptions
 from foredraft.integrations.ray_serve.prefix_table import PrefixTable
 from foredraft.llm import LLM
 from foredraft.server.app import make_app
-from foredraft.server.service import make_service
+from foredraft.server.service import Service
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -68,22 +69,10 @@ class Replica:
 
     def __init__(self, options: FleetOptions) -> None:
         _log_to_stderr()
-        self._llm = LLM(
-            options.model,
-            spec=options.spec,
-            head=options.head,
-            dtype=options.dtype,
-            activations=options.activations,
-            device=options.device,
-            exact=options.exact,
-            threads=options.threads,
-            max_num_seqs=options.max_num_seqs,
-            max_model_len=options.max_model_len,
-            kv_cache_tokens=options.kv_cache_tokens,
-        )
+        llm = LLM(**options.model_dump(include={"model", "spec", *EngineConfig.__dataclass_fields__}))
         gc.freeze()  # a full collection would go through all of torch in the middle of a request
-        self._service = make_service(
-            self._llm,
+        self._service = Service(
+            llm,
             options.names,
             options.limits,
             options.allowed_specs,

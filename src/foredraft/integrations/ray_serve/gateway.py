@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
+from functools import partial
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
@@ -17,20 +18,28 @@ from starlette.routing import Mount, Route
 from starlette.types import Message, Receive, Scope, Send
 
 from foredraft.errors import Overloaded
-from foredraft.integrations.ray_serve.fleet_metrics import merged
 from foredraft.integrations.ray_serve.forwarding import ForwardedRequest
 from foredraft.integrations.ray_serve.options import FleetOptions
 from foredraft.integrations.ray_serve.prefix_table import prefix_names
 from foredraft.server.auth import Auth, key_of
 from foredraft.server.body_limit import BodyLimit
-from foredraft.server.errors import ANTHROPIC_PATHS, ApiError, error_object, error_response, failure, json_response
+from foredraft.server.errors import (
+    ANTHROPIC_PATHS,
+    ApiError,
+    as_api_error,
+    error_object,
+    error_response,
+    failure,
+    json_response,
+)
+from foredraft.server.metrics import labelled
+from foredraft.server.service import retry_after_s
 from foredraft.server.sites import site_middleware
 from foredraft.server.sse import event
 
 log = logging.getLogger(__name__)
 
 _ATTEMPTS = 3  # replicas that a request is handed to before its client is told
-_LONGEST_RETRY_S = 60
 _LOST = "The replica that wrote this answer is gone; send the request again."
 
 
@@ -58,19 +67,12 @@ class Gateway:
         self._replicas = replicas
         self._shares_answers = shares_answers
         self._recent_s: deque[float] = deque(maxlen=64)  # how long the last answers took
-        registry = self._registry = CollectorRegistry()
-        labels = ("gateway",)
-        self._num_replicas = Gauge("foredraft:replicas", "Replicas that answered.", labels, registry=registry)
-        self._retried = Counter(
-            "foredraft:requests_retried", "Requests handed to another replica.", labels, registry=registry
-        )
-        self._lost = Counter("foredraft:requests_lost", "Answers that a replica broke off.", labels, registry=registry)
-        self._refused = Counter(
-            "foredraft:gateway_refused", "Requests that no replica had room for.", labels, registry=registry
-        )
-        self._labels = (label,)
-        for metric in (self._num_replicas, self._retried, self._lost, self._refused):
-            metric.labels(label)  # shown from the first moment on, as 0
+        self._registry = CollectorRegistry()
+        own = partial(labelled, self._registry, {"gateway": label})
+        self._num_replicas = own(Gauge, "foredraft:replicas", "Replicas that answered.")
+        self._retried = own(Counter, "foredraft:requests_retried", "Requests handed to another replica.")
+        self._lost = own(Counter, "foredraft:requests_lost", "Answers that a replica broke off.")
+        self._refused = own(Counter, "foredraft:gateway_refused", "Requests that no replica had room for.")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The body is complete in the first message: BodyLimit sees to that."""
@@ -97,7 +99,7 @@ class Gateway:
 
     async def metrics(self, request: Request) -> Response:
         pages = await self._replicas.metrics()
-        self._num_replicas.labels(*self._labels).set(len(pages))
+        self._num_replicas.set(len(pages))
         page = merged([*pages, generate_latest(self._registry).decode()])
         return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -114,7 +116,7 @@ class Gateway:
         begun again elsewhere."""
         for attempt in range(_ATTEMPTS):
             if attempt:
-                self._retried.labels(*self._labels).inc()
+                self._retried.inc()
             start: Message | None = None
             try:
                 async for messages in self._replicas.forward(request):
@@ -123,22 +125,15 @@ class Gateway:
                         await send(message)
                 return
             except Overloaded as error:
-                self._refused.labels(*self._labels).inc()
-                raise ApiError(
-                    429, str(error), code="rate_limit_exceeded", retry_after_s=self._retry_after_s()
-                ) from error
+                self._refused.inc()
+                raise as_api_error(error, retry_after_s(self._recent_s)) from error
             except ReplicaLost:
                 if start is not None:
-                    self._lost.labels(*self._labels).inc()
+                    self._lost.inc()
                     await _break_off(request.path, start, send)
                     return
         log.error("%d replicas died over a request to %s.", _ATTEMPTS, request.path)
         raise failure()
-
-    def _retry_after_s(self) -> int:
-        """When a place may be free: as long as answers take now."""
-        mean = sum(self._recent_s) / len(self._recent_s) if self._recent_s else 1.0
-        return max(1, min(_LONGEST_RETRY_S, round(mean)))
 
 
 async def _break_off(path: str, start: Message, send: Send) -> None:
@@ -153,6 +148,26 @@ async def _break_off(path: str, start: Message, send: Send) -> None:
     else:
         last = event(error) + b"data: [DONE]\n\n"
     await send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+def merged(pages: Iterable[str]) -> str:
+    """The metrics of all replicas as one page: the samples of all pages by family, as the text format wants it. Samples
+    must differ in a label, such as `engine`, which names the replica."""
+    heads: dict[str, list[str]] = {}
+    samples: dict[str, list[str]] = {}
+    for page in pages:
+        family, is_new = "", False
+        for line in page.splitlines():
+            if line.startswith("# HELP "):
+                family = line.split(" ", 3)[2]
+                is_new = family not in heads
+                heads.setdefault(family, [])
+                samples.setdefault(family, [])
+            if not line.startswith("#"):
+                samples[family].append(line)
+            elif is_new:
+                heads[family].append(line)
+    return "".join(f"{line}\n" for family in heads for line in (*heads[family], *samples[family]))
 
 
 def make_gateway(replicas: Replicas, options: FleetOptions, label: str) -> Starlette:
