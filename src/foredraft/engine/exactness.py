@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import Backend, LayerKV
+from foredraft.backends.base import Backend
 from foredraft.backends.row_tiles import add_bits, agreeing_row_counts, refusal, set_tiles
 from foredraft.backends.torch import TorchBackend
 from foredraft.batch import pack
@@ -25,6 +25,7 @@ from foredraft.errors import InvalidParameter
 from foredraft.models.decoder import Decoder
 from foredraft.models.rope import rope_table
 from foredraft.params import SamplingParams
+from foredraft.runtime.kv import TARGET_GROUP, KVCache
 from foredraft.runtime.runner import Runner
 from foredraft.types import Draft, Sequence, Work
 
@@ -56,9 +57,7 @@ def ensure_exact(backend: Backend, decoder: Decoder, dtype: str, cache_file: Pat
         return ExactReport(known, from_cache=True)
     counts = agreeing_row_counts(backend, decoder.linears)
     set_tiles(backend, counts)
-    if not _enough(backend, counts):
-        raise InvalidParameter(refusal(backend))
-    if not layers_agree(backend, decoder):
+    if not _enough(backend, counts) or not layers_agree(backend, decoder):
         raise InvalidParameter(refusal(backend))
     disk_cache.write(cache_file, key, list(counts))
     return ExactReport(counts, from_cache=False)
@@ -110,16 +109,15 @@ class _Scene:
         rope = rope_table(config, _TOKENS).to(backend.device)  # the decoder's own may be shorter
         few = replace(decoder, layers=decoder.layers[:_LAYERS], rope=rope)
         count, blocks = 1 + others, -(-(_TOKENS + 2 * _TREE) // self.block_size)
-        slots = (count * blocks * self.block_size, config.num_kv_heads, config.head_dim)
-
-        def side() -> Tensor:
-            return torch.zeros(slots, dtype=backend.kv_dtype, device=backend.device)
-
-        self.runner = Runner(few, backend, [LayerKV(side(), side()) for _ in few.layers])
+        of_layers = replace(config, num_layers=len(few.layers))
+        kv = KVCache(count * blocks, self.block_size).add_group(TARGET_GROUP, of_layers, backend)
+        self.runner = Runner(few, backend, kv)
         generator = torch.Generator().manual_seed(2)
         texts = [torch.randint(config.vocab_size, (_TOKENS,), generator=generator).tolist() for _ in range(count)]
+        tables = [list(range(place, count * blocks, count))[::-1] for place in range(count)]
         self.sequences = [
-            _sequence(text, list(range(place, count * blocks, count))[::-1]) for place, text in enumerate(texts)
+            Sequence(0, "", 0, text, len(text), _ALL_LOGITS, 0, 1, block_table=table)
+            for text, table in zip(texts, tables, strict=True)
         ]
 
     def logits(self, works: list[Work]) -> Tensor:
@@ -165,7 +163,3 @@ def _bits(row: Tensor) -> bytes:
     digest = hashlib.sha256()
     add_bits(digest, row)
     return digest.digest()
-
-
-def _sequence(tokens: list[int], block_table: list[int]) -> Sequence:
-    return Sequence(0, "", 0, list(tokens), len(tokens), _ALL_LOGITS, 0, 1, block_table=block_table)
