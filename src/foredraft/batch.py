@@ -70,24 +70,23 @@ class ForwardBatch:
         """The slot of every key that a row sees, in sequence order: [rows, max_keys] int64. Beyond its last key a row
         repeats its own first key, so that whoever masks those never touches another sequence's memory."""
         order = torch.arange(self.max_keys, device=self.positions.device)[None, :]
-        order = torch.where(order < self.key_counts[:, None], order, 0)
-        beyond = (order - self.prefix_lens[:, None]).clamp(min=0)
-        drafted = self.paths.gather(1, beyond) if self.paths.shape[1] else order
-        offsets = torch.where(order < self.prefix_lens[:, None], order, drafted)
-        blocks = self.block_tables[self.sequences[:, None], offsets // self.block_size]
-        return blocks.long() * self.block_size + offsets % self.block_size
+        return self._slots_of(torch.where(order < self.key_counts[:, None], order, 0), self.prefix_lens[:, None])
 
     @property
     def previous_slots(self) -> Tensor:
         """The slot of the key before a row's own, in sequence order: [rows] int64. Rows without one, such as those that
         only fill a plan up, get the first slot of their sequence: their paths may be those of an earlier batch."""
-        order = (self.key_counts - 2).clamp(min=0)
+        order = (self.key_counts - 2).clamp(min=0)[:, None].long()
+        return self._slots_of(order, self.prefix_lens.masked_fill(self.key_counts < 2, 1)[:, None])[:, 0]
+
+    def _slots_of(self, order: Tensor, prefix_lens: Tensor) -> Tensor:
+        """The slots of some keys of every row, [rows, keys] int64. Keys are counted in sequence order; behind the
+        first `prefix_lens` [rows, 1] of them come those on the row's path."""
         offsets = order
         if self.paths.shape[1]:
-            beyond = (order - self.prefix_lens).clamp(min=0).long()
-            drafted = self.paths.gather(1, beyond[:, None])[:, 0]
-            offsets = torch.where((order < self.prefix_lens) | (self.key_counts < 2), order, drafted)
-        blocks = self.block_tables[self.sequences, offsets // self.block_size]
+            drafted = self.paths.gather(1, (order - prefix_lens).clamp(min=0))
+            offsets = torch.where(order < prefix_lens, order, drafted)
+        blocks = self.block_tables[self.sequences[:, None], offsets // self.block_size]
         return blocks.long() * self.block_size + offsets % self.block_size
 
 
