@@ -48,7 +48,7 @@ def check(batch: ForwardBatch, plan: Plan) -> None:
         wanted = batch.key_slots[row, : int(batch.positions[row]) + 1].tolist()
         assert key_slots(plan, row) == wanted, row
     views = [view for view in (plan.split, plan.whole) if view is not None]
-    attending = sorted(int(row) for view in views for row in view.rows[: int(view.groups[-1])])
+    attending = sorted(int(row) for view in views for row in view.rows[: int(view.bounds[-1])])
     assert attending == list(range(batch.num_rows)), "every row is in one view, and padding in none"
     assert torch.equal(plan.slots[: batch.num_rows], batch.slots)
     assert (plan.slots[batch.num_rows :] == -1).all()

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from foredraft.backends.base import AttentionShape, LayerKV
 from foredraft.backends.cuda.launch import begin, options, prefetch, stored_as_bfloat16
+from foredraft.batch import ForwardBatch
 
 KEY_BLOCK = 128
 _LOG2_E = 1.4426950408889634
@@ -33,23 +34,16 @@ _NOTHING = tl.constexpr(float("-inf"))
 
 
 @dataclass(frozen=True)
-class KeyView:
-    """Which keys rows see (see ForwardBatch; a chain of drafted tokens is better told as a longer prefix). Rows that
+class Groups:
+    """Which rows of a batch attend together. A chain of drafted tokens is better told as a longer prefix. Rows that
     only fill a bucket up have a prefix and a path of length 0.
 
-    `rows` are those that attend, in order of their sequences, and `groups` cuts them into runs of one sequence: run i
-    has rows[groups[i] : groups[i + 1]], at most `rows_together` of them. Runs that only fill up are empty.
+    `rows` are those that attend, in order of their sequences, and `bounds` cuts them into runs of one sequence: run i
+    has rows[bounds[i] : bounds[i + 1]], at most `rows_together` of them. Runs that only fill up are empty.
     """
 
     rows: Tensor  # [n] int32
-    groups: Tensor  # [runs + 1] int32
-    sequences: Tensor  # [rows] int32
-    block_tables: Tensor  # [sequences, blocks] int32
-    prefix_lens: Tensor  # [rows] int32
-    paths: Tensor  # [rows, depth] int32
-    path_lens: Tensor  # [rows] int32
-    block_size: int
-    max_keys: int  # no row sees more
+    bounds: Tensor  # [runs + 1] int32
 
 
 @triton.jit
@@ -286,17 +280,19 @@ def _queries_together(shape: AttentionShape, dtype: torch.dtype, whole: bool) ->
     return max(group, _WHOLE_QUERIES if whole and dtype is not torch.float32 else _SPLIT_QUERIES)
 
 
-def attend_split(q: Tensor, kv: LayerKV, shape: AttentionShape, view: KeyView, out: Tensor) -> None:
-    """For few rows, with any paths: writes view.rows of `out` [rows, heads * head_dim]."""
-    rows, heads = len(view.rows), shape.num_heads
-    blocks = triton.cdiv(view.max_keys, KEY_BLOCK)
+def attend_split(
+    q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch, groups: Groups, out: Tensor
+) -> None:
+    """For few rows, with any paths: writes groups.rows of `out` [rows, heads * head_dim]."""
+    rows, heads = len(groups.rows), shape.num_heads
+    blocks = triton.cdiv(batch.max_keys, KEY_BLOCK)
     d = max(16, triton.next_power_of_2(shape.head_dim))
     highest, total = torch.empty((2, rows, heads, blocks), dtype=torch.float32, device=q.device)
     mixed = torch.empty((rows, heads, blocks, shape.head_dim), dtype=torch.float32, device=q.device)
-    _split_kernel[(len(view.groups) - 1, shape.num_kv_heads, blocks)](
-        *(q, kv.k, kv.v, highest, total, mixed, view.rows, view.groups, view.sequences, view.block_tables),
-        *(view.prefix_lens, view.paths, view.path_lens, view.block_tables.shape[1], view.paths.shape[1]),
-        *(view.block_size, blocks, shape.scale * _LOG2_E),
+    _split_kernel[(len(groups.bounds) - 1, shape.num_kv_heads, blocks)](
+        *(q, kv.k, kv.v, highest, total, mixed, groups.rows, groups.bounds, batch.sequences, batch.block_tables),
+        *(batch.prefix_lens, batch.paths, batch.path_lens, batch.block_tables.shape[1], batch.paths.shape[1]),
+        *(batch.block_size, blocks, shape.scale * _LOG2_E),
         HEADS=heads,
         KV_HEADS=shape.num_kv_heads,
         HEAD_DIM=shape.head_dim,
@@ -310,7 +306,7 @@ def attend_split(q: Tensor, kv: LayerKV, shape: AttentionShape, view: KeyView, o
         **options(q.device),
     )
     _merge_kernel[(rows, heads)](
-        *(highest, total, mixed, out, view.rows, view.prefix_lens, view.path_lens, blocks),
+        *(highest, total, mixed, out, groups.rows, batch.prefix_lens, batch.path_lens, blocks),
         HEADS=heads,
         HEAD_DIM=shape.head_dim,
         D=d,
@@ -322,12 +318,14 @@ def attend_split(q: Tensor, kv: LayerKV, shape: AttentionShape, view: KeyView, o
     )
 
 
-def attend_whole(q: Tensor, kv: LayerKV, shape: AttentionShape, view: KeyView, out: Tensor) -> None:
-    """For many rows of a sequence, without paths: writes view.rows of `out`."""
+def attend_whole(
+    q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch, groups: Groups, out: Tensor
+) -> None:
+    """For many rows of a sequence, without paths: writes groups.rows of `out`."""
     d = max(16, triton.next_power_of_2(shape.head_dim))
-    _whole_kernel[(len(view.groups) - 1, shape.num_kv_heads)](
-        *(q, kv.k, kv.v, out, view.rows, view.groups, view.sequences, view.block_tables, view.prefix_lens),
-        *(view.path_lens, view.block_tables.shape[1], view.block_size, shape.scale * _LOG2_E),
+    _whole_kernel[(len(groups.bounds) - 1, shape.num_kv_heads)](
+        *(q, kv.k, kv.v, out, groups.rows, groups.bounds, batch.sequences, batch.block_tables, batch.prefix_lens),
+        *(batch.path_lens, batch.block_tables.shape[1], batch.block_size, shape.scale * _LOG2_E),
         HEADS=shape.num_heads,
         KV_HEADS=shape.num_kv_heads,
         HEAD_DIM=shape.head_dim,

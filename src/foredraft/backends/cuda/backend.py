@@ -108,9 +108,9 @@ class CudaBackend(Backend):
     def _attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, plan: Plan, dtype: torch.dtype) -> Tensor:
         out = torch.empty_like(q, dtype=dtype)
         if plan.split is not None:
-            attend_split(q, kv, shape, plan.split, out)
+            attend_split(q, kv, shape, plan, plan.split, out)
         if plan.whole is not None:
-            attend_whole(q, kv, shape, plan.whole, out)
+            attend_whole(q, kv, shape, plan, plan.whole, out)
         return out
 
     def gated(self, gate_up: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foredraft.backends.base import AttentionShape
-from foredraft.backends.cuda.attention import KeyView, rows_of_group, rows_together
+from foredraft.backends.cuda.attention import Groups, rows_of_group, rows_together
 from foredraft.backends.cuda.linear import SPLIT_ROWS
 from foredraft.batch import ForwardBatch, PackedBatch
 
@@ -37,10 +37,10 @@ Bucket = tuple[int, int, int, int]  # rows, keys, path length, rows of a group
 
 @dataclass(frozen=True, eq=False)
 class Plan(ForwardBatch):
-    """A batch on the device, once it is uploaded. Each row is in one of the two views of the keys."""
+    """A batch on the device, once it is uploaded. Each row attends with the rows of one of the two."""
 
-    split: KeyView | None
-    whole: KeyView | None
+    split: Groups | None
+    whole: Groups | None
     bucket: Bucket | None  # None: used once, never captured
     staging: _Staging | None  # where the host has written it; None: it is written on the device
 
@@ -54,54 +54,48 @@ class Plan(ForwardBatch):
             self.staging.upload()
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """The arrays of a plan, one behind the other in one buffer."""
-
-    rows: int
-    sequences: int
-    width: int  # of the block tables
-    depth: int  # of the paths
-    split_rows: int
-    split_groups: int
-    whole_rows: int
-    whole_groups: int
-    logits: int
-
-    def fields(self) -> Iterator[tuple[str, type[np.integer[Any]], tuple[int, ...]]]:
-        # Each row of these begins at a multiple of 16 bytes: kernels are compiled anew for pointers that do not.
-        aligned = -(-self.rows // 4) * 4
-        yield "wide", np.int64, (3, aligned)
-        yield "logit_rows", np.int64, (self.logits,)
-        yield "narrow", np.int32, (3, aligned)
-        yield "block_tables", np.int32, (self.sequences, self.width)
-        yield "paths", np.int32, (self.rows, self.depth)
-        yield "split_rows", np.int32, (self.split_rows,)
-        yield "split_groups", np.int32, (self.split_groups + 1,)
-        yield "whole_rows", np.int32, (self.whole_rows,)
-        yield "whole_groups", np.int32, (self.whole_groups + 1,)
-
-
 class _Staging:
-    """A buffer on the host and its copy on the device, and the arrays in both."""
+    """A buffer on the host and its copy on the device, and the arrays in both, one behind the other."""
 
-    def __init__(self, layout: _Layout, device: torch.device) -> None:
-        places: list[tuple[str, type[np.integer[Any]], tuple[int, ...], int, int]] = []
+    def __init__(
+        self,
+        rows: int,
+        depth: int,  # of the paths
+        tables: tuple[int, int],  # sequences, and the width of their block tables
+        split: tuple[int, int],  # rows and groups
+        whole: tuple[int, int],
+        logits: int,
+        device: torch.device,
+    ) -> None:
+        # Each row of these begins at a multiple of 16 bytes: kernels are compiled anew for pointers that do not.
+        aligned = -(-rows // 4) * 4
+        arrays: list[tuple[str, type[np.integer[Any]], tuple[int, ...]]] = [
+            ("wide", np.int64, (3, aligned)),
+            ("logit_rows", np.int64, (logits,)),
+            ("narrow", np.int32, (3, aligned)),
+            ("block_tables", np.int32, tables),
+            ("paths", np.int32, (rows, depth)),
+            ("split_rows", np.int32, (split[0],)),
+            ("split_groups", np.int32, (split[1] + 1,)),
+            ("whole_rows", np.int32, (whole[0],)),
+            ("whole_groups", np.int32, (whole[1] + 1,)),
+        ]
+        places = []
         size = 0
-        for name, dtype, shape in layout.fields():
+        for name, dtype, shape in arrays:
             length = int(np.prod(shape)) * np.dtype(dtype).itemsize
             places.append((name, dtype, shape, size, length))
             size += -(-length // 16) * 16
         pinned = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._host, self._device = pinned, torch.zeros(size, dtype=torch.uint8, device=device)
-        self.rows = layout.rows  # that may hold something; those behind read and write nothing
+        self.rows = rows  # that may hold something; those behind read and write nothing
         self.arrays: dict[str, NDArray[Any]] = {}
         self.tensors: dict[str, Tensor] = {}
         for name, dtype, shape, start, length in places:
             self.arrays[name] = pinned.numpy()[start : start + length].view(dtype).reshape(shape)
             kind = torch.int64 if dtype is np.int64 else torch.int32
             self.tensors[name] = self._device[start : start + length].view(kind).view(shape)
-        wide, narrow = (self.tensors[name][:, : layout.rows] for name in ("wide", "narrow"))
+        wide, narrow = (self.tensors[name][:, :rows] for name in ("wide", "narrow"))
         self.tensors.update(zip(("token_ids", "positions", "slots"), wide, strict=True))
         self.tensors.update(zip(("sequences", "prefix_lens", "path_lens"), narrow, strict=True))
 
@@ -159,7 +153,7 @@ class Plans:
         if bucket not in self._buckets:
             rows, keys, depth, _ = bucket
             width = -(-keys // block_size)
-            staging = _Staging(_Layout(rows, rows, width, depth, rows, rows, 0, 0, 0), self._device)
+            staging = _Staging(rows, depth, (rows, width), (rows, rows), (0, 0), 0, self._device)
             staging.arrays["split_rows"][:] = np.arange(rows)
             plan = _plan(staging, block_size, keys, ["split"], has_logit_rows=False, bucket=bucket)
             self._buckets[bucket] = staging, plan
@@ -176,13 +170,15 @@ def single_plan(
     split = [run for run in runs if run not in whole]
     of_split, of_whole = (rows_together(shape, kv_dtype, whole) for whole in (False, True))
     sequences, width = batch.block_tables.shape
-    layout = _Layout(
-        *(batch.num_rows, sequences, width, max(1, batch.paths.shape[1])),
-        *(sum(map(len, split)), _num_groups(split, of_split)),
-        *(sum(map(len, whole)), _num_groups(whole, of_whole)),
+    staging = _Staging(
+        batch.num_rows,
+        max(1, batch.paths.shape[1]),
+        (sequences, width),
+        (sum(map(len, split)), _num_groups(split, of_split)),
+        (sum(map(len, whole)), _num_groups(whole, of_whole)),
         0 if batch.logit_rows is None else len(batch.logit_rows),
+        device,
     )
-    staging = _Staging(layout, device)
     _fill(staging, batch)
     for view, view_runs, together in (("split", split, of_split), ("whole", whole, of_whole)):
         staging.arrays[f"{view}_rows"][:] = [row for run in view_runs for row in run]
@@ -258,22 +254,19 @@ def _plan(
     bucket: Bucket | None = None,
 ) -> Plan:
     tensors = staging.tensors
-    shared = {name: tensors[name] for name in ("sequences", "block_tables", "prefix_lens", "paths", "path_lens")}
 
-    def view(name: str) -> KeyView | None:
-        if name not in views:
-            return None
-        rows, groups = tensors[f"{name}_rows"], tensors[f"{name}_groups"]
-        return KeyView(rows, groups, **shared, block_size=block_size, max_keys=max_keys)
+    def groups(name: str) -> Groups | None:
+        return Groups(tensors[f"{name}_rows"], tensors[f"{name}_groups"]) if name in views else None
 
+    of_rows = ("token_ids", "positions", "slots", "sequences", "prefix_lens", "paths", "path_lens")
     return Plan(
-        **{name: tensors[name] for name in ("token_ids", "positions", "slots")},
-        **shared,
+        **{name: tensors[name] for name in of_rows},
+        block_tables=tensors["block_tables"],
         logit_rows=tensors["logit_rows"] if has_logit_rows else None,
         block_size=block_size,
         max_keys=max_keys,
-        split=view("split"),
-        whole=view("whole"),
+        split=groups("split"),
+        whole=groups("whole"),
         bucket=bucket,
         staging=staging,
     )

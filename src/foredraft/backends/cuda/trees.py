@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foredraft.backends.cuda.attention import KeyView, rows_of_group
+from foredraft.backends.cuda.attention import Groups, rows_of_group
 from foredraft.backends.cuda.plan import Plan
 from foredraft.backends.cuda.sample import gumbel
 from foredraft.backends.tree_ops import LEAST_PROBABILITY, Candidates, Choice, Nodes, Noise
@@ -97,17 +97,15 @@ class CudaTreeOps:
         assert isinstance(plan, Plan) and plan.bucket is not None, "only few rows run ahead"
         *_, together = plan.bucket
         together = rows_of_group(rows.num_rows, together, has_paths=True)
-        groups = _groups(rows.num_rows, each, together, plan.positions.device)
-        shared = {name: getattr(rows, name) for name in ("sequences", "prefix_lens", "paths", "path_lens")}
-        shared["block_tables"] = plan.block_tables
         every = torch.arange(rows.num_rows, dtype=torch.int32, device=plan.positions.device)
+        of_rows = ("token_ids", "positions", "slots", "sequences", "prefix_lens", "paths", "path_lens")
         return Plan(
-            **{name: getattr(rows, name) for name in ("token_ids", "positions", "slots")},
-            **shared,
+            **{name: getattr(rows, name) for name in of_rows},
+            block_tables=plan.block_tables,
             block_size=plan.block_size,
             max_keys=plan.max_keys,
             logit_rows=None,
-            split=KeyView(every, groups, **shared, block_size=plan.block_size, max_keys=plan.max_keys),
+            split=Groups(every, _bounds(rows.num_rows, each, together, plan.positions.device)),
             whole=None,
             bucket=None,
             staging=None,
@@ -150,7 +148,7 @@ class CudaTreeOps:
 
 
 @cache
-def _groups(rows: int, each: int, together: int, device: torch.device) -> Tensor:
+def _bounds(rows: int, each: int, together: int, device: torch.device) -> Tensor:
     """Bounds of groups: `together` rows of one sequence at most."""
     starts = [row for first in range(0, rows, each) for row in range(first, first + each, together)]
     return torch.tensor([*starts, rows], dtype=torch.int32, device=device)
