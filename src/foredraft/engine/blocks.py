@@ -76,32 +76,30 @@ class BlockPool:
         At least one known token is left to compute, because its logits are needed.
         """
         assert not sequence.block_table and sequence.id not in self._chains
-        if not self.prefix_caching or sequence.params.prompt_logprobs is not None:
-            return 0
-        chain: list[bytes] = []
-        for index in range((sequence.num_tokens - 1) // self.block_size):
-            name = self._name(chain, sequence, index)
-            block = self._block_of_name.get(name)
-            if block is None:
-                break
+        chain = self._chains[sequence.id] = self._known_prefix(sequence)
+        for name in chain:
+            block = self._block_of_name[name]
             if self._holders[block] == 0:
                 del self._free[block]
             self._holders[block] += 1
             sequence.block_table.append(block)
-            chain.append(name)
-        self._chains[sequence.id] = chain
         return len(chain) * self.block_size
 
     def num_cached_tokens(self, sequence: Sequence) -> int:
         """How many tokens `match_prefix` would cover now."""
-        if not self.prefix_caching or sequence.params.prompt_logprobs is not None:
-            return 0
+        return len(self._known_prefix(sequence)) * self.block_size
+
+    def _known_prefix(self, sequence: Sequence) -> list[bytes]:
+        """The names of the leading blocks that can be found. Log probabilities of a prompt need all of it computed."""
         chain: list[bytes] = []
+        if not self.prefix_caching or sequence.params.prompt_logprobs is not None:
+            return chain
         for index in range((sequence.num_tokens - 1) // self.block_size):
-            chain.append(self._name(chain, sequence, index))
-            if chain[-1] not in self._block_of_name:
-                return index * self.block_size
-        return len(chain) * self.block_size
+            name = self._name(chain, sequence, index)
+            if name not in self._block_of_name:
+                break
+            chain.append(name)
+        return chain
 
     def register(self, sequence: Sequence) -> None:
         """Name the blocks that have become full of computed tokens. The first block of a name keeps it."""
