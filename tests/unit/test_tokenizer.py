@@ -207,7 +207,6 @@ WRONG_TOKENIZERS: list[tuple[dict[str, Any], str]] = [
     ({"tokenizer.ggml.merges": ["ab"]}, r"merges holds 'ab', but each entry must be two tokens"),
     ({"tokenizer.ggml.merges": ["a z"]}, r"merges do not fit tokenizer\.ggml\.tokens"),
     ({"tokenizer.ggml.model": "llama"}, r"tokenizer\.ggml\.scores is missing"),
-    ({"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [0.0]}, r"scores has 1 entries for 6 tokens"),
     ({"tokenizer.ggml.bos_token_id": 99, "tokenizer.ggml.add_bos_token": True}, r"bos_token_id is 99"),
     ({"tokenizer.ggml.eos_token_id": 99, "tokenizer.ggml.add_eos_token": True}, r"eos_token_id is 99"),
 ]

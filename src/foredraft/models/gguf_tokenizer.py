@@ -154,9 +154,6 @@ def _sentencepiece(
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     scores = _field(metadata, "scores", path)
-    num_tokens = len(metadata["tokenizer.ggml.tokens"])
-    if len(scores) != num_tokens:
-        raise InvalidModel(f"{path}: tokenizer.ggml.scores has {len(scores)} entries for {num_tokens} tokens.")
     unknown = special_tokens(metadata).get("unk_token")
     unknown = unknown if unknown in vocab else None  # it may be marked as unused
     never_merged = {index for index, kind in enumerate(types) if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE)}
@@ -198,7 +195,8 @@ def _add_marked_tokens(tokenizer: tokenizers.Tokenizer, metadata: dict[str, Any]
 
     special, plain = [], []
     strips = _control_tokens_strip(metadata)
-    for token, kind in zip(*_tokens_and_types(metadata), strict=True):
+    tokens = metadata["tokenizer.ggml.tokens"]
+    for token, kind in zip(tokens, metadata.get("tokenizer.ggml.token_type", [0] * len(tokens)), strict=True):
         if kind == _UNUSED:
             continue
         strip = strips and token not in _PHI3_NOT_STRIPPED
@@ -208,11 +206,6 @@ def _add_marked_tokens(tokenizer: tokenizers.Tokenizer, metadata: dict[str, Any]
             plain.append(AddedToken(token, normalized=False, special=False, rstrip=strip))
     tokenizer.add_special_tokens(special)
     tokenizer.add_tokens(plain)
-
-
-def _tokens_and_types(metadata: dict[str, Any]) -> tuple[list[str], list[int]]:
-    tokens, types = metadata["tokenizer.ggml.tokens"], list(metadata.get("tokenizer.ggml.token_type", ()))
-    return tokens, (types + [0] * len(tokens))[: len(tokens)]
 
 
 def _control_tokens_strip(metadata: dict[str, Any]) -> bool:
