@@ -50,6 +50,8 @@ class Tokenizer:
         special_tokens: dict[str, str],
         chat_template: str | None,
     ) -> None:
+        from tokenizers.decoders import ByteLevel
+
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -67,7 +69,8 @@ class Tokenizer:
         vocabulary = backend.get_vocab()
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self._least_tokens = LeastTokens(backend, vocabulary, _BYTE_LEVEL)
-        self._joins_bytes = _joins_bytes(backend)
+        # Whether a text is the bytes of its tokens one behind the other, so that no token looks at another.
+        self._joins_bytes = isinstance(backend.decoder, ByteLevel)
         self._texts: dict[int, str | None] = {}  # what `text_of` has found out
         self._own_texts: dict[int, str] = {}  # what `own_text` has found out
 
@@ -225,13 +228,6 @@ class Tokenizer:
                 f"{path}: the tokenizer has ids up to {self.vocab_size - 1}, but the model's logits end at "
                 f"{num_logits - 1}, so it does not fit the model; use the tokenizer that belongs to it."
             )
-
-
-def _joins_bytes(backend: tokenizers.Tokenizer) -> bool:
-    """Whether a text is the bytes of its tokens one behind the other, so that no token looks at another."""
-    import tokenizers
-
-    return isinstance(backend.decoder, tokenizers.decoders.ByteLevel)
 
 
 def _ids(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool, max_bytes: int) -> list[int]:
