@@ -97,9 +97,8 @@ class EngineConfig:
     exact: bool = True
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
-    refill: int = (
-        1  # waiting requests start once this many places are free; more gives a GPU more steps without prompts
-    )
+    # Waiting requests start once this many places are free; more gives a GPU more steps without prompts.
+    refill: int = 1
     max_model_len: int | None = None
     kv_cache_tokens: int | None = None
     max_chunk_s: float = 0.1  # about the longest wait of a running stream for a chunk of another request's prompt

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foredraft.batch import ForwardBatch, PackedBatch
-from foredraft.sampling.draw import NodeDraw, Tokens
+from foredraft.sampling.draw import LazyDraws, NodeDraw, Tokens
 
 if TYPE_CHECKING:
     from foredraft.backends.tree_ops import TreeOps
@@ -152,9 +152,8 @@ class AttentionShape:
     scale: float
     window: int  # sliding window in tokens, 0: unlimited
     norm_eps: float
-    first_key: int = (
-        0  # keys before this place of the sequence do not exist: an EAGLE head has none for its first token
-    )
+    # Keys before this place of the sequence do not exist: an EAGLE head has none for its first token.
+    first_key: int = 0
 
 
 @dataclass(frozen=True)
@@ -216,9 +215,8 @@ class Backend(Protocol):
     activation_dtype: torch.dtype
     kv_dtype: torch.dtype
     tree_ops: TreeOps | None = None  # grow draft trees on the device; None where the host may well do it level by level
-    row_counts: tuple[int, ...] = (
-        ROW_COUNTS  # runs of so many rows must give a row the same bits: start-up compares them
-    )
+    # Runs of so many rows must give a row the same bits: start-up compares them.
+    row_counts: tuple[int, ...] = ROW_COUNTS
 
     def pack(self, weight: Weight) -> Any:
         """Lay a weight out for `linear`; done once, at load."""
@@ -315,6 +313,7 @@ class Backend(Protocol):
         """The token of every node, drawn from its row of logits [rows, vocab]: that of `sampling.draw` on every
         backend, or NOT_FINITE. May be drawn only when it is read. `replayed_rows` is that of the plan whose run gave
         the logits."""
+        return LazyDraws(logits, nodes)
 
 
 def run_layers(

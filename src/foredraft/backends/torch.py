@@ -7,15 +7,12 @@ models keep their values but save no memory here. Exactness: rows run through li
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Items
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from foredraft.backends.base import AttentionShape, Backend, HeadNorms, LayerKV, Linear, Weight
 from foredraft.batch import ForwardBatch
-from foredraft.sampling.draw import LazyDraws, NodeDraw
 
 KEY_BLOCK = 128  # keys are reduced in blocks of this many, added in text order
 _ROWS = 32  # rows that are reduced at once: CUDA chooses how to add by the shape of the whole
@@ -102,9 +99,6 @@ class TorchBackend(Backend):
     def top(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         best = logits.sort(dim=1, descending=True, stable=True)
         return best.values[:, :count], best.indices[:, :count]
-
-    def sample(self, logits: Tensor, nodes: Items[NodeDraw], replayed_rows: int = 0) -> LazyDraws:
-        return LazyDraws(logits, nodes)
 
     def _at_once(self, rows: range) -> list[int]:
         """The rows of one reduction. In exact mode there are always equally many: the last one stands in for missing
