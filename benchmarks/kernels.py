@@ -190,9 +190,8 @@ class Model:
             return lambda: [call(layer, kv) for layer, kv in zip(layers, self.kv, strict=True)]
 
         def rope(layer: Layer, kv: LayerKV) -> object:
-            return cuda_rows.rope_and_store(
-                *(qkv, None, None, self.stack.rope, kv, layer.shape, plan.positions, plan.slots)
-            )
+            where = plan.positions, plan.slots
+            return cuda_rows.rope_and_store(qkv, (None, None), self.stack.rope, kv, layer.shape, *where)
 
         return {
             "qkv": all_layers(lambda layer, kv: cuda_linear.sums(normed, layer.qkv)),

@@ -177,7 +177,7 @@ class TestRows:
         rope = small(12, 2, max(1, rotary_dim // 2))
         norms = (small(64), small(64)) if with_norms else (None, None)
         kv = LayerKV(*(torch.zeros(32, 3, 64, device=DEVICE, dtype=torch.bfloat16) for _ in range(2)))
-        q = cuda_rows.rope_and_store(qkv[None], *norms, rope, kv, shape, positions, slots)
+        q = cuda_rows.rope_and_store(qkv[None], norms, rope, kv, shape, positions, slots)
         parts = list(qkv.double().view(rows, -1, 64).split([9, 3, 3], dim=1))
         for part, norm in zip(parts, norms, strict=False):
             if norm is not None:

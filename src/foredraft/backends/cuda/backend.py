@@ -99,7 +99,7 @@ class CudaBackend(Backend):
     def rope_and_store(
         self, qkv: Tensor, norms: HeadNorms, rope: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch
     ) -> Tensor:
-        q = rows.rope_and_store(qkv[None], *norms, rope, kv, shape, batch.positions, batch.slots)
+        q = rows.rope_and_store(qkv[None], norms, rope, kv, shape, batch.positions, batch.slots)
         return q.float()
 
     def attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch) -> Tensor:
@@ -147,9 +147,8 @@ class CudaBackend(Backend):
             normed = entered(self, x, stack, batch)
         for index, (layer, cache) in enumerate(zip(layers, kv, strict=True)):
             qkv = linear.sums(normed, layer.qkv)
-            q = rows.rope_and_store(
-                *(qkv, layer.q_norm, layer.k_norm, stack.rope, cache, layer.shape, plan.positions, plan.slots)
-            )
+            norms = layer.q_norm, layer.k_norm
+            q = rows.rope_and_store(qkv, norms, stack.rope, cache, layer.shape, plan.positions, plan.slots)
             attended = self._attend(q, cache, layer.shape, plan, of(layer.output))
             update = linear.sums(attended, layer.output)
             normed = rows.add_norm(x, update, multiplier, layer.post_norm, eps, of(layer.gate_up))

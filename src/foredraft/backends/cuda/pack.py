@@ -46,9 +46,8 @@ _STRIPED = (0, 3, 2, 7, 4, 1, 5, 6, 8)  # stripe, row half, g, block, group, ste
 class Form:
     """How the codes of a kind are packed."""
 
-    high: torch.dtype | None = (
-        None  # of the words with the bits above the first 4, or with the second half of the codes
-    )
+    # Of the words with the bits above the first 4, or with the second half of the codes.
+    high: torch.dtype | None = None
     high_bits: int = 0
     offset: int = 0  # that is added to codes so that none is negative
     group: int = 32

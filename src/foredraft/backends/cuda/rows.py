@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foredraft.backends.base import AttentionShape, LayerKV, Linear
+from foredraft.backends.base import AttentionShape, HeadNorms, LayerKV, Linear
 from foredraft.backends.cuda.launch import activated, begin, options, stored_as_bfloat16
 from foredraft.backends.cuda.widen import some_rows
 
@@ -240,18 +240,11 @@ def dots(vectors: Tensor, lanes: Tensor, x: Tensor) -> Tensor:
 
 
 def rope_and_store(
-    sums: Tensor,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    rope: Tensor,
-    kv: LayerKV,
-    shape: AttentionShape,
-    positions: Tensor,
-    slots: Tensor,
+    sums: Tensor, norms: HeadNorms, rope: Tensor, kv: LayerKV, shape: AttentionShape, positions: Tensor, slots: Tensor
 ) -> Tensor:
     """See Backend.rope_and_store; `sums` are the segments' sums of qkv. Returns q in the cache's dtype. A row whose
     slot is -1 is stored nowhere."""
-    _, rows, _ = sums.shape
+    (_, rows, _), (q_norm, k_norm) = sums.shape, norms
     q = torch.empty((rows, shape.num_heads * shape.head_dim), dtype=kv.k.dtype, device=sums.device)
     heads = shape.num_heads + 2 * shape.num_kv_heads
     _rope_kernel[(rows, triton.cdiv(heads, _HEADS))](
