@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -30,15 +30,7 @@ class StoredTensor:
     shape: tuple[int, ...]
     precision: str  # one of config.DTYPES
     read: Callable[[str, slice], Weight]
-
-
-@dataclass(frozen=True)
-class _Source:
-    """Where a tensor comes from: some rows of a stored tensor."""
-
-    stored: StoredTensor
-    first_row: int
-    shape: tuple[int, ...]
+    first_row: int = 0  # of one that is part of another
 
 
 class Checkpoint(ABC):
@@ -57,33 +49,34 @@ class Checkpoint(ABC):
         """Raises InvalidModel unless the stored tensors are exactly those that `config` describes."""
         self.path, self.config, self.generation = path, config, generation
         check_config(path, config)
-        self._sources: dict[str, _Source] = {}
+        self._stored: dict[str, StoredTensor] = {}
         for tensor in stored:
             first_row = 0
             for name, num_rows in fused_parts(tensor.file, config, tensor.name, tensor.shape[0]):
-                if name in self._sources:
+                if name in self._stored:
                     raise InvalidModel(f"{tensor.file}: tensor {shown(name)} is there twice; download the model again.")
-                self._sources[name] = _Source(tensor, first_row, (num_rows, *tensor.shape[1:]))
+                shape = (num_rows, *tensor.shape[1:])
+                self._stored[name] = replace(tensor, name=name, shape=shape, first_row=first_row)
                 first_row += num_rows
-        check_shapes(path, config, {name: source.shape for name, source in self._sources.items()})
+        check_shapes(path, config, {name: tensor.shape for name, tensor in self._stored.items()})
         if config.tie_word_embeddings:
-            self._sources.pop("lm_head.weight", None)  # some files repeat the embedding
+            self._stored.pop("lm_head.weight", None)  # some files repeat the embedding
         weights: Counter[str] = Counter()
-        for name, source in self._sources.items():
+        for name, tensor in self._stored.items():
             if name.endswith("_proj.weight"):
-                weights[source.stored.precision] += prod(source.shape)
+                weights[tensor.precision] += prod(tensor.shape)
         self.precision = weights.most_common(1)[0][0]
 
     def names(self) -> set[str]:
         """All tensor names that the file offers."""
-        return set(self._sources)
+        return set(self._stored)
 
     def weight(self, name: str) -> Weight:
         """A matrix in the file's own form (4-bit and 8-bit codes are kept as they are)."""
-        if name not in self._sources:
+        if name not in self._stored:
             raise InvalidModel(f"{self.path} has no tensor {name!r}.")
-        source = self._sources[name]
-        return source.stored.read(name, slice(source.first_row, source.first_row + source.shape[0]))
+        tensor = self._stored[name]
+        return tensor.read(name, slice(tensor.first_row, tensor.first_row + tensor.shape[0]))
 
     def vector(self, name: str) -> Tensor:
         """A norm weight or bias as float32, and not as a view of the file, which may change."""
