@@ -67,12 +67,13 @@ def _in_runs(backend: Backend, rows: Tensor, linear: Linear, count: int, shift: 
     total, moved, digest = backend.row_counts[-1], rows.roll(shift, 0), hashlib.sha256()
     for start in range(0, shift + total, count):
         wanted = slice(max(0, shift - start), shift + total - start)
-        add_bits(digest, backend.linear(moved[start : start + count], linear)[wanted])
+        digest.update(bits(backend.linear(moved[start : start + count], linear)[wanted]))
     return digest.digest()
 
 
-def add_bits(digest: hashlib._Hash, values: Tensor) -> None:
-    digest.update(values.cpu().contiguous().view(torch.uint8).numpy().data)
+def bits(values: Tensor) -> memoryview:
+    """Of a tensor on any device, for a digest."""
+    return values.cpu().contiguous().view(torch.uint8).numpy().data
 
 
 def refusal(backend: Backend) -> str:

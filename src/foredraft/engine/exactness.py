@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from foredraft.backends.base import Backend
-from foredraft.backends.row_tiles import add_bits, agreeing_row_counts, refusal, set_tiles
+from foredraft.backends.row_tiles import agreeing_row_counts, bits, refusal, set_tiles
 from foredraft.backends.torch import TorchBackend
 from foredraft.batch import pack
 from foredraft.engine import disk_cache
@@ -132,7 +132,7 @@ def _bits_of_pieces(
 ) -> dict[int, bytes]:
     """The bits of the first sequence's logits by position. With `is_prompt` the first piece has no logits."""
     scene = _Scene(backend, decoder, others)
-    bits: dict[int, bytes] = {}
+    found: dict[int, bytes] = {}
     for index, piece in enumerate(pieces):
         wanted = SamplingParams() if is_prompt and index == 0 else _ALL_LOGITS
         for sequence in scene.sequences:
@@ -140,8 +140,8 @@ def _bits_of_pieces(
         start = scene.sequences[0].num_computed_tokens
         logits = scene.logits([Work(sequence, piece) for sequence in scene.sequences])
         if wanted is _ALL_LOGITS:
-            bits.update({start + row: _bits(logits[row]) for row in range(piece)})
-    return bits
+            found.update({start + row: _digest(logits[row]) for row in range(piece)})
+    return found
 
 
 def _bits_of_tree(backend: Backend, decoder: Decoder) -> dict[int, bytes]:
@@ -156,10 +156,8 @@ def _bits_of_tree(backend: Backend, decoder: Decoder) -> dict[int, bytes]:
     nodes = len(tokens)
     draft = Draft(tuple(tokens), tuple(parents), (1.0,) * nodes, ("",) * nodes)
     logits = scene.logits([Work(sequence, 1, nodes, draft)])
-    return {sequence.num_tokens + depth: _bits(logits[2 + 2 * depth]) for depth in range(_TREE)}
+    return {sequence.num_tokens + depth: _digest(logits[2 + 2 * depth]) for depth in range(_TREE)}
 
 
-def _bits(row: Tensor) -> bytes:
-    digest = hashlib.sha256()
-    add_bits(digest, row)
-    return digest.digest()
+def _digest(row: Tensor) -> bytes:
+    return hashlib.sha256(bits(row)).digest()
