@@ -155,7 +155,7 @@ class Plans:
             width = -(-keys // block_size)
             staging = _Staging(rows, depth, (rows, width), (rows, rows), (0, 0), 0, self._device)
             staging.arrays["split_rows"][:] = np.arange(rows)
-            plan = _plan(staging, block_size, keys, ["split"], has_logit_rows=False, bucket=bucket)
+            plan = _plan(staging, block_size, keys, has_logit_rows=False, bucket=bucket)
             self._buckets[bucket] = staging, plan
         return self._buckets[bucket]
 
@@ -185,8 +185,7 @@ def single_plan(
         _fill_groups(staging.arrays[f"{view}_groups"], [0, *accumulate(map(len, view_runs))], together)
     if batch.logit_rows is not None:
         staging.arrays["logit_rows"][:] = batch.logit_rows
-    views = [name for name, rows in (("split", split), ("whole", whole)) if rows]
-    return _plan(staging, batch.block_size, batch.max_keys, views, batch.logit_rows is not None)
+    return _plan(staging, batch.block_size, batch.max_keys, batch.logit_rows is not None)
 
 
 def _bucket(batch: PackedBatch, together: int) -> Bucket:
@@ -246,17 +245,13 @@ def _fill_groups(groups: NDArray[Any], borders: list[int], together: int) -> Non
 
 
 def _plan(
-    staging: _Staging,
-    block_size: int,
-    max_keys: int,
-    views: list[str],
-    has_logit_rows: bool,
-    bucket: Bucket | None = None,
+    staging: _Staging, block_size: int, max_keys: int, has_logit_rows: bool, bucket: Bucket | None = None
 ) -> Plan:
     tensors = staging.tensors
 
     def groups(name: str) -> Groups | None:
-        return Groups(tensors[f"{name}_rows"], tensors[f"{name}_groups"]) if name in views else None
+        rows = tensors[f"{name}_rows"]
+        return Groups(rows, tensors[f"{name}_groups"]) if len(rows) else None
 
     of_rows = ("token_ids", "positions", "slots", "sequences", "prefix_lens", "paths", "path_lens")
     return Plan(
