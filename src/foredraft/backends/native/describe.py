@@ -74,18 +74,15 @@ def describe_stack(stack: Stack) -> StackDescription:
             describe_shape(layer.shape),
         )
 
-    def entry() -> Any:
-        if stack.entry is None:
-            return None
-        return pointer_to(
-            EntryDescription(projection(stack.entry.embedding), vector("entry norm", stack.entry.norm, width))
-        )
-
+    entry: Any = None
+    if stack.entry is not None:
+        embedding, norm = projection(stack.entry.embedding), vector("entry norm", stack.entry.norm, width)
+        entry = pointer_to(EntryDescription(embedding, norm))
     return StackDescription(
         (LayerDescription * len(stack.layers))(*map(describe, stack.layers)),
         vector("norm", stack.norm, width),
         pointer("rope", stack.rope, torch.float32, positions, 2, half),
-        entry(),
+        entry,
         *(len(stack.layers), width, positions, 2 * half),
         *(stack.residual_multiplier, stack.norm_eps),
     )
