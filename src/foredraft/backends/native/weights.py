@@ -57,22 +57,16 @@ class Packed:
 def describe_plain(weight: Weight) -> PlainDescription:
     """Raises ValueError for what no kernel should see."""
     kind = KINDS[weight.kind]
-
-    def factors(name: str, values: Tensor | None, dtype: torch.dtype, inputs: int) -> int:
+    plain = PlainDescription(values=pointer("values", weight.values, kind.dtype, weight.outputs, weight.inputs))
+    names = [name for name, is_there in (("scales", kind.groups), ("minimums", kind.minimums)) if is_there]
+    factors = [(name, torch.int8 if kind.blocks else torch.float16, kind.groups) for name in names]
+    if kind.blocks:
+        factors += [(f"block_{name}", torch.float16, BLOCK) for name in names]
+    for name, dtype, inputs in factors:
+        values = getattr(weight, name)
         if values is None:
             raise ValueError(f"The weight has no {name}.")
-        return pointer(name, values, dtype, weight.outputs, weight.inputs // inputs)
-
-    plain = PlainDescription(values=pointer("values", weight.values, kind.dtype, weight.outputs, weight.inputs))
-    dtype = torch.int8 if kind.blocks else torch.float16
-    if kind.groups:
-        plain.scales = factors("scales", weight.scales, dtype, kind.groups)
-    if kind.groups and kind.blocks:
-        plain.block_scales = factors("block_scales", weight.block_scales, torch.float16, BLOCK)
-    if kind.minimums:
-        plain.minimums = factors("minimums", weight.minimums, dtype, kind.groups)
-    if kind.minimums and kind.blocks:
-        plain.block_minimums = factors("block_minimums", weight.block_minimums, torch.float16, BLOCK)
+        setattr(plain, name, pointer(name, values, dtype, weight.outputs, weight.inputs // inputs))
     return plain
 
 
