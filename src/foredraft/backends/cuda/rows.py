@@ -14,7 +14,7 @@ from torch import Tensor
 
 from foredraft.backends.base import AttentionShape, HeadNorms, LayerKV, Linear
 from foredraft.backends.cuda.launch import activated, begin, options, stored_as_bfloat16
-from foredraft.backends.cuda.widen import some_rows
+from foredraft.backends.cuda.widen import write_rows
 
 _HEADS = 8  # that one program of rope and store has
 
@@ -270,6 +270,6 @@ def embed(token_ids: Tensor, weight: Linear) -> Tensor:
     out = torch.empty((len(token_ids), weight.inputs), dtype=torch.float32, device=token_ids.device)
     first = 0
     for part in weight.parts:
-        some_rows(part, token_ids, first, out)
+        write_rows(part, token_ids, first, out)
         first += part.outputs
     return out

@@ -178,19 +178,15 @@ def _rows_kernel(
         tl.store(out + row * inputs + column, values.to(out.dtype.element_ty), mask=column < inputs)
 
 
-def some_rows(part: Packed, token_ids: Tensor, first: int, out: Tensor) -> None:
-    """out[i] becomes row token_ids[i] - first of the weight, where there is one."""
-    _launch(part, token_ids, first, out)
-
-
 def all_rows(part: Packed) -> Packed:
     """The weight as the values that its codes stand for."""
     out = torch.empty((part.outputs, part.inputs), dtype=torch.float16, device=part.low.device)
-    _launch(part, None, 0, out)
+    write_rows(part, None, 0, out)
     return Packed("f16", part.outputs, part.inputs, part.inputs, out)
 
 
-def _launch(part: Packed, token_ids: Tensor | None, first: int, out: Tensor) -> None:
+def write_rows(part: Packed, token_ids: Tensor | None, first: int, out: Tensor) -> None:
+    """out[i] becomes row token_ids[i] - first of the weight, where there is one. None: row i."""
     has_codes = part.factors is not None
     rows = triton.cdiv(len(out), STRIPE) if has_codes and token_ids is None else len(out)
     _rows_kernel[(rows, triton.cdiv(part.padded, BLOCK if has_codes else 128))](
