@@ -54,8 +54,6 @@ class BlockPool:
     def truncate(self, sequence: Sequence, num_tokens: int) -> None:
         """Give back the blocks that lie wholly beyond `num_tokens`."""
         keep = self.blocks_for(num_tokens)
-        if len(sequence.block_table) <= keep:
-            return
         assert keep >= len(self._chains.get(sequence.id, ())), "named blocks hold committed tokens and are never cut"
         while len(sequence.block_table) > keep:
             self._release(sequence.block_table.pop())
@@ -106,10 +104,7 @@ class BlockPool:
         if not self.prefix_caching:
             return
         chain = self._chains.setdefault(sequence.id, [])
-        num_full = sequence.num_computed_tokens // self.block_size
-        if len(chain) == num_full:
-            return
-        for index in range(len(chain), num_full):
+        for index in range(len(chain), sequence.num_computed_tokens // self.block_size):
             name = self._name(chain, sequence, index)
             block = sequence.block_table[index]
             if name not in self._block_of_name:
