@@ -15,11 +15,10 @@ from foredraft.models.checkpoint import Checkpoint, StoredTensor
 from foredraft.models.fields import Fields, read_json, shown
 from foredraft.models.hf_config import config_from_json
 from foredraft.models.tokenizer import Tokenizer
-from foredraft.params import SamplingParams
+from foredraft.params import NEUTRAL, SamplingParams
 
 _INDEX = "model.safetensors.index.json"
 _PRECISION = {"F32": "float32", "F16": "bfloat16", "BF16": "bfloat16"}
-_SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _BUFFER_SUFFIX = "rotary_emb.inv_freq"  # old exports store what the config already says
 
 
@@ -52,7 +51,7 @@ def _sampling_defaults(file: Path, generation: dict[str, Any]) -> dict[str, Any]
     """What the model's authors recommend, where they recommend sampling."""
     if generation.get("do_sample") is not True:
         return {}
-    given = {name: generation[name] for name in _SAMPLING_FIELDS if generation.get(name) is not None}
+    given = {name: generation[name] for name in NEUTRAL if generation.get(name) is not None}
     defaults = {"temperature": 1.0, **given}
     try:
         SamplingParams(**defaults)
