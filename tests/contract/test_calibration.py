@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Generator
 from pathlib import Path
+from weakref import ref
 
 import pytest
 
@@ -51,6 +53,23 @@ def decisions(llm: LLM, spec: str = "auto") -> dict[str, int]:
     while llm.engine.has_work:
         outputs += [event.output for event in llm.engine.step() if event.output]
     return outputs[0].metrics.decisions
+
+
+def test_a_finished_calibration_holds_no_memory(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    caches: list[ref[KVCache]] = []
+    begin = KVCache.__init__
+
+    def counted(self: KVCache, num_blocks: int, block_size: int) -> None:
+        begin(self, num_blocks, block_size)
+        caches.append(ref(self))
+
+    llm = LLM(str(folder), spec="off")
+    monkeypatch.setattr(KVCache, "__init__", counted)
+    calibrator = Calibrator(llm.engine.runner, llm.engine.scheduler.pool, 64, "float32", tmp_path / "costs.json")
+    while calibrator.step() is None:
+        assert caches[0]() is not None
+    gc.collect()
+    assert caches[0]() is None
 
 
 @pytest.mark.usefixtures("empty_cache")

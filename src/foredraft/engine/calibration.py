@@ -79,6 +79,8 @@ class Calibrator:
             log.info("Measuring what runs of this model take on this machine; this is done once.")
             self._runs = _runs(self._runner, self._pool, self._shapes, max_run_s)
         new = next(self._runs)
+        if new is not None:
+            self._runs = None  # which holds the memory that it ran in
         if new is not None and new.curve.rows == self._shapes.rows:
             curve = {"rows": new.curve.rows, "seconds": new.curve.seconds}
             result = {**curve, "context": new.context, "seconds_per_key": new.seconds_per_key}
