@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Generator
+from collections.abc import Iterator
 from pathlib import Path
 from weakref import ref
 
@@ -238,9 +238,9 @@ def test_a_damaged_measurement_is_made_again(folder: Path, tmp_path: Path, monke
     damaged += [{**good, "seconds": wrong} for wrong in (5, seconds[1:], [*seconds, 1.0], [seconds], {"0": 1.0})]
     damaged += [{**good, "rows": wrong} for wrong in (5, rows[1:], [*rows, 999], rows[::-1], "1234", [rows])]
 
-    def measured_again(*arguments: object) -> Generator[None, None, Calibration]:
-        yield
-        return measured
+    def measured_again(*arguments: object) -> Iterator[Calibration | None]:
+        yield None
+        yield measured
 
     monkeypatch.setattr(calibration, "_runs", measured_again)
     for value in damaged:

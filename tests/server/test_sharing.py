@@ -20,7 +20,7 @@ from foredraft.control.controller import Offer, Prices
 from foredraft.proposers.suffix import Suffix
 from foredraft.server.service import Service
 from foredraft.server.sharing import shared_salt
-from foredraft.types import NO_DRAFT, Draft, Work
+from foredraft.types import NO_DRAFT, Draft
 from tests.server.running_server import NAME, RunningServer, load_tiny_model, running
 from tests.steady_controller import SteadyController
 
@@ -204,7 +204,7 @@ def test_neither_keys_nor_salts_are_in_logs_and_metrics(
 class CuttingController(SteadyController):
     """Lets no more than the first node of a draft pass."""
 
-    def choose(self, works: Items[Work], offers: Items[Offer | None], prices: Prices) -> tuple[list[Draft], list[str]]:
+    def choose(self, offers: Items[Offer | None], prices: Prices) -> tuple[list[Draft], list[str]]:
         cut = [offer.draft.only([0]) if offer else NO_DRAFT for offer in offers]
         return cut, ["cut"] * len(cut)
 

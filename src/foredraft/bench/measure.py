@@ -212,13 +212,13 @@ def _proposers_of(engine: Engine, spec: str) -> Iterator[None]:
         assignments.proposers = {**everyone, **assignments.proposers}
 
 
-def _run(prompt: int, group: Group, spec: str, seconds: float, output: RequestOutput, **point: Any) -> Run:
+def _run(prompt: int, of: Group, spec: str, seconds: float, output: RequestOutput, **point: Any) -> Run:
     """`point` are the fields of a Run that say which timed run it is."""
     metrics = output.metrics
     return Run(
         prompt=prompt,
-        category=group.category,
-        group_size=len(group.prompts),
+        category=of.category,
+        group_size=len(of.prompts),
         spec=spec,
         tokens=metrics.emitted_tokens,
         seconds=seconds,
