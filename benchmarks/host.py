@@ -5,8 +5,8 @@
 
 `--batch` requests at a time. Three rounds per spec, the first of which only warms up: the second times whole steps, the
 third the parts. Parts contain each other as their indentation shows. Steps that run a prompt do not count. On a GPU the
-host waits for the device in `sample` and `wait`. "beside proposers" is all of `propose` and `observe` but the
-proposers' own computing: what speculation itself takes.
+host waits for the device in `sample` and `wait`, and learns while it runs. "beside proposers" is all of `propose` and
+`observe` but the proposers' own computing, and on a CPU `learn` too: what speculation itself takes.
 """
 
 from __future__ import annotations
@@ -54,20 +54,22 @@ def parts(llm: LLM) -> list[tuple[str, Any, str]]:
         ("      Levels", run_ahead.Levels, "__init__"),
         ("    draft of it", run_ahead.Levels, "draft"),
         ("    record", TreeDrafter, "_record"),
-        ("  observe_query", Controller, "observe_query"),
+        ("  offers", Controller, "offers"),
         ("  merge", speculation_module, "merge"),
         ("  choose", Controller, "choose"),
         ("pack", engine_module, "pack"),
         ("forward", engine.runner, "forward"),
         ("  prepare", backend, "prepare"),
         ("  replay", backend, "replay"),
+        ("learn", engine.speculation, "learn"),
+        ("  from queries", Controller, "observe_query"),
+        ("  from steps", Controller, "observe"),
         ("verify", engine_module, "verify"),
         ("  sample", backend, "sample"),
         ("stops", engine, "_stops"),
         ("keep", engine.kv, "keep"),
         ("update_from_output", engine.scheduler, "update_from_output"),
         ("observe", engine.speculation, "observe"),
-        ("  learn", Controller, "observe"),
         ("  suffix learns", Suffix, "observe"),
         ("events", engine, "_events"),
     ]
@@ -133,7 +135,10 @@ def measured(llm: LLM, write: Callable[[Callable[[], Any]], int]) -> dict[str, f
     first = {"step": 1e6 * whole[0] / counts[0], "per token": 1e6 * whole[0] / tokens, "tokens": tokens / counts[0]}
     times = {label: 1e6 * seconds[0] / counts[1] for label, seconds in sums.items()}
     own = ("  suffix", "  head", "  suffix learns")
-    return first | times | {"beside proposers": times["propose"] + times["observe"] - sum(times[each] for each in own)}
+    beside = times["propose"] + times["observe"] - sum(times[each] for each in own)
+    if llm.engine.runner.backend.device.type == "cpu":
+        beside += times["learn"]
+    return first | times | {"beside proposers": beside}
 
 
 def main() -> None:

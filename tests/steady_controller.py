@@ -8,7 +8,7 @@ from collections.abc import Sequence as Items
 from foredraft.control.controller import Candidate, Controller, Offer, Prices
 from foredraft.control.costs import Calibration, Costs, Load
 from foredraft.control.economics import VerifyCurve
-from foredraft.types import Commit, Draft, Work
+from foredraft.types import Commit, Work
 
 
 class SteadyCosts(Costs):
@@ -32,9 +32,9 @@ class SteadyController(Controller):
         super().__init__(SteadyCosts())
 
     def observe_query(
-        self, candidate: Candidate, works: Items[Work], drafts: Items[Draft], prices: Prices, seconds: float
-    ) -> list[Offer | None]:
-        return super().observe_query(candidate, works, drafts, prices, seconds=0.0)
+        self, candidate: Candidate, works: Items[Work], offers: Items[Offer | None], prices: Prices, seconds: float
+    ) -> None:
+        super().observe_query(candidate, works, offers, prices, seconds=0.0)
 
     def observe(
         self,

@@ -77,12 +77,13 @@ class Draft:
         """The draft of these nodes alone, in ascending order; no node may be kept without its parent."""
         if len(nodes) == len(self.tokens) and self.q is None:
             return self
-        place = {-1: -1, **{node: index for index, node in enumerate(nodes)}}
+        place = {node: index for index, node in enumerate(nodes)}
+        place[-1] = -1
         return Draft(
-            tuple(self.tokens[node] for node in nodes),
-            tuple(place[self.parents[node]] for node in nodes),
-            tuple(self.scores[node] for node in nodes),
-            tuple(self.origin[node] for node in nodes),
+            tuple([self.tokens[node] for node in nodes]),
+            tuple([place[self.parents[node]] for node in nodes]),
+            tuple([self.scores[node] for node in nodes]),
+            tuple([self.origin[node] for node in nodes]),
         )
 
 

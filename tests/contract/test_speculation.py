@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from foredraft.control.controller import Candidate, Offer
+from foredraft.control.controller import Candidate
 from foredraft.control.reasons import RESTING
 from foredraft.engine.calibration import Calibrator
 from foredraft.llm import LLM
@@ -266,7 +266,7 @@ def test_drafts_are_merged_in_the_order_of_the_request(folder: Path, first: str)
 
 
 @pytest.mark.parametrize(
-    "method", ["prices", "wants", "min_score", "observe_query", "choose", "observe", "release", "make"]
+    "method", ["prices", "wants", "min_score", "offers", "observe_query", "choose", "observe", "release", "make"]
 )
 @pytest.mark.parametrize("acceptance", ["match", "rejection"])
 def test_a_controller_that_fails_leaves_plain_decoding(
@@ -315,9 +315,9 @@ def test_what_a_request_queried_for_itself_is_not_charged_to_the_controller(fold
     seen: list[tuple[str, float]] = []
     observe = speculation.controller.observe_query
 
-    def watched(candidate: Candidate, *arguments: Any) -> list[Offer | None]:
+    def watched(candidate: Candidate, *arguments: Any) -> None:
         seen.append((candidate.name, arguments[-1]))
-        return observe(candidate, *arguments)
+        observe(candidate, *arguments)
 
     speculation.controller.observe_query = watched  # type: ignore[method-assign]
     run(llm, [Spec((ProposerChoice("broken"),)), parse_spec("auto"), Spec()], replace(PARAMS, max_tokens=24))

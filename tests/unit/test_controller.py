@@ -214,6 +214,15 @@ def record_of(controller: Controller, model: Player, work: Work) -> Any:
     return controller._requests[model.name][work.sequence.id].record
 
 
+def observed(
+    controller: Controller, model: Player, works: list[Work], drafts: list[Draft], prices: Prices, seconds: float
+) -> list[Offer | None]:
+    """Let the controller learn from a query; returns what it offers."""
+    offers = controller.offers(model, works, drafts)
+    controller.observe_query(model, works, offers, prices, seconds)
+    return offers
+
+
 def asked(controller: Controller, model: Player, works: list[Work], drafts: list[Draft], seconds: float) -> list[str]:
     """Ask the controller, and let the proposer answer where it wants that."""
     prices = prices_of(controller, works)
@@ -221,7 +230,7 @@ def asked(controller: Controller, model: Player, works: list[Work], drafts: list
     chosen = [place for place, reason in enumerate(reasons) if reason in (DRAFTED, PROBE)]
     if chosen:
         some = [works[place] for place in chosen]
-        controller.observe_query(model, some, [drafts[place] for place in chosen], prices, seconds)
+        observed(controller, model, some, [drafts[place] for place in chosen], prices, seconds)
     return reasons
 
 
@@ -234,7 +243,7 @@ def test_a_long_sequence_is_caught_up_with_in_several_calls(calls: int) -> None:
         prices = prices_of(controller, [work])
         assert controller.wants(model, [work], [None], prices) == [DRAFTED]
         model.missing -= 512
-        controller.observe_query(model, [work], [NO_DRAFT if model.missing else chain(4, origin="model")], prices, 0.01)
+        observed(controller, model, [work], [NO_DRAFT if model.missing else chain(4, origin="model")], prices, 0.01)
     assert not model.missing
     record = record_of(controller, model, work)
     assert record.caught_up_s == pytest.approx(0.01 * calls)
@@ -290,7 +299,7 @@ def test_requests_may_choose_other_options_of_one_proposer(acceptance: tuple[flo
         model, prices = Model(most=most), controller.prices(Load.of([work]), 64)
         model.acceptance = acceptance
         controller.wants(model, [work], [None], prices)
-        (offer,) = controller.observe_query(model, [work], [chain(most, origin="model")], prices, 0.001)
+        (offer,) = observed(controller, model, [work], [chain(most, origin="model")], prices, 0.001)
         assert offer is not None and len(offer.survivals) == most
         assert 0 <= controller.min_score(model, work, prices) <= 1
 
@@ -334,7 +343,7 @@ def test_a_credit_books_what_a_step_costs_and_brings() -> None:
     prices, draft = prices_of(controller, [work]), chain(4, 0.99, "model")
     assert asked(controller, model, [work], [draft], 0.001) == [DRAFTED]
     before = credit_of(controller)
-    (offer,) = controller.observe_query(model, [work], [draft], prices, 0.002)
+    (offer,) = observed(controller, model, [work], [draft], prices, 0.002)
     assert offer is not None
     verified = work.with_draft(draft)
     commit = Commit(work.sequence, (7, 7, 7, 8), ("model",) * 3 + (TARGET,), (None,) * 4)
@@ -382,10 +391,10 @@ def test_a_delay_does_not_empty_a_credit() -> None:
     record = controller._records["model", 0]
     record.pass_time(100.0)
     before = record.credit_s
-    controller.observe_query(model, [work], [NO_DRAFT], prices_of(controller, [work]), 0.4)
+    observed(controller, model, [work], [NO_DRAFT], prices_of(controller, [work]), 0.4)
     assert record.credit_s > before - 0.001, "the share of a hundred seconds pays for it"
-    controller.observe_query(model, [work], [NO_DRAFT], prices_of(controller, [work]), 0.4)
-    controller.observe_query(model, [work], [NO_DRAFT], prices_of(controller, [work]), 0.8)
+    observed(controller, model, [work], [NO_DRAFT], prices_of(controller, [work]), 0.4)
+    observed(controller, model, [work], [NO_DRAFT], prices_of(controller, [work]), 0.8)
     assert record.credit_s < before - 0.7, "nothing pays for the next ones"
 
 

@@ -8,7 +8,7 @@ from foredraft.control.costs import Calibration
 from foredraft.control.reasons import DRAFTED, LEDGER, PROBE
 from foredraft.types import NO_DRAFT, TARGET, Commit, Work
 from tests.unit.controller_world import CHEAP, DEAR, NARROW
-from tests.unit.test_controller import Model, asked, chain, credit_of, prices_of, ready, sequence_of
+from tests.unit.test_controller import Model, asked, chain, credit_of, observed, prices_of, ready, sequence_of
 
 
 def test_a_batch_rests_where_looking_takes_longer_than_queries_gain() -> None:
@@ -20,7 +20,7 @@ def test_a_batch_rests_where_looking_takes_longer_than_queries_gain() -> None:
 
     def step(looking_s: float) -> None:
         reasons = controller.wants(model, [work], [None], prices)
-        made = controller.observe_query(model, [work], [draft], prices, 0.001) if reasons[0] in (DRAFTED, PROBE) else []
+        made = observed(controller, model, [work], [draft], prices, 0.001) if reasons[0] in (DRAFTED, PROBE) else []
         offers = {0: [offer for offer in made if offer is not None]} if made else {}
         controller.observe([verified if made else work], offers, [commit], prices, 0.001, step_s, looking_s)
 
@@ -76,7 +76,7 @@ def test_a_batch_rests_while_nobody_can_afford_to_catch_up() -> None:
     model.missing = 2000
     assert DRAFTED in controller.wants(model, works, [None] * 8, prices), "what it takes is not known"
     model.missing = 0
-    controller.observe_query(model, works[:1], [chain(4, origin="model")], prices, 1.0)
+    observed(controller, model, works[:1], [chain(4, origin="model")], prices, 1.0)
     model.missing = 2000
     for work in works[1:]:
         controller.release([work.sequence.id])

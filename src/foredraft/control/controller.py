@@ -11,11 +11,11 @@ docs/control.md has a worked step. Plain Python: the engine measures all times a
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as Items
 from copy import deepcopy
-from math import inf
 from typing import NamedTuple
 
 from foredraft.control.costs import ENOUGH, RECENT, Costs, Load, median
@@ -171,29 +171,32 @@ class Controller:
         level = record.level_s / prices.token_s
         return record.odds.confidence(min(1.0, (row + level) / (record.promised[1] / record.promised[0])))
 
+    def offers(self, candidate: Candidate, works: Items[Work], drafts: Items[Draft]) -> list[Offer | None]:
+        """The drafts of a query, with what the record says of them."""
+        requests = self._requests[candidate.name]
+        return [
+            Offer(draft, requests[work.sequence.id].record.odds.survivals(draft)) if draft.tokens else None
+            for work, draft in zip(works, drafts, strict=True)
+        ]
+
     def observe_query(
-        self, candidate: Candidate, works: Items[Work], drafts: Items[Draft], prices: Prices, seconds: float
-    ) -> list[Offer | None]:
-        """Learn from a query and what it took; returns the drafts with what the record says of them."""
+        self, candidate: Candidate, works: Items[Work], offers: Items[Offer | None], prices: Prices, seconds: float
+    ) -> None:
+        """Learn from a query, what it offers, and what it took."""
         of_candidate, sequences, size = self._requests[candidate.name], prices.load.sequences, len(works)
         requests = [of_candidate[work.sequence.id] for work in works]
-        caught_up_s = self._catch_up(candidate, works, requests, any(drafts), seconds)
+        caught_up_s = self._catch_up(candidate, works, requests, any(offers), seconds)
         records = [request.record for request in requests]
         for record in set(records):
             record.book_call((seconds - caught_up_s) / size, records.count(record), size, not caught_up_s)
-        offers: list[Offer | None] = []
-        for request, record, draft in zip(requests, records, drafts, strict=True):
-            if not draft.tokens:
-                offers.append(None)
+        for request, record, offer in zip(requests, records, offers, strict=True):
+            if offer is None:
                 if not request.missing:
                     request.learn_gain(sequences, 0.0)
                 continue
-            survivals = record.odds.survivals(draft)
             if not candidate.free and not caught_up_s:
-                record.level_s = min(record.level_s, seconds / size / draft.depth)
-            request.learn_gain(sequences, best_count(sorted(survivals, reverse=True), prices.each)[1])
-            offers.append(Offer(draft, survivals))
-        return offers
+                record.level_s = min(record.level_s, seconds / size / offer.draft.depth)
+            request.learn_gain(sequences, best_count(sorted(offer.survivals, reverse=True), prices.each)[1])
 
     def _catch_up(
         self, candidate: Candidate, works: Items[Work], requests: Items[Request], any_draft: bool, seconds: float
@@ -224,32 +227,31 @@ class Controller:
         as many as save the most time and as the highest credit can afford to lose. (A proposer without credit was not
         queried.)"""
         is_known = self.costs.is_known(prices.load.rows)
-        survivals: list[float] = []
+        survivals: list[float] = []  # of all nodes that may be cut
         for offer in offers:
             if offer is not None and offer.draft.q is None and is_known:
                 survivals += offer.survivals
-        survivals.sort(reverse=True)
-        extra = self.costs.extra(prices.load, len(survivals))
-        worth, _ = best_count(survivals, extra)
+        best = sorted(range(len(survivals)), key=survivals.__getitem__, reverse=True)
+        chances = [survivals[node] for node in best]
+        extra = self.costs.extra(prices.load, len(best))
+        worth, _ = best_count(chances, extra)
         count, most_s = worth, max([record.credit_s for record in self._records.values() if record.live], default=0.0)
-        while count and extra[count] * prices.token_s * (1 - sum(survivals[:count]) / count) > most_s:
+        while count and extra[count] * prices.token_s * (1 - sum(chances[:count]) / count) > most_s:
             count -= 1  # what is expected to be lost of so many rows is not covered
-        least = survivals[count - 1] if count else inf
-        ties = survivals[:count].count(least)  # nodes that are as probable as the last one: so many pass
+        kept = sorted(best[:count])  # of equals the first are kept, so none without its parent
         drafts: list[Draft] = []
         reasons: list[str] = []
+        begin = end = first = last = 0  # where an offer's nodes are among all, and among those that are kept
         for offer in offers:
             draft, reason = NO_DRAFT, NOTHING_PROPOSED
             if offer is not None and offer.draft.q is not None:  # cutting a sampled draft would bias the output
                 draft, reason = offer.draft, DRAFTED
             elif offer is not None:
-                kept = [node for node, survival in enumerate(offer.survivals) if survival > least]
-                if ties and least in offer.survivals:
-                    equal = [node for node, survival in enumerate(offer.survivals) if survival == least][:ties]
-                    kept, ties = sorted(kept + equal), ties - len(equal)
+                begin, end = end, end + len(offer.survivals)
+                first, last = last, bisect_left(kept, end, last)
                 reason = MEASURING if not is_known else LEDGER if worth > count else TOO_UNSURE
-                if kept:
-                    draft, reason = offer.draft.only(kept), DRAFTED
+                if first < last:
+                    draft, reason = offer.draft.only([node - begin for node in kept[first:last]]), DRAFTED
             drafts.append(draft)
             reasons.append(reason)
         return drafts, reasons

@@ -5,9 +5,10 @@ from __future__ import annotations
 import secrets
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -25,7 +26,7 @@ from foredraft.errors import InvalidParameter, InvalidPrompt
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import Spec
 from foredraft.runtime.kv import KVCache
-from foredraft.runtime.runner import Runner
+from foredraft.runtime.runner import ForwardOutput, Runner
 from foredraft.sampling.grammar import CompiledGrammar, Grammars
 from foredraft.sampling.noise import derived_seed, prompt_key
 from foredraft.sampling.verify import verify
@@ -175,9 +176,12 @@ class Engine:
                 events += self._events(commit, stop.stable, self.speculation.reasons(index))
         return events
 
-    def verify(self, works: list[Work]) -> tuple[list[Verdict], list[Stop]]:
-        """Run the target, apply the acceptance rules, and find where texts end (see step.Target)."""
-        output = self.runner.forward(pack(works, self.kv.block_size))
+    def start(self, works: list[Work]) -> Callable[[], tuple[list[Verdict], list[Stop]]]:
+        """Begin to run the target (see step.Target)."""
+        return partial(self._verdicts, works, self.runner.forward(pack(works, self.kv.block_size)))
+
+    def _verdicts(self, works: list[Work], output: ForwardOutput) -> tuple[list[Verdict], list[Stop]]:
+        """Apply the acceptance rules to a run, and find where texts end."""
         with torch.inference_mode():
             verdicts = verify(output.logits, works, self.runner.sampler(output))
             verdicts = self._with_target_argmax(output.logits, works, verdicts)

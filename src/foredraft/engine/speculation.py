@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from functools import cache, partial
 from math import inf
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from foredraft.control.controller import Controller, Offer, Prices
 from foredraft.control.costs import Calibration, Costs, Load
@@ -37,10 +37,19 @@ class Calibrates(Protocol):
         """Make one run; returns the calibration with the last."""
 
 
-class _Step:
-    """What one step remembers until its commits are known, by index of the works."""
+class _Query(NamedTuple):
+    """A query that the controller decided about, and the seconds that it took."""
 
-    __slots__ = ("assigned", "controlled_s", "looking_s", "offers", "prices", "query_s", "reasons", "works")
+    proposer: Proposer
+    works: list[Work]
+    offers: list[Offer | None]
+    seconds: float
+
+
+class _Step:
+    """What one step remembers until it was learnt from, by index of the works."""
+
+    __slots__ = ("assigned", "controlled_s", "looking_s", "offers", "prices", "queries", "query_s", "reasons", "works")
 
     def __init__(self, works: list[Work], assigned: list[Assignment], reasons: list[list[str]]) -> None:
         self.works = works  # without drafts
@@ -50,7 +59,17 @@ class _Step:
         self.offers: dict[int, dict[str, Offer]] = {}  # by name of the proposer
         self.query_s = 0.0
         self.controlled_s = 0.0  # of that, for sequences of the controller
+        self.queries: list[_Query] = []  # those that are still to be learnt from
         self.looking_s = 0.0  # what `propose` took beside queries; 0 where nobody was looked at
+
+
+class _Outcome(NamedTuple):
+    """What became of a step: its works with their drafts, what was committed, and how long the run took."""
+
+    step: _Step
+    works: Items[Work]
+    commits: Items[Commit]
+    run_s: float
 
 
 class Speculation:
@@ -73,8 +92,8 @@ class Speculation:
         self._controller_wanted = False
         self._controller_failed = False
         self._step = _Step([], [], [])
+        self._outcome: _Outcome | None = None  # of the last step, until it was learnt from
         self._is_resting = False  # in the present step
-        self._learning_s = 0.0  # what it took to learn from the last one
 
     def prepare(self, spec: Spec) -> int:
         """Make what a request will need, before it is admitted; returns how many slots its drafts may take. A request
@@ -188,10 +207,11 @@ class Speculation:
             elif guarded.has_failed(work.sequence):
                 step.reasons[asked[place]].append(FAILED)
         if mine and controller is not None and prices is not None:  # it learns from those that were its decision
+            offers = controller.offers(proposer, works[size:], drafts[size:])
             own_s = seconds * len(mine) / len(asked)
             step.controlled_s += own_s
-            known = controller.observe_query(proposer, works[size:], drafts[size:], prices, own_s)
-            for index, offer in zip(mine, known, strict=True):
+            step.queries.append(_Query(proposer, works[size:], offers, own_s))
+            for index, offer in zip(mine, offers, strict=True):
                 if offer is not None:
                     step.offers[index][guarded.name] = offer
 
@@ -250,38 +270,48 @@ class Speculation:
         return tuple(self._step.reasons[index])
 
     def observe(self, works: Items[Work], commits: Items[Commit], run_s: float) -> None:
-        """Proposers and controller learn from a step, which took `run_s` after `propose`."""
+        """Proposers learn from a step, which took `run_s` after `propose`; the controller does when `learn` is
+        called."""
         for guarded in self.assignments.proposers.values():
             guarded.observe(commits)
-        started, step, controller = self._clock(), self._step, self.controller
+        step = self._step
         for work, reasons in zip(works, step.reasons, strict=True):
             if reasons:
                 decisions = work.sequence.counters.decisions
                 for reason in reasons:
                     decisions[reason] += 1
+        self._outcome = _Outcome(step, works, commits, run_s)
+
+    def learn(self) -> None:
+        """The controller learns from what became of the last step, and from the queries of the present one. No draft
+        waits for that: it is done while the target runs."""
+        controller, step, outcome, self._outcome = self.controller, self._step, self._outcome, None
         if controller is None:
             return
-        if step.offers:
-            self._count_savings(works, commits, step.query_s + run_s)
+        try:
+            if outcome is not None:
+                self._learn_outcome(outcome, controller)
+            if step.prices is not None:
+                queries, step.queries = step.queries, []
+                for proposer, works, offers, seconds in queries:
+                    controller.observe_query(proposer, works, offers, step.prices, seconds)
+        except Exception:
+            self._give_controller_up()
+
+    def _learn_outcome(self, outcome: _Outcome, controller: Controller) -> None:
+        step, works, commits, run_s = outcome
+        load = step.prices.load if step.prices is not None else Load.of(step.works)
+        if step.offers:  # what each sequence gained on as many plain steps of this batch as it got tokens
+            plain_s = controller.costs.run(load.rows, load.keys)
+            for work, commit in zip(works, commits, strict=True):
+                if work.draft.tokens:
+                    work.sequence.counters.saved_s += len(commit.tokens) * plain_s - step.query_s - run_s
         if step.prices is not None:
             mine = {index: made.values() for index, made in step.offers.items() if step.assigned[index].adaptive}
-            try:
-                looking_s = step.looking_s and step.looking_s + self._learning_s
-                controller.observe(works, mine, commits, step.prices, step.controlled_s, run_s, looking_s)
-            except Exception:
-                self._give_controller_up()
-            self._learning_s = self._clock() - started
-
-    def _count_savings(self, works: Items[Work], commits: Items[Commit], step_s: float) -> None:
-        """What each sequence with a draft gained on as many plain steps of this batch as it got tokens."""
-        assert self.controller is not None
-        load = self._step.prices.load if self._step.prices is not None else Load.of(self._step.works)
-        plain_s = self.controller.costs.run(load.rows, load.keys)
-        for work, commit in zip(works, commits, strict=True):
-            if work.draft.tokens:
-                work.sequence.counters.saved_s += len(commit.tokens) * plain_s - step_s
+            controller.observe(works, mine, commits, step.prices, step.controlled_s, run_s, step.looking_s)
 
     def release(self, sequence_ids: Iterable[int]) -> None:
+        self.learn()  # from what they did last
         ids = list(sequence_ids)
         self.assignments.release(ids)
         if self.controller is not None:

@@ -16,8 +16,9 @@ from foredraft.types import Commit, Stop, Verdict, Work
 class Target(Protocol):
     """What checks drafts: the model with its acceptance rules and its cache, or a simulation that knows the answer."""
 
-    def verify(self, works: list[Work]) -> tuple[list[Verdict], list[Stop]]:
-        """Run the works: for each the accepted path and one token more, and where that is to be cut."""
+    def start(self, works: list[Work]) -> Callable[[], tuple[list[Verdict], list[Stop]]]:
+        """Begin to run the works. What is returned waits for the end: for each work the accepted path and one token
+        more, and where that is to be cut."""
 
     def keep(self, works: Items[Work], verdicts: Items[Verdict], stops: Items[Stop]) -> None:
         """Make the cache hold what was accepted, and nothing else."""
@@ -47,7 +48,9 @@ def step(
     scheduled = scheduler.schedule(chunk_limit.rows_beside(num_decoding), looks_ahead)
     works = speculation.propose(scheduled)
     drafted = clock()
-    verdicts, stops = target.verify(works)
+    finish = target.start(works)
+    speculation.learn()  # a device runs meanwhile
+    verdicts, stops = finish()
     target.keep(works, verdicts, stops)
     commits = scheduler.update_from_output(works, verdicts, stops)
     done = clock()

@@ -3,7 +3,6 @@ without the nodes that a grammar does not allow."""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence as Items
 
 from foredraft.types import NO_DRAFT, Draft, Sequence
@@ -43,21 +42,23 @@ def merge(drafts: Items[Draft], budget: int) -> Draft:
                 scores[node] = max(scores[node], score)
             place.append(node)
     _settle(parents, scores, origins)
-    kept = sorted(heapq.nsmallest(budget, range(len(tokens)), key=lambda node: (-scores[node], node)))
-    return Draft(tuple(tokens), tuple(parents), tuple(scores), tuple(origins)).only(kept)
+    best = sorted(range(len(tokens)), key=scores.__getitem__, reverse=True)[:budget]  # of equals the first are kept
+    return Draft(tuple(tokens), tuple(parents), tuple(scores), tuple(origins)).only(sorted(best))
 
 
 def _settle(parents: list[int], scores: list[float], origins: list[str]) -> None:
     """Lower the scores of nodes to what their parents and rivals leave."""
-    shares = [min(1.0, score / (scores[parent] if parent >= 0 else 1.0)) for score, parent in zip(scores, parents)]
+    shares: list[float] = []  # of every node, how probable it is after its parent
     best: dict[int, int] = {}  # parent -> its most probable child
-    for node, parent in enumerate(parents):
+    for node, (parent, score) in enumerate(zip(parents, scores, strict=True)):
+        shares.append(min(1.0, score if parent < 0 else score / scores[parent]))
         if parent not in best or shares[node] > shares[best[parent]]:
             best[parent] = node
     for node, parent in enumerate(parents):
-        rival = best[parent]
-        doubt = 1 - shares[rival] if origins[rival] != origins[node] else 1.0
-        scores[node] = shares[node] * doubt * (scores[parent] if parent >= 0 else 1.0)
+        rival, share = best[parent], shares[node]
+        if rival != node and origins[rival] != origins[node]:
+            share *= 1 - shares[rival]
+        scores[node] = share if parent < 0 else share * scores[parent]
 
 
 def pruned(draft: Draft, sequence: Sequence) -> Draft:
