@@ -62,3 +62,25 @@ def test_every_step_and_query_is_learnt_from_once(monkeypatch: pytest.MonkeyPatc
     assert sum(queries) == player.queries
     assert len(steps) >= len(world.verified), "prompts count as well"
     assert sum(steps) >= world.elapsed - 1e-9
+
+
+def test_learning_is_no_part_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the target does not run meanwhile, it is part of what looking takes."""
+    player = Player("model", lambda place: 0.8)
+    world = World(CHEAP, [player])
+    runs: list[tuple[float, float]] = []
+    observe, observe_query = Controller.observe, Controller.observe_query
+
+    def watched(self: Controller, *arguments: Any) -> None:
+        runs.append(arguments[5:])
+        observe(self, *arguments)
+
+    def slow(self: Controller, *arguments: Any) -> None:
+        player.clock.now += 1.0
+        observe_query(self, *arguments)
+
+    monkeypatch.setattr(Controller, "observe", watched)
+    monkeypatch.setattr(Controller, "observe_query", slow)
+    world.write(20)
+    assert all(run_s < 1.0 for run_s, _ in runs)
+    assert any(looking_s >= 1.0 for _, looking_s in runs)

@@ -215,6 +215,7 @@ class Backend(Protocol):
     activation_dtype: torch.dtype
     kv_dtype: torch.dtype
     tree_ops: TreeOps | None = None  # grow draft trees on the device; None where the host may well do it level by level
+    runs_ahead: bool = False  # whether runs are only begun when a call returns, and the host may do something else
     # Runs of so many rows must give a row the same bits: start-up compares them.
     row_counts: tuple[int, ...] = ROW_COUNTS
 

@@ -26,6 +26,7 @@ class TorchBackend(Backend):
 
     def __init__(self, dtype: str, device: torch.device) -> None:
         self.device = device
+        self.runs_ahead = device.type == "cuda"
         self.activation_dtype = torch.bfloat16 if dtype != "float32" and _computes_bfloat16(device) else torch.float32
         self.kv_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
         self.row_tiles: tuple[int, ...] | None = None

@@ -19,7 +19,7 @@ from copy import deepcopy
 from typing import NamedTuple
 
 from foredraft.control.costs import ENOUGH, RECENT, Costs, Load, median
-from foredraft.control.nodes import best_count
+from foredraft.control.nodes import MEMORY, best_count
 from foredraft.control.reasons import DRAFTED, LEDGER, MEASURING, NOTHING_PROPOSED, PROBE, RESTING, TOO_UNSURE
 from foredraft.control.records import Candidate, Record, Request, allowance_s
 from foredraft.types import NO_DRAFT, Commit, Draft, Sequence, Work
@@ -50,6 +50,8 @@ class Controller:
         self._allowance_s = allowance_s(costs.run(1, 0))
         self._records: dict[tuple[str, int], Record] = {}  # by proposer and kind of sampling
         self._requests: dict[str, dict[int, Request]] = {}  # by proposer and sequence
+        # Of recent steps without prompts: what they took, and what plain steps would have taken for their tokens.
+        self._spent_s = self._plain_s = self._allowance_s
         self._begun: set[int] = set()  # sequences about which something was decided
         self._looked_s: dict[int, deque[float]] = {}  # by number of sequences, about: seconds of the last looks at them
         # The times of the last runs with drafts, in units of what was expected.
@@ -58,6 +60,12 @@ class Controller:
     def copy(self) -> Controller:
         """A controller with the same state. Both share what is known of the machine."""
         return deepcopy(self, {id(self.costs): self.costs})
+
+    @property
+    def pace(self) -> float:
+        """What a token takes at present, in units of plain decoding. A token that a row does not bring is drafted again
+        in the next step: so much it is worth, and no more."""
+        return min(1.0, self._spent_s / self._plain_s)
 
     def prices(self, load: Load, nodes: int) -> Prices:
         """What a step costs with such a load, and drafts of at most so many nodes for each sequence."""
@@ -168,8 +176,8 @@ class Controller:
             return 0.0
         last = min(8, len(each) - 1)
         row = (each[last] - each[1]) / (last - 1)
-        level = record.level_s / prices.token_s
-        return record.odds.confidence(min(1.0, (row + level) / (record.promised[1] / record.promised[0])))
+        costs = (row + record.level_s / prices.token_s) / self.pace
+        return record.odds.confidence(min(1.0, costs / (record.promised[1] / record.promised[0])))
 
     def offers(self, candidate: Candidate, works: Items[Work], drafts: Items[Draft]) -> list[Offer | None]:
         """The drafts of a query, with what the record says of them."""
@@ -232,9 +240,9 @@ class Controller:
             if offer is not None and offer.draft.q is None and is_known:
                 survivals += offer.survivals
         best = sorted(range(len(survivals)), key=survivals.__getitem__, reverse=True)
-        chances = [survivals[node] for node in best]
+        chances, pace = [survivals[node] for node in best], self.pace
         extra = self.costs.extra(prices.load, len(best))
-        worth, _ = best_count(chances, extra)
+        worth, _ = best_count([pace * chance for chance in chances], extra)
         count, most_s = worth, max([record.credit_s for record in self._records.values() if record.live], default=0.0)
         while count and extra[count] * prices.token_s * (1 - sum(chances[:count]) / count) > most_s:
             count -= 1  # what is expected to be lost of so many rows is not covered
@@ -269,6 +277,9 @@ class Controller:
         """Learn from a step that took so long: in queries, in the run, and in looking at its sequences beside that.
         `offers` are those of all proposers, by the place of a sequence in the step."""
         costs, load, token_s = self.costs, prices.load, prices.token_s
+        if load.rows == load.sequences:
+            self._spent_s = MEMORY * self._spent_s + query_s + run_s + looking_s
+            self._plain_s = MEMORY * self._plain_s + token_s * sum([len(commit.tokens) for commit in commits])
         if looking_s:
             self._looked_s.setdefault(load.sequences.bit_length(), deque(maxlen=RECENT)).append(looking_s)
             payer = max([record for record in self._records.values() if record.live], key=_credit, default=None)

@@ -79,6 +79,7 @@ class Engine:
         self.config = config
         self.max_model_len = max_model_len
         self.runner = runner
+        self.runs_ahead = runner.backend.runs_ahead
         self.scheduler = scheduler
         self.kv = kv
         self.tokenizer = tokenizer

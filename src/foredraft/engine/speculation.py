@@ -60,7 +60,7 @@ class _Step:
         self.query_s = 0.0
         self.controlled_s = 0.0  # of that, for sequences of the controller
         self.queries: list[_Query] = []  # those that are still to be learnt from
-        self.looking_s = 0.0  # what `propose` took beside queries; 0 where nobody was looked at
+        self.looking_s = 0.0  # what it took beside queries and the run; 0 where nobody was looked at
 
 
 class _Outcome(NamedTuple):
@@ -269,9 +269,9 @@ class Speculation:
         """Why a sequence of the last step, by its place there, got the draft that it got, or none."""
         return tuple(self._step.reasons[index])
 
-    def observe(self, works: Items[Work], commits: Items[Commit], run_s: float) -> None:
-        """Proposers learn from a step, which took `run_s` after `propose`; the controller does when `learn` is
-        called."""
+    def observe(self, works: Items[Work], commits: Items[Commit], run_s: float, learning_s: float) -> None:
+        """Proposers learn from a step: its run took `run_s`, and had to wait for `learning_s` in `learn`. The
+        controller learns when `learn` is called next."""
         for guarded in self.assignments.proposers.values():
             guarded.observe(commits)
         step = self._step
@@ -280,11 +280,13 @@ class Speculation:
                 decisions = work.sequence.counters.decisions
                 for reason in reasons:
                     decisions[reason] += 1
+        if step.assigned:
+            step.looking_s += learning_s
         self._outcome = _Outcome(step, works, commits, run_s)
 
     def learn(self) -> None:
-        """The controller learns from what became of the last step, and from the queries of the present one. No draft
-        waits for that: it is done while the target runs."""
+        """The controller learns from what became of the last step, and from the queries of the present one. A draft
+        never waits for that: a device runs meanwhile."""
         controller, step, outcome, self._outcome = self.controller, self._step, self._outcome, None
         if controller is None:
             return

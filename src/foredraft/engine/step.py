@@ -16,6 +16,8 @@ from foredraft.types import Commit, Stop, Verdict, Work
 class Target(Protocol):
     """What checks drafts: the model with its acceptance rules and its cache, or a simulation that knows the answer."""
 
+    runs_ahead: bool  # whether `start` returns while the run goes on
+
     def start(self, works: list[Work]) -> Callable[[], tuple[list[Verdict], list[Stop]]]:
         """Begin to run the works. What is returned waits for the end: for each work the accepted path and one token
         more, and where that is to be cut."""
@@ -42,18 +44,20 @@ def step(
     clock: Callable[[], float],
 ) -> Stepped:
     """One run of the target for everybody who is scheduled."""
-    started = clock()
+    begun = clock()
     num_decoding = scheduler.num_decoding
     looks_ahead = not speculation.rests(scheduler.running)
     scheduled = scheduler.schedule(chunk_limit.rows_beside(num_decoding), looks_ahead)
     works = speculation.propose(scheduled)
     drafted = clock()
     finish = target.start(works)
-    speculation.learn()  # a device runs meanwhile
+    started = clock()
+    speculation.learn()
+    learning_s = 0.0 if target.runs_ahead else clock() - started
     verdicts, stops = finish()
     target.keep(works, verdicts, stops)
     commits = scheduler.update_from_output(works, verdicts, stops)
     done = clock()
-    chunk_limit.observe(sum([work.num_rows for work in works]), num_decoding, done - started)
-    speculation.observe(works, commits, done - drafted)
-    return Stepped(works, commits, stops, drafted - started, done - drafted)
+    chunk_limit.observe(sum([work.num_rows for work in works]), num_decoding, done - begun)
+    speculation.observe(works, commits, done - drafted - learning_s, learning_s)
+    return Stepped(works, commits, stops, drafted - begun, done - drafted)

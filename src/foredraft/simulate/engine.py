@@ -49,6 +49,8 @@ class SimulatedEngine:
     """`right(sequence, position)` is the token that the target emits at a position of a sequence, and
     `takes(load, accepted)` the seconds of a run and of what the engine does around it."""
 
+    runs_ahead = False
+
     def __init__(
         self,
         options: EngineConfig,

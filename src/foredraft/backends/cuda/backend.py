@@ -49,6 +49,7 @@ class CudaBackend(Backend):
     """See backends/base.py for what each verb means. A batch is one that `prepare` made."""
 
     name = "cuda"
+    runs_ahead = True
     row_counts: tuple[int, ...] = ROW_BUCKETS
 
     def __init__(self, dtype: str, device: torch.device) -> None:
