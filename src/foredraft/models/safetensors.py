@@ -30,10 +30,8 @@ class SafetensorsCheckpoint(Checkpoint):
         sampling = read_json(generation)
         config = _read_config(folder, Fields(generation, sampling).token_ids("eos_token_id"))
         stored = (tensor for file in _shard_files(folder) for tensor in _stored_tensors(file))
-        super().__init__(folder, config, _sampling_defaults(generation, sampling), stored)
-
-    def _read_tokenizer(self) -> Tokenizer:
-        return Tokenizer.from_folder(self.path, self.config.eos_token_ids)
+        read_tokenizer = partial(Tokenizer.from_folder, folder, config.eos_token_ids)
+        super().__init__(folder, config, _sampling_defaults(generation, sampling), stored, read_tokenizer)
 
 
 def _read_config(folder: Path, eos_token_ids: tuple[int, ...]) -> ModelConfig:

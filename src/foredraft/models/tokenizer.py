@@ -150,15 +150,12 @@ class Tokenizer:
     def bytes_of(self, token_id: int) -> bytes:
         """The token's own bytes, also where they are only a part of a character."""
         text = self.own_text(token_id)
-        if _NO_CHARACTER not in text:
-            return text.encode()
-        token = self._backend.id_to_token(token_id)
-        if token is None:
-            return text.encode()
-        if found := _BYTE_TOKEN.fullmatch(token):
-            return bytes([int(found[1], 16)])
-        if self._joins_bytes and all(character in _BYTE_LEVEL for character in token):
-            return bytes(_BYTE_LEVEL[character] for character in token)
+        token = self._backend.id_to_token(token_id) if _NO_CHARACTER in text else None
+        if token is not None:
+            if found := _BYTE_TOKEN.fullmatch(token):
+                return bytes([int(found[1], 16)])
+            if self._joins_bytes and all(character in _BYTE_LEVEL for character in token):
+                return bytes(_BYTE_LEVEL[character] for character in token)
         return text.encode()
 
     def render_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
@@ -220,14 +217,6 @@ class Tokenizer:
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special_ids
-
-    def check_fits(self, num_logits: int, path: Path) -> None:
-        """Raise InvalidModel if a token id lies beyond the model's logits."""
-        if self.vocab_size > num_logits:
-            raise InvalidModel(
-                f"{path}: the tokenizer has ids up to {self.vocab_size - 1}, but the model's logits end at "
-                f"{num_logits - 1}, so it does not fit the model; use the tokenizer that belongs to it."
-            )
 
 
 def _ids(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool, max_bytes: int) -> list[int]:
