@@ -131,21 +131,17 @@ class Tokenizer:
 
     def text_of(self, token_id: int) -> str | None:
         """What the token adds to any text of whole characters; None where that depends on its neighbours."""
-        try:
-            return self._texts[token_id]
-        except KeyError:
+        if token_id not in self._texts:
             text = self.decode([token_id]) if self._joins_bytes else ""
             self._texts[token_id] = text if text and _NO_CHARACTER not in text else None
-            return self._texts[token_id]
+        return self._texts[token_id]
 
     def own_text(self, token_id: int) -> str:
         """The token as a text of its own, special ones too. Known from the second time on: answers with log
         probabilities need it for every alternative."""
-        try:
-            return self._own_texts[token_id]
-        except KeyError:
-            text = self._own_texts[token_id] = self.decode([token_id], skip_special_tokens=False)
-            return text
+        if token_id not in self._own_texts:
+            self._own_texts[token_id] = self.decode([token_id], skip_special_tokens=False)
+        return self._own_texts[token_id]
 
     def bytes_of(self, token_id: int) -> bytes:
         """The token's own bytes, also where they are only a part of a character."""
