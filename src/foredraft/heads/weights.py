@@ -14,7 +14,7 @@ from foredraft.errors import InvalidModel
 from foredraft.heads.base import D2T, HeadConfig
 from foredraft.heads.coding import decoded
 from foredraft.heads.files import read_weights
-from foredraft.models.decoder import attention_shape, pack_linear
+from foredraft.models.decoder import attention_shape, pack_linear, read_layer
 from foredraft.models.quantise import convert
 from foredraft.models.rope import rope_table
 
@@ -66,22 +66,10 @@ class HeadWeights:
         return convert(weight, self._dtype, is_head, "bfloat16")
 
     def layer(self, prefix: str, shape: AttentionShape) -> Layer:
-        attention = f"{prefix}.self_attn"
-
         def optional(name: str) -> Tensor | None:
             return self.vector(name) if name in self._tensors else None
 
-        return Layer(
-            input_norm=self.vector(f"{prefix}.input_layernorm.weight"),
-            qkv=self.linear(*(f"{attention}.{part}_proj.weight" for part in "qkv")),
-            q_norm=optional(f"{attention}.q_norm.weight"),
-            k_norm=optional(f"{attention}.k_norm.weight"),
-            output=self.linear(f"{attention}.o_proj.weight"),
-            post_norm=self.vector(f"{prefix}.post_attention_layernorm.weight"),
-            gate_up=self.linear(f"{prefix}.mlp.gate_proj.weight", f"{prefix}.mlp.up_proj.weight"),
-            down=self.linear(f"{prefix}.mlp.down_proj.weight"),
-            shape=shape,
-        )
+        return read_layer(prefix, shape, self.vector, optional, self.linear)
 
     def stack(self, layers: tuple[Layer, ...], max_positions: int, entry: Entry | None = None) -> Stack:
         """The layers with the final norm."""
