@@ -100,7 +100,11 @@ class Grammars:
             if compiled is None:
                 check_size(grammar)
                 compiled = CompiledGrammar(_source(grammar), self._tokenizer, self._vocab_size, self._eos_token_ids)
-                self._keep(text, compiled)
+                with self._lock:
+                    self._compiled[text] = compiled
+                    self._compiled.move_to_end(text)
+                    while len(self._compiled) > _MOST_CACHED or sum(map(len, self._compiled)) > _MOST_CACHED_LENGTH:
+                        self._compiled.popitem(last=False)
         return compiled
 
     def _kept(self, text: str) -> CompiledGrammar | None:
@@ -110,13 +114,6 @@ class Grammars:
                 return None
             self._compiled.move_to_end(text)
             return compiled
-
-    def _keep(self, text: str, compiled: CompiledGrammar) -> None:
-        with self._lock:
-            self._compiled[text] = compiled
-            self._compiled.move_to_end(text)
-            while len(self._compiled) > _MOST_CACHED or sum(map(len, self._compiled)) > _MOST_CACHED_LENGTH:
-                self._compiled.popitem(last=False)
 
     @cached_property
     def _tokenizer(self) -> llguidance.LLTokenizer:
@@ -203,10 +200,9 @@ class GrammarConstraint:
         that there is always one. Those are allowed wherever the grammar may end, unless the request ignores them and
         there are others."""
         key = tuple(path)
-        known = self._masks.get(key)
-        if known is None:
-            known = self._masks[key] = self._computed_mask(path)
-        return known
+        if key not in self._masks:
+            self._masks[key] = self._computed_mask(path)
+        return self._masks[key]
 
     def accept(self, tokens: Items[int]) -> None:
         """Tokens were committed. The sequence ends with an end-of-text token, so that one is not followed."""
