@@ -99,17 +99,13 @@ class _Staging:
         self.tensors.update(zip(("token_ids", "positions", "slots"), wide, strict=True))
         self.tensors.update(zip(("sequences", "prefix_lens", "path_lens"), narrow, strict=True))
 
-    def wait(self) -> None:
-        """Until the last upload has been read: only then may the host's buffer be written again. Mostly the device has
-        nothing to do by now: what it drew has been waited for."""
-        wait(self._device.device)
-
     def upload(self) -> None:
         self._device.copy_(self._host, non_blocking=True)
 
 
 def wait(device: torch.device) -> None:
-    """Until the device has done all that it was told."""
+    """Until the device has done all that it was told, and so has read the last upload: only then may the host's buffer
+    be written again. Mostly it has nothing to do by then: what it drew has been waited for."""
     if device.type == "cuda":
         torch.cuda.current_stream(device.index).synchronize()  # by its index: a device is first looked up by name
 
@@ -128,7 +124,7 @@ class Plans:
             return single_plan(batch, shape, self._device, self._kv_dtype)
         together = rows_together(shape, self._kv_dtype, whole=False)
         staging, plan = self._bucket(_bucket(batch, together), batch.block_size)
-        staging.wait()
+        wait(self._device)
         _fill(staging, batch)
         together = rows_of_group(batch.num_rows, together, has_paths=batch.paths.shape[1] > 0)
         _fill_groups(staging.arrays["split_groups"], batch.borders, together)
@@ -144,7 +140,7 @@ class Plans:
             while keys < max_keys:
                 keys = _key_bucket(keys + 1)
                 staging, plan = self._bucket((rows, keys, _PATH_BUCKETS[0], together), block_size)
-                staging.wait()
+                wait(self._device)
                 _fill_up(staging, 0)
                 staging.arrays["split_groups"][:] = 0
                 yield plan
