@@ -149,14 +149,10 @@ class CompiledGrammar:
     def constraint(self, ignore_eos: bool = False) -> GrammarConstraint:
         return GrammarConstraint(self, ignore_eos)
 
-    def matcher(self) -> llguidance.LLMatcher:
-        """A parser at the beginning."""
-        return self._first.deep_copy()
-
-    def renewed_matcher(self) -> llguidance.LLMatcher:
-        """A parser at the beginning, for a sequence that found the first automaton full."""
-        self.is_full = True
-        return self._second.deep_copy()
+    def matcher(self, is_renewed: bool) -> llguidance.LLMatcher:
+        """A parser at the beginning; a renewed one is for a sequence that found the first automaton full."""
+        self.is_full = self.is_full or is_renewed
+        return (self._second if is_renewed else self._first).deep_copy()
 
     def _probe(self, matcher: llguidance.LLMatcher) -> None:
         """Follow the grammar for some steps, along forced tokens and the first ones that are allowed. Finds what no
@@ -284,14 +280,13 @@ class GrammarConstraint:
         if self.error is not None:
             return otherwise
         if self._matcher is None:
-            self._matcher = self._grammar.matcher()
+            self._matcher = self._grammar.matcher(self._is_renewed)
+            self._matcher.try_consume_tokens(self._tokens)
         result = action(self._matcher)
         if not self._matcher.is_error():
             return result
         if not self._is_renewed and _AUTOMATON in self._matcher.get_error():
-            self._is_renewed = True
-            self._matcher = self._grammar.renewed_matcher()
-            self._matcher.try_consume_tokens(self._tokens)
+            self._is_renewed, self._matcher = True, None
             return self._now(action, otherwise)
         self.error = _complaint(self._matcher)
         return otherwise
