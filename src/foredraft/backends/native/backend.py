@@ -23,7 +23,7 @@ from torch import Tensor
 from foredraft.backends.base import AttentionShape, Backend, HeadNorms, LayerKV, Linear, Stack, Taps, Weight
 from foredraft.backends.native.describe import describe_batch, describe_shape, describe_stack, matrix, pointer
 from foredraft.backends.native.header import STRUCTURES
-from foredraft.backends.native.library import ERRORS, OUT_OF_MEMORY, library_build, load_library
+from foredraft.backends.native.library import ERRORS, OUT_OF_MEMORY, load_library
 from foredraft.backends.native.weights import BLOCK, KINDS, Packed, WeightMemory, describe_plain
 from foredraft.batch import ForwardBatch
 from foredraft.config import QUANT_GROUP, check_threads
@@ -53,7 +53,8 @@ class NativeBackend(Backend):
         self.device = torch.device("cpu")
         self.activation_dtype = torch.float32
         self.kv_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
-        self.build = f"{library_build(found)} {activations}"  # of both depend the bits of a row, and what it costs
+        # On all of these depend the bits of a row, and what it costs: the sources, the level and its compiler.
+        self.build = f"{found.fd_sources().decode()} {found.fd_build().decode()} {activations}"
         self._library = found
         self._planes = PLANES[activations]
         self._memory = WeightMemory()

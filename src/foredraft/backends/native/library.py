@@ -20,17 +20,13 @@ ERRORS = {
 }
 
 
-class StaleLibrary(Exception):
-    """A library was built from other sources than those beside it."""
-
-
 def open_library(path: Path) -> ctypes.CDLL:
-    """Load one compiled library and declare its functions; raises OSError where the system refuses its level, and
-    StaleLibrary."""
+    """Load one compiled library and declare its functions; raises OSError where the system refuses its level, or it was
+    built from other sources than those beside it."""
     library = ctypes.CDLL(str(path))
     library.fd_sources.restype = library.fd_build.restype = c_char_p
     if library.fd_sources() != sources_digest().encode():
-        raise StaleLibrary(f"{path.name} was built from other sources; run: python -m foredraft.kernels.build")
+        raise OSError(f"{path.name} was built from other sources; run: python -m foredraft.kernels.build")
     for name, (result, arguments) in FUNCTIONS.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
@@ -39,16 +35,11 @@ def open_library(path: Path) -> ctypes.CDLL:
     return library
 
 
-def library_build(library: ctypes.CDLL) -> str:
-    """Names the code of a library: its sources, its level and its compiler, whatever their files are called."""
-    return f"{library.fd_sources().decode()} {library.fd_build().decode()}"
-
-
 def load_library() -> ctypes.CDLL | None:
     """The best library that was built and that this processor can run; None where there is none."""
     for level in usable_levels():
         try:
             return open_library(level.library)
-        except (OSError, AttributeError, StaleLibrary):  # built for another system, or refused by this one
+        except (OSError, AttributeError):  # built for another system or of other sources, or refused by this one
             continue
     return None
