@@ -85,14 +85,11 @@ class WeightMemory:
         """`size` bytes that nobody else has; they go back to the system with the last tensor of their piece."""
         rounded = -(-size // LINE) * LINE
         if rounded > len(self._piece):
-            self._piece = _large_pages(max(PIECE, rounded))
+            private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory has pages of its own kind
+            memory = mmap.mmap(-1, max(PIECE, rounded), flags=private)
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                with suppress(OSError):  # a system without large pages
+                    memory.madvise(mmap.MADV_HUGEPAGE)
+            self._piece = torch.frombuffer(memory, dtype=torch.uint8)
         taken, self._piece = self._piece[:size], self._piece[rounded:]
         return taken
-
-
-def _large_pages(size: int) -> Tensor:
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory has pages of its own kind
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a system without large pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)
