@@ -212,13 +212,10 @@ class NativeBackend(Backend):
         self._call(verb, description, chosen, count, *where, y.data_ptr())
         return y
 
-    def top(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        return self._top(logits, count, False)
-
     def likely(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        return self._top(logits, count, True)
+        return self.top(logits, count, probabilities=True)
 
-    def _top(self, logits: Tensor, count: int, probabilities: bool) -> tuple[Tensor, Tensor]:
+    def top(self, logits: Tensor, count: int, probabilities: bool = False) -> tuple[Tensor, Tensor]:
         rows, columns = matrix("logits", logits)
         if logits.dtype is not torch.float32 or not logits.is_cpu or logits.stride(1) != 1:
             raise ValueError(f"logits must be float32 rows in CPU memory, not {logits.dtype} on {logits.device}.")
