@@ -24,7 +24,6 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from foredraft.errors import InvalidModel
 from foredraft.models.fields import is_whole, shown
 
-_VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT, _MIN_ALIGNMENT, _MAX_ALIGNMENT = 32, 8, 1 << 16
 _MAX_DIMENSIONS = 4
 # No model comes near these. They keep what Python makes of a header in proportion to it.
@@ -89,7 +88,7 @@ class _Parser:
             raise InvalidModel(f"{self._path} does not start with 'GGUF', so it is not a GGUF file; give one.")
         self._position = 4
         version = self._scalar("I")
-        if version not in _VERSIONS:
+        if version not in (2, 3):
             raise InvalidModel(
                 f"{self._path} has GGUF version {version}, but versions 2 and 3 (little-endian) are supported; "
                 "convert the model again with a current llama.cpp."

@@ -11,8 +11,6 @@ from foredraft.errors import InvalidModel
 from foredraft.models.fields import MAX_LAYERS, Fields, shown
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "granite")
-_DEFAULT_THETA = {"smollm3": 2_000_000.0}
-_DEFAULT_HEAD_DIM = {"qwen3": 128}
 
 
 def config_from_json(path: Path, raw: dict[str, Any]) -> ModelConfig:
@@ -35,7 +33,7 @@ def config_from_json(path: Path, raw: dict[str, Any]) -> ModelConfig:
     hidden_size = fields.integer("hidden_size")
     num_layers = fields.integer("num_hidden_layers", most=MAX_LAYERS)
     num_heads = fields.integer("num_attention_heads")
-    head_dim = fields.integer("head_dim", _DEFAULT_HEAD_DIM.get(architecture, hidden_size // num_heads))
+    head_dim = fields.integer("head_dim", 128 if architecture == "qwen3" else hidden_size // num_heads)
     no_rope_layers = _no_rope_layers(raw, fields, num_layers) if architecture == "smollm3" else ()
     sliding_window, sliding_layers = _sliding(architecture, raw, fields, num_layers, no_rope_layers)
     rope_theta, rope_dim, rope_scaling = _rope(path, architecture, raw, head_dim)
@@ -113,7 +111,7 @@ def _rope(path: Path, architecture: str, raw: dict[str, Any], head_dim: int) -> 
     if raw.get("original_max_position_embeddings") is not None:
         values = {**values, "original_max_position_embeddings": raw["original_max_position_embeddings"]}
     fields = Fields(path, values)
-    theta = fields.number("rope_theta", _DEFAULT_THETA.get(architecture, 10_000.0), positive=True)
+    theta = fields.number("rope_theta", 2e6 if architecture == "smollm3" else 1e4, positive=True)
     fraction = fields.number("partial_rotary_factor", 1.0)
     if fraction != 1.0 and architecture != "phi3":
         raise fields.error("partial_rotary_factor", f"is {fraction}, but only phi3 models may set it")

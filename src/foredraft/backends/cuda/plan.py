@@ -123,7 +123,11 @@ class Plans:
         if batch.num_rows > (_PROMPT_ROWS if has_prompt else ROW_BUCKETS[-1]):
             return single_plan(batch, shape, self._device, self._kv_dtype)
         together = rows_together(shape, self._kv_dtype, whole=False)
-        staging, plan = self._bucket(_bucket(batch, together), batch.block_size)
+        rows, depth = ROW_BUCKETS[bisect_left(ROW_BUCKETS, batch.num_rows)], batch.paths.shape[1]
+        # A row of a tree sees few keys, but nodes lie one behind the other: their slots reach beyond the longest path.
+        keys = _key_bucket(max(batch.max_keys, batch.reach))
+        bucket = rows, keys, next((size for size in _PATH_BUCKETS if size >= depth), depth), together
+        staging, plan = self._bucket(bucket, batch.block_size)
         wait(self._device)
         _fill(staging, batch)
         together = rows_of_group(batch.num_rows, together, has_paths=batch.paths.shape[1] > 0)
@@ -182,13 +186,6 @@ def single_plan(
     if batch.logit_rows is not None:
         staging.arrays["logit_rows"][:] = batch.logit_rows
     return _plan(staging, batch.block_size, batch.max_keys, batch.logit_rows is not None)
-
-
-def _bucket(batch: PackedBatch, together: int) -> Bucket:
-    rows, depth = ROW_BUCKETS[bisect_left(ROW_BUCKETS, batch.num_rows)], batch.paths.shape[1]
-    # A row of a tree sees few keys, but nodes lie one behind the other: their slots reach beyond the longest path.
-    reach = max(batch.max_keys, batch.reach)
-    return rows, _key_bucket(reach), next((size for size in _PATH_BUCKETS if size >= depth), depth), together
 
 
 def _key_bucket(reach: int) -> int:
