@@ -80,18 +80,14 @@ class _Staging:
             ("whole_rows", np.int32, (whole[0],)),
             ("whole_groups", np.int32, (whole[1] + 1,)),
         ]
-        places = []
-        size = 0
-        for name, dtype, shape in arrays:
-            length = int(np.prod(shape)) * np.dtype(dtype).itemsize
-            places.append((name, dtype, shape, size, length))
-            size += -(-length // 16) * 16
+        lengths = [int(np.prod(shape)) * np.dtype(dtype).itemsize for _, dtype, shape in arrays]
+        *starts, size = accumulate((-(-length // 16) * 16 for length in lengths), initial=0)
         pinned = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._host, self._device = pinned, torch.zeros(size, dtype=torch.uint8, device=device)
         self.rows = rows  # that may hold something; those behind read and write nothing
         self.arrays: dict[str, NDArray[Any]] = {}
         self.tensors: dict[str, Tensor] = {}
-        for name, dtype, shape, start, length in places:
+        for (name, dtype, shape), start, length in zip(arrays, starts, lengths, strict=True):
             self.arrays[name] = pinned.numpy()[start : start + length].view(dtype).reshape(shape)
             kind = torch.int64 if dtype is np.int64 else torch.int32
             self.tensors[name] = self._device[start : start + length].view(kind).view(shape)
