@@ -71,7 +71,6 @@ class Tokenizer:
         self._least_tokens = LeastTokens(backend, vocabulary, _BYTE_LEVEL)
         # Whether a text is the bytes of its tokens one behind the other, so that no token looks at another.
         self._joins_bytes = isinstance(backend.decoder, ByteLevel)
-        self._texts: dict[int, str | None] = {}  # what `text_of` has found out
         self._own_texts: dict[int, str] = {}  # what `own_text` has found out
 
     @classmethod
@@ -131,10 +130,10 @@ class Tokenizer:
 
     def text_of(self, token_id: int) -> str | None:
         """What the token adds to any text of whole characters; None where that depends on its neighbours."""
-        if token_id not in self._texts:
-            text = self.decode([token_id]) if self._joins_bytes else ""
-            self._texts[token_id] = text if text and _NO_CHARACTER not in text else None
-        return self._texts[token_id]
+        if not self._joins_bytes or self.is_special(token_id):
+            return None
+        text = self.own_text(token_id)
+        return text if text and _NO_CHARACTER not in text else None
 
     def own_text(self, token_id: int) -> str:
         """The token as a text of its own, special ones too. Known from the second time on: answers with log
