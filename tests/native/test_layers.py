@@ -18,7 +18,7 @@ from torch import Tensor
 
 from foredraft.backends.base import Entry, LayerKV, Linear, Stack, Taps, Weight, entered, run_layers
 from foredraft.backends.native.backend import NativeBackend
-from foredraft.backends.native.library import BatchDescription, KVDescription, StackDescription
+from foredraft.backends.native.header import STRUCTURES
 from foredraft.batch import ForwardBatch, pack
 from foredraft.config import ModelConfig
 from foredraft.models.catalog import open_checkpoint
@@ -267,11 +267,12 @@ def test_descriptions_go_with_what_they_describe(decoder: Decoder) -> None:
         gc.collect()
         return sum(type(one) in kinds for one in gc.get_objects())
 
-    before, batches = described(StackDescription, KVDescription), described(BatchDescription)
+    stack_kinds, batch_kind = (STRUCTURES["fd_stack"], STRUCTURES["fd_kv"]), STRUCTURES["fd_batch"]
+    before, batches = described(*stack_kinds), described(batch_kind)
     backend = NativeBackend("float32", 2)
     x, kv, batch = scene(decoder, backend)
     stack = stack_of(decoder)
     backend.run_layers(x, stack, kv, batch)
-    assert described(StackDescription, KVDescription) > before and described(BatchDescription) == batches
+    assert described(*stack_kinds) > before and described(batch_kind) == batches
     del stack, kv
-    assert described(StackDescription, KVDescription) == before
+    assert described(*stack_kinds) == before

@@ -62,13 +62,14 @@ class Weight:
         return self.values.shape[1]
 
     @property
-    def parts(self) -> tuple[Tensor | None, ...]:
-        """All tensors, a row for each output."""
+    def parts(self) -> tuple[Any, ...]:
+        """All tensors, a row for each output; None for those that the kind has not."""
         return self.values, self.scales, self.minimums, self.block_scales, self.block_minimums
 
     def rows(self, start: int, stop: int) -> Weight:
         """Some of the outputs."""
-        return _weight(self.kind, [None if part is None else part[start:stop] for part in self.parts])
+        parts: list[Any] = [None if part is None else part[start:stop] for part in self.parts]
+        return Weight(self.kind, *parts)
 
     def dense(self) -> Tensor:
         """The float32 matrix that this weight stands for."""
@@ -88,12 +89,6 @@ def _factors(of_groups: Tensor, of_blocks: Tensor | None) -> Tensor:
     return (of_groups.view(*of_blocks.shape, -1).float() * of_blocks.float()[:, :, None]).flatten(1)
 
 
-def _weight(kind: str, parts: Items[Tensor | None]) -> Weight:
-    values, *factors = parts
-    assert values is not None
-    return Weight(kind, values, *factors)
-
-
 def plain_weight(values: Tensor) -> Weight:
     """Of a matrix of floats; those of 16 bits other than bfloat16 become float32."""
     return Weight("bf16", values) if values.dtype == torch.bfloat16 else Weight("f32", values.float())
@@ -101,7 +96,7 @@ def plain_weight(values: Tensor) -> Weight:
 
 def join(pieces: Iterable[Weight], outputs: int) -> Weight:
     """Weights of one kind one below the other. Each is copied as it comes, so they need not exist all at once."""
-    whole: list[Tensor | None] = []
+    whole: list[Any] = []
     kind, filled = "", 0
     for piece in pieces:
         if piece.outputs == outputs:
@@ -110,11 +105,11 @@ def join(pieces: Iterable[Weight], outputs: int) -> Weight:
             kind = piece.kind
             whole = [None if part is None else part.new_empty(outputs, part.shape[1]) for part in piece.parts]
         for target, part in zip(whole, piece.parts, strict=True):
-            if target is not None and part is not None:
+            if part is not None:
                 _bytes(target)[filled : filled + piece.outputs] = _bytes(part)
         filled += piece.outputs
     assert filled == outputs
-    return _weight(kind, whole)
+    return Weight(kind, *whole)
 
 
 def _bytes(tensor: Tensor) -> NDArray[np.uint8]:

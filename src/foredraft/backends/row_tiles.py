@@ -34,7 +34,8 @@ def set_tiles_beside(target: Backend, backend: Backend, linears: Iterable[Linear
 def agreeing_row_counts(backend: Backend, linears: Iterable[Linear]) -> tuple[int, ...]:
     """The largest set of row counts for which all these layers give each row the same bits, wherever it stands. Raises
     InvalidParameter where there is none."""
-    backend = _without_tiles(backend)
+    backend = copy(backend)
+    set_tiles(backend, None)  # the same kernels, in runs of as many rows as they are given
     distinct = {(linear.outputs, linear.inputs, linear.kinds): linear for linear in linears}
     agreeing: set[frozenset[int]] = set()
     generator = torch.Generator().manual_seed(1)
@@ -50,15 +51,6 @@ def agreeing_row_counts(backend: Backend, linears: Iterable[Linear]) -> tuple[in
     if not best:
         raise InvalidParameter(refusal(backend))
     return tuple(sorted(best))
-
-
-def _without_tiles(backend: Backend) -> Backend:
-    """The same kernels, in runs of as many rows as they are given."""
-    if not isinstance(backend, TorchBackend) or backend.row_tiles is None:
-        return backend
-    other = copy(backend)
-    other.row_tiles = None
-    return other
 
 
 def _in_runs(backend: Backend, rows: Tensor, linear: Linear, count: int, shift: int) -> bytes:

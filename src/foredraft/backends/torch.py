@@ -27,8 +27,9 @@ class TorchBackend(Backend):
     def __init__(self, dtype: str, device: torch.device) -> None:
         self.device = device
         self.runs_ahead = device.type == "cuda"
-        self.activation_dtype = torch.bfloat16 if dtype != "float32" and _computes_bfloat16(device) else torch.float32
         self.kv_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
+        computes_bfloat16 = device.type != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        self.activation_dtype = self.kv_dtype if computes_bfloat16 else torch.float32
         self.row_tiles: tuple[int, ...] | None = None
         if device.type == "cuda":  # sums of bfloat16 products stay in float32 to their end
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
@@ -121,10 +122,6 @@ class TorchBackend(Backend):
 
 def _pieces(x: Tensor) -> list[range]:
     return [range(start, min(start + _ROWS, len(x))) for start in range(0, len(x), _ROWS)]
-
-
-def _computes_bfloat16(device: torch.device) -> bool:
-    return device.type != "cpu" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int) -> Tensor:

@@ -7,14 +7,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import AttentionShape, Backend, Entry, Layer, Linear, Stack, Taps, Weight
+from foredraft.backends.base import AttentionShape, Backend, Entry, Layer, Linear, Stack, Taps, Weight, plain_weight
 from foredraft.batch import ForwardBatch
 from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel
 from foredraft.heads.base import D2T, HeadConfig
 from foredraft.heads.coding import decoded
 from foredraft.heads.files import read_weights
-from foredraft.models.decoder import attention_shape, pack_linear
+from foredraft.models.decoder import attention_shape, pack_linear, read_layer
 from foredraft.models.quantise import convert
 from foredraft.models.rope import rope_table
 
@@ -62,36 +62,19 @@ class HeadWeights:
         tensor = self._tensors[name]
         if isinstance(tensor, Weight) and self._keeps_codes:
             return tensor
-        return convert(tensor if isinstance(tensor, Weight) else _plain(tensor), self._dtype, is_head, "bfloat16")
+        weight = tensor if isinstance(tensor, Weight) else plain_weight(tensor)
+        return convert(weight, self._dtype, is_head, "bfloat16")
 
     def layer(self, prefix: str, shape: AttentionShape) -> Layer:
-        attention = f"{prefix}.self_attn"
-
         def optional(name: str) -> Tensor | None:
             return self.vector(name) if name in self._tensors else None
 
-        return Layer(
-            input_norm=self.vector(f"{prefix}.input_layernorm.weight"),
-            qkv=self.linear(*(f"{attention}.{part}_proj.weight" for part in "qkv")),
-            q_norm=optional(f"{attention}.q_norm.weight"),
-            k_norm=optional(f"{attention}.k_norm.weight"),
-            output=self.linear(f"{attention}.o_proj.weight"),
-            post_norm=self.vector(f"{prefix}.post_attention_layernorm.weight"),
-            gate_up=self.linear(f"{prefix}.mlp.gate_proj.weight", f"{prefix}.mlp.up_proj.weight"),
-            down=self.linear(f"{prefix}.mlp.down_proj.weight"),
-            shape=shape,
-        )
+        return read_layer(prefix, shape, self.vector, optional, self.linear)
 
     def stack(self, layers: tuple[Layer, ...], max_positions: int, entry: Entry | None = None) -> Stack:
         """The layers with the final norm."""
         rope = rope_table(layer_config(self.config), max_positions).to(self._backend.device)
         return Stack(layers, self.vector("norm.weight"), rope, 1.0, self.config.norm_eps, entry)
-
-
-def _plain(tensor: Tensor) -> Weight:
-    if tensor.dtype == torch.bfloat16:
-        return Weight("bf16", tensor)
-    return Weight("f32", tensor.float())
 
 
 def layer_config(config: HeadConfig) -> ModelConfig:

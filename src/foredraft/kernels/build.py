@@ -70,23 +70,23 @@ def processor_features() -> frozenset[str]:
     """What the processor says it can do, in Linux's words."""
     if sys.platform == "darwin" and platform.machine() == "arm64":
         return frozenset({"asimddp", "asimdhp"})  # every Apple processor that runs macOS
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return frozenset()
-    words = [line.partition(":")[2].split() for line in lines if line.lower().startswith(("flags", "features"))]
-    return frozenset(words[0]) if words else frozenset()
+    flags = _cpuinfo("flags", "features")
+    return frozenset(flags[0].split()) if flags else frozenset()
 
 
 def processor_model() -> str:
     """The processor's name; empty where it does not tell."""
+    # ARM processors have numbers instead of a name
+    return ", ".join(sorted(set(_cpuinfo("model name", "cpu implementer", "cpu part")))) or platform.processor()
+
+
+def _cpuinfo(*names: str) -> list[str]:
+    """What Linux says behind these words of all its processors; nothing on other systems."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return platform.processor()
-    # ARM processors have numbers instead of a name
-    words = [line for line in lines if line.lower().startswith(("model name", "cpu implementer", "cpu part"))]
-    return ", ".join(sorted({line.partition(":")[2].strip() for line in words}))
+        return []
+    return [line.partition(":")[2].strip() for line in lines if line.lower().startswith(names)]
 
 
 def sources_digest() -> str:
@@ -132,12 +132,6 @@ def _compiler() -> str:
 
 def _run_compiler(arguments: list[str]) -> None:
     subprocess.run([*shlex.split(_compiler()), *FLAGS, *arguments], check=True, capture_output=True, text=True)
-
-
-def compile_level(level: Level) -> None:
-    """Compile one level in place, on all cores; raises OSError or subprocess.CalledProcessError when that fails."""
-    with TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
-        _link(level, _start(level, pool, Path(folder)))
 
 
 def compile_all() -> list[Path]:

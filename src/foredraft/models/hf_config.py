@@ -11,8 +11,6 @@ from foredraft.errors import InvalidModel
 from foredraft.models.fields import MAX_LAYERS, Fields, shown
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "granite")
-_DEFAULT_THETA = {"smollm3": 2_000_000.0}
-_DEFAULT_HEAD_DIM = {"qwen3": 128}
 
 
 def config_from_json(path: Path, raw: dict[str, Any]) -> ModelConfig:
@@ -35,10 +33,10 @@ def config_from_json(path: Path, raw: dict[str, Any]) -> ModelConfig:
     hidden_size = fields.integer("hidden_size")
     num_layers = fields.integer("num_hidden_layers", most=MAX_LAYERS)
     num_heads = fields.integer("num_attention_heads")
-    head_dim = fields.integer("head_dim", _DEFAULT_HEAD_DIM.get(architecture, hidden_size // num_heads))
+    head_dim = fields.integer("head_dim", 128 if architecture == "qwen3" else hidden_size // num_heads)
     no_rope_layers = _no_rope_layers(raw, fields, num_layers) if architecture == "smollm3" else ()
     sliding_window, sliding_layers = _sliding(architecture, raw, fields, num_layers, no_rope_layers)
-    rope = _Rope(path, architecture, raw, head_dim)
+    rope_theta, rope_dim, rope_scaling = _rope(path, architecture, raw, head_dim)
     return ModelConfig(
         architecture=architecture,
         vocab_size=fields.integer("vocab_size"),
@@ -50,9 +48,9 @@ def config_from_json(path: Path, raw: dict[str, Any]) -> ModelConfig:
         head_dim=head_dim,
         max_position_embeddings=fields.integer("max_position_embeddings"),
         rms_norm_eps=fields.number("rms_norm_eps", 1e-5 if architecture == "phi3" else 1e-6, positive=True),
-        rope_theta=rope.theta,
-        rope_dim=0 if rope.dim == head_dim else rope.dim,
-        rope_scaling=rope.scaling(),
+        rope_theta=rope_theta,
+        rope_dim=0 if rope_dim == head_dim else rope_dim,
+        rope_scaling=rope_scaling,
         no_rope_layers=no_rope_layers,
         qk_norm=architecture == "qwen3",
         sliding_window=sliding_window,
@@ -102,58 +100,54 @@ def _sliding(
     return fields.integer("sliding_window", 4096), layers
 
 
-class _Rope:
-    """Rotary settings: `rope_parameters` (transformers 5), or `rope_scaling` with fields beside it (before)."""
+def _rope(path: Path, architecture: str, raw: dict[str, Any], head_dim: int) -> tuple[float, int, RopeScaling | None]:
+    """Theta, the dimensions that rotate, and the scaling: of `rope_parameters` (transformers 5), or of `rope_scaling`
+    with fields beside it (before)."""
+    values = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    if not isinstance(values, dict) or any(isinstance(value, dict) for value in values.values()):
+        raise InvalidModel(f"{path}: rope_parameters per layer type are not supported; use a model with one set.")
+    values = {**{key: raw[key] for key in ("rope_theta", "partial_rotary_factor") if key in raw}, **values}
+    # Phi-3 keeps the trained length outside, and there it takes precedence.
+    if raw.get("original_max_position_embeddings") is not None:
+        values = {**values, "original_max_position_embeddings": raw["original_max_position_embeddings"]}
+    fields = Fields(path, values)
+    theta = fields.number("rope_theta", 2e6 if architecture == "smollm3" else 1e4, positive=True)
+    fraction = fields.number("partial_rotary_factor", 1.0)
+    if fraction != 1.0 and architecture != "phi3":
+        raise fields.error("partial_rotary_factor", f"is {fraction}, but only phi3 models may set it")
+    if not 0 < fraction <= 1:
+        raise fields.error("partial_rotary_factor", f"is {fraction}, but a number above 0 up to 1 is needed")
+    dim = int(head_dim * fraction)
+    kind = fields.text("rope_type", fields.text("type", "default"))
+    if architecture == "phi3" and kind in ("su", "yarn"):  # older names
+        kind = "longrope"
+    return theta, dim, _rope_scaling(kind, fields, dim, Fields(path, raw).integer("max_position_embeddings"))
 
-    def __init__(self, path: Path, architecture: str, raw: dict[str, Any], head_dim: int) -> None:
-        values = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-        if not isinstance(values, dict) or any(isinstance(value, dict) for value in values.values()):
-            raise InvalidModel(f"{path}: rope_parameters per layer type are not supported; use a model with one set.")
-        beside = ("rope_theta", "partial_rotary_factor")
-        values = {**{key: raw[key] for key in beside if key in raw}, **values}
-        # Phi-3 keeps the trained length outside, and there it takes precedence.
-        if raw.get("original_max_position_embeddings") is not None:
-            values = {**values, "original_max_position_embeddings": raw["original_max_position_embeddings"]}
-        self._fields = Fields(path, values)
-        self._max_positions = Fields(path, raw).integer("max_position_embeddings")
-        self._kind = self._fields.text("rope_type", self._fields.text("type", "default"))
-        if architecture == "phi3" and self._kind in ("su", "yarn"):  # older names
-            self._kind = "longrope"
-        self.theta = self._fields.number("rope_theta", _DEFAULT_THETA.get(architecture, 10_000.0), positive=True)
-        fraction = self._fields.number("partial_rotary_factor", 1.0)
-        if fraction != 1.0 and architecture != "phi3":
-            raise self._fields.error("partial_rotary_factor", f"is {fraction}, but only phi3 models may set it")
-        if not 0 < fraction <= 1:
-            raise self._fields.error("partial_rotary_factor", f"is {fraction}, but a number above 0 up to 1 is needed")
-        self.dim = int(head_dim * fraction)
 
-    def scaling(self) -> RopeScaling | None:
-        fields = self._fields
-        original = fields.integer("original_max_position_embeddings", self._max_positions)
-        if self._kind == "default":
-            return None
-        if self._kind == "linear":
-            factor = fields.number("factor", positive=True)
-            return RopeScaling("linear", factor, original_max_position_embeddings=original)
-        if self._kind == "llama3":
-            low, high = fields.number("low_freq_factor", positive=True), fields.number("high_freq_factor")
-            if high <= low:
-                raise fields.error("high_freq_factor", f"is {high}, but more than low_freq_factor ({low}) is needed")
-            factor = fields.number("factor", positive=True)
-            return RopeScaling("llama3", factor, low, high, original_max_position_embeddings=original)
-        if self._kind == "longrope":
-            if original == 1:
-                raise fields.error("original_max_position_embeddings", "is 1, but longrope needs at least 2")
-            factor = fields.number("factor", self._max_positions / original, positive=True)
-            stretch = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
-            return RopeScaling(
-                "longrope",
-                factor=factor,
-                original_max_position_embeddings=original,
-                short_factor=fields.factors("short_factor", self.dim // 2),
-                long_factor=fields.factors("long_factor", self.dim // 2),
-                attention_factor=fields.number("attention_factor", stretch, positive=True),
-            )
-        raise fields.error(
-            "rope_type", f"is {shown(self._kind)}, but default, linear, llama3 and longrope are supported"
+def _rope_scaling(kind: str, fields: Fields, dim: int, max_positions: int) -> RopeScaling | None:
+    original = fields.integer("original_max_position_embeddings", max_positions)
+    if kind == "default":
+        return None
+    if kind == "linear":
+        factor = fields.number("factor", positive=True)
+        return RopeScaling("linear", factor, original_max_position_embeddings=original)
+    if kind == "llama3":
+        low, high = fields.number("low_freq_factor", positive=True), fields.number("high_freq_factor")
+        if high <= low:
+            raise fields.error("high_freq_factor", f"is {high}, but more than low_freq_factor ({low}) is needed")
+        factor = fields.number("factor", positive=True)
+        return RopeScaling("llama3", factor, low, high, original_max_position_embeddings=original)
+    if kind == "longrope":
+        if original == 1:
+            raise fields.error("original_max_position_embeddings", "is 1, but longrope needs at least 2")
+        factor = fields.number("factor", max_positions / original, positive=True)
+        stretch = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+        return RopeScaling(
+            "longrope",
+            factor=factor,
+            original_max_position_embeddings=original,
+            short_factor=fields.factors("short_factor", dim // 2),
+            long_factor=fields.factors("long_factor", dim // 2),
+            attention_factor=fields.number("attention_factor", stretch, positive=True),
         )
+    raise fields.error("rope_type", f"is {shown(kind)}, but default, linear, llama3 and longrope are supported")

@@ -19,7 +19,7 @@ _PIECE_WEIGHTS = 1 << 20  # weights that are dense at once
 
 
 def convert(weight: Weight, dtype: str, is_head: bool, file_precision: str) -> Weight:
-    """`weight` as float32, bfloat16, int8 or int4.
+    """`weight` as `dtype`, one of config.DTYPES.
 
     For int4, the embedding and the output head (`is_head`) stay at 8 bits unless the file has them in 4, and so does
     every tensor that a 4-bit file (`file_precision`) keeps at more: whoever made that file knew where to spend bits.
@@ -27,26 +27,21 @@ def convert(weight: Weight, dtype: str, is_head: bool, file_precision: str) -> W
     if dtype == "float32":
         return Weight("f32", weight.dense())
     if dtype == "bfloat16":
-        return weight if weight.kind == "bf16" else _by_rows(weight, _to_bfloat16)
-    if dtype == "int8":
-        return weight if weight.kind in _EIGHT_BITS else _by_rows(weight, _to_8_bits)
+        return (
+            weight if weight.kind == "bf16" else _by_rows(weight, lambda rows: Weight("bf16", rows.dense().bfloat16()))
+        )
     if dtype == "int4":
         if weight.kind in _FOUR_BITS:
             return weight
-        if is_head or file_precision == "int4":
-            return weight if weight.kind in _EIGHT_BITS else _by_rows(weight, _to_8_bits)
-        return _by_rows(weight, _to_4_bits)
-    raise ValueError(f"unknown dtype {dtype!r}")
+        if not is_head and file_precision != "int4":
+            return _by_rows(weight, _to_4_bits)
+    return weight if weight.kind in _EIGHT_BITS else _by_rows(weight, _to_8_bits)
 
 
 def _by_rows(weight: Weight, recode: Callable[[Weight], Weight]) -> Weight:
     size = max(1, _PIECE_WEIGHTS // weight.inputs)
     starts = range(0, weight.outputs, size)
     return join((recode(weight.rows(start, start + size)) for start in starts), weight.outputs)
-
-
-def _to_bfloat16(weight: Weight) -> Weight:
-    return Weight("bf16", weight.dense().bfloat16())
 
 
 def _to_8_bits(weight: Weight) -> Weight:

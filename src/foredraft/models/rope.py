@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from foredraft.config import ModelConfig, RopeScaling
-from foredraft.errors import InvalidModel
 
 _PIECE = 1 << 16  # positions that are computed at once: a table needs little memory beside its own
 
@@ -36,9 +35,7 @@ def _scaled(frequencies: Tensor, scaling: RopeScaling, config: ModelConfig, max_
         return _llama3(frequencies, scaling), 1.0
     if scaling.kind == "factors":
         return frequencies / torch.tensor(scaling.long_factor), scaling.attention_factor or 1.0
-    if scaling.kind == "longrope":
-        return _longrope(frequencies, scaling, config, max_positions)
-    raise InvalidModel(f"Rope scaling {scaling.kind!r} is not supported; linear, llama3 and longrope are.")
+    return _longrope(frequencies, scaling, config, max_positions)
 
 
 def _llama3(frequencies: Tensor, scaling: RopeScaling) -> Tensor:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from foredraft.backends.base import Weight, plain_weight
-from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel, InvalidParameter
 from foredraft.models.checkpoint import Checkpoint, StoredTensor
 from foredraft.models.fields import Fields, read_json, shown
@@ -26,25 +25,19 @@ class SafetensorsCheckpoint(Checkpoint):
     """See Checkpoint."""
 
     def __init__(self, folder: Path) -> None:
+        file = folder / "config.json"
+        if not file.is_file():
+            if any(folder.glob("*.gguf")):
+                raise InvalidModel(f"{folder} has no config.json, but GGUF files; give the path of one of those files.")
+            raise InvalidModel(f"{folder} has no config.json; give a folder with config.json and .safetensors files.")
+        config = config_from_json(file, read_json(file))
         generation = folder / "generation_config.json"
         sampling = read_json(generation)
-        config = _read_config(folder, Fields(generation, sampling).token_ids("eos_token_id"))
+        eos_token_ids = Fields(generation, sampling).token_ids("eos_token_id") or config.eos_token_ids
+        config = replace(config, eos_token_ids=eos_token_ids)
         stored = (tensor for file in _shard_files(folder) for tensor in _stored_tensors(file))
-        super().__init__(folder, config, _sampling_defaults(generation, sampling), stored)
-
-    def _read_tokenizer(self) -> Tokenizer:
-        return Tokenizer.from_folder(self.path, self.config.eos_token_ids)
-
-
-def _read_config(folder: Path, eos_token_ids: tuple[int, ...]) -> ModelConfig:
-    """The config of the folder; `eos_token_ids` take the place of its own, if there are any."""
-    file = folder / "config.json"
-    if not file.is_file():
-        if any(folder.glob("*.gguf")):
-            raise InvalidModel(f"{folder} has no config.json, but GGUF files; give the path of one of those files.")
-        raise InvalidModel(f"{folder} has no config.json; give a folder with config.json and .safetensors files.")
-    config = config_from_json(file, read_json(file))
-    return replace(config, eos_token_ids=eos_token_ids or config.eos_token_ids)
+        read_tokenizer = partial(Tokenizer.from_folder, folder, config.eos_token_ids)
+        super().__init__(folder, config, _sampling_defaults(generation, sampling), stored, read_tokenizer)
 
 
 def _sampling_defaults(file: Path, generation: dict[str, Any]) -> dict[str, Any]:

@@ -9,8 +9,6 @@ from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel
 from foredraft.models.fields import shown
 
-Shapes = dict[str, tuple[int, ...]]
-
 
 def required_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Every tensor that the model cannot do without, one by one: a configuration may claim layers that no file has."""
@@ -20,7 +18,7 @@ def required_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]
     yield "model.norm.weight", (hidden,)
     if not config.tie_word_embeddings:
         yield "lm_head.weight", (config.vocab_size, hidden)
-    of_layer: Shapes = {
+    of_layer: dict[str, tuple[int, ...]] = {
         "input_layernorm": (hidden,),
         "self_attn.q_proj": (queries, hidden),
         "self_attn.k_proj": (keys, hidden),

@@ -15,7 +15,6 @@ import signal
 import sys
 from contextlib import suppress
 from datetime import datetime
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
@@ -42,7 +41,9 @@ def main() -> None:
     sys.path[:] = setup["path"]
     with suppress(ValueError, OSError):  # a system that has a lower limit, or none
         resource.setrlimit(resource.RLIMIT_AS, (setup["memory_bytes"], setup["memory_bytes"]))
-    import_module("jinja2.sandbox")  # imported at the start, while no conversation waits
+    import jinja2.meta  # now, while no conversation waits
+    import jinja2.sandbox
+
     template: jinja2.Template | None = None
     while line := sys.stdin.buffer.readline():
         signal.setitimer(signal.ITIMER_REAL, setup["seconds"])
@@ -50,7 +51,8 @@ def main() -> None:
             conversation = json.loads(line)
             template = template or compiled(setup["source"])
             if conversation is None:
-                answer = _answer(takes_tools=_takes_tools(template, setup["source"]))
+                names = jinja2.meta.find_undeclared_variables(template.environment.parse(setup["source"]))
+                answer = _answer(takes_tools="tools" in names)
             else:
                 answer = _answer(text=_rendered(template, {**setup["variables"], **conversation}))
         except MemoryError:
@@ -94,12 +96,6 @@ def _rendered(template: jinja2.Template, variables: dict[str, Any]) -> str:
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"it makes {len(text)} characters of them, but {MAX_CHARACTERS} are allowed")
     return text
-
-
-def _takes_tools(template: jinja2.Template, source: str) -> bool:
-    import jinja2.meta
-
-    return "tools" in jinja2.meta.find_undeclared_variables(template.environment.parse(source))
 
 
 def _to_json(

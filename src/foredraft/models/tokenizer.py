@@ -71,7 +71,6 @@ class Tokenizer:
         self._least_tokens = LeastTokens(backend, vocabulary, _BYTE_LEVEL)
         # Whether a text is the bytes of its tokens one behind the other, so that no token looks at another.
         self._joins_bytes = isinstance(backend.decoder, ByteLevel)
-        self._texts: dict[int, str | None] = {}  # what `text_of` has found out
         self._own_texts: dict[int, str] = {}  # what `own_text` has found out
 
     @classmethod
@@ -131,34 +130,27 @@ class Tokenizer:
 
     def text_of(self, token_id: int) -> str | None:
         """What the token adds to any text of whole characters; None where that depends on its neighbours."""
-        try:
-            return self._texts[token_id]
-        except KeyError:
-            text = self.decode([token_id]) if self._joins_bytes else ""
-            self._texts[token_id] = text if text and _NO_CHARACTER not in text else None
-            return self._texts[token_id]
+        if not self._joins_bytes or self.is_special(token_id):
+            return None
+        text = self.own_text(token_id)
+        return text if text and _NO_CHARACTER not in text else None
 
     def own_text(self, token_id: int) -> str:
         """The token as a text of its own, special ones too. Known from the second time on: answers with log
         probabilities need it for every alternative."""
-        try:
-            return self._own_texts[token_id]
-        except KeyError:
-            text = self._own_texts[token_id] = self.decode([token_id], skip_special_tokens=False)
-            return text
+        if token_id not in self._own_texts:
+            self._own_texts[token_id] = self.decode([token_id], skip_special_tokens=False)
+        return self._own_texts[token_id]
 
     def bytes_of(self, token_id: int) -> bytes:
         """The token's own bytes, also where they are only a part of a character."""
         text = self.own_text(token_id)
-        if _NO_CHARACTER not in text:
-            return text.encode()
-        token = self._backend.id_to_token(token_id)
-        if token is None:
-            return text.encode()
-        if found := _BYTE_TOKEN.fullmatch(token):
-            return bytes([int(found[1], 16)])
-        if self._joins_bytes and all(character in _BYTE_LEVEL for character in token):
-            return bytes(_BYTE_LEVEL[character] for character in token)
+        token = self._backend.id_to_token(token_id) if _NO_CHARACTER in text else None
+        if token is not None:
+            if found := _BYTE_TOKEN.fullmatch(token):
+                return bytes([int(found[1], 16)])
+            if self._joins_bytes and all(character in _BYTE_LEVEL for character in token):
+                return bytes(_BYTE_LEVEL[character] for character in token)
         return text.encode()
 
     def render_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
@@ -220,14 +212,6 @@ class Tokenizer:
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special_ids
-
-    def check_fits(self, num_logits: int, path: Path) -> None:
-        """Raise InvalidModel if a token id lies beyond the model's logits."""
-        if self.vocab_size > num_logits:
-            raise InvalidModel(
-                f"{path}: the tokenizer has ids up to {self.vocab_size - 1}, but the model's logits end at "
-                f"{num_logits - 1}, so it does not fit the model; use the tokenizer that belongs to it."
-            )
 
 
 def _ids(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool, max_bytes: int) -> list[int]:

@@ -18,8 +18,6 @@ from foredraft.errors import ForedraftError, InvalidModel
 if TYPE_CHECKING:
     import tokenizers
 
-Json = Mapping[str, Any]
-
 MAX_BYTES = 1 << 27  # that a text may have on its way: the library keeps some 20 bytes for each
 _MAX_READ_GROWTH = 1 << 14  # three times that of the longest chain of normalizers that models have
 _MAX_WRITE_GROWTH = 16  # the decoders of models make texts no longer
@@ -33,7 +31,7 @@ _GROWTH = {
 }
 
 
-def check_tokenizer_file(file: Path, raw: Json) -> None:
+def check_tokenizer_file(file: Path, raw: Mapping[str, Any]) -> None:
     """Raise InvalidModel for a tokenizer.json that may make a text very much longer. Reading it normalises the tokens
     that are added to the vocabulary, so this comes first."""
     try:

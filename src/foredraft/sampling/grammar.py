@@ -100,7 +100,11 @@ class Grammars:
             if compiled is None:
                 check_size(grammar)
                 compiled = CompiledGrammar(_source(grammar), self._tokenizer, self._vocab_size, self._eos_token_ids)
-                self._keep(text, compiled)
+                with self._lock:
+                    self._compiled[text] = compiled
+                    self._compiled.move_to_end(text)
+                    while len(self._compiled) > _MOST_CACHED or sum(map(len, self._compiled)) > _MOST_CACHED_LENGTH:
+                        self._compiled.popitem(last=False)
         return compiled
 
     def _kept(self, text: str) -> CompiledGrammar | None:
@@ -110,13 +114,6 @@ class Grammars:
                 return None
             self._compiled.move_to_end(text)
             return compiled
-
-    def _keep(self, text: str, compiled: CompiledGrammar) -> None:
-        with self._lock:
-            self._compiled[text] = compiled
-            self._compiled.move_to_end(text)
-            while len(self._compiled) > _MOST_CACHED or sum(map(len, self._compiled)) > _MOST_CACHED_LENGTH:
-                self._compiled.popitem(last=False)
 
     @cached_property
     def _tokenizer(self) -> llguidance.LLTokenizer:
@@ -152,14 +149,10 @@ class CompiledGrammar:
     def constraint(self, ignore_eos: bool = False) -> GrammarConstraint:
         return GrammarConstraint(self, ignore_eos)
 
-    def matcher(self) -> llguidance.LLMatcher:
-        """A parser at the beginning."""
-        return self._first.deep_copy()
-
-    def renewed_matcher(self) -> llguidance.LLMatcher:
-        """A parser at the beginning, for a sequence that found the first automaton full."""
-        self.is_full = True
-        return self._second.deep_copy()
+    def matcher(self, is_renewed: bool) -> llguidance.LLMatcher:
+        """A parser at the beginning; a renewed one is for a sequence that found the first automaton full."""
+        self.is_full = self.is_full or is_renewed
+        return (self._second if is_renewed else self._first).deep_copy()
 
     def _probe(self, matcher: llguidance.LLMatcher) -> None:
         """Follow the grammar for some steps, along forced tokens and the first ones that are allowed. Finds what no
@@ -203,10 +196,9 @@ class GrammarConstraint:
         that there is always one. Those are allowed wherever the grammar may end, unless the request ignores them and
         there are others."""
         key = tuple(path)
-        known = self._masks.get(key)
-        if known is None:
-            known = self._masks[key] = self._computed_mask(path)
-        return known
+        if key not in self._masks:
+            self._masks[key] = self._computed_mask(path)
+        return self._masks[key]
 
     def accept(self, tokens: Items[int]) -> None:
         """Tokens were committed. The sequence ends with an end-of-text token, so that one is not followed."""
@@ -288,14 +280,13 @@ class GrammarConstraint:
         if self.error is not None:
             return otherwise
         if self._matcher is None:
-            self._matcher = self._grammar.matcher()
+            self._matcher = self._grammar.matcher(self._is_renewed)
+            self._matcher.try_consume_tokens(self._tokens)
         result = action(self._matcher)
         if not self._matcher.is_error():
             return result
         if not self._is_renewed and _AUTOMATON in self._matcher.get_error():
-            self._is_renewed = True
-            self._matcher = self._grammar.renewed_matcher()
-            self._matcher.try_consume_tokens(self._tokens)
+            self._is_renewed, self._matcher = True, None
             return self._now(action, otherwise)
         self.error = _complaint(self._matcher)
         return otherwise

@@ -23,18 +23,13 @@ from foredraft.types import TokenLogprob, Verdict, Work
 def verify(logits: Tensor, works: Items[Work], sample: Sampler = LazyDraws) -> list[Verdict]:
     """One verdict per work. `logits` [wanted rows, vocab] holds each work's `num_logits` rows, in order."""
     nodes: list[NodeDraw] = []
-    ends: list[int] = []  # of every work, where its rows end
-    first_draws: list[int] = []  # and where its draws begin in `nodes`; -1 where no token can be emitted yet
+    places: list[tuple[int, int]] = []  # where a work's rows end, and its draws begin in `nodes`; -1: it has none yet
     row = 0
     for work in works:
         row += work.num_logits
-        ends.append(row)
-        if not work.reaches_end:
-            first_draws.append(-1)
-            continue
-        first_draws.append(len(nodes))
+        places.append((row, len(nodes) if work.reaches_end else -1))
         sequence, draft = work.sequence, work.draft
-        if draft.q is None or sequence.params.acceptance == "match":
+        if work.reaches_end and (draft.q is None or sequence.params.acceptance == "match"):
             size = len(draft.tokens)
             last = row - 1 - size  # the row of the last known token; those of the nodes follow it
             nodes.append(NodeDraw(last, sequence, draft, -1, 0))
@@ -43,10 +38,7 @@ def verify(logits: Tensor, works: Items[Work], sample: Sampler = LazyDraws) -> l
                 nodes += [NodeDraw(last + 1 + node, sequence, draft, node, depth) for node, depth in depths]
     assert row == logits.shape[0]
     tokens = sample(logits, nodes)
-    return [
-        _judge(logits, work, end, first_draw, tokens)
-        for work, end, first_draw in zip(works, ends, first_draws, strict=True)
-    ]
+    return [_judge(logits, work, *place, tokens) for work, place in zip(works, places, strict=True)]
 
 
 def _judge(logits: Tensor, work: Work, end: int, first_draw: int, tokens: Tokens) -> Verdict:

@@ -100,8 +100,7 @@ class CudaBackend(Backend):
     def rope_and_store(
         self, qkv: Tensor, norms: HeadNorms, rope: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch
     ) -> Tensor:
-        q = rows.rope_and_store(qkv[None], norms, rope, kv, shape, batch.positions, batch.slots)
-        return q.float()
+        return rows.rope_and_store(qkv[None], norms, rope, kv, shape, batch.positions, batch.slots).float()
 
     def attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch) -> Tensor:
         return self._attend(q.to(self.kv_dtype), kv, shape, _as_plan(batch), self.kv_dtype).float()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -28,7 +26,7 @@ class Graphs:
     """Captured runs by their owner and bucket, the least recently used forgotten first."""
 
     def __init__(self) -> None:
-        self._of: WeakKeyDictionary[object, OrderedDict[Bucket, tuple[torch.cuda.CUDAGraph, Any]]] = WeakKeyDictionary()
+        self._of: WeakKeyDictionary[object, dict[Bucket, tuple[torch.cuda.CUDAGraph, Any]]] = WeakKeyDictionary()
         self._pool: Any = None
 
     def run(self, owner: object, plan: Plan, compute: Callable[[ForwardBatch], T]) -> T:
@@ -39,14 +37,11 @@ class Graphs:
         if plan.bucket is None or not plan.positions.is_cuda:
             return run()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        graphs = self._of.setdefault(owner, OrderedDict())
-        captured = graphs.get(plan.bucket)
-        if captured is None:
-            captured = graphs[plan.bucket] = capture(plan.positions.device, run, self._pool)
-            if len(graphs) > _MOST_GRAPHS:
-                graphs.popitem(last=False)
-        else:
-            graphs.move_to_end(plan.bucket)
+        graphs = self._of.setdefault(owner, {})
+        captured = graphs.pop(plan.bucket, None) or capture(plan.positions.device, run, self._pool)
+        graphs[plan.bucket] = captured  # the one used last comes last
+        if len(graphs) > _MOST_GRAPHS:
+            del graphs[next(iter(graphs))]
         graph, result = captured
         graph.replay()
         found: T = result
@@ -82,13 +77,6 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-@dataclass(frozen=True)
-class _CapturedMoves:
-    graph: torch.cuda.CUDAGraph
-    host: NDArray[np.int64]  # [2, moves], pinned: sources and targets
-    slots: Tensor  # the same, on the device
-
-
 class Moves:
     """The moves of tokens from slot to slot, in all caches at once: one upload and all copies, captured as one graph.
 
@@ -97,21 +85,23 @@ class Moves:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._graphs: dict[tuple[object, ...], _CapturedMoves] = {}  # by the number of moves, and where caches lie
+        # By the number of moves, and where caches lie. Sources and targets [2, moves] are on the host, pinned, and on
+        # the device.
+        self._graphs: dict[tuple[object, ...], tuple[torch.cuda.CUDAGraph, NDArray[np.int64], Tensor]] = {}
 
     def move(self, caches: Items[Tensor], moves: Items[tuple[int, int]]) -> None:
         if self._device.type != "cuda":
             return move(caches, torch.tensor(moves).T)
         count = max(_FEWEST_MOVES, 1 << (len(moves) - 1).bit_length())
         key = (count, *((cache.data_ptr(), cache.shape) for cache in caches))
-        captured = self._graphs.get(key)
-        if captured is None:
-            captured = self._graphs[key] = self._capture(caches, count)
+        if key not in self._graphs:
+            self._graphs[key] = self._capture(caches, count)
+        graph, host, _ = self._graphs[key]
         # The last moves have been read: the device has been waited for since then. The first move fills the graph up.
-        captured.host[:] = np.array([*moves, *[moves[0]] * (count - len(moves))]).T
-        captured.graph.replay()
+        host[:] = np.array([*moves, *[moves[0]] * (count - len(moves))]).T
+        graph.replay()
 
-    def _capture(self, caches: Items[Tensor], count: int) -> _CapturedMoves:
+    def _capture(self, caches: Items[Tensor], count: int) -> tuple[torch.cuda.CUDAGraph, NDArray[np.int64], Tensor]:
         """The first runs move the first slot onto itself."""
         host = torch.zeros((2, count), dtype=torch.int64, pin_memory=True)
         slots = torch.zeros((2, count), dtype=torch.int64, device=self._device)
@@ -121,4 +111,4 @@ class Moves:
             move(caches, slots)
 
         graph, _ = capture(self._device, run)
-        return _CapturedMoves(graph, host.numpy(), slots)
+        return graph, host.numpy(), slots

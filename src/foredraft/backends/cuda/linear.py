@@ -45,25 +45,6 @@ def _tile_outputs(tile, outputs, GATED: tl.constexpr, BO: tl.constexpr):
 
 
 @triton.jit
-def _sum_values(
-    x_rows, known, weight_rows, start, stop, BO: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr
-):
-    """One segment's sums [BO, BN] of a weight whose values are stored as they are."""
-    total = tl.zeros((BO, BN), tl.float32)
-    k = tl.arange(0, BK)[None, :]
-    for at in range(start, stop, BK):
-        if EVEN:
-            w = tl.load(weight_rows + at + k)
-            x = tl.load(x_rows + at + k, mask=known, other=0.0)
-        else:
-            inside = at + k < stop
-            w = tl.load(weight_rows + at + k, mask=inside, other=0.0)
-            x = tl.load(x_rows + at + k, mask=known & inside, other=0.0)
-        total = tl.dot(w, tl.trans(x), total, input_precision="ieee")
-    return total
-
-
-@triton.jit
 def _segment(
     x_rows,
     known,
@@ -78,12 +59,23 @@ def _segment(
     BK: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    """The sums [BO, BN] of the index-th segment. The first has the bias."""
+    """The sums [BO, BN] of the index-th segment of a weight whose values are stored as they are. The first has the
+    bias."""
     start, stop = index * segment, tl.minimum((index + 1) * segment, inputs)
-    part = _sum_values(x_rows, known, weight_rows, start, stop, BO, BN, BK, EVEN)
+    total = tl.zeros((BO, BN), tl.float32)
+    k = tl.arange(0, BK)[None, :]
+    for at in range(start, stop, BK):
+        if EVEN:
+            w = tl.load(weight_rows + at + k)
+            x = tl.load(x_rows + at + k, mask=known, other=0.0)
+        else:
+            inside = at + k < stop
+            w = tl.load(weight_rows + at + k, mask=inside, other=0.0)
+            x = tl.load(x_rows + at + k, mask=known & inside, other=0.0)
+        total = tl.dot(w, tl.trans(x), total, input_precision="ieee")
     if HAS_BIAS:
-        part += tl.where(index == 0, tl.load(bias), 0.0)[:, None]
-    return part
+        total += tl.where(index == 0, tl.load(bias), 0.0)[:, None]
+    return total
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -80,18 +80,14 @@ class _Staging:
             ("whole_rows", np.int32, (whole[0],)),
             ("whole_groups", np.int32, (whole[1] + 1,)),
         ]
-        places = []
-        size = 0
-        for name, dtype, shape in arrays:
-            length = int(np.prod(shape)) * np.dtype(dtype).itemsize
-            places.append((name, dtype, shape, size, length))
-            size += -(-length // 16) * 16
+        lengths = [int(np.prod(shape)) * np.dtype(dtype).itemsize for _, dtype, shape in arrays]
+        *starts, size = accumulate((-(-length // 16) * 16 for length in lengths), initial=0)
         pinned = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._host, self._device = pinned, torch.zeros(size, dtype=torch.uint8, device=device)
         self.rows = rows  # that may hold something; those behind read and write nothing
         self.arrays: dict[str, NDArray[Any]] = {}
         self.tensors: dict[str, Tensor] = {}
-        for name, dtype, shape, start, length in places:
+        for (name, dtype, shape), start, length in zip(arrays, starts, lengths, strict=True):
             self.arrays[name] = pinned.numpy()[start : start + length].view(dtype).reshape(shape)
             kind = torch.int64 if dtype is np.int64 else torch.int32
             self.tensors[name] = self._device[start : start + length].view(kind).view(shape)
@@ -99,17 +95,13 @@ class _Staging:
         self.tensors.update(zip(("token_ids", "positions", "slots"), wide, strict=True))
         self.tensors.update(zip(("sequences", "prefix_lens", "path_lens"), narrow, strict=True))
 
-    def wait(self) -> None:
-        """Until the last upload has been read: only then may the host's buffer be written again. Mostly the device has
-        nothing to do by now: what it drew has been waited for."""
-        wait(self._device.device)
-
     def upload(self) -> None:
         self._device.copy_(self._host, non_blocking=True)
 
 
 def wait(device: torch.device) -> None:
-    """Until the device has done all that it was told."""
+    """Until the device has done all that it was told, and so has read the last upload: only then may the host's buffer
+    be written again. Mostly it has nothing to do by then: what it drew has been waited for."""
     if device.type == "cuda":
         torch.cuda.current_stream(device.index).synchronize()  # by its index: a device is first looked up by name
 
@@ -127,8 +119,12 @@ class Plans:
         if batch.num_rows > (_PROMPT_ROWS if has_prompt else ROW_BUCKETS[-1]):
             return single_plan(batch, shape, self._device, self._kv_dtype)
         together = rows_together(shape, self._kv_dtype, whole=False)
-        staging, plan = self._bucket(_bucket(batch, together), batch.block_size)
-        staging.wait()
+        rows, depth = ROW_BUCKETS[bisect_left(ROW_BUCKETS, batch.num_rows)], batch.paths.shape[1]
+        # A row of a tree sees few keys, but nodes lie one behind the other: their slots reach beyond the longest path.
+        keys = _key_bucket(max(batch.max_keys, batch.reach))
+        bucket = rows, keys, next((size for size in _PATH_BUCKETS if size >= depth), depth), together
+        staging, plan = self._bucket(bucket, batch.block_size)
+        wait(self._device)
         _fill(staging, batch)
         together = rows_of_group(batch.num_rows, together, has_paths=batch.paths.shape[1] > 0)
         _fill_groups(staging.arrays["split_groups"], batch.borders, together)
@@ -144,7 +140,7 @@ class Plans:
             while keys < max_keys:
                 keys = _key_bucket(keys + 1)
                 staging, plan = self._bucket((rows, keys, _PATH_BUCKETS[0], together), block_size)
-                staging.wait()
+                wait(self._device)
                 _fill_up(staging, 0)
                 staging.arrays["split_groups"][:] = 0
                 yield plan
@@ -186,13 +182,6 @@ def single_plan(
     if batch.logit_rows is not None:
         staging.arrays["logit_rows"][:] = batch.logit_rows
     return _plan(staging, batch.block_size, batch.max_keys, batch.logit_rows is not None)
-
-
-def _bucket(batch: PackedBatch, together: int) -> Bucket:
-    rows, depth = ROW_BUCKETS[bisect_left(ROW_BUCKETS, batch.num_rows)], batch.paths.shape[1]
-    # A row of a tree sees few keys, but nodes lie one behind the other: their slots reach beyond the longest path.
-    reach = max(batch.max_keys, batch.reach)
-    return rows, _key_bucket(reach), next((size for size in _PATH_BUCKETS if size >= depth), depth), together
 
 
 def _key_bucket(reach: int) -> int:

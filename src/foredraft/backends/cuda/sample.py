@@ -12,7 +12,6 @@ sum, or of the device's exponential (some 1e-7 of the mass), decides.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
@@ -234,7 +233,7 @@ class Draws:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._graphs: OrderedDict[tuple[int, int], _Captured] = OrderedDict()  # by place and rows
+        self._graphs: dict[tuple[int, int], _Captured] = {}  # by place and rows
 
     def draw(self, logits: Tensor, nodes: Items[NodeDraw], replayed_rows: int) -> list[int]:
         """The token of every node. `replayed_rows` is the number of rows of a captured run, whose next replay leaves
@@ -244,7 +243,12 @@ class Draws:
         adjusted = [index for index, node in enumerate(nodes) if node.sequence in adjusting] if adjusting else []
         captured = self._captured(logits, replayed_rows) if in_order and not adjusted and replayed_rows else None
         if captured is not None:
-            return self._replayed(captured, nodes)
+            # The last replay has ended: its tokens were waited for.
+            _fill(captured.host[:, : len(nodes)], nodes, captured.written)
+            captured.graph.replay()
+            wait(self._device)
+            drawn: list[int] = captured.drawn[: len(nodes)].tolist()
+            return drawn
         rows = logits if in_order else logits[torch.tensor([node.row for node in nodes], device=self._device)]
         if adjusted:
             rows = rows.clone()
@@ -262,21 +266,11 @@ class Draws:
         if rows > logits.untyped_storage().nbytes() // (vocab * logits.element_size()):
             return None
         key = (logits.data_ptr(), rows)
-        captured = self._graphs.get(key)
-        if captured is None:
-            captured = self._graphs[key] = self._capture(logits.as_strided((rows, vocab), logits.stride()))
-            if len(self._graphs) > _MOST_GRAPHS:
-                self._graphs.popitem(last=False)
-        self._graphs.move_to_end(key)
+        captured = self._graphs.pop(key, None) or self._capture(logits.as_strided((rows, vocab), logits.stride()))
+        self._graphs[key] = captured  # the one used last comes last
+        if len(self._graphs) > _MOST_GRAPHS:
+            del self._graphs[next(iter(self._graphs))]
         return captured
-
-    def _replayed(self, captured: _Captured, nodes: Items[NodeDraw]) -> list[int]:
-        # The last replay has ended: its tokens were waited for.
-        _fill(captured.host[:, : len(nodes)], nodes, captured.written)
-        captured.graph.replay()
-        wait(self._device)
-        tokens: list[int] = captured.drawn[: len(nodes)].tolist()
-        return tokens
 
     def _capture(self, logits: Tensor) -> _Captured:
         count = len(logits)

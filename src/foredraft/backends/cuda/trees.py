@@ -4,6 +4,7 @@ of the next. They are launched without programmatic dependence: the plan of the 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -99,11 +100,9 @@ class CudaTreeOps:
         together = rows_of_group(rows.num_rows, together, has_paths=True)
         every = torch.arange(rows.num_rows, dtype=torch.int32, device=plan.positions.device)
         of_rows = ("token_ids", "positions", "slots", "sequences", "prefix_lens", "paths", "path_lens")
-        return Plan(
+        return replace(
+            plan,
             **{name: getattr(rows, name) for name in of_rows},
-            block_tables=plan.block_tables,
-            block_size=plan.block_size,
-            max_keys=plan.max_keys,
             logit_rows=None,
             split=Groups(every, _bounds(rows.num_rows, each, together, plan.positions.device)),
             whole=None,

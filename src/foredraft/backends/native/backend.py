@@ -14,7 +14,7 @@ import operator
 import weakref
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from ctypes import Structure, addressof, byref, c_int64, c_void_p
+from ctypes import Structure, addressof, byref, c_int64, c_void_p, cast
 from typing import Any
 
 import torch
@@ -22,16 +22,8 @@ from torch import Tensor
 
 from foredraft.backends.base import AttentionShape, Backend, HeadNorms, LayerKV, Linear, Stack, Taps, Weight
 from foredraft.backends.native.describe import describe_batch, describe_shape, describe_stack, matrix, pointer
-from foredraft.backends.native.library import (
-    ERRORS,
-    OUT_OF_MEMORY,
-    CacheDescription,
-    KVDescription,
-    TapsDescription,
-    WeightDescription,
-    library_build,
-    load_library,
-)
+from foredraft.backends.native.header import STRUCTURES
+from foredraft.backends.native.library import ERRORS, OUT_OF_MEMORY, load_library
 from foredraft.backends.native.weights import BLOCK, KINDS, Packed, WeightMemory, describe_plain
 from foredraft.batch import ForwardBatch
 from foredraft.config import QUANT_GROUP, check_threads
@@ -61,7 +53,8 @@ class NativeBackend(Backend):
         self.device = torch.device("cpu")
         self.activation_dtype = torch.float32
         self.kv_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
-        self.build = f"{library_build(found)} {activations}"  # of both depend the bits of a row, and what it costs
+        # On all of these depend the bits of a row, and what it costs: the sources, the level and its compiler.
+        self.build = f"{found.fd_sources().decode()} {found.fd_build().decode()} {activations}"
         self._library = found
         self._planes = PLANES[activations]
         self._memory = WeightMemory()
@@ -96,7 +89,7 @@ class NativeBackend(Backend):
         memory = self._memory.take(size)
         plain = byref(describe_plain(weight))
         self._call("pack", kind.number, outputs, inputs, plain, memory.data_ptr())
-        description = WeightDescription(memory.data_ptr(), outputs, inputs, kind.number, self._planes)
+        description = STRUCTURES["fd_weight"](memory.data_ptr(), outputs, inputs, kind.number, self._planes)
         return Packed(memory, outputs, inputs, byref(description))
 
     def linear(self, x: Tensor, weight: Linear) -> Tensor:
@@ -219,13 +212,10 @@ class NativeBackend(Backend):
         self._call(verb, description, chosen, count, *where, y.data_ptr())
         return y
 
-    def top(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        return self._top(logits, count, False)
-
     def likely(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        return self._top(logits, count, True)
+        return self.top(logits, count, probabilities=True)
 
-    def _top(self, logits: Tensor, count: int, probabilities: bool) -> tuple[Tensor, Tensor]:
+    def top(self, logits: Tensor, count: int, probabilities: bool = False) -> tuple[Tensor, Tensor]:
         rows, columns = matrix("logits", logits)
         if logits.dtype is not torch.float32 or not logits.is_cpu or logits.stride(1) != 1:
             raise ValueError(f"logits must be float32 rows in CPU memory, not {logits.dtype} on {logits.device}.")
@@ -274,23 +264,25 @@ class NativeBackend(Backend):
             raise ValueError(f"No logit reaches the floor {floor}, so there is no token to draw.")
         return token
 
-    def _describe_kv(self, kv: LayerKV) -> KVDescription:
+    def _describe_kv(self, kv: LayerKV) -> Structure:
         if kv.k.dim() != 3:
             raise ValueError("k must be [slots, kv_heads, head_dim].")
         k, v = (pointer(name, side, self.kv_dtype, *kv.k.shape) for name, side in (("k", kv.k), ("v", kv.v)))
-        return KVDescription(k, v, *kv.k.shape, self.kv_dtype is torch.bfloat16)
+        return STRUCTURES["fd_kv"](k, v, *kv.k.shape, self.kv_dtype is torch.bfloat16)
 
-    def _describe_taps(self, taps: Taps) -> TapsDescription:
+    def _describe_taps(self, taps: Taps) -> Structure:
         dtype = self._kept_as(taps.cache)
         data = pointer("taps", taps.cache, dtype, *matrix("taps", taps.cache))
-        layers = (c_int64 * len(taps.layers))(*taps.layers)
-        return TapsDescription(data, layers, len(layers), len(taps.cache), dtype is torch.bfloat16)
+        count, slots = len(taps.layers), len(taps.cache)
+        layers = cast((c_int64 * count)(*taps.layers), c_void_p)  # it keeps the array
+        return STRUCTURES["fd_taps"](data, layers, count, slots, dtype is torch.bfloat16)
 
-    def _describe_cache(self, cache: Tensor) -> CacheDescription:
+    def _describe_cache(self, cache: Tensor) -> Structure:
         if cache.dim() != 3:
             raise ValueError("cache must be [slots, parts, width].")
         dtype = self._kept_as(cache)
-        return CacheDescription(pointer("cache", cache, dtype, *cache.shape), *cache.shape, dtype is torch.bfloat16)
+        data = pointer("cache", cache, dtype, *cache.shape)
+        return STRUCTURES["fd_cache"](data, *cache.shape, dtype is torch.bfloat16)
 
     def _kept_as(self, cache: Tensor) -> torch.dtype:
         """What a cache of rows must hold: activations as they are, or as K and V are kept."""

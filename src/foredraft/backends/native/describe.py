@@ -6,7 +6,7 @@ fit together is checked by the kernel, in every call.
 
 from __future__ import annotations
 
-from ctypes import addressof, c_void_p
+from ctypes import Structure, addressof, c_void_p
 from ctypes import pointer as pointer_to
 from typing import Any
 
@@ -14,14 +14,7 @@ import torch
 from torch import Tensor
 
 from foredraft.backends.base import AttentionShape, Layer, Linear, Stack
-from foredraft.backends.native.library import (
-    AttentionDescription,
-    BatchDescription,
-    EntryDescription,
-    LayerDescription,
-    ProjectionDescription,
-    StackDescription,
-)
+from foredraft.backends.native.header import STRUCTURES
 from foredraft.batch import ForwardBatch
 
 
@@ -43,14 +36,14 @@ def matrix(name: str, tensor: Tensor) -> torch.Size:
     return tensor.shape
 
 
-def describe_shape(shape: AttentionShape) -> AttentionDescription:
-    return AttentionDescription(
+def describe_shape(shape: AttentionShape) -> Structure:
+    return STRUCTURES["fd_attention"](
         *(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.rotary_dim, shape.window, shape.first_key),
         *(shape.scale, shape.norm_eps),
     )
 
 
-def describe_stack(stack: Stack) -> StackDescription:
+def describe_stack(stack: Stack) -> Structure:
     """Raises ValueError for what no kernel should see."""
     if not stack.layers or stack.rope.dim() != 3:
         raise ValueError("A stack must have a layer, and its table of rotations three dimensions.")
@@ -59,13 +52,13 @@ def describe_stack(stack: Stack) -> StackDescription:
     def vector(name: str, values: Tensor | None, length: int) -> int | None:
         return None if values is None else pointer(name, values, torch.float32, length)
 
-    def projection(linear: Linear) -> ProjectionDescription:
+    def projection(linear: Linear) -> Structure:
         parts = (c_void_p * len(linear.parts))(*(addressof(part.reference._obj) for part in linear.parts))
         bias = vector("bias", linear.bias, linear.outputs)
-        return ProjectionDescription(parts, bias, len(linear.parts), linear.outputs, linear.inputs)
+        return STRUCTURES["fd_projection"](parts, bias, len(linear.parts), linear.outputs, linear.inputs)
 
-    def describe(layer: Layer) -> LayerDescription:
-        return LayerDescription(
+    def describe(layer: Layer) -> Structure:
+        return STRUCTURES["fd_layer"](
             vector("input_norm", layer.input_norm, width),
             vector("q_norm", layer.q_norm, layer.shape.head_dim),
             vector("k_norm", layer.k_norm, layer.shape.head_dim),
@@ -77,9 +70,9 @@ def describe_stack(stack: Stack) -> StackDescription:
     entry: Any = None
     if stack.entry is not None:
         embedding, norm = projection(stack.entry.embedding), vector("entry norm", stack.entry.norm, width)
-        entry = pointer_to(EntryDescription(embedding, norm))
-    return StackDescription(
-        (LayerDescription * len(stack.layers))(*map(describe, stack.layers)),
+        entry = pointer_to(STRUCTURES["fd_entry"](embedding, norm))
+    return STRUCTURES["fd_stack"](
+        (STRUCTURES["fd_layer"] * len(stack.layers))(*map(describe, stack.layers)),
         vector("norm", stack.norm, width),
         pointer("rope", stack.rope, torch.float32, positions, 2, half),
         entry,
@@ -88,10 +81,10 @@ def describe_stack(stack: Stack) -> StackDescription:
     )
 
 
-def describe_batch(batch: ForwardBatch) -> BatchDescription:
+def describe_batch(batch: ForwardBatch) -> Structure:
     rows, (sequences, width) = batch.num_rows, matrix("block_tables", batch.block_tables)
     _, depth = matrix("paths", batch.paths)
-    return BatchDescription(
+    return STRUCTURES["fd_batch"](
         pointer("token_ids", batch.token_ids, torch.int64, rows),
         pointer("positions", batch.positions, torch.int64, rows),
         pointer("slots", batch.slots, torch.int64, rows),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import mmap
 from contextlib import suppress
+from ctypes import Structure
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from foredraft.backends.base import Weight
 from foredraft.backends.native.describe import pointer
-from foredraft.backends.native.library import PlainDescription
+from foredraft.backends.native.header import STRUCTURES
 from foredraft.config import QUANT_GROUP
 
 PIECE = 32 * 2**20  # bytes; what is not used of a piece costs nothing
@@ -54,10 +55,10 @@ class Packed:
     reference: Any  # a ctypes pointer to the weight's description
 
 
-def describe_plain(weight: Weight) -> PlainDescription:
+def describe_plain(weight: Weight) -> Structure:
     """Raises ValueError for what no kernel should see."""
     kind = KINDS[weight.kind]
-    plain = PlainDescription(values=pointer("values", weight.values, kind.dtype, weight.outputs, weight.inputs))
+    plain = STRUCTURES["fd_plain"](values=pointer("values", weight.values, kind.dtype, weight.outputs, weight.inputs))
     names = [name for name, is_there in (("scales", kind.groups), ("minimums", kind.minimums)) if is_there]
     factors = [(name, torch.int8 if kind.blocks else torch.float16, kind.groups) for name in names]
     if kind.blocks:
@@ -84,14 +85,11 @@ class WeightMemory:
         """`size` bytes that nobody else has; they go back to the system with the last tensor of their piece."""
         rounded = -(-size // LINE) * LINE
         if rounded > len(self._piece):
-            self._piece = _large_pages(max(PIECE, rounded))
+            private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory has pages of its own kind
+            memory = mmap.mmap(-1, max(PIECE, rounded), flags=private)
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                with suppress(OSError):  # a system without large pages
+                    memory.madvise(mmap.MADV_HUGEPAGE)
+            self._piece = torch.frombuffer(memory, dtype=torch.uint8)
         taken, self._piece = self._piece[:size], self._piece[rounded:]
         return taken
-
-
-def _large_pages(size: int) -> Tensor:
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory has pages of its own kind
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a system without large pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)
