@@ -20,9 +20,9 @@ PACKAGE, PAGE = ROOT / "src" / "foredraft", ROOT / "docs" / "map.md"
 
 FIRST = {
     "types.py": "the nouns: what a `Sequence` has computed and committed, a `Draft` as a tree of nodes, a `Commit`",
-    "engine/step.py": "the verbs in their order: schedule, propose, verify, keep, commit, observe",
+    "engine/step.py": "the verbs in their order: schedule, propose, run, keep, commit (`update_from_output`), observe",
     "proposers/base.py": "what a proposer must do, and what it may say of itself",
-    "proposers/ngram.py": "a whole proposer in one file: its options, an index that grows with the sequence, a chain",
+    "proposers/ngram.py": "a whole proposer: its options and a chain; the index behind it is in `occurrences.py`",
     "proposers/registry.py": "where its name is written, and how `ngram:k=6` becomes its options",
 }
 

@@ -23,7 +23,7 @@ TARGET = "target"  # the origin of a token that no proposer drafted
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A tree of draft tokens for one sequence. In a chain every node has one child; k = 0 is NO_DRAFT."""
+    """A tree of draft tokens for one sequence. In a chain every node has one child. NO_DRAFT is the empty one."""
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()  # -1 is the last committed token, and parents[i] < i
@@ -74,7 +74,7 @@ class Draft:
         return Draft(self.tokens, self.parents, tuple(scores), self.origin, self.q)
 
     def only(self, nodes: list[int]) -> Draft:
-        """The draft of these nodes alone, in ascending order; no node may be kept without its parent."""
+        """The draft of these nodes alone, in ascending order, without `q`; no node may be kept without its parent."""
         if len(nodes) == len(self.tokens) and self.q is None:
             return self
         place = {node: index for index, node in enumerate(nodes)}
@@ -406,6 +406,7 @@ class TokenEvent(NamedTuple):
     logprob: TokenLogprob | None = None
     finish_reason: FinishReason | None = None
     output: CompletionOutput | None = None  # with the last event of a sample
-    draft: Draft | None = None  # what the step verified, without q. Set with its first token only, as the next two
+    # Of a step, the event of the first token has these three.
+    draft: Draft | None = None  # what was verified, without q
     accepted: tuple[int, ...] = ()  # nodes of the draft, from the root down
     reasons: tuple[str, ...] = ()  # why it was drafted or not: the controller's decisions, and failures

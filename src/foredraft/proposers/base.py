@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
+from typing import Any
 
 from foredraft.types import Commit, Draft, Sequence
 
@@ -11,10 +12,13 @@ from foredraft.types import Commit, Draft, Sequence
 class Proposer:
     """Its state is a function of committed tokens. It knows nothing of the scheduler, the verifier or the batch.
 
-    A proposer inherits from this class and says what differs: `name`, `num_lookahead_tokens` and `propose` in any case.
+    A proposer inherits from this class and says what differs: `name`, `Options`, `num_lookahead_tokens` and `propose`
+    in any case. It is made with `__init__(options, target)`: its options, as a speculation string gives them, and the
+    target (see target.py).
     """
 
     name: str
+    Options: type[Any]  # a dataclass whose fields have defaults; those named in its `owner_only` no request may choose
     num_lookahead_tokens: int  # the most nodes that a draft of its settings has
     taps: frozenset[int] = frozenset()  # what it reads of the target's residual stream: k is the stream after k layers
     free: bool = True  # whether a query takes next to no time: such proposers are queried before the others
@@ -24,7 +28,9 @@ class Proposer:
 
     def propose(self, sequences: Items[Sequence], budgets: Items[int], min_score: float) -> list[Draft]:
         """One draft per sequence, of at most its budget of nodes; an empty one is an ordinary answer. To draft a node
-        that is accepted with a probability below `min_score` is not worth the time; 0 wants whole drafts."""
+        that is accepted with a probability below `min_score` is not worth the time; 0 wants whole drafts, and a
+        proposer that takes next to no time may ignore it. The last tokens of a sequence may be another proposer's
+        draft: the next call may see others in their place, at most 64 (`Occurrences.follow` copes with that)."""
         raise NotImplementedError
 
     def num_missing(self, sequence: Sequence) -> int:
@@ -32,7 +38,8 @@ class Proposer:
         return 0
 
     def observe(self, commits: Items[Commit]) -> None:
-        """Learn which tokens were committed."""
+        """Learn which tokens were committed: of every step and every sequence, whoever drafted. The prompt is not among
+        them. `release` comes after the last commit of a sequence."""
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         """Forget sequences that have ended."""

@@ -30,7 +30,7 @@ _BUILT_IN |= {kind: f"foredraft.heads.{kind}.propose:PROPOSER" for kind in KINDS
 # What `auto` chooses among, beside the model's head: every model has them, and a query costs next to nothing.
 AUTO = ("suffix", "grammar")
 
-_GRAMMAR = "off, auto, NAME, NAME:option=value,…, NAME+NAME, or auto(NAME+NAME)"
+_SYNTAX = "off, auto, NAME, NAME:option=value,…, NAME+NAME, or auto(NAME+NAME)"
 MAX_SPEC_LENGTH = 4096  # characters: a spec may hold a path
 MAX_PROPOSERS = 8  # that one spec joins
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -114,7 +114,7 @@ def read_options(choice: ProposerChoice) -> Any:
 def parse_spec(text: object) -> Spec:
     """Parse a speculation string against the proposers that there are, and check the options that it gives them."""
     if not isinstance(text, str):
-        raise InvalidSpec(f"spec={text!r} must be a string such as {_GRAMMAR}.")
+        raise InvalidSpec(f"spec={text!r} must be a string such as {_SYNTAX}.")
     if len(text) > MAX_SPEC_LENGTH:
         raise InvalidSpec(f"spec has {len(text)} characters; it may have at most {MAX_SPEC_LENGTH}.")
     if text == "off":
@@ -142,7 +142,7 @@ def needs_whole_draft(choice: ProposerChoice) -> bool:
 def _choice(part: str, text: str) -> ProposerChoice:
     name, _, settings = part.partition(":")
     if not _NAME.fullmatch(name):
-        raise InvalidSpec(f"spec={text!r} cannot be read; it must be {_GRAMMAR}.")
+        raise InvalidSpec(f"spec={text!r} cannot be read; it must be {_SYNTAX}.")
     if name not in proposer_names():
         raise InvalidSpec(
             f"spec={text!r} names the proposer {name!r}; there are {', '.join(sorted(proposer_names()))}."
