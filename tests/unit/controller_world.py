@@ -32,6 +32,7 @@ FLAT = Calibration(VerifyCurve(ROWS, tuple(0.0015 + 0.000005 * rows for rows in 
 GPU = Calibration(VerifyCurve(ROWS, tuple(0.00076 + 0.00002 * rows for rows in ROWS)), 0, 0.0)  # of a small model
 
 Place = tuple[int, int]  # a request and a position of its text
+Probability = Callable[[Place], float]
 WRONG = 0  # no position that is drafted
 VOCAB = 1 << 20
 
@@ -91,6 +92,18 @@ class Player(Proposer):
         size = len(tokens)
         self.clock.now += (seconds + self.node_s * size) * self.late(self.queries)
         return Draft(tuple(tokens), tuple(range(-1, size - 1)), tuple(scores), (self.name,) * size)
+
+
+def constant(probability: float) -> Probability:
+    return lambda place: probability
+
+
+def copier(right: Probability, confidence: float = 0.8, most: int = 8) -> Player:
+    return Player("copier", right, query_s=1e-5, confidence=constant(confidence), num_lookahead_tokens=most)
+
+
+def head(right: Probability, node_s: float = 0.001, **others: object) -> Player:
+    return Player("head", right, node_s=node_s, free=False, num_lookahead_tokens=4, **others)  # type: ignore[arg-type]
 
 
 class World:

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.unit.controller_world import CHEAP, GPU, NARROW, Place, Player, World, chance
-from tests.unit.test_controller import Probability, constant, head
+from tests.unit.controller_world import CHEAP, GPU, NARROW, Place, Player, Probability, World, chance, constant, head
 
 
 def test_a_copier_still_verifies_sure_copies_after_many_doubtful_ones() -> None:

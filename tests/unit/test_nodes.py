@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from foredraft.control.nodes import Odds, best_count
 from foredraft.types import Draft
-from tests.unit.test_controller import chain
+from tests.unit.controller_calls import chain
 
 
 def log_odds(probability: float) -> float:

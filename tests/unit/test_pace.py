@@ -6,8 +6,8 @@ import pytest
 
 from foredraft.control.controller import Controller, Offer
 from foredraft.types import TARGET, Commit, Work
+from tests.unit.controller_calls import Model, asked, chain, prices_of, ready, sequence_of
 from tests.unit.controller_world import NARROW
-from tests.unit.test_controller import Model, asked, chain, prices_of, ready, sequence_of
 
 
 def stepped(controller: Controller, work: Work, tokens: int, run_s: float) -> None:

@@ -7,8 +7,8 @@ import pytest
 from foredraft.control.costs import Calibration
 from foredraft.control.reasons import DRAFTED, LEDGER, PROBE
 from foredraft.types import NO_DRAFT, TARGET, Commit, Work
+from tests.unit.controller_calls import Model, asked, chain, credit_of, observed, prices_of, ready, sequence_of
 from tests.unit.controller_world import CHEAP, DEAR, NARROW
-from tests.unit.test_controller import Model, asked, chain, credit_of, observed, prices_of, ready, sequence_of
 
 
 def test_a_batch_rests_where_looking_takes_longer_than_queries_gain() -> None:
