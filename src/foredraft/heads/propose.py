@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from foredraft.backends.base import Backend, LayerKV, Linear
 from foredraft.backends.choose import choose_backend
@@ -15,7 +15,7 @@ from foredraft.backends.row_tiles import set_tiles_beside
 from foredraft.batch import PackedBatch, pack
 from foredraft.config import DTYPES
 from foredraft.errors import InvalidSpec
-from foredraft.heads.base import MAX_BLOCK, HeadConfig
+from foredraft.heads.base import MAX_BLOCK
 from foredraft.heads.catalog import HeadFiles
 from foredraft.heads.weights import HeadWeights, TapReader, layer_config
 from foredraft.proposers.model.candidates import NodeLogits
@@ -67,9 +67,10 @@ class HeadOptions:
 class HeadRunner(ABC):
     """A head as a model that drafts (see DraftingModel): the parts that are the same for every kind."""
 
+    _computed: ComputedTokens | None = None  # for kinds with K and V of their own
     _ahead: RunAhead | None = None  # for kinds whose whole drafts can run on the device
 
-    def __init__(self, found: LoadedHead, computed: ComputedTokens | None) -> None:
+    def __init__(self, found: LoadedHead) -> None:
         target, backend = found.target, found.backend
         self.backend = backend
         self.block_size = target.kv.block_size
@@ -78,7 +79,7 @@ class HeadRunner(ABC):
         # A head is small: running so many rows takes no longer than a step of the target.
         self.catch_up_beside = 256 if backend.tree_ops is None else 2048
         self._max_len, self._max_sequences = target.max_model_len, target.max_num_seqs
-        self._computed, self._scratch = computed, Scratch(target)
+        self._scratch = Scratch(target)
 
     @property
     def runs_ahead(self) -> bool:
@@ -95,11 +96,8 @@ class HeadRunner(ABC):
         return self._ahead(works, self._packed(works), shape)
 
     def _packed(self, works: Items[Work]) -> PackedBatch:
-        return pack([self._run_of(work) for work in works], self.block_size)
-
-    def _run_of(self, work: Work) -> Work:
-        """What the head runs of a work."""
-        return work
+        """What the head runs of works."""
+        return pack(works, self.block_size)
 
     def warm(self, shape: TreeShape) -> None:
         """Make what whole drafts of this shape need on the device."""
@@ -127,8 +125,7 @@ class HeadRunner(ABC):
             self._computed.release(sequence_ids)
 
 
-@dataclass(frozen=True, slots=True)
-class NewNode:
+class NewNode(NamedTuple):
     """A node whose logits are wanted: which token of which sequence, and at which depth. The root has depth 0."""
 
     sequence_id: int
@@ -158,23 +155,16 @@ class Scratch:
         self._per_sequence = scratch_blocks(1, self._block_size)
         self._lanes: dict[int, int] = {}
 
-    def assign(self, works: Items[Work]) -> None:
-        """Give the sequences of a new call their blocks."""
-        self._lanes = {work.sequence.id: lane for lane, work in enumerate(works)}
-
     def lend(self, works: Items[Work], begins: bool) -> None:
-        """Put the blocks into the tables of works, whose sequences are copies made for this call; `begins`: anew."""
+        """Put the blocks behind those of the own tokens of sequences, which are copies made for this call; `begins`:
+        anew."""
         if begins:
-            self.assign(works)
-        for work in works:
-            work.sequence.block_table = self.table(work.sequence)
-
-    def table(self, sequence: Sequence) -> array[int]:
-        """The blocks of a sequence's own tokens, then its scratch blocks."""
-        first = self._first + self._lanes[sequence.id] * self._per_sequence
-        table = array("i", sequence.block_table[: -(-sequence.num_tokens // self._block_size)])
-        table.extend(range(first, first + self._per_sequence))
-        return table
+            self._lanes = {work.sequence.id: lane for lane, work in enumerate(works)}
+        for sequence in (work.sequence for work in works):
+            first = self._first + self._lanes[sequence.id] * self._per_sequence
+            table = array("i", sequence.block_table[: -(-sequence.num_tokens // self._block_size)])
+            table.extend(range(first, first + self._per_sequence))
+            sequence.block_table = table
 
 
 def scratch_blocks(num_sequences: int, block_size: int) -> int:
@@ -191,19 +181,13 @@ class LoadedHead:
     target: TargetModel
     group: str  # the name of its cache group
 
-    @property
-    def embedding(self) -> Linear:
-        """The target's."""
-        return self.target.runner.decoder.embedding
-
-    @property
-    def max_positions(self) -> int:
-        return self.target.max_model_len + MOST_NODES
-
-    def add_layers(self) -> list[LayerKV]:
-        """K and V of its layers in the target's cache, with scratch blocks for draft tokens."""
-        blocks = scratch_blocks(self.target.max_num_seqs, self.target.kv.block_size)
-        return self.target.kv.add_group(self.group, layer_config(self.weights.config), self.backend, blocks)
+    def add_layers(self) -> tuple[HeadWeights, Linear, TapReader, list[LayerKV], int]:
+        """What a head with layers is loaded from: with the target's embedding, the K and V of these layers in the
+        target's cache, which has scratch blocks for draft tokens, and the number of positions."""
+        target, config = self.target, layer_config(self.weights.config)
+        blocks = scratch_blocks(target.max_num_seqs, target.kv.block_size)
+        kv = target.kv.add_group(self.group, config, self.backend, blocks)
+        return self.weights, target.runner.decoder.embedding, self.taps, kv, target.max_model_len + MOST_NODES
 
     def close(self) -> None:
         """End one use of it."""
@@ -215,26 +199,18 @@ class HeadDrafter(TreeDrafter):
 
     Options = HeadOptions
     kind: ClassVar[str]
+    runner: ClassVar[type[HeadRunner]]
+    drafts_on = False  # from its own output, so that a draft may be longer than the head's block
     contenders = 64  # enough at usual temperatures; finding more takes longer than a head's run
 
     def __init__(self, options: HeadOptions, target: TargetModel) -> None:
         config = self._files(target).config
-        shape = options.shape(self.kind, config.block, self.deepest(config))
+        shape = options.shape(self.kind, config.block, MOST_NODES if self.drafts_on else config.block)
         model = self._acquire(target, options.dtype)
         super().__init__(self.kind, model, shape)
         model.warm(self.shape)
         self.taps = frozenset(config.taps)
         self.acceptance = config.acceptance
-
-    @classmethod
-    def load(cls, found: LoadedHead) -> HeadRunner:
-        """The head, ready to draft."""
-        raise NotImplementedError
-
-    @classmethod
-    def deepest(cls, config: HeadConfig) -> int:
-        """How many tokens such a head can draft, one behind the other."""
-        return config.block
 
     @classmethod
     def _files(cls, target: TargetModel) -> HeadFiles:
@@ -258,7 +234,7 @@ class HeadDrafter(TreeDrafter):
             backend = choose_backend(shared.name, target.dtype, shared.device, target.threads)
             is_auto = dtype == "auto"
             weights = HeadWeights(files.folder, files.config, target.dtype if is_auto else dtype, is_auto, backend)
-            head = cls.load(LoadedHead(weights, TapReader(files.config, taps, backend), backend, target, name))
+            head = cls.runner(LoadedHead(weights, TapReader(files.config, taps, backend), backend, target, name))
             set_tiles_beside(shared, backend, weights.linears)
             return head
 

@@ -7,7 +7,6 @@ token n+k. A correction tells a row the token before its own; it is applied to t
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,32 +20,6 @@ from foredraft.types import Sequence
 
 
 @dataclass(frozen=True, eq=False)
-class InjectedRows:
-    """Every row knows the anchor and the last feature."""
-
-    anchor: Linear
-    feature: Linear
-    masks: Tensor  # [block, hidden]
-
-    def __call__(self, backend: Backend, anchors: Tensor, features: Tensor, places: Tensor) -> Tensor:
-        """The input of rows [rows, hidden] from their anchors' embeddings, last features and places in the block."""
-        return backend.linear(anchors, self.anchor) + backend.linear(features, self.feature) + self.masks[places]
-
-
-@dataclass(frozen=True, eq=False)
-class MaskedRows:
-    """The first row is the anchor, the others are masks."""
-
-    mask: Tensor  # [1, hidden]
-
-    def __call__(self, backend: Backend, anchors: Tensor, features: Tensor, places: Tensor) -> Tensor:
-        return torch.where(places[:, None] == 0, anchors, self.mask)
-
-
-BlockRows = InjectedRows | MaskedRows
-
-
-@dataclass(frozen=True, eq=False)
 class DFlashHead:
     """A loaded head with its part of the cache."""
 
@@ -56,7 +29,8 @@ class DFlashHead:
     fc: Linear
     hidden_norm: Tensor
     block: int
-    rows: BlockRows
+    injected: tuple[Linear, Linear] | None  # of anchors and of last features; None: the first row is the anchor
+    masks: Tensor  # [block, hidden], or [1, hidden] for all rows but the anchor's
     stack: Stack
     keys_values: tuple[Linear, ...]  # k and v of every layer
     context_shape: AttentionShape  # of rows that only give keys and values
@@ -83,22 +57,26 @@ class DFlashHead:
     def blocks(self, batch: ForwardBatch) -> Tensor:
         """The rows of blocks (see `pack_blocks`) through all layers: [rows, hidden], normed."""
         backend = self.backend
-        last = (batch.prefix_lens - 1).clamp(min=0)  # the last position that has a feature
-        table = batch.block_tables[batch.sequences, last // batch.block_size].long()
-        features = self.features[table * batch.block_size + last % batch.block_size]
         anchors = backend.embed(batch.token_ids, self.embedding)
-        x = self.rows(backend, anchors, features, batch.positions - batch.prefix_lens)
+        places = batch.positions - batch.prefix_lens  # in the block
+        if self.injected is None:
+            x = torch.where(places[:, None] == 0, anchors, self.masks)
+        else:
+            last = (batch.prefix_lens - 1).clamp(min=0)  # the last position that has a feature
+            table = batch.block_tables[batch.sequences, last // batch.block_size].long()
+            features = self.features[table * batch.block_size + last % batch.block_size]
+            anchor, feature = self.injected
+            x = backend.linear(anchors, anchor) + backend.linear(features, feature) + self.masks[places]
         return backend.run_layers(x, self.stack, self.kv, batch)[1]
 
 
-def pack_blocks(sequences: list[Sequence], tables: list[array[int]], block: int, block_size: int) -> PackedBatch:
-    """A block of rows for every sequence. Its K and V lie behind the sequence's own blocks, in what `tables` has
-    there."""
+def pack_blocks(sequences: list[Sequence], block: int, block_size: int) -> PackedBatch:
+    """A block of rows for every sequence. Its K and V lie behind the blocks of the sequence's own tokens."""
     count, rows = len(sequences), np.arange(block)
     lengths = np.array([sequence.num_tokens for sequence in sequences])
-    block_tables = np.zeros((count, max(map(len, tables))), np.int32)
-    for index, table in enumerate(tables):
-        block_tables[index, : len(table)] = table
+    block_tables = np.zeros((count, max(len(sequence.block_table) for sequence in sequences)), np.int32)
+    for index, sequence in enumerate(sequences):
+        block_tables[index, : len(sequence.block_table)] = sequence.block_table
     places = (-(-lengths // block_size) * block_size)[:, None] + rows[None, :]  # [sequences, block]
     slots = (
         np.take_along_axis(block_tables, places // block_size, 1).astype(np.int64) * block_size + places % block_size
@@ -164,6 +142,7 @@ class Corrected:
     SHORTLIST = 64
 
     logits: Tensor  # [sequences, block, draft_vocab], of rows that do not know the token before
+    columns: Tensor  # [sequences, block, shortlist] of the draft vocabulary
 
     def __init__(self, head: DFlashHead, weight: Linear) -> None:
         self.head = head
@@ -174,12 +153,8 @@ class Corrected:
         as one of them."""
         self.logits = logits
         columns = self.head.backend.top(logits.flatten(0, 1), self.SHORTLIST)[1]
-        self._columns = columns.view(*logits.shape[:2], -1)
+        self.columns = columns.view(*logits.shape[:2], -1)
         self._rows = self.head.backend.embed(columns.flatten(), self._weight).view(*columns.shape, -1)
-
-    def shortlisted(self, depth: int, lanes: Tensor) -> Tensor:
-        """Columns of the draft vocabulary at a depth: [rows, shortlist]."""
-        return self._columns[lanes, depth]
 
     def product(self, depth: int, lanes: Tensor, rows: Tensor) -> Tensor:
         """Rows [rows, width] · the shortlisted rows of the weight at a depth, of each row's lane: [rows, shortlist]."""
@@ -199,7 +174,7 @@ class Markov(Corrected):
         return self.logits[:, 0] + backend.logits(backend.embed(anchors, self.first), self.second)
 
     def after(self, lanes: Tensor, depth: int, previous: Tensor) -> tuple[Tensor, Tensor]:
-        columns = self.shortlisted(depth, lanes)
+        columns = self.columns[lanes, depth]
         added = self.product(depth, lanes, self.head.backend.embed(previous, self.first))
         return self.logits[lanes[:, None], depth, columns] + added, self.head.token_ids[columns]
 
@@ -221,7 +196,7 @@ class Refiner(Corrected):
         return self.logits[:, 0]
 
     def after(self, lanes: Tensor, depth: int, previous: Tensor) -> tuple[Tensor, Tensor]:
-        columns = self.shortlisted(depth, lanes)
+        columns = self.columns[lanes, depth]
         refined = self._refined(self._y[lanes, depth], self._inner[lanes, depth], previous)
         return self.product(depth, lanes, refined), self.head.token_ids[columns]
 
@@ -234,9 +209,9 @@ Correction = Uncorrected | Markov | Refiner
 
 
 def load_dflash(
-    weights: HeadWeights, embedding: Linear, taps: TapReader, kv: list[LayerKV], max_positions: int, backend: Backend
+    weights: HeadWeights, embedding: Linear, taps: TapReader, kv: list[LayerKV], max_positions: int
 ) -> tuple[DFlashHead, Correction]:
-    config, shape = weights.config, layer_shape(weights.config)
+    config, shape, backend = weights.config, layer_shape(weights.config), weights.backend
     masked = config.block_input == "masked"
     masks = weights.vector("mask_embedding.weight").to(backend.activation_dtype)
     prefixes = [f"layers.{index}" for index in range(config.num_layers)]
@@ -247,9 +222,8 @@ def load_dflash(
         fc=weights.linear("fc.weight"),
         hidden_norm=weights.vector("hidden_norm.weight"),
         block=config.block,
-        rows=MaskedRows(masks)
-        if masked
-        else InjectedRows(weights.linear("anchor_proj.weight"), weights.linear("feature_proj.weight"), masks),
+        injected=None if masked else (weights.linear("anchor_proj.weight"), weights.linear("feature_proj.weight")),
+        masks=masks,
         stack=weights.stack(tuple(weights.layer(prefix, shape) for prefix in prefixes), max_positions),
         keys_values=tuple(weights.linear(*(f"{p}.self_attn.{side}_proj.weight" for side in "kv")) for p in prefixes),
         context_shape=replace(shape, num_heads=0),

@@ -22,8 +22,7 @@ class EagleModule(HeadModule):
 
     def features(self, taps: Tensor) -> Tensor:
         """[batch, length, taps × target_hidden] → h [batch, length, hidden]."""
-        h: Tensor = self.fc(taps)
-        return h
+        return self.fc(taps)
 
     def step(
         self, embeddings: Tensor, h: Tensor, positions: Tensor, past: list[KeysValues], mask: Tensor | None
@@ -34,8 +33,7 @@ class EagleModule(HeadModule):
 
     def logits(self, y: Tensor) -> Tensor:
         """Over the draft vocabulary."""
-        logits: Tensor = self.lm_head(self.norm(y))
-        return logits
+        return self.lm_head(self.norm(y))
 
 
 class EagleLayer(nn.Module):

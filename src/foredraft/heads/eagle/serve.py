@@ -58,8 +58,9 @@ class EagleHead:
 
 
 def load_eagle(
-    weights: HeadWeights, embedding: Linear, taps: TapReader, kv: list[LayerKV], max_positions: int, backend: Backend
+    weights: HeadWeights, embedding: Linear, taps: TapReader, kv: list[LayerKV], max_positions: int
 ) -> EagleHead:
+    backend = weights.backend
     shape = replace(layer_shape(weights.config), first_key=1)
     layer = weights.layer("midlayer", shape)
     entry = Entry(embedding, weights.vector("midlayer.hidden_norm.weight"))

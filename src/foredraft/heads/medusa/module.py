@@ -21,8 +21,7 @@ class MedusaModule(HeadModule):
 
     def state(self, tap: Tensor) -> Tensor:
         """The residual stream after the target's last layer [..., hidden], normed."""
-        state: Tensor = self.norm(tap)
-        return state
+        return self.norm(tap)
 
     def offset(self, state: Tensor, offset: int) -> Tensor:
         """The rows that the output head reads for one offset [..., hidden]."""
@@ -31,8 +30,7 @@ class MedusaModule(HeadModule):
 
     def logits(self, y: Tensor) -> Tensor:
         """Over the draft vocabulary."""
-        logits: Tensor = self.lm_head(y)
-        return logits
+        return self.lm_head(y)
 
 
 class MedusaBlock(nn.Module):

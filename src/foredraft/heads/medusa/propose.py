@@ -9,28 +9,18 @@ from collections.abc import Sequence as Items
 import torch
 from torch import Tensor
 
-from foredraft.heads.medusa.serve import MedusaHead, load_medusa
+from foredraft.heads.medusa.serve import load_medusa
 from foredraft.heads.propose import HeadDrafter, HeadRunner, LoadedHead, new_nodes
 from foredraft.proposers.model.candidates import NodeLogits
 from foredraft.types import Work
 
 
-class Medusa(HeadDrafter):
-    """See the module."""
-
-    kind = "medusa"
-
-    @classmethod
-    def load(cls, found: LoadedHead) -> MedusaRunner:
-        return MedusaRunner(load_medusa(found.weights, found.taps, found.backend), found)
-
-
 class MedusaRunner(HeadRunner):
     """A Medusa head. The first run of a call gives the logits of all offsets; further ones look them up."""
 
-    def __init__(self, head: MedusaHead, found: LoadedHead) -> None:
-        super().__init__(found, None)
-        self._head = head
+    def __init__(self, found: LoadedHead) -> None:
+        super().__init__(found)
+        self._head = load_medusa(found.weights, found.taps)
         self._lanes: dict[int, int] = {}
         self._logits: Tensor | None = None  # [sequences × offsets, draft_vocab] of this call
 
@@ -43,6 +33,13 @@ class MedusaRunner(HeadRunner):
         assert self._logits is not None
         rows = [self._lanes[node.sequence_id] * head.offsets + node.depth for node in new_nodes(works)]
         return NodeLogits(self._logits[rows], head.token_ids)
+
+
+class Medusa(HeadDrafter):
+    """See the module."""
+
+    kind = "medusa"
+    runner = MedusaRunner
 
 
 PROPOSER = Medusa

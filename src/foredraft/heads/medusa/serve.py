@@ -39,7 +39,7 @@ class MedusaHead:
         return self.backend.logits(rows.transpose(0, 1).flatten(0, 1), self.output)
 
 
-def load_medusa(weights: HeadWeights, taps: TapReader, backend: Backend) -> MedusaHead:
+def load_medusa(weights: HeadWeights, taps: TapReader) -> MedusaHead:
     def layer(index: int, offsets: range) -> Linear:
         names = [f"blocks.{offset}.layers.{index}" for offset in offsets]
         biases = torch.cat([weights.vector(f"{name}.bias") for name in names])
@@ -47,7 +47,7 @@ def load_medusa(weights: HeadWeights, taps: TapReader, backend: Backend) -> Medu
 
     offsets = range(weights.config.block)
     return MedusaHead(
-        backend=backend,
+        backend=weights.backend,
         norm=weights.vector("norm.weight"),
         norm_eps=weights.config.norm_eps,
         offsets=weights.config.block,
