@@ -104,14 +104,14 @@ def eagle_reference(head: EagleModule, target: Target, sequence: Sequence, draft
     tokens = sequence.token_ids
     h = head.features(target.taps(sequence, head.config.taps))
     positions = torch.arange(len(tokens) - 1)[None]
-    y, context = head.step(target.embeddings(tokens[1:]), h, positions, [], None)
+    y, context = head.midlayer(target.embeddings(tokens[1:]), h, positions, [], None)
     ys, keys = {-1: y[:, -1:]}, {-1: [context]}
     logits = [head.logits(y[:, -1:])]
     for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
         past = keys[parent]
         place = torch.tensor([[len(tokens) - 2 + draft.depths[node]]])
         mask = torch.ones(1, 1, 1, len(tokens) - 2 + draft.depths[node] + 1, dtype=torch.bool)
-        ys[node], own = head.step(target.embeddings([token]), ys[parent], place, past, mask)
+        ys[node], own = head.midlayer(target.embeddings([token]), ys[parent], place, past, mask)
         keys[node] = [*past, own]
         logits.append(head.logits(ys[node]))
     return torch.cat(logits, 1)[0]

@@ -55,7 +55,7 @@ def eagle_logits(head: EagleModule, taps: Tensor, embeddings: Tensor, tokens: Te
     positions = torch.arange(LENGTH)[None]
     for step in range(STEPS):
         ahead = torch.nn.functional.pad(embeddings[:, step:], (0, 0, 0, step))
-        h, own = head.step(ahead, h, positions + step, past, chain_mask(LENGTH, step, h.device) if step else None)
+        h, own = head.midlayer(ahead, h, positions + step, past, chain_mask(LENGTH, step, h.device) if step else None)
         past.append(own)
         found.append(head.logits(h)[:, : LENGTH - step])
     return found

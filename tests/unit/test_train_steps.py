@@ -143,14 +143,14 @@ def test_unrolled_chains_are_those_of_one_sequence_step_by_step(tmp_path: Path) 
     with torch.no_grad():
         h = head.features(seen.features.taps(head.config.taps))[row : row + 1, :anchor]
         positions = torch.arange(anchor)[None]
-        y, keys = head.step(target.embed(tokens[None, 1 : anchor + 1]), h, positions, [], None)
+        y, keys = head.midlayer(target.embed(tokens[None, 1 : anchor + 1]), h, positions, [], None)
         past, y = [keys], y[:, -1:]
         for depth in range(4):
             best = int(token_ids[head.logits(y)[0, 0].argmax()])
             assert int(drafts[depth, row, anchor]) == best
             following = target.embed(tokens[None, anchor + 1 + depth : anchor + 2 + depth])
             mask = torch.ones(1, 1, 1, anchor + depth + 1, dtype=torch.bool)
-            y, keys = head.step(following, y, positions[:, -1:] + 1 + depth, past, mask)
+            y, keys = head.midlayer(following, y, positions[:, -1:] + 1 + depth, past, mask)
             past.append(keys)
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel
 from foredraft.heads.kinds import KINDS, part
 from foredraft.models.fields import MAX_LAYERS, is_number, is_positive, is_whole, read_json, shown
@@ -57,6 +58,24 @@ class HeadConfig:
     mask_token_id: int = 0  # of masked rows; a token that is hardly ever the anchor
     acceptance: tuple[float, ...] = ()  # measured by depth on held-out text; empty before it is measured
     provenance: dict[str, str | int | float] = field(default_factory=dict)
+
+    @classmethod
+    def of_sizes(cls, layers: ModelConfig, target: ModelConfig, **others: Any) -> HeadConfig:
+        """A head with layers of these sizes; `others` are the remaining fields."""
+        sizes = {
+            "target_hidden_size": target.hidden_size,
+            "target_vocab_size": target.vocab_size,
+            "target_num_layers": target.num_layers,
+            "hidden_size": layers.hidden_size,
+            "intermediate_size": layers.intermediate_size,
+            "num_heads": layers.num_heads,
+            "num_kv_heads": layers.num_kv_heads,
+            "head_dim": layers.head_dim,
+            "num_layers": layers.num_layers,
+            "rope_theta": layers.rope_theta,
+            "norm_eps": layers.rms_norm_eps,
+        }
+        return cls(**sizes | others)
 
     def write(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

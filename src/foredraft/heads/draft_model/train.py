@@ -98,8 +98,7 @@ class DraftStudent(Student):
             ) from error
 
     def _rows(self, seen: TargetBatch) -> Tensor:
-        rows: Tensor = self.module(seen.batch.tokens, seen.positions, seen.features.normed)
-        return rows
+        return self.module(seen.batch.tokens, seen.positions, seen.features.normed)
 
     def _config(self, acceptance: Sequence[float], provenance: Facts) -> dict[str, object]:
         """As transformers writes it; what Foredraft adds is under one key."""
@@ -151,23 +150,13 @@ def as_head(folder: Path, target: Checkpoint, token_ids: Tensor) -> tuple[HeadCo
     """The draft model in `folder` as a head of its target: with these tokens only, which are sorted. The embeddings of
     the others become functions of the target's, as close as one matrix gives them."""
     draft, record = open_checkpoint(folder), read_json(folder / CONFIG_FILE)["foredraft"]
-    sizes = draft.config
-    config = HeadConfig(
+    config = HeadConfig.of_sizes(
+        draft.config,
+        target.config,
         kind="draft_model",
         target_name=record["target_name"],
         target_digest=record["target_digest"],
-        target_hidden_size=target.config.hidden_size,
-        target_vocab_size=target.config.vocab_size,
-        target_num_layers=target.config.num_layers,
         taps=(),
-        hidden_size=sizes.hidden_size,
-        intermediate_size=sizes.intermediate_size,
-        num_heads=sizes.num_heads,
-        num_kv_heads=sizes.num_kv_heads,
-        head_dim=sizes.head_dim,
-        num_layers=sizes.num_layers,
-        rope_theta=sizes.rope_theta,
-        norm_eps=sizes.rms_norm_eps,
         draft_vocab_size=len(token_ids),
         block=max(1, len(record["acceptance"])),
         acceptance=tuple(record["acceptance"]),

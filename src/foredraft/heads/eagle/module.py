@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -24,13 +26,6 @@ class EagleModule(HeadModule):
         """[batch, length, taps × target_hidden] → h [batch, length, hidden]."""
         return self.fc(taps)
 
-    def step(
-        self, embeddings: Tensor, h: Tensor, positions: Tensor, past: list[KeysValues], mask: Tensor | None
-    ) -> tuple[Tensor, KeysValues]:
-        """y [batch, length, hidden], before the norm, and the rows' own K and V. Rows see the keys of `past`, then
-        their own, as far as `mask` [batch or 1, 1, length, keys] is true; None is causal, without a past."""
-        return self.midlayer(embeddings, h, positions, past, mask)  # type: ignore[no-any-return]
-
     def logits(self, y: Tensor) -> Tensor:
         """Over the draft vocabulary."""
         return self.lm_head(self.norm(y))
@@ -38,6 +33,8 @@ class EagleModule(HeadModule):
 
 class EagleLayer(nn.Module):
     """q, k and v read both halves of the input; the residual is h before its norm."""
+
+    __call__: Callable[..., tuple[Tensor, KeysValues]]
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
@@ -51,6 +48,8 @@ class EagleLayer(nn.Module):
     def forward(
         self, embeddings: Tensor, h: Tensor, positions: Tensor, past: list[KeysValues], mask: Tensor | None
     ) -> tuple[Tensor, KeysValues]:
+        """y [batch, length, hidden], before the norm, and the rows' own K and V. Rows see the keys of `past`, then
+        their own, as far as `mask` [batch or 1, 1, length, keys] is true; None is causal, without a past."""
         x = torch.cat([self.input_layernorm(embeddings), self.hidden_norm(h)], dim=-1)
         own = self.self_attn.keys_values(x, positions)
         y = h + self.self_attn.attend(x, positions, [*past, own], mask)

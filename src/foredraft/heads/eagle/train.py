@@ -51,7 +51,7 @@ class EagleStudent(HeadStudent[EagleModule]):
         for step in range(steps):
             embeddings = seen.target.embed(seen.batch.ahead(1 + step))
             mask = chain_mask(h.shape[1], step, h.device) if step else None
-            h, own = self.module.step(embeddings, h, seen.positions + step, past, mask)
+            h, own = self.module.midlayer(embeddings, h, seen.positions + step, past, mask)
             past.append(own)
             unrolled.append((h, seen.rows_ahead(1 + step)))
         return unrolled
