@@ -132,9 +132,14 @@ def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     half = x.shape[-1] // 2
     exponents = torch.arange(half, device=x.device, dtype=torch.float32) / half
     angles = positions[:, None, :, None].float() * theta**-exponents  # [batch or 1, 1, length, half]
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    left, right = x[..., :half], x[..., half:]
-    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
+    return rotated(x, angles.cos().to(x.dtype), angles.sin().to(x.dtype))
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Dimensions beyond twice those of `cos` and `sin` stay as they are."""
+    half = cos.shape[-1]
+    left, right, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat([left * cos - right * sin, right * cos + left * sin, rest], dim=-1)
 
 
 class HeadModule(nn.Module):
