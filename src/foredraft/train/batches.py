@@ -67,10 +67,6 @@ class Batches:
         greedy = self._held_out[self._text.greedy[self._held_out]][:most]
         return [self._batch(group) for group in self._groups(greedy)]
 
-    @property
-    def num_train(self) -> int:
-        return len(self._train)
-
     def _epoch(self, epoch: int) -> list[NDArray[np.int64]]:
         rng = np.random.default_rng((self._seed, epoch))
         order = rng.permutation(self._train)

@@ -37,25 +37,20 @@ class Excluded:
             for first, last, start in _pieces(words)
         )
 
-    def __len__(self) -> int:
-        return len(self._texts)
-
 
 def normalised(text: str) -> str:
     """Words in lower case, parted by one space."""
     return _BETWEEN_WORDS.sub(" ", text.lower()).strip()
 
 
-def usable_inventions(texts: Sequence[str], seen: set[str], excluded: Excluded) -> list[str]:
-    """The invented prompts that read like one: long enough, complete, new, and in no evaluation. `seen` grows."""
-    usable = []
-    for text in (text.strip() for text in texts):
-        name = normalised(text)
-        if len(text) >= _SHORTEST and "\N{REPLACEMENT CHARACTER}" not in text and name not in seen | {""}:
-            seen.add(name)
-            if text not in excluded:
-                usable.append(text)
-    return usable
+def usable_inventions(texts: Sequence[str], excluded: Excluded) -> list[str]:
+    """The invented prompts that read like one: long enough, complete, different, and in no evaluation."""
+    usable: dict[str, str] = {}
+    for text in map(str.strip, texts):
+        if len(text) >= _SHORTEST and "\N{REPLACEMENT CHARACTER}" not in text and text not in excluded:
+            usable.setdefault(normalised(text), text)
+    usable.pop("", None)
+    return list(usable.values())
 
 
 def _pieces(words: list[str]) -> Iterator[tuple[str, str, int]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,10 +25,6 @@ Stopped = Callable[[], bool]
 _PLACE = "0123456789"  # stands for the user's turn where the template is cut
 _INVENTED_TOKENS = 192  # the longest invented prompt
 _SPARE_INVENTIONS = 1.15  # about 90 % are usable
-
-
-def _never() -> bool:
-    return False
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ class TextWriter:
             "seed": str(plan.seed),
         }
 
-    def write_chunk(self, folder: Path, chunk: int, stopped: Stopped = _never) -> int:
+    def write_chunk(self, folder: Path, chunk: int, stopped: Stopped) -> int:
         """Writes a chunk's shard, if it has any answer; returns the number of its answer tokens. Once `stopped`
         says so, the shard has what is finished by then."""
         prompts = self._plan.prompts_of(chunk)
@@ -109,7 +106,7 @@ class TextWriter:
             for _, ids, reason in self._finished([prefix] * count, params, stopped)
             if reason == "stop" or not self._has_chat
         ]
-        return usable_inventions(texts, set(), plan.excluded)[: plan.chunk_prompts]
+        return usable_inventions(texts, plan.excluded)[: plan.chunk_prompts]
 
     def _answers(self, prompts: Sequence[str], chunk: int, stopped: Stopped) -> Iterator[Answer]:
         plan = self._plan
@@ -132,15 +129,12 @@ class TextWriter:
         """Index, tokens and finish reason of every request as it finishes, until `stopped` says so."""
         if not prompts:
             return
-        outputs = self._llm.as_finished(prompts, params, spec="off")
-        try:
+        with closing(self._llm.as_finished(prompts, params, spec="off")) as outputs:  # type: ignore[type-var]
             for index, output in outputs:
                 if output.finish_reason in ("stop", "length"):
                     yield index, list(output.token_ids), output.finish_reason
                 if stopped():
                     return
-        finally:
-            outputs.close()  # type: ignore[attr-defined]
 
     def _encode(self, prompt: str) -> list[int]:
         if self._has_chat:
