@@ -16,7 +16,7 @@ import torch
 
 from foredraft.errors import ForedraftError, InvalidModel
 from foredraft.llm import LLM
-from foredraft.train.shards import provenance_of, shard_file, shard_files
+from foredraft.train.shards import read_shard, shard_file, shard_files
 from foredraft.train.text import TextPlan, TextWriter
 
 Progress = Callable[[int, float], None]  # answer tokens so far, seconds so far
@@ -60,7 +60,7 @@ def write_text(
     """Continues the text of a folder until it has `tokens` answer tokens or `seconds` are over; returns how many it
     has."""
     started = time.monotonic()
-    have = sum(num_answer_tokens(file) for file in shard_files(folder))
+    have = sum(read_shard(file)[1].num_answer_tokens for file in shard_files(folder))
     if have >= tokens:
         return have
     folder.mkdir(parents=True, exist_ok=True)
@@ -100,14 +100,6 @@ def write_text(
     if failure:
         raise InvalidModel(f"The training text could not be written: {failure}")
     return have
-
-
-def num_answer_tokens(file: Path) -> int:
-    from safetensors.numpy import load_file
-
-    provenance_of(file)  # refuses a damaged file with a sentence
-    shard = load_file(file)
-    return len(shard["tokens"]) - int(shard["prompt_lens"].sum())
 
 
 def _work(task: _Task, results: Any, stop: Any, loaded: Any) -> None:

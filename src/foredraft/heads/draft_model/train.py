@@ -14,7 +14,7 @@ from torch import Tensor
 from foredraft.errors import InvalidModel, InvalidParameter
 from foredraft.heads.base import CONFIG_FILE, D2T, MAX_BLOCK, T2D, HeadConfig
 from foredraft.heads.draft_model.module import Llama
-from foredraft.heads.files import check_out, check_target, sharded
+from foredraft.heads.files import check_out, check_target, write_shards
 from foredraft.models.catalog import open_checkpoint
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.fields import MAX_LAYERS, read_json
@@ -70,19 +70,11 @@ class DraftStudent(Student):
         return torch.stack([torch.nn.functional.pad(found[:, j:], (0, j)) for j in range(self.depth)])
 
     def save(self, folder: Path, acceptance: Sequence[float], provenance: Facts) -> None:
-        from safetensors.torch import save_file
-
         check_out(folder)
         folder.mkdir(parents=True, exist_ok=True)
         _write_json(folder / CONFIG_FILE, self._config(acceptance, provenance))  # first, as heads are written
-        tensors = {name: tensor.bfloat16().cpu() for name, tensor in self.module.state_dict().items()}
-        shards = sharded(tensors)
-        names = [f"model-{index + 1:05}-of-{len(shards):05}.safetensors" for index in range(len(shards))]
-        for file in folder.glob("model*.safetensors"):
-            file.unlink()
-        for name, shard in zip(names, shards):
-            save_file(shard, folder / name, metadata={"format": "pt"})
-        weight_map = {each: name for name, shard in zip(names, shards) for each in shard}
+        tensors = {name: tensor.bfloat16() for name, tensor in self.module.state_dict().items()}
+        weight_map = write_shards(folder, tensors, metadata={"format": "pt"})
         _write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": weight_map})
         self._tokenizer.save(folder)
 
