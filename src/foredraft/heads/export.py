@@ -46,11 +46,6 @@ class Head:
         return self.tensors["norm.weight"].dtype
 
     @property
-    def final_norm(self) -> Tensor:
-        """The target's [hidden]."""
-        return self.target.vector("model.norm.weight").to(self.dtype)
-
-    @property
     def embedding(self) -> Tensor:
         """The target's [vocab, hidden]."""
         return self.target.weight("model.embed_tokens.weight").dense().to(self.dtype).contiguous()

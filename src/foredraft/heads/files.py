@@ -139,8 +139,8 @@ def read_weights(folder: Path, config: HeadConfig) -> dict[str, Tensor | Weight]
     tensors: dict[str, Tensor] = {}
     for file in files:
         shard = read_tensor_file(file, _AGAIN)[1]
-        for name in tensors.keys() & shard.keys():
-            raise InvalidModel(f"{file}: tensor {shown(name)} is there twice; {_AGAIN}.")
+        if twice := tensors.keys() & shard.keys():
+            raise InvalidModel(f"{file}: tensor {shown(min(twice))} is there twice; {_AGAIN}.")
         tensors |= shard
     weights = coded(tensors)
     _check_tensors(folder, config, weights)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import AttentionShape, Backend, Entry, Layer, Linear, Stack, Taps, Weight
+from foredraft.backends.base import AttentionShape, Backend, Entry, Layer, Linear, Stack, Taps, Weight, plain_weight
 from foredraft.batch import ForwardBatch
 from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel
@@ -62,7 +62,7 @@ class HeadWeights:
         tensor = self._tensors[name]
         if isinstance(tensor, Weight) and self._keeps_codes:
             return tensor
-        return convert(tensor if isinstance(tensor, Weight) else _plain(tensor), self._dtype, is_head, "bfloat16")
+        return convert(tensor if isinstance(tensor, Weight) else plain_weight(tensor), self._dtype, is_head, "bfloat16")
 
     def layer(self, prefix: str, shape: AttentionShape) -> Layer:
         attention = f"{prefix}.self_attn"
@@ -86,12 +86,6 @@ class HeadWeights:
         """The layers with the final norm."""
         rope = rope_table(layer_config(self.config), max_positions).to(self.backend.device)
         return Stack(layers, self.vector("norm.weight"), rope, 1.0, self.config.norm_eps, entry)
-
-
-def _plain(tensor: Tensor) -> Weight:
-    if tensor.dtype == torch.bfloat16:
-        return Weight("bf16", tensor)
-    return Weight("f32", tensor.float())
 
 
 def layer_config(config: HeadConfig) -> ModelConfig:
