@@ -102,7 +102,7 @@ class Target:
 
 def eagle_reference(head: EagleModule, target: Target, sequence: Sequence, draft: Draft) -> Tensor:
     tokens = sequence.token_ids
-    h = head.features(target.taps(sequence, head.config.taps))
+    h = head.fc(target.taps(sequence, head.config.taps))
     positions = torch.arange(len(tokens) - 1)[None]
     y, context = head.midlayer(target.embeddings(tokens[1:]), h, positions, [], None)
     ys, keys = {-1: y[:, -1:]}, {-1: [context]}
@@ -118,8 +118,8 @@ def eagle_reference(head: EagleModule, target: Target, sequence: Sequence, draft
 
 
 def medusa_reference(head: MedusaModule, target: Target, sequence: Sequence, draft: Draft) -> Tensor:
-    state = head.state(target.taps(sequence, head.config.taps)[0, -1:])
-    offsets = torch.cat([head.logits(head.offset(state, offset)) for offset in range(head.config.block)])
+    state = head.norm(target.taps(sequence, head.config.taps)[0, -1:])
+    offsets = torch.cat([head.lm_head(block(state)) for block in head.blocks])
     return offsets[[0, *draft.depths]]
 
 

@@ -51,7 +51,7 @@ def verifier(target: Checkpoint, folder: Path) -> Path:
 def eagle_logits(head: EagleModule, taps: Tensor, embeddings: Tensor, tokens: Tensor) -> list[Tensor]:
     """Of chains that start at every position, step by step; row t of the embeddings [1, length, hidden] is that of the
     token which follows position t. Behind the end the two sides feed different tokens."""
-    h, past, found = head.features(taps), list[KeysValues](), []
+    h, past, found = head.fc(taps), list[KeysValues](), []
     positions = torch.arange(LENGTH)[None]
     for step in range(STEPS):
         ahead = torch.nn.functional.pad(embeddings[:, step:], (0, 0, 0, step))

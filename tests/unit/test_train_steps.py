@@ -141,7 +141,7 @@ def test_unrolled_chains_are_those_of_one_sequence_step_by_step(tmp_path: Path) 
     row, anchor = 1, 23  # the last committed token
     tokens = seen.batch.tokens[row]
     with torch.no_grad():
-        h = head.features(seen.features.taps(head.config.taps))[row : row + 1, :anchor]
+        h = head.fc(seen.features.taps(head.config.taps))[row : row + 1, :anchor]
         positions = torch.arange(anchor)[None]
         y, keys = head.midlayer(target.embed(tokens[None, 1 : anchor + 1]), h, positions, [], None)
         past, y = [keys], y[:, -1:]

@@ -13,7 +13,7 @@ from foredraft.heads.module import Attention, HeadModule, KeysValues, Linear, Ml
 
 class EagleModule(HeadModule):
     """A row at position t is made of the embedding of token t+1 and the feature h of position t, and gives the logits
-    of token t+2. h is `features` of the taps for committed positions, and the y of the row before for drafted ones."""
+    of token t+2. h is `fc` of the taps for committed positions, and the y of the row before for drafted ones."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)
@@ -21,10 +21,6 @@ class EagleModule(HeadModule):
         self.midlayer = EagleLayer(config)
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.lm_head = Linear(config.hidden_size, config.draft_vocab_size)
-
-    def features(self, taps: Tensor) -> Tensor:
-        """[batch, length, taps × target_hidden] → h [batch, length, hidden]."""
-        return self.fc(taps)
 
     def logits(self, y: Tensor) -> Tensor:
         """Over the draft vocabulary."""

@@ -45,7 +45,7 @@ class EagleStudent(HeadStudent[EagleModule]):
 
     def _unroll(self, seen: TargetBatch, steps: int) -> list[tuple[Tensor, Tensor]]:
         """y of each step [batch, length, hidden] and the rows of its labels [batch, length]."""
-        h = self.module.features(seen.features.taps(self.module.config.taps))
+        h = self.module.fc(seen.features.taps(self.module.config.taps))
         past: list[KeysValues] = []
         unrolled = []
         for step in range(steps):
