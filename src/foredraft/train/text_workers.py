@@ -3,12 +3,12 @@ more."""
 
 from __future__ import annotations
 
-import multiprocessing
+import multiprocessing.dummy
 import queue
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ class _Task:
     options: EngineOptions
     worker: int
     workers: int
-    deadline: float | None  # a time of time.monotonic, which all processes share
+    deadline: float  # a time of time.monotonic, which all processes share
 
 
 def write_text(
@@ -65,14 +65,13 @@ def write_text(
         return have
     folder.mkdir(parents=True, exist_ok=True)
     # One worker is a thread: a process of its own would gain nothing.
-    context: Any = multiprocessing.get_context("spawn")
-    results: Any = queue.Queue() if workers == 1 else context.Queue()
-    stop, loaded = (threading.Event() if workers == 1 else context.Event() for _ in range(2))
-    make: Any = threading.Thread if workers == 1 else context.Process
+    context: Any = multiprocessing.dummy if workers == 1 else multiprocessing.get_context("spawn")
+    results, stop, loaded = context.Queue(), context.Event(), context.Event()
     running = []
     for worker in range(workers):
-        task = _Task(folder, plan, options, worker, workers, None if seconds is None else started + seconds)
-        running.append(make(target=_work, args=(task, results, stop, loaded), daemon=True))
+        task = _Task(folder, plan, options, worker, workers, inf if seconds is None else started + seconds)
+        running.append(context.Process(target=_work, args=(task, results, stop, loaded)))
+        running[-1].daemon = True
         running[-1].start()
     ended, failure = 0, None
     try:
@@ -120,7 +119,6 @@ def _write_chunks(task: _Task, results: Any, stop: Any, loaded: Any) -> None:
     """The first worker loads the model alone: what it compiles for a GPU, the others then find."""
     if task.worker > 0:
         loaded.wait()
-    deadline = task.deadline
     options = task.options
     llm = LLM(
         options.model,
@@ -131,7 +129,7 @@ def _write_chunks(task: _Task, results: Any, stop: Any, loaded: Any) -> None:
         max_num_seqs=options.batch,
         max_num_batched_tokens=max(2048, options.batch),
         refill=max(1, options.batch // 4),
-        max_chunk_s=float("inf"),
+        max_chunk_s=inf,
         kv_cache_tokens=options.batch * (task.plan.max_len // 2),
         prefix_caching=False,
         threads=options.threads,
@@ -143,7 +141,7 @@ def _write_chunks(task: _Task, results: Any, stop: Any, loaded: Any) -> None:
     chunk, empty = task.worker, 0
 
     def stopped() -> bool:
-        return bool(stop.is_set()) or (deadline is not None and time.monotonic() > deadline)
+        return bool(stop.is_set()) or time.monotonic() > task.deadline
 
     while not stopped():
         if not shard_file(task.folder, chunk).exists():
