@@ -45,8 +45,6 @@ class Table(Module):
 
 
 class RMSNorm(Module):
-    """Root-mean-square norm over the last dimension."""
-
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))

@@ -32,8 +32,6 @@ TREES = ("chain", "static", "dynamic")
 
 @dataclass(frozen=True)
 class HeadOptions:
-    """The options of all proposers with heads."""
-
     k: int = 0  # depth of a draft; 0: that of the head
     nodes: int = 16  # of a tree
     width: int = 4  # branches that are followed at every depth
@@ -86,7 +84,6 @@ class HeadRunner(ABC):
         return self._ahead is not None
 
     def ahead(self, works: Items[Work], shape: TreeShape) -> Levels | None:
-        """See DraftingModel."""
         if self._ahead is None:
             return None
         behind, works = split_catch_up(works, shape.depth)
@@ -190,7 +187,6 @@ class LoadedHead:
         return self.weights, target.runner.decoder.embedding, self.taps, kv, target.max_model_len + MOST_NODES
 
     def close(self) -> None:
-        """End one use of it."""
         self.target.draft_models.release(self.group)
 
 

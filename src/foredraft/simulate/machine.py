@@ -101,7 +101,6 @@ class Machine:
         return Costs(self.calibration)  # never told of a run, so it stays what was measured
 
     def run_s(self, rows: int, keys: int) -> float:
-        """Seconds of a run of the target."""
         return self._costs.run(rows, keys)
 
     def overhead_s(self, sequences: int, accepted: int = 0) -> float:

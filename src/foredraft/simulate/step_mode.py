@@ -124,7 +124,6 @@ class StepReplica:
             self.step()
 
     def step(self) -> tuple[list[Work], list[Commit]]:
-        """One step of the engine."""
         stepped = self._engine.step()
         for commit in stepped.commits:
             sequence = commit.sequence

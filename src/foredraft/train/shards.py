@@ -40,8 +40,6 @@ class Text:
 
 @dataclass(frozen=True)
 class Answer:
-    """One sequence."""
-
     prompt: Sequence[int]
     answer: Sequence[int]
     greedy: bool

@@ -96,8 +96,6 @@ class DFlashAhead:
 
 
 class DFlash(HeadDrafter):
-    """See the module."""
-
     kind = "dflash"
     runner = DFlashRunner
 

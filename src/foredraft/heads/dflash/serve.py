@@ -21,8 +21,6 @@ from foredraft.types import Sequence
 
 @dataclass(frozen=True, eq=False)
 class DFlashHead:
-    """A loaded head with its part of the cache."""
-
     backend: Backend
     embedding: Linear  # the target's
     tap_norms: tuple[Tensor, ...]  # none where taps are read as they are

@@ -65,8 +65,6 @@ class EagleAhead:
 
 
 class Eagle(HeadDrafter):
-    """See the module."""
-
     kind = "eagle"
     runner = EagleRunner
     drafts_on = True

@@ -20,8 +20,6 @@ from foredraft.heads.weights import HeadWeights, TapReader, layer_shape
 
 @dataclass(frozen=True, eq=False)
 class EagleHead:
-    """A loaded head with its part of the cache."""
-
     backend: Backend
     fc: Linear
     stack: Stack  # enters by the target's embedding

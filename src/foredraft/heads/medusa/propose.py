@@ -36,8 +36,6 @@ class MedusaRunner(HeadRunner):
 
 
 class Medusa(HeadDrafter):
-    """See the module."""
-
     kind = "medusa"
     runner = MedusaRunner
 

@@ -16,8 +16,6 @@ from foredraft.heads.weights import HeadWeights, TapReader
 
 @dataclass(frozen=True, eq=False)
 class MedusaHead:
-    """A loaded head."""
-
     backend: Backend
     norm: Tensor
     norm_eps: float
