@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from foredraft.errors import InvalidModel
 from foredraft.heads.base import CONFIG_FILE, HeadConfig
-from foredraft.heads.files import check_target, read_weights, target_digest
+from foredraft.heads.files import check_target, read_weights
 from foredraft.models.catalog import resolve
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.fields import read_json
@@ -60,14 +61,10 @@ def _folders_of_heads(place: Path) -> list[Path]:
 
 def shipped_heads(checkpoint: Checkpoint, shipped: Path = SHIPPED) -> dict[str, HeadFiles]:
     """The heads of this model that come with Foredraft, by kind."""
-    configs = {file.parent: HeadConfig.read(file.parent) for file in sorted(shipped.glob(f"*/*/{CONFIG_FILE}"))}
-    sizes = (checkpoint.config.hidden_size, checkpoint.config.vocab_size, checkpoint.config.num_layers)
-    possible = {
-        folder: config
-        for folder, config in configs.items()
-        if (config.target_hidden_size, config.target_vocab_size, config.target_num_layers) == sizes
-    }
-    if not possible:
-        return {}
-    digest = target_digest(checkpoint)
-    return {c.kind: HeadFiles(folder, c) for folder, c in possible.items() if c.target_digest == digest}
+    found: dict[str, HeadFiles] = {}
+    for file in sorted(shipped.glob(f"*/*/{CONFIG_FILE}")):
+        config = HeadConfig.read(file.parent)
+        with suppress(InvalidModel):
+            check_target(file.parent, config, checkpoint)
+            found[config.kind] = HeadFiles(file.parent, config)
+    return found

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from foredraft.backends.base import Backend, LayerKV, Linear
+from foredraft.backends.base import LayerKV, Linear
 from foredraft.backends.choose import choose_backend
 from foredraft.backends.row_tiles import set_tiles_beside
 from foredraft.batch import PackedBatch, pack
@@ -68,16 +68,37 @@ class HeadRunner(ABC):
     _computed: ComputedTokens | None = None  # for kinds with K and V of their own
     _ahead: RunAhead | None = None  # for kinds whose whole drafts can run on the device
 
-    def __init__(self, found: LoadedHead) -> None:
-        target, backend = found.target, found.backend
+    def __init__(self, name: str, files: HeadFiles, dtype: str, target: TargetModel) -> None:
+        """`name` is that of its cache group, and `dtype` the option of its proposer."""
+        shared, taps, is_auto = target.runner.backend, target.runner.taps, dtype == "auto"
+        assert taps is not None, "heads are loaded with the model, whose runs then write taps"
+        # A backend of its own: it may be warmed on another thread while the target runs.
+        backend = choose_backend(shared.name, target.dtype, shared.device, target.threads)
         self.backend = backend
         self.block_size = target.kv.block_size
         self.vocab_size = target.runner.decoder.config.vocab_size
-        self.close = found.close
         # A head is small: running so many rows takes no longer than a step of the target.
         self.catch_up_beside = 256 if backend.tree_ops is None else 2048
-        self._max_len, self._max_sequences = target.max_model_len, target.max_num_seqs
-        self._scratch = Scratch(target)
+        self._name, self._target, self._scratch = name, target, Scratch(target)
+        self._taps = TapReader(files.config, taps, backend)
+        self._weights = HeadWeights(files.folder, files.config, target.dtype if is_auto else dtype, is_auto, backend)
+        self._load()
+        set_tiles_beside(shared, backend, self._weights.linears)
+
+    @abstractmethod
+    def _load(self) -> None:
+        """Make the head out of its weights and taps."""
+
+    def _add_layers(self) -> tuple[HeadWeights, Linear, TapReader, list[LayerKV], int]:
+        """What a head with layers is loaded from: with the target's embedding, the K and V of these layers in the
+        target's cache, which has scratch blocks for draft tokens, and the number of positions."""
+        target, config = self._target, layer_config(self._weights.config)
+        blocks = scratch_blocks(target.max_num_seqs, self.block_size)
+        kv = target.kv.add_group(self._name, config, self.backend, blocks)
+        return self._weights, target.runner.decoder.embedding, self._taps, kv, target.max_model_len + MOST_NODES
+
+    def close(self) -> None:
+        self._target.draft_models.release(self._name)
 
     @property
     def runs_ahead(self) -> bool:
@@ -99,7 +120,7 @@ class HeadRunner(ABC):
     def warm(self, shape: TreeShape) -> None:
         """Make what whole drafts of this shape need on the device."""
         if self._ahead is not None:
-            self._ahead.warm(shape, self._max_len, self._max_sequences)
+            self._ahead.warm(shape, self._target.max_model_len, self._target.max_num_seqs)
 
     @abstractmethod
     def logits(self, works: Items[Work]) -> NodeLogits:
@@ -168,28 +189,6 @@ def scratch_blocks(num_sequences: int, block_size: int) -> int:
     return num_sequences * -(-MOST_NODES // block_size)
 
 
-@dataclass(frozen=True)
-class LoadedHead:
-    """What a head of any kind is made of."""
-
-    weights: HeadWeights
-    taps: TapReader
-    backend: Backend
-    target: TargetModel
-    group: str  # the name of its cache group
-
-    def add_layers(self) -> tuple[HeadWeights, Linear, TapReader, list[LayerKV], int]:
-        """What a head with layers is loaded from: with the target's embedding, the K and V of these layers in the
-        target's cache, which has scratch blocks for draft tokens, and the number of positions."""
-        target, config = self.target, layer_config(self.weights.config)
-        blocks = scratch_blocks(target.max_num_seqs, target.kv.block_size)
-        kv = target.kv.add_group(self.group, config, self.backend, blocks)
-        return self.weights, target.runner.decoder.embedding, self.taps, kv, target.max_model_len + MOST_NODES
-
-    def close(self) -> None:
-        self.target.draft_models.release(self.group)
-
-
 class HeadDrafter(TreeDrafter):
     """Drafts with the head of one kind that was loaded with the model."""
 
@@ -200,38 +199,18 @@ class HeadDrafter(TreeDrafter):
     contenders = 64  # enough at usual temperatures; finding more takes longer than a head's run
 
     def __init__(self, options: HeadOptions, target: TargetModel) -> None:
-        config = self._files(target).config
+        if self.kind not in target.heads:
+            has = f"it has {', '.join(target.heads)}" if target.heads else "it has none"
+            raise InvalidSpec(
+                f"{self.kind}: no head of this kind was loaded with the model, {has}; start with head=PATH, or train "
+                f"one: foredraft train {self.kind} --out PATH."
+            )
+        files, name = target.heads[self.kind], f"{self.kind} {options.dtype}"
+        config = files.config
         shape = options.shape(self.kind, config.block, MOST_NODES if self.drafts_on else config.block)
-        model = self._acquire(target, options.dtype)
+        # Loaded once for all proposers of this kind.
+        model = target.draft_models.acquire(name, lambda: self.runner(name, files, options.dtype, target))
         super().__init__(self.kind, model, shape)
         model.warm(self.shape)
         self.taps = frozenset(config.taps)
         self.acceptance = config.acceptance
-
-    @classmethod
-    def _files(cls, target: TargetModel) -> HeadFiles:
-        if cls.kind not in target.heads:
-            has = f"it has {', '.join(target.heads)}" if target.heads else "it has none"
-            raise InvalidSpec(
-                f"{cls.kind}: no head of this kind was loaded with the model, {has}; start with head=PATH, or train "
-                f"one: foredraft train {cls.kind} --out PATH."
-            )
-        return target.heads[cls.kind]
-
-    @classmethod
-    def _acquire(cls, target: TargetModel, dtype: str) -> HeadRunner:
-        """The head of this kind, loaded once for all its proposers."""
-        files, name = cls._files(target), f"{cls.kind} {dtype}"
-        shared, taps = target.runner.backend, target.runner.taps
-        assert taps is not None, "heads are loaded with the model, whose runs then write taps"
-
-        def loaded() -> HeadRunner:
-            # A backend of its own: it may be warmed on another thread while the target runs.
-            backend = choose_backend(shared.name, target.dtype, shared.device, target.threads)
-            is_auto = dtype == "auto"
-            weights = HeadWeights(files.folder, files.config, target.dtype if is_auto else dtype, is_auto, backend)
-            head = cls.runner(LoadedHead(weights, TapReader(files.config, taps, backend), backend, target, name))
-            set_tiles_beside(shared, backend, weights.linears)
-            return head
-
-        return target.draft_models.acquire(name, loaded)

@@ -11,7 +11,7 @@ import torch
 from foredraft.backends.tree_ops import Nodes
 from foredraft.batch import ForwardBatch, PackedBatch
 from foredraft.heads.dflash.serve import Correction, DFlashHead, blocks_behind, load_dflash, pack_blocks
-from foredraft.heads.propose import HeadDrafter, HeadRunner, LoadedHead, new_nodes
+from foredraft.heads.propose import HeadDrafter, HeadRunner, new_nodes
 from foredraft.proposers.model.candidates import NodeLogits
 from foredraft.proposers.model.computed_tokens import ComputedTokens
 from foredraft.proposers.model.run_ahead import Ends, run_ahead
@@ -23,14 +23,12 @@ from foredraft.types import Sequence, Work
 class DFlashRunner(HeadRunner):
     """A DFlash head. The first run of a call runs the blocks of its sequences; further ones correct their rows."""
 
-    def __init__(self, found: LoadedHead) -> None:
-        target = found.target
-        super().__init__(found)
+    def _load(self) -> None:
         self._computed = ComputedTokens(self.block_size)
-        self._head, self._correction = head, correction = load_dflash(*found.add_layers())
+        self._head, self._correction = head, correction = load_dflash(*self._add_layers())
         self._context, self._blocks = (Replayed(head.backend, head.stack.layers[0].shape) for _ in range(2))
-        self._context.warm(self.block_size, target.max_model_len, head.context)
-        self._blocks.warm(self.block_size, target.max_model_len, head.blocks)
+        self._context.warm(self.block_size, self._target.max_model_len, head.context)
+        self._blocks.warm(self.block_size, self._target.max_model_len, head.blocks)
         self._lanes: dict[int, int] = {}
         ahead = DFlashAhead(head, correction)
         self._ahead = run_ahead(ahead, head.backend, head.stack.layers[0].shape, self.block_size)

@@ -11,7 +11,7 @@ from torch import Tensor
 from foredraft.backends.tree_ops import Nodes
 from foredraft.batch import ForwardBatch
 from foredraft.heads.eagle.serve import EagleHead, load_eagle
-from foredraft.heads.propose import HeadDrafter, HeadRunner, LoadedHead
+from foredraft.heads.propose import HeadDrafter, HeadRunner
 from foredraft.proposers.model.candidates import NodeLogits
 from foredraft.proposers.model.computed_tokens import ComputedTokens
 from foredraft.proposers.model.run_ahead import Ends, run_ahead
@@ -22,14 +22,12 @@ from foredraft.types import Sequence, Work
 class EagleRunner(HeadRunner):
     """An EAGLE head. A draft token's K and V are computed again, from the target's features, once it is committed."""
 
-    def __init__(self, found: LoadedHead) -> None:
-        target = found.target
-        super().__init__(found)
+    def _load(self) -> None:
         self._computed = ComputedTokens(self.block_size)
-        self._head = head = load_eagle(*found.add_layers())
+        self._head = head = load_eagle(*self._add_layers())
         self._advance, self._extend = (Replayed(head.backend, head.stack.layers[0].shape) for _ in range(2))
-        self._advance.warm(self.block_size, target.max_model_len, head.advance)
-        self._extend.warm(self.block_size, target.max_model_len, head.extend)
+        self._advance.warm(self.block_size, self._target.max_model_len, head.advance)
+        self._extend.warm(self.block_size, self._target.max_model_len, head.extend)
         self._ahead = run_ahead(EagleAhead(head), head.backend, head.stack.layers[0].shape, self.block_size)
 
     def num_computed(self, sequence: Sequence) -> int:

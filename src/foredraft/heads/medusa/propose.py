@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from foredraft.heads.medusa.serve import load_medusa
-from foredraft.heads.propose import HeadDrafter, HeadRunner, LoadedHead, new_nodes
+from foredraft.heads.propose import HeadDrafter, HeadRunner, new_nodes
 from foredraft.proposers.model.candidates import NodeLogits
 from foredraft.types import Work
 
@@ -18,9 +18,8 @@ from foredraft.types import Work
 class MedusaRunner(HeadRunner):
     """A Medusa head. The first run of a call gives the logits of all offsets; further ones look them up."""
 
-    def __init__(self, found: LoadedHead) -> None:
-        super().__init__(found)
-        self._head = load_medusa(found.weights, found.taps)
+    def _load(self) -> None:
+        self._head = load_medusa(self._weights, self._taps)
         self._lanes: dict[int, int] = {}
         self._logits: Tensor | None = None  # [sequences × offsets, draft_vocab] of this call
 
