@@ -79,7 +79,8 @@ class HeadRunner(ABC):
         self.vocab_size = target.runner.decoder.config.vocab_size
         # A head is small: running so many rows takes no longer than a step of the target.
         self.catch_up_beside = 256 if backend.tree_ops is None else 2048
-        self._name, self._target, self._scratch = name, target, Scratch(target)
+        self._name, self._target = name, target
+        self._lanes: dict[int, int] = {}  # the sequences of a call, by their ids
         self._taps = TapReader(files.config, taps, backend)
         self._weights = HeadWeights(files.folder, files.config, target.dtype if is_auto else dtype, is_auto, backend)
         self._load()
@@ -110,8 +111,20 @@ class HeadRunner(ABC):
         behind, works = split_catch_up(works, shape.depth)
         if behind:
             self.logits(behind)
-        self._scratch.lend(works, begins=True)
+        self._lend(works, begins=True)
         return self._ahead(works, self._packed(works), shape)
+
+    def _lend(self, works: Items[Work], begins: bool) -> None:
+        """Put scratch blocks, in which the call keeps K and V of draft tokens, behind those of the own tokens of its
+        sequences, which are copies made for it; `begins`: anew. They lie behind the blocks of the pool."""
+        if begins:
+            self._lanes = {work.sequence.id: lane for lane, work in enumerate(works)}
+        count = scratch_blocks(1, self.block_size)
+        for sequence in (work.sequence for work in works):
+            first = self._target.kv.num_blocks + self._lanes[sequence.id] * count
+            table = array("i", sequence.block_table[: -(-sequence.num_tokens // self.block_size)])
+            table.extend(range(first, first + count))
+            sequence.block_table = table
 
     def _packed(self, works: Items[Work]) -> PackedBatch:
         """What the head runs of works."""
@@ -162,27 +175,6 @@ def new_nodes(works: Items[Work]) -> list[NewNode]:
         for node in range(work.num_computed_nodes, len(draft)):
             nodes.append(NewNode(sequence.id, depths[node], draft.tokens[node]))
     return nodes
-
-
-class Scratch:
-    """Blocks behind those of the pool, where a call keeps K and V of draft tokens: some for each of its sequences."""
-
-    def __init__(self, target: TargetModel) -> None:
-        self._first = target.kv.num_blocks
-        self._block_size = target.kv.block_size
-        self._per_sequence = scratch_blocks(1, self._block_size)
-        self._lanes: dict[int, int] = {}
-
-    def lend(self, works: Items[Work], begins: bool) -> None:
-        """Put the blocks behind those of the own tokens of sequences, which are copies made for this call; `begins`:
-        anew."""
-        if begins:
-            self._lanes = {work.sequence.id: lane for lane, work in enumerate(works)}
-        for sequence in (work.sequence for work in works):
-            first = self._first + self._lanes[sequence.id] * self._per_sequence
-            table = array("i", sequence.block_table[: -(-sequence.num_tokens // self._block_size)])
-            table.extend(range(first, first + self._per_sequence))
-            sequence.block_table = table
 
 
 def scratch_blocks(num_sequences: int, block_size: int) -> int:

@@ -29,7 +29,6 @@ class DFlashRunner(HeadRunner):
         self._context, self._blocks = (Replayed(head.backend, head.stack.layers[0].shape) for _ in range(2))
         self._context.warm(self.block_size, self._target.max_model_len, head.context)
         self._blocks.warm(self.block_size, self._target.max_model_len, head.blocks)
-        self._lanes: dict[int, int] = {}
         ahead = DFlashAhead(head, correction)
         self._ahead = run_ahead(ahead, head.backend, head.stack.layers[0].shape, self.block_size)
 
@@ -55,9 +54,8 @@ class DFlashRunner(HeadRunner):
         ended = [work for work in works if work.reaches_end]
         if not ended:
             return NodeLogits(torch.empty(0, 1))
-        self._scratch.lend(ended, begins=True)
+        self._lend(ended, begins=True)
         sequences = [work.sequence for work in ended]
-        self._lanes = {sequence.id: lane for lane, sequence in enumerate(sequences)}
         y = self._blocks(pack_blocks(sequences, head.block, self.block_size), head.blocks)
         anchors = torch.tensor([sequence.token_ids[-1] for sequence in sequences], device=self.backend.device)
         logits = self._correction.begin(y.view(len(sequences), head.block, -1), anchors)

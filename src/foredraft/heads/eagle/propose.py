@@ -37,7 +37,7 @@ class EagleRunner(HeadRunner):
     def logits(self, works: Items[Work]) -> NodeLogits:
         begins = works[0].num_new_tokens > 0
         assert all((work.num_new_tokens > 0) == begins for work in works)
-        self._scratch.lend(works, begins)
+        self._lend(works, begins)
         batch, head = self._packed(works), self._head
         logits = self._advance(batch, head.advance) if begins else self._extend(batch, head.extend)
         return NodeLogits(logits, head.token_ids)

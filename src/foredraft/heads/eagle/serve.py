@@ -8,7 +8,6 @@ none. The feature comes from the target's taps, or for draft tokens from the hea
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -35,7 +34,8 @@ class EagleHead:
 
     def extend(self, batch: ForwardBatch) -> Tensor:
         """Run draft tokens. The row before each has been run."""
-        return self._logits(batch, self.run(batch, self.backend.read_previous(self._features, None, batch))[1])
+        features = self.outputs.cache[:, None]  # as the rows behind read them: [slots, 1, hidden]
+        return self._logits(batch, self.run(batch, self.backend.read_previous(features, None, batch))[1])
 
     def tapped(self, batch: ForwardBatch) -> Tensor:
         """What the rows of committed tokens read: [rows, hidden]."""
@@ -44,11 +44,6 @@ class EagleHead:
     def run(self, batch: ForwardBatch, feature: Tensor) -> tuple[Tensor, Tensor]:
         """The output of rows, which the next ones read, and its norm. May overwrite `feature`."""
         return self.backend.run_layers(feature, self.stack, self.kv, batch, self.outputs)
-
-    @cached_property
-    def _features(self) -> Tensor:
-        """The outputs as the rows behind them read them: [slots, 1, hidden]."""
-        return self.outputs.cache[:, None]
 
     def _logits(self, batch: ForwardBatch, normed: Tensor) -> Tensor:
         wanted = normed if batch.logit_rows is None else normed[batch.logit_rows]

@@ -18,10 +18,10 @@ from foredraft.types import Work
 class MedusaRunner(HeadRunner):
     """A Medusa head. The first run of a call gives the logits of all offsets; further ones look them up."""
 
+    _logits: Tensor  # [sequences × offsets, draft_vocab] of this call
+
     def _load(self) -> None:
         self._head = load_medusa(self._weights, self._taps)
-        self._lanes: dict[int, int] = {}
-        self._logits: Tensor | None = None  # [sequences × offsets, draft_vocab] of this call
 
     def logits(self, works: Items[Work]) -> NodeLogits:
         head = self._head
@@ -29,7 +29,6 @@ class MedusaRunner(HeadRunner):
             self._lanes = {work.sequence.id: lane for lane, work in enumerate(works)}
             slots = [work.sequence.slot(work.sequence.num_tokens - 2, self.block_size) for work in works]
             self._logits = head.logits(torch.tensor(slots, device=self.backend.device))
-        assert self._logits is not None
         rows = [self._lanes[node.sequence_id] * head.offsets + node.depth for node in new_nodes(works)]
         return NodeLogits(self._logits[rows], head.token_ids)
 
