@@ -123,11 +123,9 @@ def start_command(engine: Engine, layout: Layout, folder: Path, verifier: str) -
     return shlex.join([*words, "--speculative-num-draft-tokens", str(layout.tokens + 1)])
 
 
-def layer_fields(head: Head, model_type: str) -> Json:
-    """The decoder layers of a head, as transformers describes those of a model."""
-    config = head.config
+def size_fields(config: HeadConfig) -> Json:
+    """The sizes of decoder layers, as transformers names them."""
     return {
-        "model_type": model_type,
         "vocab_size": config.target_vocab_size,
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
@@ -135,12 +133,21 @@ def layer_fields(head: Head, model_type: str) -> Json:
         "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
         "hidden_act": "silu",
+    }
+
+
+def layer_fields(head: Head, model_type: str) -> Json:
+    """The decoder layers of a head, as transformers describes those of a model."""
+    return {
+        "model_type": model_type,
+        **size_fields(head.config),
         "attention_bias": False,
         "max_position_embeddings": head.target.config.max_position_embeddings,
-        "rms_norm_eps": config.norm_eps,
-        "rope_theta": config.rope_theta,  # transformers 4 reads this, transformers 5 the next
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        # Transformers 5 reads this, transformers 4 the rope_theta beside it.
+        "rope_parameters": {"rope_type": "default", "rope_theta": head.config.rope_theta},
         "tie_word_embeddings": False,  # the output head is the head's own
         "torch_dtype": head.dtype_name,
     }

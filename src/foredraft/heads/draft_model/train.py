@@ -14,6 +14,7 @@ from torch import Tensor
 from foredraft.errors import InvalidModel, InvalidParameter
 from foredraft.heads.base import CONFIG_FILE, D2T, MAX_BLOCK, T2D, HeadConfig
 from foredraft.heads.draft_model.module import Llama
+from foredraft.heads.export import size_fields
 from foredraft.heads.files import check_out, check_target, write_shards
 from foredraft.models.catalog import open_checkpoint
 from foredraft.models.checkpoint import Checkpoint
@@ -98,17 +99,8 @@ class DraftStudent(Student):
         return {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
-            "vocab_size": shape.target_vocab_size,
-            "hidden_size": shape.hidden_size,
-            "intermediate_size": shape.intermediate_size,
-            "num_hidden_layers": shape.num_layers,
-            "num_attention_heads": shape.num_heads,
-            "num_key_value_heads": shape.num_kv_heads,
-            "head_dim": shape.head_dim,
+            **size_fields(shape),
             "max_position_embeddings": target.max_position_embeddings,
-            "rms_norm_eps": shape.norm_eps,
-            "rope_theta": shape.rope_theta,
-            "hidden_act": "silu",
             "tie_word_embeddings": True,
             "bos_token_id": target.bos_token_id,
             "eos_token_id": list(target.eos_token_ids or self._tokenizer.eos_token_ids),
