@@ -106,14 +106,14 @@ def eagle_reference(head: EagleModule, target: Target, sequence: Sequence, draft
     positions = torch.arange(len(tokens) - 1)[None]
     y, context = head.midlayer(target.embeddings(tokens[1:]), h, positions, [], None)
     ys, keys = {-1: y[:, -1:]}, {-1: [context]}
-    logits = [head.logits(y[:, -1:])]
+    logits = [head.lm_head(head.norm(y[:, -1:]))]
     for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
         past = keys[parent]
         place = torch.tensor([[len(tokens) - 2 + draft.depths[node]]])
         mask = torch.ones(1, 1, 1, len(tokens) - 2 + draft.depths[node] + 1, dtype=torch.bool)
         ys[node], own = head.midlayer(target.embeddings([token]), ys[parent], place, past, mask)
         keys[node] = [*past, own]
-        logits.append(head.logits(ys[node]))
+        logits.append(head.lm_head(head.norm(ys[node])))
     return torch.cat(logits, 1)[0]
 
 
@@ -132,7 +132,8 @@ def dflash_reference(head: DFlashModule, target: Target, sequence: Sequence, dra
     mask = torch.ones(1, 1, block, len(tokens) - 1 + block, dtype=torch.bool)
     y = head.blocks(x, positions, context, mask)[0]
     previous = torch.tensor([tokens[-1], *draft.tokens])
-    return head.logits(y[[0, *draft.depths]], previous)
+    rows, weight = head.output(y[[0, *draft.depths]], previous)
+    return rows @ weight.T
 
 
 REFERENCES: dict[str, Callable[[Any, Target, Sequence, Draft], Tensor]] = {

@@ -57,7 +57,7 @@ def eagle_logits(head: EagleModule, taps: Tensor, embeddings: Tensor, tokens: Te
         ahead = torch.nn.functional.pad(embeddings[:, step:], (0, 0, 0, step))
         h, own = head.midlayer(ahead, h, positions + step, past, chain_mask(LENGTH, step, h.device) if step else None)
         past.append(own)
-        found.append(head.logits(h)[:, : LENGTH - step])
+        found.append(head.lm_head(head.norm(h))[:, : LENGTH - step])
     return found
 
 
@@ -67,7 +67,8 @@ def dflash_logits(head: DFlashModule, taps: Tensor, embeddings: Tensor, tokens: 
     places = torch.arange(ANCHOR, ANCHOR + block)[None]
     x = head.rows(embeddings[:, ANCHOR : ANCHOR + 1], features[:, -1:])
     y = head.blocks(x, places, head.context(features, torch.arange(ANCHOR)[None]), torch.ones(1, 1, 1, 1).bool())
-    return [head.logits(y, tokens[:, ANCHOR : ANCHOR + block])]
+    rows, weight = head.output(y, tokens[:, ANCHOR : ANCHOR + block])
+    return [rows @ weight.T]
 
 
 def compare(folder: Path, model: Path, place: Path) -> None:

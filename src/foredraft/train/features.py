@@ -114,10 +114,6 @@ class FrozenTarget:
         """Rows of the embedding table, as they are."""
         return functional.embedding(tokens, self.embedding)
 
-    def logits(self, normed: Tensor) -> Tensor:
-        """[rows, vocab] of rows after the final norm."""
-        return functional.linear(normed, self.head) / self.config.logits_divisor
-
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
 

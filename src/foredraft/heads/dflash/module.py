@@ -77,11 +77,6 @@ class DFlashModule(HeadModule):
             return torch.cat([y, factors.to(y.dtype)], dim=-1), torch.cat([self.lm_head.weight, weight], dim=1)
         return y, self.lm_head.weight
 
-    def logits(self, y: Tensor, previous: Tensor) -> Tensor:
-        """Over the draft vocabulary; see `output`."""
-        rows, weight = self.output(y, previous)
-        return functional.linear(rows, weight.to(rows.dtype))
-
 
 class MarkovModule(nn.Module):
     """logits += W2 · W1[previous token]; nothing where it is unknown."""

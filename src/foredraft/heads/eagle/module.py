@@ -12,8 +12,9 @@ from foredraft.heads.module import Attention, HeadModule, KeysValues, Linear, Ml
 
 
 class EagleModule(HeadModule):
-    """A row at position t is made of the embedding of token t+1 and the feature h of position t, and gives the logits
-    of token t+2. h is `fc` of the taps for committed positions, and the y of the row before for drafted ones."""
+    """A row at position t is made of the embedding of token t+1 and the feature h of position t. `midlayer` makes y out
+    of them, and `norm` and `lm_head` make that the logits of token t+2. h is `fc` of the taps for committed positions,
+    and the y of the row before for drafted ones."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)
@@ -21,10 +22,6 @@ class EagleModule(HeadModule):
         self.midlayer = EagleLayer(config)
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.lm_head = Linear(config.hidden_size, config.draft_vocab_size)
-
-    def logits(self, y: Tensor) -> Tensor:
-        """Over the draft vocabulary."""
-        return self.lm_head(self.norm(y))
 
 
 class EagleLayer(nn.Module):
