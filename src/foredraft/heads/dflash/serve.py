@@ -118,10 +118,12 @@ def blocks_behind(plan: ForwardBatch, lengths: Tensor, anchors: Tensor, block: i
     )
 
 
-class Uncorrected:
-    """Every row of a block predicts its token without knowing the one before."""
+class Correction:
+    """Logits of the rows of blocks. This one corrects none: a row predicts its token without knowing the one before."""
 
-    def __init__(self, head: DFlashHead) -> None:
+    logits: Tensor  # [sequences, block, draft_vocab], of rows that do not know the token before
+
+    def __init__(self, head: DFlashHead, weights: HeadWeights) -> None:
         self.head = head
 
     def begin(self, y: Tensor, anchors: Tensor) -> Tensor:
@@ -134,25 +136,19 @@ class Uncorrected:
         return self.logits[lanes, depth], self.head.token_ids
 
 
-class Corrected:
+class Corrected(Correction):
     """The most probable tokens of every row, among which the token before it then decides."""
 
     SHORTLIST = 64
 
-    logits: Tensor  # [sequences, block, draft_vocab], of rows that do not know the token before
     columns: Tensor  # [sequences, block, shortlist] of the draft vocabulary
+    weight: Linear  # what the correction is a product with: a row per token of the draft vocabulary
 
-    def __init__(self, head: DFlashHead, weight: Linear) -> None:
-        self.head = head
-        self._weight = weight  # what the correction is a product with: a row per token of the draft vocabulary
-
-    def shortlist(self, logits: Tensor) -> None:
-        """Take up logits [sequences, block, draft_vocab]. All rows are looked at together: on a GPU that takes as long
-        as one of them."""
-        self.logits = logits
-        columns = self.head.backend.top(logits.flatten(0, 1), self.SHORTLIST)[1]
-        self.columns = columns.view(*logits.shape[:2], -1)
-        self._rows = self.head.backend.embed(columns.flatten(), self._weight).view(*columns.shape, -1)
+    def shortlist(self) -> None:
+        """All rows are looked at together: on a GPU that takes as long as one of them."""
+        columns = self.head.backend.top(self.logits.flatten(0, 1), self.SHORTLIST)[1]
+        self.columns = columns.view(*self.logits.shape[:2], -1)
+        self._rows = self.head.backend.embed(columns.flatten(), self.weight).view(*columns.shape, -1)
 
     def product(self, depth: int, lanes: Tensor, rows: Tensor) -> Tensor:
         """Rows [rows, width] · the shortlisted rows of the weight at a depth, of each row's lane: [rows, shortlist]."""
@@ -162,14 +158,14 @@ class Corrected:
 class Markov(Corrected):
     """logits += W2 · W1[previous token]."""
 
-    def __init__(self, head: DFlashHead, first: Linear, second: Linear) -> None:
-        super().__init__(head, second)
-        self.first, self.second = first, second
+    def __init__(self, head: DFlashHead, weights: HeadWeights) -> None:
+        super().__init__(head, weights)
+        self.first, self.weight = (weights.linear(f"markov_head.markov_{part}", is_head=True) for part in ("w1", "w2"))
 
     def begin(self, y: Tensor, anchors: Tensor) -> Tensor:
-        backend = self.head.backend
-        self.shortlist(backend.logits(y.flatten(0, 1), self.head.output).view(*y.shape[:2], -1))
-        return self.logits[:, 0] + backend.logits(backend.embed(anchors, self.first), self.second)
+        backend, uncorrected = self.head.backend, super().begin(y, anchors)
+        self.shortlist()
+        return uncorrected + backend.logits(backend.embed(anchors, self.first), self.weight)
 
     def after(self, lanes: Tensor, depth: int, previous: Tensor) -> tuple[Tensor, Tensor]:
         columns = self.columns[lanes, depth]
@@ -180,9 +176,11 @@ class Markov(Corrected):
 class Refiner(Corrected):
     """y + Wo · silu(Wa · y + T[previous token]); the last row of T stands for an unknown one."""
 
-    def __init__(self, head: DFlashHead, inner: Linear, table: Linear, outer: Linear) -> None:
-        super().__init__(head, head.output)
-        self.inner, self.table, self.outer = inner, table, outer
+    def __init__(self, head: DFlashHead, weights: HeadWeights) -> None:
+        super().__init__(head, weights)
+        self.weight = head.output
+        self.inner, self.outer = (weights.linear(f"refiner.{part}_proj.weight") for part in ("in", "out"))
+        self.table = weights.linear("refiner.table.weight", is_head=True)
 
     def begin(self, y: Tensor, anchors: Tensor) -> Tensor:
         backend, (sequences, block, _) = self.head.backend, y.shape
@@ -190,8 +188,9 @@ class Refiner(Corrected):
         previous = anchors.new_full((sequences, block), self.table.outputs - 1)
         previous[:, 0] = anchors
         refined = self._refined(y.flatten(0, 1), self._inner.flatten(0, 1), previous.flatten())
-        self.shortlist(backend.logits(refined, self.head.output).view(sequences, block, -1))
-        return self.logits[:, 0]
+        first = super().begin(refined.view_as(y), anchors)
+        self.shortlist()
+        return first
 
     def after(self, lanes: Tensor, depth: int, previous: Tensor) -> tuple[Tensor, Tensor]:
         columns = self.columns[lanes, depth]
@@ -203,7 +202,7 @@ class Refiner(Corrected):
         return y + backend.linear(backend.silu(inner + backend.embed(previous, self.table)), self.outer)
 
 
-Correction = Uncorrected | Markov | Refiner
+_CORRECTIONS = {"none": Correction, "markov": Markov, "refiner": Refiner}
 
 
 def load_dflash(
@@ -231,14 +230,4 @@ def load_dflash(
         kv=kv,
         features=torch.empty((len(kv[0].k), config.hidden_size), dtype=backend.activation_dtype, device=backend.device),
     )
-    return head, _correction(head, weights)
-
-
-def _correction(head: DFlashHead, weights: HeadWeights) -> Correction:
-    if weights.config.correction == "markov":
-        first, second = (weights.linear(f"markov_head.markov_{part}", is_head=True) for part in ("w1", "w2"))
-        return Markov(head, first, second)
-    if weights.config.correction == "refiner":
-        inner, outer = (weights.linear(f"refiner.{part}_proj.weight") for part in ("in", "out"))
-        return Refiner(head, inner, weights.linear("refiner.table.weight", is_head=True), outer)
-    return Uncorrected(head)
+    return head, _CORRECTIONS[config.correction](head, weights)
