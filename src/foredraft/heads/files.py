@@ -36,17 +36,12 @@ def target_digest(checkpoint: Checkpoint) -> str:
 
 def check_target(folder: Path, config: HeadConfig, checkpoint: Checkpoint) -> None:
     """Raise InvalidModel unless the head was trained for this target."""
-    target = checkpoint.config
-    sizes = {
-        "target_hidden_size": (config.target_hidden_size, target.hidden_size),
-        "target_vocab_size": (config.target_vocab_size, target.vocab_size),
-        "target_num_layers": (config.target_num_layers, target.num_layers),
-    }
-    for name, (wanted, found) in sizes.items():
+    for name in ("hidden_size", "vocab_size", "num_layers"):
+        wanted, found = getattr(config, f"target_{name}"), getattr(checkpoint.config, name)
         if wanted != found:
             raise InvalidModel(
-                f"{folder}: the head was trained for {config.target_name} with {name} {wanted}, but {checkpoint.path} "
-                f"has {found}; use the head of this model, or train one."
+                f"{folder}: the head was trained for {config.target_name} with target_{name} {wanted}, but "
+                f"{checkpoint.path} has {found}; use the head of this model, or train one."
             )
     if config.target_digest != target_digest(checkpoint):
         raise InvalidModel(
