@@ -10,7 +10,7 @@ import torch
 
 from foredraft.backends.tree_ops import Nodes
 from foredraft.batch import ForwardBatch, PackedBatch
-from foredraft.heads.dflash.serve import Correction, DFlashHead, blocks_behind, load_dflash, pack_blocks
+from foredraft.heads.dflash.serve import CORRECTIONS, Correction, DFlashHead, blocks_behind, pack_blocks
 from foredraft.heads.propose import HeadDrafter, HeadRunner, new_nodes
 from foredraft.proposers.model.candidates import NodeLogits
 from foredraft.proposers.model.computed_tokens import ComputedTokens
@@ -25,11 +25,12 @@ class DFlashRunner(HeadRunner):
 
     def _load(self) -> None:
         self._computed = ComputedTokens(self.block_size)
-        self._head, self._correction = head, correction = load_dflash(*self._add_layers())
+        self._head = head = DFlashHead(*self._add_layers())
+        self._correction = CORRECTIONS[self._weights.config.correction](head, self._weights)
         self._context, self._blocks = (Replayed(head.backend, head.stack.layers[0].shape) for _ in range(2))
         self._context.warm(self.block_size, self._target.max_model_len, head.context)
         self._blocks.warm(self.block_size, self._target.max_model_len, head.blocks)
-        ahead = DFlashAhead(head, correction)
+        ahead = DFlashAhead(head, self._correction)
         self._ahead = run_ahead(ahead, head.backend, head.stack.layers[0].shape, self.block_size)
 
     def record(self, sequence: Sequence, known: int, drafted: Items[int], num_slots: int) -> None:

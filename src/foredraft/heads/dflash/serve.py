@@ -7,36 +7,44 @@ token n+k. A correction tells a row the token before its own; it is applied to t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import AttentionShape, Backend, LayerKV, Linear, Stack
+from foredraft.backends.base import LayerKV, Linear
 from foredraft.batch import ForwardBatch, PackedBatch
 from foredraft.heads.weights import HeadWeights, TapReader, layer_shape
 from foredraft.types import Sequence
 
 
-@dataclass(frozen=True, eq=False)
 class DFlashHead:
-    backend: Backend
-    embedding: Linear  # the target's
-    tap_norms: tuple[Tensor, ...]  # none where taps are read as they are
-    fc: Linear
-    hidden_norm: Tensor
-    block: int
-    injected: tuple[Linear, Linear] | None  # of anchors and of last features; None: the first row is the anchor
-    masks: Tensor  # [block, hidden], or [1, hidden] for all rows but the anchor's
-    stack: Stack
-    keys_values: tuple[Linear, ...]  # k and v of every layer
-    context_shape: AttentionShape  # of rows that only give keys and values
-    output: Linear
-    token_ids: Tensor  # [draft_vocab]
-    taps: TapReader
-    kv: list[LayerKV]
-    features: Tensor  # [slots, hidden] of committed positions
+    def __init__(
+        self, weights: HeadWeights, embedding: Linear, taps: TapReader, kv: list[LayerKV], max_positions: int
+    ) -> None:
+        """`embedding` is the target's."""
+        config, shape = weights.config, layer_shape(weights.config)
+        self.backend = backend = weights.backend
+        self.embedding, self.taps, self.kv, self.block = embedding, taps, kv, config.block
+        self.tap_norms: list[Tensor] = []  # none where taps are read as they are
+        self.injected: tuple[Linear, Linear] | None = None  # of anchors and of last features; None: rows are masked
+        self.fc = weights.linear("fc.weight")
+        self.hidden_norm = weights.vector("hidden_norm.weight")
+        if config.block_input == "injected":
+            self.tap_norms = [weights.vector(f"tap_norms.{index}.weight") for index in range(len(config.taps))]
+            self.injected = weights.linear("anchor_proj.weight"), weights.linear("feature_proj.weight")
+        # [block, hidden], or [1, hidden] for all rows but the anchor's
+        self.masks = weights.vector("mask_embedding.weight").to(backend.activation_dtype)
+        prefixes = [f"layers.{index}" for index in range(config.num_layers)]
+        self.stack = weights.stack(tuple(weights.layer(prefix, shape) for prefix in prefixes), max_positions)
+        self.keys_values = [weights.linear(*(f"{p}.self_attn.{side}_proj.weight" for side in "kv")) for p in prefixes]
+        self.context_shape = replace(shape, num_heads=0)  # of rows that only give keys and values
+        self.output = weights.linear("lm_head.weight", is_head=True)
+        self.token_ids = weights.token_ids  # [draft_vocab]
+        slots = len(kv[0].k)
+        # [slots, hidden] of committed positions
+        self.features = torch.empty((slots, config.hidden_size), dtype=backend.activation_dtype, device=backend.device)
 
     def context(self, batch: ForwardBatch) -> Tensor:
         """Make committed positions part of what blocks see. Returns their features [rows, hidden]."""
@@ -202,32 +210,4 @@ class Refiner(Corrected):
         return y + backend.linear(backend.silu(inner + backend.embed(previous, self.table)), self.outer)
 
 
-_CORRECTIONS = {"none": Correction, "markov": Markov, "refiner": Refiner}
-
-
-def load_dflash(
-    weights: HeadWeights, embedding: Linear, taps: TapReader, kv: list[LayerKV], max_positions: int
-) -> tuple[DFlashHead, Correction]:
-    config, shape, backend = weights.config, layer_shape(weights.config), weights.backend
-    masked = config.block_input == "masked"
-    masks = weights.vector("mask_embedding.weight").to(backend.activation_dtype)
-    prefixes = [f"layers.{index}" for index in range(config.num_layers)]
-    head = DFlashHead(
-        backend=backend,
-        embedding=embedding,
-        tap_norms=() if masked else tuple(weights.vector(f"tap_norms.{i}.weight") for i in range(len(config.taps))),
-        fc=weights.linear("fc.weight"),
-        hidden_norm=weights.vector("hidden_norm.weight"),
-        block=config.block,
-        injected=None if masked else (weights.linear("anchor_proj.weight"), weights.linear("feature_proj.weight")),
-        masks=masks,
-        stack=weights.stack(tuple(weights.layer(prefix, shape) for prefix in prefixes), max_positions),
-        keys_values=tuple(weights.linear(*(f"{p}.self_attn.{side}_proj.weight" for side in "kv")) for p in prefixes),
-        context_shape=replace(shape, num_heads=0),
-        output=weights.linear("lm_head.weight", is_head=True),
-        token_ids=weights.token_ids,
-        taps=taps,
-        kv=kv,
-        features=torch.empty((len(kv[0].k), config.hidden_size), dtype=backend.activation_dtype, device=backend.device),
-    )
-    return head, _CORRECTIONS[config.correction](head, weights)
+CORRECTIONS = {"none": Correction, "markov": Markov, "refiner": Refiner}

@@ -7,26 +7,32 @@ none. The feature comes from the target's taps, or for draft tokens from the hea
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import Backend, Entry, LayerKV, Linear, Stack, Taps
+from foredraft.backends.base import Entry, LayerKV, Linear, Taps
 from foredraft.batch import ForwardBatch
 from foredraft.heads.weights import HeadWeights, TapReader, layer_shape
 
 
-@dataclass(frozen=True, eq=False)
 class EagleHead:
-    backend: Backend
-    fc: Linear
-    stack: Stack  # enters by the target's embedding
-    output: Linear
-    token_ids: Tensor  # [draft_vocab]
-    taps: TapReader
-    kv: list[LayerKV]
-    outputs: Taps  # of every row that was run, before its norm
+    def __init__(
+        self, weights: HeadWeights, embedding: Linear, taps: TapReader, kv: list[LayerKV], max_positions: int
+    ) -> None:
+        """`embedding` is the target's."""
+        self.backend = backend = weights.backend
+        self.taps, self.kv = taps, kv
+        layer = weights.layer("midlayer", replace(layer_shape(weights.config), first_key=1))
+        entry = Entry(embedding, weights.vector("midlayer.hidden_norm.weight"))
+        self.fc = weights.linear("fc.weight")
+        self.stack = weights.stack((layer,), max_positions, entry)
+        self.output = weights.linear("lm_head.weight", is_head=True)
+        self.token_ids = weights.token_ids  # [draft_vocab]
+        slots, hidden = len(kv[0].k), weights.config.hidden_size
+        outputs = torch.empty((slots, hidden), dtype=backend.activation_dtype, device=backend.device)
+        self.outputs = Taps((1,), outputs)  # of every row that was run, before its norm
 
     def advance(self, batch: ForwardBatch) -> Tensor:
         """Run committed tokens, whose features are in the taps: the logits of wanted rows over the draft vocabulary."""
@@ -48,24 +54,3 @@ class EagleHead:
     def _logits(self, batch: ForwardBatch, normed: Tensor) -> Tensor:
         wanted = normed if batch.logit_rows is None else normed[batch.logit_rows]
         return self.backend.logits(wanted, self.output)
-
-
-def load_eagle(
-    weights: HeadWeights, embedding: Linear, taps: TapReader, kv: list[LayerKV], max_positions: int
-) -> EagleHead:
-    backend = weights.backend
-    shape = replace(layer_shape(weights.config), first_key=1)
-    layer = weights.layer("midlayer", shape)
-    entry = Entry(embedding, weights.vector("midlayer.hidden_norm.weight"))
-    slots, hidden = len(kv[0].k), weights.config.hidden_size
-    outputs = torch.empty((slots, hidden), dtype=backend.activation_dtype, device=backend.device)
-    return EagleHead(
-        backend=backend,
-        fc=weights.linear("fc.weight"),
-        stack=weights.stack((layer,), max_positions, entry),
-        output=weights.linear("lm_head.weight", is_head=True),
-        token_ids=weights.token_ids,
-        taps=taps,
-        kv=kv,
-        outputs=Taps((1,), outputs),
-    )

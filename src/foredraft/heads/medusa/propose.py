@@ -9,7 +9,7 @@ from collections.abc import Sequence as Items
 import torch
 from torch import Tensor
 
-from foredraft.heads.medusa.serve import load_medusa
+from foredraft.heads.medusa.serve import MedusaHead
 from foredraft.heads.propose import HeadDrafter, HeadRunner, new_nodes
 from foredraft.proposers.model.candidates import NodeLogits
 from foredraft.types import Work
@@ -21,7 +21,7 @@ class MedusaRunner(HeadRunner):
     _logits: Tensor  # [sequences × offsets, draft_vocab] of this call
 
     def _load(self) -> None:
-        self._head = load_medusa(self._weights, self._taps)
+        self._head = MedusaHead(self._weights, self._taps)
 
     def logits(self, works: Items[Work]) -> NodeLogits:
         head = self._head
