@@ -76,7 +76,8 @@ def draw_all(cells: Sequence[Cell], cost: VerifyCurve) -> list[Plot]:
 
 
 def _by_category(cells: Sequence[Cell], value: Callable[[Cell], float], label: str, whiskers: bool) -> Figure:
-    specs, categories = _unique(cell.spec for cell in cells), _categories(cells)
+    specs = _unique(cell.spec for cell in cells)
+    categories = [*(name for name in _unique(cell.category for cell in cells) if name != ALL), ALL]
     width = 0.8 / len(specs)
 
     def panel(axes: Axes, setting: tuple[float, int]) -> None:
@@ -178,11 +179,6 @@ def _k_sweep(cells: Sequence[Cell], sweeps: dict[str, dict[int, str]]) -> Figure
 
 def _title(temperature: float, batch: int) -> str:
     return f"batch {batch}, temperature {temperature:g}"
-
-
-def _categories(cells: Sequence[Cell]) -> list[str]:
-    """In the order of the cells, `all` at the end."""
-    return [*(name for name in _unique(cell.category for cell in cells) if name != ALL), ALL]
 
 
 def _short(name: str) -> str:

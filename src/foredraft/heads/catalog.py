@@ -33,7 +33,11 @@ def find_heads(head: str | None, checkpoint: Checkpoint) -> dict[str, HeadFiles]
     if head == "auto":
         return shipped_heads(checkpoint)
     place = resolve(head)
-    folders = [place] if (place / CONFIG_FILE).is_file() else _folders_of_heads(place)
+    folders = [place]
+    if not (place / CONFIG_FILE).is_file():
+        # Training may have written a draft model beside the heads: that is a model, which a spec names.
+        configs = sorted(place.glob(f"*/{CONFIG_FILE}"))
+        folders = [file.parent for file in configs if "model_type" not in read_json(file)]
     if not folders:
         raise InvalidModel(
             f"head={head!r} has no {CONFIG_FILE}, neither itself nor in its folders; give a folder that `foredraft "
@@ -51,12 +55,6 @@ def find_heads(head: str | None, checkpoint: Checkpoint) -> dict[str, HeadFiles]
             )
         found[config.kind] = HeadFiles(folder, config)
     return found
-
-
-def _folders_of_heads(place: Path) -> list[Path]:
-    """Training may have written a draft model beside the heads: that is a model, which a spec names."""
-    files = sorted(place.glob(f"*/{CONFIG_FILE}"))
-    return [file.parent for file in files if "model_type" not in read_json(file)]
 
 
 def shipped_heads(checkpoint: Checkpoint, shipped: Path = SHIPPED) -> dict[str, HeadFiles]:

@@ -130,16 +130,13 @@ class FrozenTarget:
         if index not in config.no_rope_layers:
             cos, sin = self._rope[:length].unbind(1)  # [length, rotary_dim / 2]
             q, k = rotated(q, cos, sin), rotated(k, cos, sin)
-        window = config.window_of_layer(index)
-        mask = _window_mask(length, window, x.device) if 0 < window < length else None
+        window, mask = config.window_of_layer(index), None
+        if 0 < window < length:
+            places = torch.arange(length, device=x.device)
+            distance = places[:, None] - places
+            mask = (distance >= 0) & (distance < window)
         k, v = (part.repeat_interleave(heads // kv_heads, dim=1) for part in (k, v))
         y = functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, scale=config.attention_scale
         )
         return functional.linear(y.transpose(1, 2).flatten(2), *layer.output)
-
-
-def _window_mask(length: int, window: int, device: torch.device) -> Tensor:
-    places = torch.arange(length, device=device)
-    distance = places[:, None] - places
-    return (distance >= 0) & (distance < window)
