@@ -17,7 +17,7 @@ from torch import Tensor
 from foredraft.errors import InvalidModel, InvalidParameter
 from foredraft.heads.base import CONFIG_FILE, D2T, T2D, HeadConfig
 from foredraft.heads.engines import Engine
-from foredraft.heads.files import check_target, read_tensors
+from foredraft.heads.files import check_target, read_tensors, write_tensor_file
 from foredraft.heads.kinds import part
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.fields import read_json
@@ -67,14 +67,12 @@ class Layout:
     files: tuple[Path, ...] = ()  # to be copied, instead of a config and tensors
 
     def write(self, folder: Path) -> None:
-        from safetensors.torch import save_file
-
         folder.mkdir(parents=True, exist_ok=True)
         for file in self.files:
             shutil.copyfile(file, folder / file.name)
         if self.files:
             return
-        save_file(self.tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        write_tensor_file(folder / "model.safetensors", self.tensors, {"format": "pt"})
         (folder / CONFIG_FILE).write_text(json.dumps(self.config, indent=2) + "\n", encoding="utf-8")
 
 
