@@ -22,12 +22,11 @@ from collections.abc import Sequence as Items
 from functools import partial
 
 from foredraft import LLM, SamplingParams
-from foredraft.audit.prompts import Question
-from foredraft.bench.code_samples import EDITS
 from foredraft.bench.measure import OFF, Learnt, Plan, in_turn, timed, warm_up
-from foredraft.bench.suite import CHAT, QUESTIONS
+from foredraft.bench.suite import built_in
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.registry import ProposerChoice, Spec
+from foredraft.reports.prompts import Question
 from foredraft.types import CompletionOutput, Draft, RequestOutput, Sequence
 
 IN_FLIGHT = 8
@@ -39,12 +38,11 @@ FURTHER_TASKS = ("Add one comment line at the top.", "Append an empty line and t
 
 def traffic(count: int) -> list[Question]:
     """So many requests, all distinct, in an order that is the same every time."""
-    edits = [
-        *((task, kind, code) for task, kind, code in EDITS),
-        *((task, kind, code) for task in FURTHER_TASKS for _, kind, code in EDITS),
-    ]
-    code = [Question("code", f"```{kind}\n{text}```\n\n{task} Print the whole code.") for task, kind, text in edits]
-    chat = [Question("chat", text) for text in (*CHAT, *QUESTIONS)]
+    edits = [question.text for question in built_in() if question.category == "code-editing"]
+    samples = [text.rpartition("\n\n")[0] for text in edits]
+    edits += [f"{sample}\n\n{task} Print the whole code." for task in FURTHER_TASKS for sample in samples]
+    code = [Question("code", text) for text in edits]
+    chat = [Question("chat", each.text) for each in built_in() if each.category in ("chat", "question-answering")]
     num_code = round(CODE_SHARE * count)
     if num_code > len(code) or count - num_code > len(chat):
         raise SystemExit(f"There are {len(code)} requests for code and {len(chat)} for chat; ask for fewer.")

@@ -23,7 +23,7 @@ from typing import Any
 from unittest import mock
 
 from foredraft import LLM, SamplingParams
-from foredraft.bench.suite import CHAT, load_suite
+from foredraft.bench.suite import built_in, load_suite
 from foredraft.control.controller import Controller
 from foredraft.engine import engine as engine_module
 from foredraft.engine import speculation as speculation_module
@@ -161,7 +161,8 @@ def main() -> None:
     )  # fmt: skip
     gc.collect()
     gc.freeze()  # as a server does: a full collection goes through all of torch
-    texts = [one.text for one in load_suite(arguments.suite, arguments.limit)] if arguments.suite else list(CHAT)
+    chat = [one for one in built_in() if one.category == "chat"]
+    texts = [one.text for one in (load_suite(arguments.suite, arguments.limit) if arguments.suite else chat)]
     prompts = [llm.encode([{"role": "user", "content": text}]) for text in texts[: arguments.limit]]
     found: dict[str, dict[str, float]] = {}
     for spec in arguments.specs:

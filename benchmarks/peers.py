@@ -175,16 +175,15 @@ class Task:
 
 
 def make_task(model: Path, max_tokens: int, prompts: int) -> Task:
-    from foredraft.bench.code_samples import FERRY, ORDERS, SHELF, THERMOMETER
-    from foredraft.bench.passages import TO_REPEAT
     from foredraft.bench.suite import built_in
     from foredraft.models.catalog import open_checkpoint
 
     checkpoint = open_checkpoint(model)
     tokenizer = checkpoint.tokenizer()
-    copied = (SHELF, THERMOMETER, TO_REPEAT[1], ORDERS, TO_REPEAT[0], FERRY)  # what the default model does copy
+    # Words of the prompts that the default model does copy.
+    copied = ("class Shelf", "readThermometer", "oak table", "CREATE TABLE", "north pier", "load_routes")
     texts = {
-        COPY: [next(q.text for q in built_in() if text in q.text) for text in copied],
+        COPY: [next(q.text for q in built_in() if words in q.text) for words in copied],
         CHAT: [q.text for q in built_in() if q.category == "chat"][::-1],
     }
     return Task(

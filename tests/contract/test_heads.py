@@ -102,24 +102,24 @@ class Target:
 
 def eagle_reference(head: EagleModule, target: Target, sequence: Sequence, draft: Draft) -> Tensor:
     tokens = sequence.token_ids
-    h = head.features(target.taps(sequence, head.config.taps))
+    h = head.fc(target.taps(sequence, head.config.taps))
     positions = torch.arange(len(tokens) - 1)[None]
-    y, context = head.step(target.embeddings(tokens[1:]), h, positions, [], None)
+    y, context = head.midlayer(target.embeddings(tokens[1:]), h, positions, [], None)
     ys, keys = {-1: y[:, -1:]}, {-1: [context]}
-    logits = [head.logits(y[:, -1:])]
+    logits = [head.lm_head(head.norm(y[:, -1:]))]
     for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
         past = keys[parent]
         place = torch.tensor([[len(tokens) - 2 + draft.depths[node]]])
         mask = torch.ones(1, 1, 1, len(tokens) - 2 + draft.depths[node] + 1, dtype=torch.bool)
-        ys[node], own = head.step(target.embeddings([token]), ys[parent], place, past, mask)
+        ys[node], own = head.midlayer(target.embeddings([token]), ys[parent], place, past, mask)
         keys[node] = [*past, own]
-        logits.append(head.logits(ys[node]))
+        logits.append(head.lm_head(head.norm(ys[node])))
     return torch.cat(logits, 1)[0]
 
 
 def medusa_reference(head: MedusaModule, target: Target, sequence: Sequence, draft: Draft) -> Tensor:
-    state = head.state(target.taps(sequence, head.config.taps)[0, -1:])
-    offsets = torch.cat([head.logits(head.offset(state, offset)) for offset in range(head.config.block)])
+    state = head.norm(target.taps(sequence, head.config.taps)[0, -1:])
+    offsets = torch.cat([head.lm_head(block(state)) for block in head.blocks])
     return offsets[[0, *draft.depths]]
 
 
@@ -132,7 +132,8 @@ def dflash_reference(head: DFlashModule, target: Target, sequence: Sequence, dra
     mask = torch.ones(1, 1, block, len(tokens) - 1 + block, dtype=torch.bool)
     y = head.blocks(x, positions, context, mask)[0]
     previous = torch.tensor([tokens[-1], *draft.tokens])
-    return head.logits(y[[0, *draft.depths]], previous)
+    rows, weight = head.output(y[[0, *draft.depths]], previous)
+    return rows @ weight.T
 
 
 REFERENCES: dict[str, Callable[[Any, Target, Sequence, Draft], Tensor]] = {

@@ -51,13 +51,13 @@ def verifier(target: Checkpoint, folder: Path) -> Path:
 def eagle_logits(head: EagleModule, taps: Tensor, embeddings: Tensor, tokens: Tensor) -> list[Tensor]:
     """Of chains that start at every position, step by step; row t of the embeddings [1, length, hidden] is that of the
     token which follows position t. Behind the end the two sides feed different tokens."""
-    h, past, found = head.features(taps), list[KeysValues](), []
+    h, past, found = head.fc(taps), list[KeysValues](), []
     positions = torch.arange(LENGTH)[None]
     for step in range(STEPS):
         ahead = torch.nn.functional.pad(embeddings[:, step:], (0, 0, 0, step))
-        h, own = head.step(ahead, h, positions + step, past, chain_mask(LENGTH, step, h.device) if step else None)
+        h, own = head.midlayer(ahead, h, positions + step, past, chain_mask(LENGTH, step, h.device) if step else None)
         past.append(own)
-        found.append(head.logits(h)[:, : LENGTH - step])
+        found.append(head.lm_head(head.norm(h))[:, : LENGTH - step])
     return found
 
 
@@ -67,7 +67,8 @@ def dflash_logits(head: DFlashModule, taps: Tensor, embeddings: Tensor, tokens: 
     places = torch.arange(ANCHOR, ANCHOR + block)[None]
     x = head.rows(embeddings[:, ANCHOR : ANCHOR + 1], features[:, -1:])
     y = head.blocks(x, places, head.context(features, torch.arange(ANCHOR)[None]), torch.ones(1, 1, 1, 1).bool())
-    return [head.logits(y, tokens[:, ANCHOR : ANCHOR + block])]
+    rows, weight = head.output(y, tokens[:, ANCHOR : ANCHOR + block])
+    return [rows @ weight.T]
 
 
 def compare(folder: Path, model: Path, place: Path) -> None:

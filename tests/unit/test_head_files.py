@@ -88,7 +88,7 @@ def test_a_head_replaces_a_head_or_a_draft_model(tmp_path: Path) -> None:
 
 
 def test_a_head_that_is_half_written_can_be_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(tensors: dict[str, torch.Tensor], file: Path) -> None:
+    def interrupted(tensors: dict[str, torch.Tensor], file: Path, metadata: None) -> None:
         if "00002" in file.name:
             raise KeyboardInterrupt
         save_file(tensors, file)

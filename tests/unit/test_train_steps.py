@@ -48,7 +48,7 @@ def test_features_are_those_of_the_decoder(name: str, tmp_path: Path) -> None:
     padded = torch.tensor([prompt + [0] * 10, [3] * 80])  # neither padding nor neighbours are seen
     features = target.run(padded, frozenset({0, 1, 3}))
     expected = all_logits(folder, prompt, "torch")
-    found = target.logits(features.normed[0, : len(prompt)])
+    found = features.normed[0, : len(prompt)] @ target.head.T / target.config.logits_divisor
     assert torch.allclose(found, expected, atol=2e-4, rtol=1e-4)
     last = features.streams[3]
     if name != "smollm3":  # which has five layers here
@@ -78,7 +78,7 @@ def test_the_loss_and_its_gradients_are_those_of_autograd(monkeypatch: pytest.Mo
 def test_labels_are_the_target_distribution_over_the_draft_vocabulary(tmp_path: Path) -> None:
     target, seen, token_ids = scene(tmp_path)
     place = 20
-    logits = target.logits(seen.features.normed[1, place])
+    logits = seen.features.normed[1, place] @ target.head.T / target.config.logits_divisor
     row = int(seen.label_rows[1, place])
     assert torch.allclose(seen.labels[row], torch.softmax(logits[token_ids], -1), atol=1e-6)
     # Rows are there for positions whose next token is in the answer.
@@ -141,16 +141,16 @@ def test_unrolled_chains_are_those_of_one_sequence_step_by_step(tmp_path: Path) 
     row, anchor = 1, 23  # the last committed token
     tokens = seen.batch.tokens[row]
     with torch.no_grad():
-        h = head.features(seen.features.taps(head.config.taps))[row : row + 1, :anchor]
+        h = head.fc(seen.features.taps(head.config.taps))[row : row + 1, :anchor]
         positions = torch.arange(anchor)[None]
-        y, keys = head.step(target.embed(tokens[None, 1 : anchor + 1]), h, positions, [], None)
+        y, keys = head.midlayer(target.embed(tokens[None, 1 : anchor + 1]), h, positions, [], None)
         past, y = [keys], y[:, -1:]
         for depth in range(4):
-            best = int(token_ids[head.logits(y)[0, 0].argmax()])
+            best = int(token_ids[head.lm_head(head.norm(y))[0, 0].argmax()])
             assert int(drafts[depth, row, anchor]) == best
             following = target.embed(tokens[None, anchor + 1 + depth : anchor + 2 + depth])
             mask = torch.ones(1, 1, 1, anchor + depth + 1, dtype=torch.bool)
-            y, keys = head.step(following, y, positions[:, -1:] + 1 + depth, past, mask)
+            y, keys = head.midlayer(following, y, positions[:, -1:] + 1 + depth, past, mask)
             past.append(keys)
 
 
@@ -171,7 +171,8 @@ def test_blocks_beside_each_other_are_those_of_one_block_alone(correction: str, 
         x = head.rows(target.embed(tokens[None, anchor : anchor + 1]), features[:, -1:])
         mask = torch.ones(1, 1, 4, anchor + 4, dtype=torch.bool)
         y = head.blocks(x, torch.arange(anchor, anchor + 4)[None], context, mask)
-        best = token_ids[head.logits(y, tokens[None, anchor : anchor + 4]).argmax(-1)][0]
+        rows, weight = head.output(y, tokens[None, anchor : anchor + 4])
+        best = token_ids[(rows @ weight.T).argmax(-1)][0]
     assert drafts[:, row, anchor].tolist() == best.tolist()
 
 

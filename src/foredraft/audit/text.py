@@ -12,7 +12,7 @@ from foredraft.errors import ForedraftError
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import proposer_class, proposer_names
 from foredraft.reports.prompts import Question
-from foredraft.types import CompletionOutput, TokenLogprob
+from foredraft.types import CompletionOutput
 
 if TYPE_CHECKING:
     from foredraft.llm import LLM
@@ -97,13 +97,9 @@ def _answers(llm: LLM, prompts: list[list[int]], params: list[SamplingParams], s
 
 
 def _tokens(output: CompletionOutput) -> Iterator[Token]:
-    return zip(output.token_ids, map(_bits, output.logprobs or ()), strict=True)
-
-
-def _bits(logprob: TokenLogprob) -> str:
-    """Floats as hexadecimal: two are the same text only if they are the same bits."""
-    best = " ".join(f"{token}={value.hex()}" for token, value in sorted(logprob.top.items()))
-    return f"{logprob.logprob.hex()} {best}"
+    """Floats as Python writes them: two are the same text only if they are the same bits."""
+    logprobs = (f"{each.logprob!r} {dict(sorted(each.top.items()))}" for each in output.logprobs or ())
+    return zip(output.token_ids, logprobs, strict=True)
 
 
 def _contrast(wanted: Token | None, got: Token | None) -> str:

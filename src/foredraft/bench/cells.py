@@ -78,7 +78,8 @@ def predicted_ratio(cost: VerifyCurve, plain_s: float, plain: Decoded, drafted: 
 
 def cells_of(runs: Sequence[Run], cost: VerifyCurve, dtype: str) -> list[Cell]:
     """One cell per combination that was measured, and one with category `all`. Without plain decoding there is none."""
-    texts = texts_of_off(runs)
+    # The tokens of plain decoding's first run: every setting, batch and repeat must emit the same.
+    texts = {(run.temperature, run.prompt): run.token_ids_hash for run in reversed(runs) if run.spec == OFF}
     parts: dict[tuple[float, int, str], dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         for category in {run.category, ALL}:  # a suite may have a category of that name
@@ -93,15 +94,6 @@ def cells_of(runs: Sequence[Run], cost: VerifyCurve, dtype: str) -> list[Cell]:
         for spec in specs
         if spec in parts[temperature, batch, category]
     ]
-
-
-def texts_of_off(runs: Iterable[Run]) -> Texts:
-    """The tokens of plain decoding's first run: every setting, batch and repeat must emit the same."""
-    texts: Texts = {}
-    for run in runs:
-        if run.spec == OFF:
-            texts.setdefault((run.temperature, run.prompt), run.token_ids_hash)
-    return texts
 
 
 def group_times(runs: Iterable[Run]) -> Times:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from foredraft.bench.cells import ALL, Cell, flip, k_sweeps, plateau
 from foredraft.bench.measure import OFF
 from foredraft.control.economics import VerifyCurve
-from foredraft.reports.drawing import GREY, INK, MARKERS, Plot, colour, drawn, legend, line_at_one, look, stacked
+from foredraft.reports.drawing import GREY, INK, MARKERS, Plot, colour, drawn, line_at_one, look, note, stacked
 
 
 def draw_all(cells: Sequence[Cell], cost: VerifyCurve) -> list[Plot]:
@@ -75,12 +76,12 @@ def draw_all(cells: Sequence[Cell], cost: VerifyCurve) -> list[Plot]:
 
 
 def _by_category(cells: Sequence[Cell], value: Callable[[Cell], float], label: str, whiskers: bool) -> Figure:
-    specs, categories = _unique(cell.spec for cell in cells), _categories(cells)
-    settings = _unique((cell.temperature, cell.batch) for cell in cells)
-    figure, panels = stacked(len(settings), 3.4)
+    specs = _unique(cell.spec for cell in cells)
+    categories = [*(name for name in _unique(cell.category for cell in cells) if name != ALL), ALL]
     width = 0.8 / len(specs)
-    for axes, (temperature, batch) in zip(panels, settings, strict=True):
-        found = {(c.spec, c.category): c for c in cells if (c.temperature, c.batch) == (temperature, batch)}
+
+    def panel(axes: Axes, setting: tuple[float, int]) -> None:
+        found = {(c.spec, c.category): c for c in cells if (c.temperature, c.batch) == setting}
         for place, spec in enumerate(specs):
             shown = [(x, found[spec, name]) for x, name in enumerate(categories) if (spec, name) in found]
             left = [x + (place - (len(specs) - 1) / 2) * width for x, _ in shown]
@@ -90,115 +91,94 @@ def _by_category(cells: Sequence[Cell], value: Callable[[Cell], float], label: s
                 axes.vlines(left, [low for low, _ in ends], [high for _, high in ends], colors=INK, linewidth=1)
         line_at_one(axes)
         axes.set_xticks(range(len(categories)), [_short(name) for name in categories], rotation=20, ha="right")
-        axes.set(ylabel=label, title=_title(temperature, batch))
-    legend(panels[0])
-    return figure
+        axes.set(ylabel=label, title=_title(*setting))
+
+    return stacked(3.4, _unique((cell.temperature, cell.batch) for cell in cells), panel)
 
 
 def _acceptance(cells: Sequence[Cell]) -> Figure:
     smallest = min(cell.batch for cell in cells)
-    temperatures = _unique(cell.temperature for cell in cells)
     specs = _unique(cell.spec for cell in cells)
-    figure, panels = stacked(len(temperatures), 3.2)
-    for axes, temperature in zip(panels, temperatures, strict=True):
+
+    def panel(axes: Axes, temperature: float) -> None:
         for cell in cells:
             if (cell.category, cell.batch, cell.temperature) == (ALL, smallest, temperature):
                 place, depths = specs.index(cell.spec), range(1, len(cell.acceptance_per_depth) + 1)
                 axes.plot(depths, cell.acceptance_per_depth, label=cell.spec, **look(place))
         axes.set(xlabel="depth", ylabel="accepted", ylim=(0, 1.03), title=_title(temperature, smallest))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    legend(panels[0])
-    return figure
+
+    return stacked(3.2, _unique(cell.temperature for cell in cells), panel)
 
 
 def _verify_cost(cost: VerifyCurve) -> Figure:
-    figure, (axes,) = stacked(1, 3.2)
-    milliseconds = [1000 * seconds for seconds in cost.seconds]
-    axes.plot(cost.rows, milliseconds, **look(0))
-    for rows, value in zip(cost.rows, milliseconds, strict=True):
-        times = value / milliseconds[0]
-        axes.annotate(f"{times:.2f}x", (rows, value), (0, 7), textcoords="offset points", ha="center", fontsize=9)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(cost.rows, [str(rows) for rows in cost.rows])
-    axes.set(xlabel="rows in the run", ylabel="milliseconds", ylim=(0, 1.15 * max(milliseconds)))
-    return figure
+    def panel(axes: Axes, milliseconds: list[float]) -> None:
+        axes.plot(cost.rows, milliseconds, **look(0))
+        for rows, value in zip(cost.rows, milliseconds, strict=True):
+            note(axes, f"{value / milliseconds[0]:.2f}x", (rows, value), (0, 7), ha="center")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(cost.rows, [str(rows) for rows in cost.rows])
+        axes.set(xlabel="rows in the run", ylabel="milliseconds", ylim=(0, 1.15 * max(milliseconds)))
+
+    return stacked(3.2, [[1000 * seconds for seconds in cost.seconds]], panel)
 
 
 def _predicted(cells: Sequence[Cell]) -> Figure:
-    specs, batches = _unique(cell.spec for cell in cells), _unique(cell.batch for cell in cells)
-    figure, (axes,) = stacked(1, 5.0)
-    for place, spec in enumerate(specs):
-        for number, batch in enumerate(batches):
-            shown = [c for c in cells if (c.spec, c.batch) == (spec, batch) and c.category != ALL]
-            label = spec if len(batches) == 1 else f"{spec}, batch {batch}"
-            axes.scatter(
-                [cell.predicted_ratio for cell in shown],
-                [cell.ratio_to_off for cell in shown],
-                label=label,
-                color=colour(place),
-                marker=MARKERS[number % len(MARKERS)],
-                alpha=0.85,
-            )
-    ends = [value for cell in cells for value in (cell.predicted_ratio, cell.ratio_to_off)]
-    low, high = min(0.9, *ends), max(1.1, *ends)
-    axes.plot([low, high], [low, high], color=GREY, linestyle="--", linewidth=1)
-    axes.set(xlabel="predicted speed-up", ylabel="measured speed-up")
-    legend(axes)
-    return figure
+    def panel(axes: Axes, batches: list[int]) -> None:
+        for place, spec in enumerate(_unique(cell.spec for cell in cells)):
+            for number, batch in enumerate(batches):
+                shown = [c for c in cells if (c.spec, c.batch) == (spec, batch) and c.category != ALL]
+                axes.scatter(
+                    [cell.predicted_ratio for cell in shown],
+                    [cell.ratio_to_off for cell in shown],
+                    label=spec if len(batches) == 1 else f"{spec}, batch {batch}",
+                    color=colour(place),
+                    marker=MARKERS[number % len(MARKERS)],
+                    alpha=0.85,
+                )
+        ends = [value for cell in cells for value in (cell.predicted_ratio, cell.ratio_to_off)]
+        low, high = min(0.9, *ends), max(1.1, *ends)
+        axes.plot([low, high], [low, high], color=GREY, linestyle="--", linewidth=1)
+        axes.set(xlabel="predicted speed-up", ylabel="measured speed-up")
+
+    return stacked(5.0, [_unique(cell.batch for cell in cells)], panel)
 
 
 def _batches(cells: Sequence[Cell]) -> Figure:
-    specs, temperatures = _unique(cell.spec for cell in cells), _unique(cell.temperature for cell in cells)
-    figure, panels = stacked(len(temperatures), 3.4)
-    for axes, temperature in zip(panels, temperatures, strict=True):
-        for place, spec in enumerate(specs):
+    def panel(axes: Axes, temperature: float) -> None:
+        for place, spec in enumerate(_unique(cell.spec for cell in cells)):
             shown = [c for c in cells if (c.spec, c.temperature, c.category) == (spec, temperature, ALL)]
             batches, ratios = [cell.batch for cell in shown], [cell.ratio_to_off for cell in shown]
             axes.plot(batches, ratios, label=spec, **look(place))
             crossing = flip(batches, ratios)
             if crossing is not None:
                 axes.plot([crossing], [1.0], marker="x", markersize=9, color=colour(place))
-                axes.annotate(
-                    f"flips at {crossing:.1f}", (crossing, 1.0), (4, 6), textcoords="offset points", fontsize=9
-                )
+                note(axes, f"flips at {crossing:.1f}", (crossing, 1.0), (4, 6))
         line_at_one(axes)
         axes.set_xticks(_unique(cell.batch for cell in cells))
         axes.set(xlabel="batch", ylabel="speed-up over off", title=f"temperature {temperature:g}")
-    legend(panels[0])
-    return figure
+
+    return stacked(3.4, _unique(cell.temperature for cell in cells), panel)
 
 
 def _k_sweep(cells: Sequence[Cell], sweeps: dict[str, dict[int, str]]) -> Figure:
-    settings = _unique((cell.temperature, cell.batch) for cell in cells)
-    figure, panels = stacked(len(settings), 3.4)
-    for axes, (temperature, batch) in zip(panels, settings, strict=True):
-        found = {
-            cell.spec: cell
-            for cell in cells
-            if (cell.temperature, cell.batch, cell.category) == (temperature, batch, ALL)
-        }
+    def panel(axes: Axes, setting: tuple[float, int]) -> None:
+        found = {c.spec: c for c in cells if (c.temperature, c.batch) == setting and c.category == ALL}
         for place, (shared, by_k) in enumerate(sweeps.items()):
             ratios = {k: found[spec].ratio_to_off for k, spec in by_k.items() if spec in found}
             axes.plot(list(ratios), list(ratios.values()), label=shared, **look(place))
             start = plateau(ratios)
             axes.axvline(start, color=colour(place), linestyle=":", linewidth=1.2)
-            axes.annotate(
-                f"plateau from {start}", (start, ratios[start]), (4, -12), textcoords="offset points", fontsize=9
-            )
+            note(axes, f"plateau from {start}", (start, ratios[start]), (4, -12))
         line_at_one(axes)
         axes.set_xticks(sorted({k for by_k in sweeps.values() for k in by_k}))
-        axes.set(xlabel="k", ylabel="speed-up over off", title=_title(temperature, batch))
-    legend(panels[0])
-    return figure
+        axes.set(xlabel="k", ylabel="speed-up over off", title=_title(*setting))
+
+    return stacked(3.4, _unique((cell.temperature, cell.batch) for cell in cells), panel)
 
 
 def _title(temperature: float, batch: int) -> str:
     return f"batch {batch}, temperature {temperature:g}"
-
-
-def _categories(cells: Sequence[Cell]) -> list[str]:
-    """In the order of the cells, `all` at the end."""
-    return [*(name for name in _unique(cell.category for cell in cells) if name != ALL), ALL]
 
 
 def _short(name: str) -> str:

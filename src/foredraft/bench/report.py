@@ -20,22 +20,6 @@ if TYPE_CHECKING:
     from foredraft.llm import LLM
     from foredraft.reports.drawing import Plot
 
-COLUMNS = (
-    "spec",
-    "category",
-    "batch",
-    "temperature",
-    "prompts",
-    "tokens/s",
-    "speed-up",
-    "quartiles",
-    "predicted",
-    "draft cost",
-    "tokens/run",
-    "accepted",
-    "same text",
-)
-
 
 @dataclass(frozen=True)
 class Results:
@@ -59,13 +43,12 @@ def describe_model(name: str, llm: LLM) -> dict[str, Any]:
 
 
 def describe_settings(plan: Plan, suite: str, prompts: int) -> dict[str, Any]:
-    measured_on = datetime.now(UTC).isoformat(timespec="seconds")
     return {
         "suite": file_name(suite),
         "prompts": prompts,
         **asdict(plan),
         "specs": list(plan.settings),
-        "measured_on": measured_on,
+        "measured_on": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
@@ -89,18 +72,16 @@ def write_report(results: Results, folder: Path) -> bool:
 
 def page(results: Results, plots: Sequence[Plot]) -> str:
     """A page that stands for itself: no script, nothing to fetch, and all text escaped."""
-    title = f"Foredraft on {results.model['name']}"
-    sections = plot_sections(plots)
     body = f"""{_summary(results)}
-{sections}
+{plot_sections(plots)}
 <h2>All figures</h2>
 <p class="note">Speed-up is plain decoding's time divided by the setting's, prompts included; quartiles are those of the
 groups' own ratios. The prediction is made from tokens per run, drafting time and the cost of rows. The draft cost
 is the time that proposers take per run of the target, in plain steps.</p>
-{html_table(COLUMNS, map(_row, results.cells))}
+{html_table([*figures(results.cells[0]), "same text"], map(_row, results.cells))}
 <h2>Where and how</h2>
 {facts_list({**results.model, **results.settings, **results.machine, **results.versions})}"""
-    return html_page(title, body)
+    return html_page(f"Foredraft on {results.model['name']}", body)
 
 
 def _summary(results: Results) -> str:
@@ -125,23 +106,28 @@ def _summary(results: Results) -> str:
 
 def _row(cell: Cell) -> str:
     verdict = "<td>yes</td>" if cell.same_text else '<td class="bad">NO</td>'
-    return ('<tr class="all">' if cell.category == ALL else "<tr>") + html_cells(figures(cell)) + verdict + "</tr>"
-
-
-def figures(cell: Cell) -> tuple[str, ...]:
-    """A cell as text, in the order of COLUMNS without the last."""
-    low, _, high = cell.ratio_quartiles
     return (
-        cell.spec,
-        cell.category,
-        str(cell.batch),
-        f"{cell.temperature:g}",
-        str(cell.prompts),
-        f"{cell.tokens_per_s:.1f}",
-        f"{cell.ratio_to_off:.2f}x",
-        f"{low:.2f} – {high:.2f}",
-        f"{cell.predicted_ratio:.2f}x",
-        f"{cell.draft_steps_per_run:.2f}",
-        f"{cell.tokens_per_run:.2f}",
-        f"{cell.acceptance_rate:.0%}",
+        ('<tr class="all">' if cell.category == ALL else "<tr>")
+        + html_cells(figures(cell).values())
+        + verdict
+        + "</tr>"
     )
+
+
+def figures(cell: Cell) -> dict[str, str]:
+    """A cell as text, column by column."""
+    low, _, high = cell.ratio_quartiles
+    return {
+        "spec": cell.spec,
+        "category": cell.category,
+        "batch": str(cell.batch),
+        "temperature": f"{cell.temperature:g}",
+        "prompts": str(cell.prompts),
+        "tokens/s": f"{cell.tokens_per_s:.1f}",
+        "speed-up": f"{cell.ratio_to_off:.2f}x",
+        "quartiles": f"{low:.2f} – {high:.2f}",
+        "predicted": f"{cell.predicted_ratio:.2f}x",
+        "draft cost": f"{cell.draft_steps_per_run:.2f}",
+        "tokens/run": f"{cell.tokens_per_run:.2f}",
+        "accepted": f"{cell.acceptance_rate:.0%}",
+    }

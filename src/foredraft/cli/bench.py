@@ -141,5 +141,5 @@ def _figures(cell: Cell) -> tuple[str, ...]:
     """A cell as text, in the order of HEADERS."""
     from foredraft.bench.report import figures
 
-    *which, _, rate, ratio, _, predicted, draft_cost, per_run, _ = figures(cell)
+    *which, _, rate, ratio, _, predicted, draft_cost, per_run, _ = figures(cell).values()
     return (*which, rate, ratio, predicted, draft_cost, per_run, "yes" if cell.same_text else "NO")

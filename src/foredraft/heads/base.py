@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel
 from foredraft.heads.kinds import KINDS, part
 from foredraft.models.fields import MAX_LAYERS, is_number, is_positive, is_whole, read_json, shown
@@ -58,6 +59,24 @@ class HeadConfig:
     acceptance: tuple[float, ...] = ()  # measured by depth on held-out text; empty before it is measured
     provenance: dict[str, str | int | float] = field(default_factory=dict)
 
+    @classmethod
+    def of_sizes(cls, layers: ModelConfig, target: ModelConfig, **others: Any) -> HeadConfig:
+        """A head with layers of these sizes; `others` are the remaining fields."""
+        sizes = {
+            "target_hidden_size": target.hidden_size,
+            "target_vocab_size": target.vocab_size,
+            "target_num_layers": target.num_layers,
+            "hidden_size": layers.hidden_size,
+            "intermediate_size": layers.intermediate_size,
+            "num_heads": layers.num_heads,
+            "num_kv_heads": layers.num_kv_heads,
+            "head_dim": layers.head_dim,
+            "num_layers": layers.num_layers,
+            "rope_theta": layers.rope_theta,
+            "norm_eps": layers.rms_norm_eps,
+        }
+        return cls(**sizes | others)
+
     def write(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / CONFIG_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
@@ -69,68 +88,62 @@ class HeadConfig:
         if not file.is_file():
             raise InvalidModel(f"{folder} has no {CONFIG_FILE}; give a folder that `foredraft train` has written.")
         raw = read_json(file)
-        values: dict[str, Any] = {}
-        for each in fields(cls):
-            if each.name in raw:
-                values[each.name] = _typed(file, each.name, str(each.type), raw[each.name])
-            elif each.name not in _OPTIONAL:
-                raise _error(file, each.name, "is missing")
-        unknown = sorted(raw.keys() - {each.name for each in fields(cls)})
-        if unknown:
+        types = {each.name: str(each.type) for each in fields(cls)}
+        for name in types:
+            if name not in raw and name not in _OPTIONAL:
+                raise _error(file, name, "is missing")
+        if unknown := sorted(raw.keys() - types.keys()):
             raise _error(file, unknown[0], "is not a field of a head that this version of Foredraft knows")
+        values = {name: _typed(file, name, types[name], value) for name, value in raw.items()}
         config = cls(**values)
-        config.check(file)
+        if problem := next(config._problems(), None):
+            raise _error(file, *problem)
         return config
 
-    def check(self, file: Path) -> None:
-        """Raise InvalidModel unless the fields, each possible by itself, fit each other."""
+    def _problems(self) -> Iterator[tuple[str, str]]:
+        """Fields, each possible by itself, that do not fit each other. Later ones rely on earlier ones."""
         if self.kind not in KINDS:
-            raise _error(file, "kind", f"is {shown(self.kind)}, but {', '.join(KINDS)} are known")
+            yield "kind", f"is {shown(self.kind)}, but {', '.join(KINDS)} are known"
         rules = rules_of(self.kind)
         if self.correction not in CORRECTIONS:
-            raise _error(file, "correction", f"is {shown(self.correction)}, but {', '.join(CORRECTIONS)} are known")
+            yield "correction", f"is {shown(self.correction)}, but {', '.join(CORRECTIONS)} are known"
         if (self.correction != "none") != (self.rank > 0):
-            raise _error(file, "rank", f"is {self.rank}, which does not fit correction {self.correction!r}")
+            yield "rank", f"is {self.rank}, which does not fit correction {self.correction!r}"
         if self.correction not in rules.corrections:
             able = _able(lambda kind: self.correction in kind.corrections)
-            raise _error(file, "correction", f"is {self.correction!r}, but only a {able} head may have one")
+            yield "correction", f"is {self.correction!r}, but only a {able} head may have one"
         if self.block_input not in BLOCK_INPUTS:
-            raise _error(file, "block_input", f"is {shown(self.block_input)}, but {', '.join(BLOCK_INPUTS)} are known")
-        other_width = self.block_input == "masked" and self.hidden_size != self.target_hidden_size
-        if self.block_input not in rules.block_inputs or other_width:
+            yield "block_input", f"is {shown(self.block_input)}, but {', '.join(BLOCK_INPUTS)} are known"
+        is_as_wide = self.hidden_size == self.target_hidden_size
+        if self.block_input not in rules.block_inputs or (self.block_input == "masked" and not is_as_wide):
             able = _able(lambda kind: self.block_input in kind.block_inputs)
-            problem = f"is {self.block_input!r}, but only a {able} head as wide as its target may be"
-            raise _error(file, "block_input", problem)
+            yield "block_input", f"is {self.block_input!r}, but only a {able} head as wide as its target may be"
         if self.mask_token_id >= self.target_vocab_size:
-            problem = f"is {self.mask_token_id}, but the target has {self.target_vocab_size} tokens"
-            raise _error(file, "mask_token_id", problem)
+            yield "mask_token_id", f"is {self.mask_token_id}, but the target has {self.target_vocab_size} tokens"
+        taps, layers = shown(list(self.taps)), self.target_num_layers
         if not rules.reads_taps and self.taps:
-            raise _error(file, "taps", f"is {shown(list(self.taps))}, but a draft model reads none")
-        if (rules.reads_taps and not self.taps) or any(not 0 <= tap <= self.target_num_layers for tap in self.taps):
-            allowed = f"numbers from 0 to {self.target_num_layers}, the target's layers, are needed"
-            raise _error(file, "taps", f"is {shown(list(self.taps))}, but {allowed}")
+            yield "taps", f"is {taps}, but a draft model reads none"
+        if (rules.reads_taps and not self.taps) or any(not 0 <= tap <= layers for tap in self.taps):
+            yield "taps", f"is {taps}, but numbers from 0 to {layers}, the target's layers, are needed"
         if len(set(self.taps)) < len(self.taps):
-            raise _error(file, "taps", f"is {shown(list(self.taps))}, but each may be named once")
-        if rules.as_wide_as_target and self.hidden_size != self.target_hidden_size:
-            raise _error(
-                file,
-                "hidden_size",
-                f"is {self.hidden_size}, but {self.kind} heads are as wide as their target: {self.target_hidden_size}",
-            )
+            yield "taps", f"is {taps}, but each may be named once"
+        if rules.as_wide_as_target and not is_as_wide:
+            width = f"{self.kind} heads are as wide as their target: {self.target_hidden_size}"
+            yield "hidden_size", f"is {self.hidden_size}, but {width}"
         if self.num_heads % self.num_kv_heads:
-            raise _error(file, "num_heads", f"is {self.num_heads}, no multiple of num_kv_heads={self.num_kv_heads}")
+            yield "num_heads", f"is {self.num_heads}, no multiple of num_kv_heads={self.num_kv_heads}"
         if self.head_dim % 2:
-            raise _error(file, "head_dim", f"is {self.head_dim}, but an even number is needed")
+            yield "head_dim", f"is {self.head_dim}, but an even number is needed"
         if self.num_layers > rules.most_layers:
-            raise _error(file, "num_layers", f"is {self.num_layers}, but at most {rules.most_layers} are supported")
+            yield "num_layers", f"is {self.num_layers}, but at most {rules.most_layers} are supported"
         if self.block > MAX_BLOCK:
-            raise _error(file, "block", f"is {self.block}, but at most {MAX_BLOCK} are supported")
+            yield "block", f"is {self.block}, but at most {MAX_BLOCK} are supported"
         if self.draft_vocab_size > self.target_vocab_size:
-            problem = f"is {self.draft_vocab_size}, more than the {self.target_vocab_size} tokens of the target"
-            raise _error(file, "draft_vocab_size", problem)
+            more = f"more than the {self.target_vocab_size} tokens of the target"
+            yield "draft_vocab_size", f"is {self.draft_vocab_size}, {more}"
         if len(self.acceptance) > MAX_BLOCK or any(not 0 <= rate <= 1 for rate in self.acceptance):
-            problem = f"is {shown(list(self.acceptance))}, but at most {MAX_BLOCK} rates from 0 to 1 are needed"
-            raise _error(file, "acceptance", problem)
+            rates = shown(list(self.acceptance))
+            yield "acceptance", f"is {rates}, but at most {MAX_BLOCK} rates from 0 to 1 are needed"
 
 
 @dataclass(frozen=True)

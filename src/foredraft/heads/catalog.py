@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from foredraft.errors import InvalidModel
 from foredraft.heads.base import CONFIG_FILE, HeadConfig
-from foredraft.heads.files import check_target, read_weights, target_digest
+from foredraft.heads.files import check_target, read_weights
 from foredraft.models.catalog import resolve
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.fields import read_json
@@ -32,7 +33,11 @@ def find_heads(head: str | None, checkpoint: Checkpoint) -> dict[str, HeadFiles]
     if head == "auto":
         return shipped_heads(checkpoint)
     place = resolve(head)
-    folders = [place] if (place / CONFIG_FILE).is_file() else _folders_of_heads(place)
+    folders = [place]
+    if not (place / CONFIG_FILE).is_file():
+        # Training may have written a draft model beside the heads: that is a model, which a spec names.
+        configs = sorted(place.glob(f"*/{CONFIG_FILE}"))
+        folders = [file.parent for file in configs if "model_type" not in read_json(file)]
     if not folders:
         raise InvalidModel(
             f"head={head!r} has no {CONFIG_FILE}, neither itself nor in its folders; give a folder that `foredraft "
@@ -52,22 +57,12 @@ def find_heads(head: str | None, checkpoint: Checkpoint) -> dict[str, HeadFiles]
     return found
 
 
-def _folders_of_heads(place: Path) -> list[Path]:
-    """Training may have written a draft model beside the heads: that is a model, which a spec names."""
-    files = sorted(place.glob(f"*/{CONFIG_FILE}"))
-    return [file.parent for file in files if "model_type" not in read_json(file)]
-
-
 def shipped_heads(checkpoint: Checkpoint, shipped: Path = SHIPPED) -> dict[str, HeadFiles]:
     """The heads of this model that come with Foredraft, by kind."""
-    configs = {file.parent: HeadConfig.read(file.parent) for file in sorted(shipped.glob(f"*/*/{CONFIG_FILE}"))}
-    sizes = (checkpoint.config.hidden_size, checkpoint.config.vocab_size, checkpoint.config.num_layers)
-    possible = {
-        folder: config
-        for folder, config in configs.items()
-        if (config.target_hidden_size, config.target_vocab_size, config.target_num_layers) == sizes
-    }
-    if not possible:
-        return {}
-    digest = target_digest(checkpoint)
-    return {c.kind: HeadFiles(folder, c) for folder, c in possible.items() if c.target_digest == digest}
+    found: dict[str, HeadFiles] = {}
+    for file in sorted(shipped.glob(f"*/*/{CONFIG_FILE}")):
+        config = HeadConfig.read(file.parent)
+        with suppress(InvalidModel):
+            check_target(file.parent, config, checkpoint)
+            found[config.kind] = HeadFiles(file.parent, config)
+    return found

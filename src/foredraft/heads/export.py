@@ -17,7 +17,7 @@ from torch import Tensor
 from foredraft.errors import InvalidModel, InvalidParameter
 from foredraft.heads.base import CONFIG_FILE, D2T, T2D, HeadConfig
 from foredraft.heads.engines import Engine
-from foredraft.heads.files import check_target, read_tensors
+from foredraft.heads.files import check_target, read_tensors, write_tensor_file
 from foredraft.heads.kinds import part
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.fields import read_json
@@ -46,11 +46,6 @@ class Head:
         return self.tensors["norm.weight"].dtype
 
     @property
-    def final_norm(self) -> Tensor:
-        """The target's [hidden]."""
-        return self.target.vector("model.norm.weight").to(self.dtype)
-
-    @property
     def embedding(self) -> Tensor:
         """The target's [vocab, hidden]."""
         return self.target.weight("model.embed_tokens.weight").dense().to(self.dtype).contiguous()
@@ -72,14 +67,12 @@ class Layout:
     files: tuple[Path, ...] = ()  # to be copied, instead of a config and tensors
 
     def write(self, folder: Path) -> None:
-        from safetensors.torch import save_file
-
         folder.mkdir(parents=True, exist_ok=True)
         for file in self.files:
             shutil.copyfile(file, folder / file.name)
         if self.files:
             return
-        save_file(self.tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        write_tensor_file(folder / "model.safetensors", self.tensors, {"format": "pt"})
         (folder / CONFIG_FILE).write_text(json.dumps(self.config, indent=2) + "\n", encoding="utf-8")
 
 
@@ -128,11 +121,9 @@ def start_command(engine: Engine, layout: Layout, folder: Path, verifier: str) -
     return shlex.join([*words, "--speculative-num-draft-tokens", str(layout.tokens + 1)])
 
 
-def layer_fields(head: Head, model_type: str) -> Json:
-    """The decoder layers of a head, as transformers describes those of a model."""
-    config = head.config
+def size_fields(config: HeadConfig) -> Json:
+    """The sizes of decoder layers, as transformers names them."""
     return {
-        "model_type": model_type,
         "vocab_size": config.target_vocab_size,
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
@@ -140,12 +131,21 @@ def layer_fields(head: Head, model_type: str) -> Json:
         "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
         "hidden_act": "silu",
+    }
+
+
+def layer_fields(head: Head, model_type: str) -> Json:
+    """The decoder layers of a head, as transformers describes those of a model."""
+    return {
+        "model_type": model_type,
+        **size_fields(head.config),
         "attention_bias": False,
         "max_position_embeddings": head.target.config.max_position_embeddings,
-        "rms_norm_eps": config.norm_eps,
-        "rope_theta": config.rope_theta,  # transformers 4 reads this, transformers 5 the next
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        # Transformers 5 reads this, transformers 4 the rope_theta beside it.
+        "rope_parameters": {"rope_type": "default", "rope_theta": head.config.rope_theta},
         "tie_word_embeddings": False,  # the output head is the head's own
         "torch_dtype": head.dtype_name,
     }

@@ -36,17 +36,12 @@ def target_digest(checkpoint: Checkpoint) -> str:
 
 def check_target(folder: Path, config: HeadConfig, checkpoint: Checkpoint) -> None:
     """Raise InvalidModel unless the head was trained for this target."""
-    target = checkpoint.config
-    sizes = {
-        "target_hidden_size": (config.target_hidden_size, target.hidden_size),
-        "target_vocab_size": (config.target_vocab_size, target.vocab_size),
-        "target_num_layers": (config.target_num_layers, target.num_layers),
-    }
-    for name, (wanted, found) in sizes.items():
+    for name in ("hidden_size", "vocab_size", "num_layers"):
+        wanted, found = getattr(config, f"target_{name}"), getattr(checkpoint.config, name)
         if wanted != found:
             raise InvalidModel(
-                f"{folder}: the head was trained for {config.target_name} with {name} {wanted}, but {checkpoint.path} "
-                f"has {found}; use the head of this model, or train one."
+                f"{folder}: the head was trained for {config.target_name} with target_{name} {wanted}, but "
+                f"{checkpoint.path} has {found}; use the head of this model, or train one."
             )
     if config.target_digest != target_digest(checkpoint):
         raise InvalidModel(
@@ -69,41 +64,61 @@ def check_out(folder: Path) -> None:
         )
 
 
+def read_tensor_file(file: Path, remedy: str) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The metadata and the tensors of a safetensors file; InvalidModel where it is damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    opened: Any  # the library's own type is not annotated
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return opened.metadata() or {}, {name: opened.get_tensor(name) for name in list(opened.keys())}
+    except (SafetensorError, OSError) as error:
+        raise InvalidModel(f"{file} is truncated or damaged ({error}); {remedy}.") from error
+
+
+def write_tensor_file(file: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """All at once or not at all: a file that is there is whole."""
+    from safetensors.torch import save_file
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f"{file.name}.partial")
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, partial, metadata)
+    partial.replace(file)
+
+
 def write_head(
     folder: Path, config: HeadConfig, weights: Mapping[str, Tensor | Weight], bits: Mapping[str, int] | None = None
 ) -> None:
     """The head in `folder`, in place of the one that is there; large heads in several files. Floating tensors should be
     bfloat16; `bits` names those that are written in 8 or 4."""
-    from safetensors.torch import save_file
-
     _check_tensors(folder, config, weights)
     check_out(folder)
     tensors = encoded(weights, bits or {})
     config.write(folder)  # first: by it the folder is known if writing stops half-way
-    shards = sharded(tensors)
-    names = [_shard_name(index, len(shards)) for index in range(len(shards))]
-    for name, shard in zip(names, shards):
-        partial = folder / f"{name}.partial"
-        save_file(shard, partial)
-        partial.replace(folder / name)
-    for file in folder.glob("model*.safetensors"):
-        if file.name not in names:
-            file.unlink()
+    write_shards(folder, tensors)
 
 
-def sharded(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Tensors on the host, file by file; one that is too large for a file has one of its own."""
+def write_shards(folder: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> dict[str, str]:
+    """Writes tensors in place of those in a folder, in several files if they are large; one that is too large for a
+    file has one of its own. Returns the file of each."""
     shards: list[dict[str, Tensor]] = [{}]
     used = 0
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
+    for name, tensor in sorted(tensors.items()):
         size = tensor.numel() * tensor.element_size()
         if used and used + size > SHARD_BYTES:
             shards.append({})
             used = 0
         shards[-1][name] = tensor
         used += size
-    return shards
+    files = {f"model-{number:05}-of-{len(shards):05}.safetensors": shard for number, shard in enumerate(shards, 1)}
+    if len(shards) == 1:
+        files = {"model.safetensors": shards[0]}
+    for file, shard in files.items():
+        write_tensor_file(folder / file, shard, metadata)
+    for old in folder.glob("model*.safetensors"):
+        if old.name not in files:
+            old.unlink()
+    return {name: file for file, shard in files.items() for name in shard}
 
 
 def read_tensors(folder: Path, config: HeadConfig) -> dict[str, Tensor]:
@@ -113,29 +128,18 @@ def read_tensors(folder: Path, config: HeadConfig) -> dict[str, Tensor]:
 
 def read_weights(folder: Path, config: HeadConfig) -> dict[str, Tensor | Weight]:
     """All tensors of a head, checked against its config. Those that were written in 8 or 4 bits keep their codes."""
-    from safetensors import SafetensorError, safe_open
-
     files = sorted(folder.glob("model*.safetensors"))
     if not files:
         raise InvalidModel(f"{folder} has no model.safetensors; {_AGAIN}.")
     tensors: dict[str, Tensor] = {}
     for file in files:
-        shard: Any  # the library's own type is not annotated
-        try:
-            with safe_open(file, framework="pt") as shard:
-                for name in list(shard.keys()):
-                    if name in tensors:
-                        raise InvalidModel(f"{file}: tensor {shown(name)} is there twice; {_AGAIN}.")
-                    tensors[name] = shard.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise InvalidModel(f"{file} is truncated or damaged ({error}); {_AGAIN}.") from error
+        shard = read_tensor_file(file, _AGAIN)[1]
+        if twice := tensors.keys() & shard.keys():
+            raise InvalidModel(f"{file}: tensor {shown(min(twice))} is there twice; {_AGAIN}.")
+        tensors |= shard
     weights = coded(tensors)
     _check_tensors(folder, config, weights)
     return weights
-
-
-def _shard_name(index: int, count: int) -> str:
-    return "model.safetensors" if count == 1 else f"model-{index + 1:05}-of-{count:05}.safetensors"
 
 
 def _check_tensors(folder: Path, config: HeadConfig, weights: Mapping[str, Tensor | Weight]) -> None:

@@ -3,6 +3,8 @@ everything computes in the dtype of its input."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -12,7 +14,13 @@ from foredraft.heads.base import HeadConfig
 KeysValues = tuple[Tensor, Tensor]  # each [batch, kv_heads, length, head_dim]
 
 
-class Linear(nn.Module):
+class Module(nn.Module):
+    """A module that gives one tensor."""
+
+    __call__: Callable[..., Tensor]
+
+
+class Linear(Module):
     """y = x · weight^T (+ bias). `scale` is the standard deviation at the start, times 1 / sqrt(inputs); 0 is zero."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool = False, scale: float = 1.0) -> None:
@@ -25,7 +33,7 @@ class Linear(nn.Module):
         return functional.linear(x, self.weight.to(x.dtype), bias)
 
 
-class Table(nn.Module):
+class Table(Module):
     """A row for each index; `scale` is the standard deviation at the start."""
 
     def __init__(self, rows: int, width: int, scale: float) -> None:
@@ -36,9 +44,7 @@ class Table(nn.Module):
         return functional.embedding(indices, self.weight)
 
 
-class RMSNorm(nn.Module):
-    """Root-mean-square norm over the last dimension."""
-
+class RMSNorm(Module):
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
@@ -48,7 +54,7 @@ class RMSNorm(nn.Module):
         return functional.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
 
 
-class Mlp(nn.Module):
+class Mlp(Module):
     """The gated feed-forward part of a layer."""
 
     def __init__(self, config: HeadConfig) -> None:
@@ -58,8 +64,7 @@ class Mlp(nn.Module):
         self.down_proj = Linear(config.intermediate_size, config.hidden_size, scale=0.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
-        return y
+        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Attention(nn.Module):
@@ -95,15 +100,14 @@ class Attention(nn.Module):
         v = torch.cat([v for _, v in past], dim=2) if len(past) > 1 else past[0][1]
         k, v = (part.repeat_interleave(self.groups, dim=1) for part in (k, v))
         y = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
-        out: Tensor = self.o_proj(y.transpose(1, 2).flatten(2))
-        return out
+        return self.o_proj(y.transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor) -> Tensor:
         heads: Tensor = x.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
         return heads
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(Module):
     """A layer whose keys are those of a context, and those of its rows themselves."""
 
     def __init__(self, config: HeadConfig, qk_norm: bool) -> None:
@@ -118,8 +122,7 @@ class DecoderLayer(nn.Module):
         normed = self.input_layernorm(x)
         own = self.self_attn.keys_values(normed, positions)
         x = x + self.self_attn.attend(normed, positions, [*context, own], mask)
-        y: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return y
+        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
@@ -127,9 +130,14 @@ def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     half = x.shape[-1] // 2
     exponents = torch.arange(half, device=x.device, dtype=torch.float32) / half
     angles = positions[:, None, :, None].float() * theta**-exponents  # [batch or 1, 1, length, half]
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    left, right = x[..., :half], x[..., half:]
-    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
+    return rotated(x, angles.cos().to(x.dtype), angles.sin().to(x.dtype))
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Dimensions beyond twice those of `cos` and `sin` stay as they are."""
+    half = cos.shape[-1]
+    left, right, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat([left * cos - right * sin, right * cos + left * sin, rest], dim=-1)
 
 
 class HeadModule(nn.Module):

@@ -7,15 +7,15 @@ from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
-from foredraft.backends.base import Backend, LayerKV, Linear
+from foredraft.backends.base import LayerKV, Linear
 from foredraft.backends.choose import choose_backend
 from foredraft.backends.row_tiles import set_tiles_beside
 from foredraft.batch import PackedBatch, pack
 from foredraft.config import DTYPES
 from foredraft.errors import InvalidSpec
-from foredraft.heads.base import MAX_BLOCK, HeadConfig
+from foredraft.heads.base import MAX_BLOCK
 from foredraft.heads.catalog import HeadFiles
 from foredraft.heads.weights import HeadWeights, TapReader, layer_config
 from foredraft.proposers.model.candidates import NodeLogits
@@ -32,8 +32,6 @@ TREES = ("chain", "static", "dynamic")
 
 @dataclass(frozen=True)
 class HeadOptions:
-    """The options of all proposers with heads."""
-
     k: int = 0  # depth of a draft; 0: that of the head
     nodes: int = 16  # of a tree
     width: int = 4  # branches that are followed at every depth
@@ -67,44 +65,75 @@ class HeadOptions:
 class HeadRunner(ABC):
     """A head as a model that drafts (see DraftingModel): the parts that are the same for every kind."""
 
+    _computed: ComputedTokens | None = None  # for kinds with K and V of their own
     _ahead: RunAhead | None = None  # for kinds whose whole drafts can run on the device
 
-    def __init__(self, found: LoadedHead, computed: ComputedTokens | None) -> None:
-        target, backend = found.target, found.backend
+    def __init__(self, name: str, files: HeadFiles, dtype: str, target: TargetModel) -> None:
+        """`name` is that of its cache group, and `dtype` the option of its proposer."""
+        shared, taps, is_auto = target.runner.backend, target.runner.taps, dtype == "auto"
+        assert taps is not None, "heads are loaded with the model, whose runs then write taps"
+        # A backend of its own: it may be warmed on another thread while the target runs.
+        backend = choose_backend(shared.name, target.dtype, shared.device, target.threads)
         self.backend = backend
         self.block_size = target.kv.block_size
         self.vocab_size = target.runner.decoder.config.vocab_size
-        self.close = found.close
         # A head is small: running so many rows takes no longer than a step of the target.
         self.catch_up_beside = 256 if backend.tree_ops is None else 2048
-        self._max_len, self._max_sequences = target.max_model_len, target.max_num_seqs
-        self._computed, self._scratch = computed, Scratch(target)
+        self._name, self._target = name, target
+        self._lanes: dict[int, int] = {}  # the sequences of a call, by their ids
+        self._taps = TapReader(files.config, taps, backend)
+        self._weights = HeadWeights(files.folder, files.config, target.dtype if is_auto else dtype, is_auto, backend)
+        self._load()
+        set_tiles_beside(shared, backend, self._weights.linears)
+
+    @abstractmethod
+    def _load(self) -> None:
+        """Make the head out of its weights and taps."""
+
+    def _add_layers(self) -> tuple[HeadWeights, Linear, TapReader, list[LayerKV], int]:
+        """What a head with layers is loaded from: with the target's embedding, the K and V of these layers in the
+        target's cache, which has scratch blocks for draft tokens, and the number of positions."""
+        target, config = self._target, layer_config(self._weights.config)
+        blocks = scratch_blocks(target.max_num_seqs, self.block_size)
+        kv = target.kv.add_group(self._name, config, self.backend, blocks)
+        return self._weights, target.runner.decoder.embedding, self._taps, kv, target.max_model_len + MOST_NODES
+
+    def close(self) -> None:
+        self._target.draft_models.release(self._name)
 
     @property
     def runs_ahead(self) -> bool:
         return self._ahead is not None
 
     def ahead(self, works: Items[Work], shape: TreeShape) -> Levels | None:
-        """See DraftingModel."""
         if self._ahead is None:
             return None
         behind, works = split_catch_up(works, shape.depth)
         if behind:
             self.logits(behind)
-        self._scratch.lend(works, begins=True)
+        self._lend(works, begins=True)
         return self._ahead(works, self._packed(works), shape)
 
-    def _packed(self, works: Items[Work]) -> PackedBatch:
-        return pack([self._run_of(work) for work in works], self.block_size)
+    def _lend(self, works: Items[Work], begins: bool) -> None:
+        """Put scratch blocks, in which the call keeps K and V of draft tokens, behind those of the own tokens of its
+        sequences, which are copies made for it; `begins`: anew. They lie behind the blocks of the pool."""
+        if begins:
+            self._lanes = {work.sequence.id: lane for lane, work in enumerate(works)}
+        count = scratch_blocks(1, self.block_size)
+        for sequence in (work.sequence for work in works):
+            first = self._target.kv.num_blocks + self._lanes[sequence.id] * count
+            table = array("i", sequence.block_table[: -(-sequence.num_tokens // self.block_size)])
+            table.extend(range(first, first + count))
+            sequence.block_table = table
 
-    def _run_of(self, work: Work) -> Work:
-        """What the head runs of a work."""
-        return work
+    def _packed(self, works: Items[Work]) -> PackedBatch:
+        """What the head runs of works."""
+        return pack(works, self.block_size)
 
     def warm(self, shape: TreeShape) -> None:
         """Make what whole drafts of this shape need on the device."""
         if self._ahead is not None:
-            self._ahead.warm(shape, self._max_len, self._max_sequences)
+            self._ahead.warm(shape, self._target.max_model_len, self._target.max_num_seqs)
 
     @abstractmethod
     def logits(self, works: Items[Work]) -> NodeLogits:
@@ -127,8 +156,7 @@ class HeadRunner(ABC):
             self._computed.release(sequence_ids)
 
 
-@dataclass(frozen=True, slots=True)
-class NewNode:
+class NewNode(NamedTuple):
     """A node whose logits are wanted: which token of which sequence, and at which depth. The root has depth 0."""
 
     sequence_id: int
@@ -149,65 +177,8 @@ def new_nodes(works: Items[Work]) -> list[NewNode]:
     return nodes
 
 
-class Scratch:
-    """Blocks behind those of the pool, where a call keeps K and V of draft tokens: some for each of its sequences."""
-
-    def __init__(self, target: TargetModel) -> None:
-        self._first = target.kv.num_blocks
-        self._block_size = target.kv.block_size
-        self._per_sequence = scratch_blocks(1, self._block_size)
-        self._lanes: dict[int, int] = {}
-
-    def assign(self, works: Items[Work]) -> None:
-        """Give the sequences of a new call their blocks."""
-        self._lanes = {work.sequence.id: lane for lane, work in enumerate(works)}
-
-    def lend(self, works: Items[Work], begins: bool) -> None:
-        """Put the blocks into the tables of works, whose sequences are copies made for this call; `begins`: anew."""
-        if begins:
-            self.assign(works)
-        for work in works:
-            work.sequence.block_table = self.table(work.sequence)
-
-    def table(self, sequence: Sequence) -> array[int]:
-        """The blocks of a sequence's own tokens, then its scratch blocks."""
-        first = self._first + self._lanes[sequence.id] * self._per_sequence
-        table = array("i", sequence.block_table[: -(-sequence.num_tokens // self._block_size)])
-        table.extend(range(first, first + self._per_sequence))
-        return table
-
-
 def scratch_blocks(num_sequences: int, block_size: int) -> int:
     return num_sequences * -(-MOST_NODES // block_size)
-
-
-@dataclass(frozen=True)
-class LoadedHead:
-    """What a head of any kind is made of."""
-
-    weights: HeadWeights
-    taps: TapReader
-    backend: Backend
-    target: TargetModel
-    group: str  # the name of its cache group
-
-    @property
-    def embedding(self) -> Linear:
-        """The target's."""
-        return self.target.runner.decoder.embedding
-
-    @property
-    def max_positions(self) -> int:
-        return self.target.max_model_len + MOST_NODES
-
-    def add_layers(self) -> list[LayerKV]:
-        """K and V of its layers in the target's cache, with scratch blocks for draft tokens."""
-        blocks = scratch_blocks(self.target.max_num_seqs, self.target.kv.block_size)
-        return self.target.kv.add_group(self.group, layer_config(self.weights.config), self.backend, blocks)
-
-    def close(self) -> None:
-        """End one use of it."""
-        self.target.draft_models.release(self.group)
 
 
 class HeadDrafter(TreeDrafter):
@@ -215,51 +186,23 @@ class HeadDrafter(TreeDrafter):
 
     Options = HeadOptions
     kind: ClassVar[str]
+    runner: ClassVar[type[HeadRunner]]
+    drafts_on = False  # from its own output, so that a draft may be longer than the head's block
     contenders = 64  # enough at usual temperatures; finding more takes longer than a head's run
 
     def __init__(self, options: HeadOptions, target: TargetModel) -> None:
-        config = self._files(target).config
-        shape = options.shape(self.kind, config.block, self.deepest(config))
-        model = self._acquire(target, options.dtype)
+        if self.kind not in target.heads:
+            has = f"it has {', '.join(target.heads)}" if target.heads else "it has none"
+            raise InvalidSpec(
+                f"{self.kind}: no head of this kind was loaded with the model, {has}; start with head=PATH, or train "
+                f"one: foredraft train {self.kind} --out PATH."
+            )
+        files, name = target.heads[self.kind], f"{self.kind} {options.dtype}"
+        config = files.config
+        shape = options.shape(self.kind, config.block, MOST_NODES if self.drafts_on else config.block)
+        # Loaded once for all proposers of this kind.
+        model = target.draft_models.acquire(name, lambda: self.runner(name, files, options.dtype, target))
         super().__init__(self.kind, model, shape)
         model.warm(self.shape)
         self.taps = frozenset(config.taps)
         self.acceptance = config.acceptance
-
-    @classmethod
-    def load(cls, found: LoadedHead) -> HeadRunner:
-        """The head, ready to draft."""
-        raise NotImplementedError
-
-    @classmethod
-    def deepest(cls, config: HeadConfig) -> int:
-        """How many tokens such a head can draft, one behind the other."""
-        return config.block
-
-    @classmethod
-    def _files(cls, target: TargetModel) -> HeadFiles:
-        if cls.kind not in target.heads:
-            has = f"it has {', '.join(target.heads)}" if target.heads else "it has none"
-            raise InvalidSpec(
-                f"{cls.kind}: no head of this kind was loaded with the model, {has}; start with head=PATH, or train "
-                f"one: foredraft train {cls.kind} --out PATH."
-            )
-        return target.heads[cls.kind]
-
-    @classmethod
-    def _acquire(cls, target: TargetModel, dtype: str) -> HeadRunner:
-        """The head of this kind, loaded once for all its proposers."""
-        files, name = cls._files(target), f"{cls.kind} {dtype}"
-        shared, taps = target.runner.backend, target.runner.taps
-        assert taps is not None, "heads are loaded with the model, whose runs then write taps"
-
-        def loaded() -> HeadRunner:
-            # A backend of its own: it may be warmed on another thread while the target runs.
-            backend = choose_backend(shared.name, target.dtype, shared.device, target.threads)
-            is_auto = dtype == "auto"
-            weights = HeadWeights(files.folder, files.config, target.dtype if is_auto else dtype, is_auto, backend)
-            head = cls.load(LoadedHead(weights, TapReader(files.config, taps, backend), backend, target, name))
-            set_tiles_beside(shared, backend, weights.linears)
-            return head
-
-        return target.draft_models.acquire(name, loaded)

@@ -26,7 +26,7 @@ class HeadWeights:
     what the file has in 8 or 4 bits stays so: wider weights take longer to read and say no more."""
 
     def __init__(self, folder: Path, config: HeadConfig, dtype: str, keeps_codes: bool, backend: Backend) -> None:
-        self.config, self._dtype, self._keeps_codes, self._backend = config, dtype, keeps_codes, backend
+        self.config, self._dtype, self._keeps_codes, self.backend = config, dtype, keeps_codes, backend
         self._tensors = read_weights(folder, config)
         self.linears: list[Linear] = []  # that were made of them
 
@@ -34,10 +34,10 @@ class HeadWeights:
     def token_ids(self) -> Tensor:
         """The target's ids of the draft vocabulary: [draft_vocab] int64."""
         offsets = decoded(self._tensors[D2T])
-        return (offsets + torch.arange(len(offsets))).to(self._backend.device)
+        return (offsets + torch.arange(len(offsets))).to(self.backend.device)
 
     def vector(self, name: str) -> Tensor:
-        return decoded(self._tensors[name]).float().clone().to(self._backend.device)
+        return decoded(self._tensors[name]).float().clone().to(self.backend.device)
 
     def matrix(self, name: str) -> Tensor:
         """Dense float32, for what is computed once."""
@@ -55,7 +55,7 @@ class HeadWeights:
         return self._packed([own, further])
 
     def _packed(self, weights: list[Weight], bias: Tensor | None = None) -> Linear:
-        self.linears.append(pack_linear(weights, bias, self._backend))
+        self.linears.append(pack_linear(weights, bias, self.backend))
         return self.linears[-1]
 
     def _weight(self, name: str, is_head: bool) -> Weight:
@@ -73,7 +73,7 @@ class HeadWeights:
 
     def stack(self, layers: tuple[Layer, ...], max_positions: int, entry: Entry | None = None) -> Stack:
         """The layers with the final norm."""
-        rope = rope_table(layer_config(self.config), max_positions).to(self._backend.device)
+        rope = rope_table(layer_config(self.config), max_positions).to(self.backend.device)
         return Stack(layers, self.vector("norm.weight"), rope, 1.0, self.config.norm_eps, entry)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from foredraft.control.economics import BatchLength, Outlook
+from foredraft.control.economics import Outlook
 from foredraft.plan.results import Comparison
 from foredraft.plan.words import SMALL_GAIN, length_table, percent, requests, tokens
 from foredraft.reports.answer import Answer, Table
@@ -19,7 +19,10 @@ def advise(figures: Outlook, source: str, compared: Comparison | None) -> Answer
     premise = (
         f"Acceptance {figures.alpha:.4g}; a draft token costs {figures.cost:.4g} plain steps, a verify run {verify}."
     )
-    tables, sentences = _tables(figures, shown), _length_advice(figures)
+    tables, sentences = [length_table(figures.table, figures.best)], _length_advice(figures)
+    if shown:  # where runs were measured
+        batch_rows = [(str(each.batch), str(each.best_k), f"{each.speedup:.2f}x") for each in shown]
+        tables.append(Table(("batch", "best k", "speed-up"), batch_rows))
     if compared is None or not compared.several_batches:
         sentences += _batch_advice(figures)
     extras: dict[str, Any] = {}
@@ -44,15 +47,6 @@ def advise(figures: Outlook, source: str, compared: Comparison | None) -> Answer
         "recommendation": " ".join(sentences),
     }
     return Answer(record, source + premise, tables, sentences)
-
-
-def _tables(figures: Outlook, shown: list[BatchLength]) -> list[Table]:
-    """The lengths, and the batch sizes where runs were measured."""
-    tables = [length_table(figures.table, figures.best)]
-    if shown:
-        batch_rows = [(str(each.batch), str(each.best_k), f"{each.speedup:.2f}x") for each in shown]
-        tables.append(Table(("batch", "best k", "speed-up"), batch_rows))
-    return tables
 
 
 def _length_advice(figures: Outlook) -> list[str]:

@@ -3,7 +3,6 @@ machine or taken from the cell of a benchmark."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -55,8 +54,9 @@ def measured_inputs(llm: LLM, spec: str) -> PlanInputs:
     room = llm.max_model_len - MAX_TOKENS
     prompts = [question.encoded(llm)[:room] for question in first_of_kind.values()]
     metrics = [llm.generate([prompt], params, spec=spec)[0].metrics for prompt in prompts]
-    counts = [(each.target_runs, *_reached_and_accepted(each.acceptance_per_depth)) for each in metrics]
-    reached, accepted = (sum(runs * pair[place] for runs, *pair in counts) for place in (0, 1))
+    # Tokens of drafts that are reached, and those of them that are accepted: a token is reached if the one before is.
+    accepted = sum(each.target_runs * sum(each.acceptance_per_depth) for each in metrics)
+    reached = sum(each.target_runs * sum([1.0, *each.acceptance_per_depth][:-1]) for each in metrics)
     drafts = sum(each.drafted_tokens for each in metrics)
     if not drafts:
         raise InvalidSpec(f"spec={spec!r} drafted nothing for the built-in prompts; there is nothing to plan with.")
@@ -94,11 +94,6 @@ def explained_ratio(found: PlanInputs, cell: Cell) -> float:
 def drafted_per_run(cell: Cell) -> float:
     """As measured, or as it follows from what was accepted; 0 where a file has neither."""
     return cell.drafted_per_run or quotient(max(0.0, cell.tokens_per_run - 1), cell.acceptance_rate)
-
-
-def _reached_and_accepted(survivals: Sequence[float]) -> tuple[float, float]:
-    """How many tokens of a draft are reached, and how many of them are accepted."""
-    return sum([1.0, *survivals[:-1]][: len(survivals)]), sum(survivals)
 
 
 def _refuse_copies(dtype: str, spec: str) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from io import StringIO
-from typing import Any
+from typing import Any, TypeVar
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -20,6 +20,7 @@ GREY = "#8a94a0"
 COLOURS = ("#2f7ed8", "#e07b39", "#3a9d6e", "#b0509f", "#c9a227", "#5b6bc0", "#c44e52", "#4fb0c6")
 MARKERS = "osD^vPX*"
 WIDTH = 8.0  # inches
+T = TypeVar("T")
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "foredraft",  # the same figures give the same file
@@ -71,18 +72,24 @@ def _as_element(svg: str, title: str) -> str:
     return element.replace(INK, "currentColor").replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1)
 
 
-def stacked(count: int, height: float) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(WIDTH, height * count), layout="constrained")
-    grid = figure.subplots(count, 1, squeeze=False)
-    return figure, [row[0] for row in grid]
+def stacked(height: float, items: Sequence[T], draw: Callable[[Axes, T], None]) -> Figure:
+    """A panel for each item, one below the other; what has a label is in the legend beside the first."""
+    figure = Figure(figsize=(WIDTH, height * len(items)), layout="constrained")
+    panels = [row[0] for row in figure.subplots(len(items), 1, squeeze=False)]
+    for axes, item in zip(panels, items, strict=True):
+        draw(axes, item)
+    if panels[0].get_legend_handles_labels()[0]:
+        panels[0].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure
 
 
 def line_at_one(axes: Axes) -> None:
     axes.axhline(1.0, color=GREY, linestyle="--", linewidth=1)
 
 
-def legend(axes: Axes) -> None:
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+def note(axes: Axes, text: str, point: tuple[float, float], offset: tuple[int, int], **options: Any) -> None:
+    """A small text beside a point; the offset is in points of type."""
+    axes.annotate(text, point, offset, textcoords="offset points", fontsize=9, **options)
 
 
 def look(place: int) -> dict[str, Any]:

@@ -16,7 +16,6 @@ PACKAGES = ("foredraft", "torch", "numpy", "tokenizers")
 
 
 def describe_machine(llm: LLM) -> dict[str, Any]:
-    """The machine as far as it matters for speed."""
     import torch
 
     device = llm.engine.runner.backend.device

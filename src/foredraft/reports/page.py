@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,13 +40,8 @@ def write_page(folder: Path, page: Callable[[Sequence[Plot]], str], draw: Callab
     """`report.html`, and the plots as svg files where matplotlib is installed; says whether it is. `draw` imports what
     draws."""
     folder.mkdir(parents=True, exist_ok=True)
-    plots: Sequence[Plot] = ()
-    try:
-        plots, drawn = draw(), True
-    except ModuleNotFoundError as missing:
-        if (missing.name or "").partition(".")[0] != "matplotlib":
-            raise
-        drawn = False
+    drawn = find_spec("matplotlib") is not None
+    plots = draw() if drawn else ()
     for plot in plots:
         (folder / f"{plot.name}.svg").write_text(plot.file, encoding="utf-8")
     (folder / "report.html").write_text(page(plots), encoding="utf-8")

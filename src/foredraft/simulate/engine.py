@@ -23,8 +23,6 @@ KV_CACHE_TOKENS = 65536  # the default of an engine, see engine/loading.py
 
 
 class Clock:
-    """The time of one simulated machine."""
-
     def __init__(self) -> None:
         self.now = 0.0
 

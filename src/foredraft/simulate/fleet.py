@@ -6,23 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from random import Random
-from typing import Protocol
 
 import numpy as np
 
 from foredraft.errors import InvalidParameter
+from foredraft.simulate.event_mode import EventReplica
+from foredraft.simulate.step_mode import StepReplica
 from foredraft.simulate.traffic import Record, Request
 
 _WARM_UP_SHARE = 0.1  # of the requests do not count: they find machines that are still empty
 
 
-class Server(Protocol):
-    """One machine in either mode."""
-
-    @property
-    def num_unfinished(self) -> int: ...
-    def add(self, index: int, request: Request) -> bool: ...
-    def advance(self, until: float) -> None: ...
+Server = StepReplica | EventReplica  # one machine in either mode
 
 
 @dataclass(frozen=True)

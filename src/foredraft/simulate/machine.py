@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from math import ceil
 
 from foredraft.control.costs import Calibration, Costs
@@ -71,16 +71,11 @@ class DraftFigures:
         if ANY in self.by_kind:
             return self.by_kind[ANY]
         profiles = [profile for profile in self.by_kind.values() if profile.coverage] or [NEVER]
-        depth = max(len(profile.lengths) for profile in profiles)
 
         def mean(values: Iterable[tuple[float, ...]]) -> tuple[float, ...]:
-            return tuple(
-                sum(column) / len(profiles) for column in zip(*((*v, *(0.0,) * (depth - len(v))) for v in values))
-            )
+            return tuple(sum(column) / len(profiles) for column in zip_longest(*values, fillvalue=0.0))
 
-        coverage, branches = (
-            sum(getattr(profile, name) for profile in profiles) / len(profiles) for name in ("coverage", "branches")
-        )
+        coverage, branches = mean((p.coverage, p.branches) for p in profiles)
         return DraftProfile(coverage, mean(p.lengths for p in profiles), mean(p.survivals for p in profiles), branches)
 
     @property
@@ -106,7 +101,6 @@ class Machine:
         return Costs(self.calibration)  # never told of a run, so it stays what was measured
 
     def run_s(self, rows: int, keys: int) -> float:
-        """Seconds of a run of the target."""
         return self._costs.run(rows, keys)
 
     def overhead_s(self, sequences: int, accepted: int = 0) -> float:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import isfinite
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from foredraft.reports.drawing import GREY, Plot, drawn, legend, look, stacked
+from foredraft.reports.drawing import GREY, Plot, drawn, look, note, stacked
 from foredraft.simulate.fleet import Outcome, Slo
 from foredraft.simulate.study import TrafficAnswer
 
@@ -54,8 +55,7 @@ def _curves(
     flips: bool = False,
     limit: float = float("inf"),
 ) -> Figure:
-    figure, panels = stacked(len(answers), 3.0)
-    for axes, answer in zip(panels, answers, strict=True):
+    def panel(axes: Axes, answer: TrafficAnswer) -> None:
         for place, setting in enumerate(answer.settings):
             arrived = [each.qps for each in setting.sweep]
             axes.plot(arrived, [value(each) for each in setting.sweep], label=setting.spec, **look(place))
@@ -73,12 +73,10 @@ def _curves(
         for place, setting in enumerate(answer.settings if flips else ()):
             if setting.flip_qps is not None:
                 axes.axvline(setting.flip_qps, color=look(place)["color"], linestyle=":", linewidth=1)
-                note = f"flips at {setting.flip_qps:.2g}/s"
-                axes.annotate(
-                    note, (setting.flip_qps, 0.9), (4, 0), ("data", "axes fraction"), "offset points", fontsize=9
-                )
+                told = f"flips at {setting.flip_qps:.2g}/s"
+                note(axes, told, (setting.flip_qps, 0.9), (4, 0), xycoords=("data", "axes fraction"))
         if answer.rates[0] <= answer.qps <= answer.rates[-1]:
             axes.axvline(answer.qps, color=GREY, linestyle=":", linewidth=1)
         axes.set(xlabel="requests per second", ylabel=label, title=answer.traffic)
-    legend(panels[0])
-    return figure
+
+    return stacked(3.0, answers, panel)

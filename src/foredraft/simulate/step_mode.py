@@ -92,10 +92,6 @@ class StepReplica:
     def num_unfinished(self) -> int:
         return len(self._sequences)
 
-    @property
-    def num_waiting(self) -> int:
-        return len(self._engine.scheduler.waiting)
-
     def add(self, index: int, request: Request, spec: Spec | None = None, prompt: list[int] | None = None) -> bool:
         """Queue a request; False where it can never fit into the KV cache. Its prompt matters only for the prefix
         cache; without one, the request shares no prefix with others."""
@@ -128,17 +124,12 @@ class StepReplica:
             self.step()
 
     def step(self) -> tuple[list[Work], list[Commit]]:
-        """One step of the engine."""
         stepped = self._engine.step()
-        self._note(stepped.commits)
-        return stepped.works, stepped.commits
-
-    def _note(self, commits: Items[Commit]) -> None:
-        now, record = self.clock.now, self._record
-        for commit in commits:
+        for commit in stepped.commits:
             sequence = commit.sequence
             if commit.tokens and sequence.num_output_tokens == len(commit.tokens):
-                record.first_s[sequence.id] = now
+                self._record.first_s[sequence.id] = self.clock.now
             if commit.finish_reason is not None:
-                record.done_s[sequence.id] = now
+                self._record.done_s[sequence.id] = self.clock.now
                 del self._sequences[sequence.id]
+        return stepped.works, stepped.commits

@@ -42,7 +42,12 @@ class Study:
         """What users see of so many machines at so many requests per second."""
         requests = traffic.requests(qps, max(self.count, 50 * replicas), self.seed)
         record = Record(len(requests))
-        servers = [self._server(traffic, spec, record, place, step_mode) for place in range(replicas)]
+        servers: list[Server] = []
+        for seed in range(self.seed, self.seed + replicas):
+            if step_mode:
+                servers.append(StepReplica(self.machine, self.options, self.machine.spec(spec), record, seed))
+            else:
+                servers.append(EventReplica(self.table(traffic, spec), self.options, record))
         refused = run_fleet(servers, requests, self.seed)
         self.num_simulated += len(requests)
         return outcome_of(requests, record, self.slo, refused)
@@ -110,11 +115,6 @@ class Study:
 
     def _sample(self, traffic: Traffic) -> list[Request]:
         return traffic.requests(1.0, _SAMPLE, self.seed + 1)
-
-    def _server(self, traffic: Traffic, spec: str, record: Record, place: int, step_mode: bool) -> Server:
-        if step_mode:
-            return StepReplica(self.machine, self.options, self.machine.spec(spec), record, self.seed + place)
-        return EventReplica(self.table(traffic, spec), self.options, record)
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,6 @@ class Batch:
     def to(self, device: torch.device) -> Batch:
         return Batch(*(part.to(device, non_blocking=True) for part in (self.tokens, self.lengths, self.prompt_lens)))
 
-    def in_answer(self, ahead: int) -> Tensor:
-        """Which positions t have a token t + ahead, and have it in the answer: bool [batch, length]."""
-        places = torch.arange(self.tokens.shape[1], device=self.tokens.device) + ahead
-        return (places >= self.prompt_lens[:, None]) & (places < self.lengths[:, None])
-
     def ahead(self, count: int) -> Tensor:
         """The tokens `count` positions later, 0 beyond the end: [batch, length]."""
         return torch.nn.functional.pad(self.tokens[:, count:], (0, min(count, self.tokens.shape[1])))
@@ -66,10 +61,6 @@ class Batches:
         """Greedy answers that are never trained on, at most so many."""
         greedy = self._held_out[self._text.greedy[self._held_out]][:most]
         return [self._batch(group) for group in self._groups(greedy)]
-
-    @property
-    def num_train(self) -> int:
-        return len(self._train)
 
     def _epoch(self, epoch: int) -> list[NDArray[np.int64]]:
         rng = np.random.default_rng((self._seed, epoch))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foredraft.config import ModelConfig
+from foredraft.heads.module import rotated
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.rope import rope_table
 
@@ -31,20 +31,19 @@ class Features:
         return torch.cat([self.streams[layer] for layer in layers], dim=-1)
 
 
+_Projection = tuple[Tensor, Tensor | None]  # weight, bias
+
+
 @dataclass(frozen=True)
 class _Layer:
     input_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
+    qkv: _Projection
     q_norm: Tensor | None
     k_norm: Tensor | None
-    output: Tensor
-    output_bias: Tensor | None
+    output: _Projection
     post_norm: Tensor
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
+    gate_up: _Projection
+    down: _Projection
 
 
 class FrozenTarget:
@@ -60,12 +59,15 @@ class FrozenTarget:
         def tensor(name: str) -> Tensor:
             return checkpoint.weight(name).dense().to(device, self.dtype)
 
-        def vector(name: str) -> Tensor | None:
-            return checkpoint.vector(name).to(device, self.dtype) if name in names else None
+        def vector(name: str) -> Tensor:
+            return checkpoint.vector(name).to(device, self.dtype)
 
-        def joined(prefix: str, *projections: str) -> tuple[Tensor, Tensor | None]:
+        def optional(name: str) -> Tensor | None:
+            return vector(name) if name in names else None
+
+        def joined(prefix: str, *projections: str) -> _Projection:
             weights = [tensor(f"{prefix}.{each}.weight") for each in projections]
-            biases = [vector(f"{prefix}.{each}.bias") for each in projections]
+            biases = [optional(f"{prefix}.{each}.bias") for each in projections]
             if all(bias is None for bias in biases):
                 return torch.cat(weights), None
             filled = [weight.new_zeros(len(weight)) if bias is None else bias for weight, bias in zip(weights, biases)]
@@ -73,28 +75,21 @@ class FrozenTarget:
 
         def layer(index: int) -> _Layer:
             prefix = f"model.layers.{index}"
-            input_norm, post_norm = (
-                vector(f"{prefix}.input_layernorm.weight"),
-                vector(f"{prefix}.post_attention_layernorm.weight"),
-            )
-            assert input_norm is not None and post_norm is not None
             return _Layer(
-                input_norm,
-                *joined(f"{prefix}.self_attn", "q_proj", "k_proj", "v_proj"),
-                vector(f"{prefix}.self_attn.q_norm.weight"),
-                vector(f"{prefix}.self_attn.k_norm.weight"),
-                *joined(f"{prefix}.self_attn", "o_proj"),
-                post_norm,
-                *joined(f"{prefix}.mlp", "gate_proj", "up_proj"),
-                *joined(f"{prefix}.mlp", "down_proj"),
+                input_norm=vector(f"{prefix}.input_layernorm.weight"),
+                qkv=joined(f"{prefix}.self_attn", "q_proj", "k_proj", "v_proj"),
+                q_norm=optional(f"{prefix}.self_attn.q_norm.weight"),
+                k_norm=optional(f"{prefix}.self_attn.k_norm.weight"),
+                output=joined(f"{prefix}.self_attn", "o_proj"),
+                post_norm=vector(f"{prefix}.post_attention_layernorm.weight"),
+                gate_up=joined(f"{prefix}.mlp", "gate_proj", "up_proj"),
+                down=joined(f"{prefix}.mlp", "down_proj"),
             )
 
         self.embedding = tensor("model.embed_tokens.weight")
         self.head = self.embedding if self.config.tie_word_embeddings else tensor("lm_head.weight")
         self.layers = [layer(index) for index in range(self.config.num_layers)]
-        norm = vector("model.norm.weight")
-        assert norm is not None
-        self.norm = norm
+        self.norm = vector("model.norm.weight")
         self._rope = rope_table(self.config, max_len).to(device, self.dtype)
 
     @torch.no_grad()
@@ -108,9 +103,8 @@ class FrozenTarget:
         for index, layer in enumerate(self.layers):
             update = self._attend(self._normed(x, layer.input_norm), layer, index)
             x = x + update if config.residual_multiplier == 1 else x + update * config.residual_multiplier
-            gate_up = functional.linear(self._normed(x, layer.post_norm), layer.gate_up, layer.gate_up_bias)
-            gate, up = gate_up.chunk(2, dim=-1)
-            update = functional.linear(functional.silu(gate) * up, layer.down, layer.down_bias)
+            gate, up = functional.linear(self._normed(x, layer.post_norm), *layer.gate_up).chunk(2, dim=-1)
+            update = functional.linear(functional.silu(gate) * up, *layer.down)
             x = x + update if config.residual_multiplier == 1 else x + update * config.residual_multiplier
             if index + 1 in taps:
                 streams[index + 1] = x
@@ -120,18 +114,14 @@ class FrozenTarget:
         """Rows of the embedding table, as they are."""
         return functional.embedding(tokens, self.embedding)
 
-    def logits(self, normed: Tensor) -> Tensor:
-        """[rows, vocab] of rows after the final norm."""
-        return functional.linear(normed, self.head) / self.config.logits_divisor
-
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
 
     def _attend(self, x: Tensor, layer: _Layer, index: int) -> Tensor:
-        config: ModelConfig = self.config
+        config = self.config
         batch, length = x.shape[:2]
         heads, kv_heads = config.num_heads, config.num_kv_heads
-        qkv = functional.linear(x, layer.qkv, layer.qkv_bias).view(batch, length, -1, config.head_dim).transpose(1, 2)
+        qkv = functional.linear(x, *layer.qkv).view(batch, length, -1, config.head_dim).transpose(1, 2)
         q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)
         if layer.q_norm is not None:
             q = self._normed(q, layer.q_norm)
@@ -139,23 +129,14 @@ class FrozenTarget:
             k = self._normed(k, layer.k_norm)
         if index not in config.no_rope_layers:
             cos, sin = self._rope[:length].unbind(1)  # [length, rotary_dim / 2]
-            q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
-        window = config.window_of_layer(index)
-        mask = _window_mask(length, window, x.device) if 0 < window < length else None
+            q, k = rotated(q, cos, sin), rotated(k, cos, sin)
+        window, mask = config.window_of_layer(index), None
+        if 0 < window < length:
+            places = torch.arange(length, device=x.device)
+            distance = places[:, None] - places
+            mask = (distance >= 0) & (distance < window)
         k, v = (part.repeat_interleave(heads // kv_heads, dim=1) for part in (k, v))
         y = functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, scale=config.attention_scale
         )
-        return functional.linear(y.transpose(1, 2).flatten(2), layer.output, layer.output_bias)
-
-
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = cos.shape[-1]
-    left, right, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    return torch.cat([left * cos - right * sin, right * cos + left * sin, rest], dim=-1)
-
-
-def _window_mask(length: int, window: int, device: torch.device) -> Tensor:
-    places = torch.arange(length, device=device)
-    distance = places[:, None] - places
-    return (distance >= 0) & (distance < window)
+        return functional.linear(y.transpose(1, 2).flatten(2), *layer.output)

@@ -63,30 +63,17 @@ def build_student(
 ) -> Student:
     """A student at the start of its training; `name` and `digest` are the target's."""
     torch.manual_seed(seed)
-    start = Start(kind.folder, _shape(target, len(token_ids), name, digest), target, token_ids, tokenizer)
-    student: Student = part(_BY_NAME[kind.name], "train").build(kind.options, start)
-    return student
-
-
-def _shape(target: FrozenTarget, draft_vocab_size: int, name: str, digest: str) -> HeadConfig:
-    """A head with the sizes of the target's own layers."""
-    config = target.config
-    return HeadConfig(
+    shape = HeadConfig.of_sizes(
+        target.config,
+        target.config,
+        num_layers=1,
         kind="eagle",
         target_name=name,
         target_digest=digest,
-        target_hidden_size=config.hidden_size,
-        target_vocab_size=config.vocab_size,
-        target_num_layers=config.num_layers,
-        taps=(config.num_layers,),
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        num_layers=1,
-        rope_theta=config.rope_theta,
-        norm_eps=config.rms_norm_eps,
-        draft_vocab_size=draft_vocab_size,
+        taps=(target.config.num_layers,),
+        draft_vocab_size=len(token_ids),
         block=1,
     )
+    start = Start(kind.folder, shape, target, token_ids, tokenizer)
+    student: Student = part(_BY_NAME[kind.name], "train").build(kind.options, start)
+    return student

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from math import floor, inf, isfinite
 from pathlib import Path
 
 import torch
@@ -39,9 +39,8 @@ class Goal:
 
     def progress(self, counters: Counters) -> float:
         """The share of training that is done."""
-        shares = [counters.steps / self.steps if self.steps else 0.0]
-        shares.append(counters.seconds / self.seconds if self.seconds else 0.0)
-        return min(1.0, max(shares))
+        steps, seconds = self.steps or inf, self.seconds or inf
+        return min(1.0, max(counters.steps / steps, counters.seconds / seconds))
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ class Training:
         counters = self.counters
         before, started = counters.seconds, time.monotonic()
         next_report, next_save = 0.0, _SAVE_SECONDS
-        next_evaluation = (math.floor(goal.progress(counters) * _EVALUATIONS) + 1) / _EVALUATIONS
+        next_evaluation = (floor(goal.progress(counters) * _EVALUATIONS) + 1) / _EVALUATIONS
         first_step, log = counters.steps, self._folder / "log.jsonl"
         self._folder.mkdir(parents=True, exist_ok=True)
         batches = self._batches.from_step(counters.steps)
@@ -158,20 +157,20 @@ class Training:
             self._losses[place] = loss.detach()
 
     def _report(self, goal: Goal, seconds_per_step: float, evaluated: bool) -> Report:
-        counters, progress = self.counters, goal.progress(self.counters)
+        counters = self.counters
         losses = {each.name: float(loss) for each, loss in zip(self.students, self._losses)}
         for name, loss in losses.items():
-            if not math.isfinite(loss):
+            if not isfinite(loss):
                 raise InvalidModel(f"The loss of {name} is {loss} at step {counters.steps}; the saved state is older.")
         found = self.evaluate(HELD_OUT) if evaluated else {}
-        left = [math.inf if goal.seconds is None else goal.seconds - counters.seconds]
-        left.append(math.inf if goal.steps is None else (goal.steps - counters.steps) * seconds_per_step)
+        left = ((goal.steps or inf) - counters.steps) * seconds_per_step
+        left = min(left, (goal.seconds or inf) - counters.seconds)
         return Report(
             counters.steps,
             counters.tokens,
             round(counters.seconds, 2),
-            round(max(0.0, min(left)), 1),
-            round(progress, 4),
+            round(max(0.0, left), 1),
+            round(goal.progress(counters), 4),
             {name: round(loss, 4) for name, loss in losses.items()},
             {name: round(each.tokens_per_run, 3) for name, each in found.items()},
             {name: tuple(round(rate, 3) for rate in each.acceptance) for name, each in found.items()},

@@ -47,10 +47,8 @@ def masked_loss(rows: Tensor, weight: Tensor, labels: Tensor, index: Tensor, sca
     """The mean cross-entropy of those rows [..., width] whose `index` [...] into the labels is not negative, weighed by
     `scale` [...]."""
     valid = index >= 0
-    chosen = valid.sum() if scale is None else scale[valid].sum()
     weights = torch.ones_like(index[valid], dtype=torch.float32) if scale is None else scale[valid]
-    weights = weights / chosen.clamp(min=1e-6)
-    return soft_cross_entropy(rows[valid], weight, labels, index[valid], weights)
+    return soft_cross_entropy(rows[valid], weight, labels, index[valid], weights / weights.sum().clamp(min=1e-6))
 
 
 def best_tokens(rows: Tensor, weight: Tensor, token_ids: Tensor) -> Tensor:

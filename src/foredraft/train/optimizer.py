@@ -62,24 +62,24 @@ class Optimizer:
         self.steps = steps
 
     def _step_muon(self, rate: float) -> None:
+        gradients = _gradients(self._muon)
         by_shape: dict[torch.Size, list[str]] = defaultdict(list)
-        for name, parameter in self._muon.items():
-            if parameter.grad is not None:
-                self._momentum[name].lerp_(parameter.grad, 1 - _MOMENTUM)
-                by_shape[parameter.shape].append(name)
+        for name, gradient in gradients.items():
+            self._momentum[name].lerp_(gradient, 1 - _MOMENTUM)
+            by_shape[gradient.shape].append(name)
         for shape, names in by_shape.items():
             # Nesterov: the gradient once more, weighed like a step ahead.
-            ahead = [torch.lerp(_gradient(self._muon[name]), self._momentum[name], _MOMENTUM) for name in names]
+            ahead = [torch.lerp(gradients[name], self._momentum[name], _MOMENTUM) for name in names]
             updates = orthogonal(torch.stack(ahead))
             length = 0.2 * math.sqrt(max(shape)) * rate
             for name, update in zip(names, updates):
                 self._muon[name].sub_(update.to(self._muon[name].dtype), alpha=length)
 
     def _step_adam(self, rate: float) -> None:
-        names = [name for name, parameter in self._adam.items() if parameter.grad is not None]
-        if not names:
+        found = _gradients(self._adam)
+        if not found:
             return
-        gradients = [_gradient(self._adam[name]) for name in names]
+        names, gradients = list(found), list(found.values())
         first, second = [self._first[name] for name in names], [self._second[name] for name in names]
         torch._foreach_lerp_(first, gradients, 1 - _BETAS[0])
         torch._foreach_mul_(second, _BETAS[1])
@@ -105,6 +105,5 @@ def orthogonal(matrices: Tensor) -> Tensor:
     return nearest
 
 
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
+def _gradients(parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+    return {name: each.grad for name, each in parameters.items() if each.grad is not None}

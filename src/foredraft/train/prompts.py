@@ -24,21 +24,11 @@ class Excluded:
 
     def __init__(self, files: Iterable[Path] = ()) -> None:
         self._texts = {normalised(turn) for file in files for turns in read_turns(file) for turn in turns}
-        self._pieces: dict[tuple[str, str], set[tuple[str, ...]]] = {}
-        for words in map(str.split, self._texts):
-            for first, last, start in _pieces(words):
-                self._pieces.setdefault((first, last), set()).add(tuple(words[start : start + _PIECE_WORDS]))
+        self._pieces = {piece for text in self._texts for piece in _pieces(text)}
 
     def __contains__(self, prompt: str) -> bool:
         text = normalised(prompt)
-        words = text.split()
-        return text in self._texts or any(
-            (first, last) in self._pieces and tuple(words[start : start + _PIECE_WORDS]) in self._pieces[first, last]
-            for first, last, start in _pieces(words)
-        )
-
-    def __len__(self) -> int:
-        return len(self._texts)
+        return text in self._texts or not self._pieces.isdisjoint(_pieces(text))
 
 
 def normalised(text: str) -> str:
@@ -46,19 +36,16 @@ def normalised(text: str) -> str:
     return _BETWEEN_WORDS.sub(" ", text.lower()).strip()
 
 
-def usable_inventions(texts: Sequence[str], seen: set[str], excluded: Excluded) -> list[str]:
-    """The invented prompts that read like one: long enough, complete, new, and in no evaluation. `seen` grows."""
-    usable = []
-    for text in (text.strip() for text in texts):
-        name = normalised(text)
-        if len(text) >= _SHORTEST and "\N{REPLACEMENT CHARACTER}" not in text and name not in seen | {""}:
-            seen.add(name)
-            if text not in excluded:
-                usable.append(text)
-    return usable
+def usable_inventions(texts: Sequence[str], excluded: Excluded) -> list[str]:
+    """The invented prompts that read like one: long enough, complete, different, and in no evaluation."""
+    usable: dict[str, str] = {}
+    for text in map(str.strip, texts):
+        if len(text) >= _SHORTEST and "\N{REPLACEMENT CHARACTER}" not in text and text not in excluded:
+            usable.setdefault(normalised(text), text)
+    usable.pop("", None)
+    return list(usable.values())
 
 
-def _pieces(words: list[str]) -> Iterator[tuple[str, str, int]]:
-    """The first and the last word of every piece, and where it begins: enough to tell most pieces apart."""
-    last = words[_PIECE_WORDS - 1 :]
-    return zip(words, last, range(len(last)))
+def _pieces(text: str) -> Iterator[tuple[str, ...]]:
+    words = text.split()
+    return zip(*(words[offset:] for offset in range(_PIECE_WORDS)))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
 from foredraft.backends.choose import choose_device
 from foredraft.errors import InvalidParameter
+from foredraft.heads.base import CONFIG_FILE
 from foredraft.heads.files import check_out, target_digest
 from foredraft.models.catalog import open_checkpoint, resolve
+from foredraft.reports.facts import describe_versions
 from foredraft.train.batches import Batches
 from foredraft.train.evaluate import Evaluation
 from foredraft.train.features import FrozenTarget
@@ -26,8 +27,6 @@ from foredraft.train.text import TextPlan
 from foredraft.train.text_workers import EngineOptions, write_text
 from foredraft.train.vocabulary import DRAFT_VOCAB_SIZE, coverage, draft_vocabulary
 
-CONFIG_FILE = "config.json"
-TEXT_FOLDER, STATE_FOLDER = "text", "training"
 _WAVES = 8  # of a batch in a chunk: at its end the batch runs empty
 TEXT_SHARE = 0.25  # of the time, at most, for a run that writes its own text
 
@@ -56,7 +55,7 @@ class TrainOptions:
 
     @property
     def text_folder(self) -> Path:
-        return self.out / TEXT_FOLDER if self.text is None else self.text
+        return self.out / "text" if self.text is None else self.text
 
     def folder_of(self, kind: KindChoice) -> Path:
         """One kind fills `out` itself, several have a folder each."""
@@ -120,7 +119,7 @@ class TrainingRun:
         text = read_text(options.text_folder, self._digest)
         batch_tokens = options.batch_tokens or self._defaults.batch_tokens
         target = FrozenTarget(self._checkpoint, self.device, int(text.lengths.max()) + 64)
-        state_folder = options.out / STATE_FOLDER
+        state_folder = options.out / "training"
         folders = [options.folder_of(kind) for kind in options.kinds]
         vocabulary = saved_vocabulary([state_folder, *folders])
         if vocabulary is None:
@@ -149,7 +148,7 @@ class TrainingRun:
     def _provenance(self, text: Text, covered: float) -> Facts:
         plan = self.options.plan
         return {
-            "foredraft": _version("foredraft"),
+            "foredraft": describe_versions().get("foredraft", "unknown"),
             "torch": str(torch.__version__),
             "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
             "text": f"written by the target: half of the answers greedy, half at temperature {plan.temperature}",
@@ -157,10 +156,3 @@ class TrainingRun:
             "text_answer_tokens": text.num_answer_tokens,
             "vocabulary_coverage": round(covered, 4),
         }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"

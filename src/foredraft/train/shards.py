@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from foredraft.errors import InvalidModel
+from foredraft.heads.files import read_tensor_file, write_tensor_file
 
 Ids = NDArray[Any]
 
@@ -38,8 +40,6 @@ class Text:
 
 @dataclass(frozen=True)
 class Answer:
-    """One sequence."""
-
     prompt: Sequence[int]
     answer: Sequence[int]
     greedy: bool
@@ -54,9 +54,6 @@ def shard_files(folder: Path) -> list[Path]:
 
 
 def write_shard(file: Path, answers: Sequence[Answer], vocab_size: int, provenance: dict[str, str]) -> None:
-    """All at once or not at all: a shard that is there is whole."""
-    from safetensors.numpy import save_file
-
     kind = np.uint16 if vocab_size <= 1 << 16 else np.uint32
     lengths = [len(each.prompt) + len(each.answer) for each in answers]
     tokens = np.fromiter((token for each in answers for token in (*each.prompt, *each.answer)), kind, sum(lengths))
@@ -66,41 +63,30 @@ def write_shard(file: Path, answers: Sequence[Answer], vocab_size: int, provenan
         "prompt_lens": np.array([len(each.prompt) for each in answers], np.int32),
         "greedy": np.array([each.greedy for each in answers], np.bool_),
     }
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(".partial")
-    save_file(arrays, partial, metadata=provenance)
-    partial.replace(file)
+    write_tensor_file(file, {name: torch.from_numpy(array) for name, array in arrays.items()}, provenance)
 
 
-def provenance_of(file: Path) -> dict[str, str]:
-    from safetensors import SafetensorError, safe_open
-
-    shard: Any  # the library's own type is not annotated
-    try:
-        with safe_open(file, framework="numpy") as shard:
-            return dict(shard.metadata() or {})
-    except (SafetensorError, OSError) as error:
-        raise InvalidModel(f"{file} is truncated or damaged ({error}); remove it, it is written again.") from error
+def read_shard(file: Path) -> tuple[dict[str, str], Text]:
+    """Its provenance and its sequences."""
+    provenance, tensors = read_tensor_file(file, "remove it, it is written again")
+    return provenance, Text(**{name: tensor.numpy() for name, tensor in tensors.items()})
 
 
 def read_text(folder: Path, target_digest: str) -> Text:
     """All shards of a folder, in order; refuses text of another target."""
-    from safetensors.numpy import load_file
-
-    files = shard_files(folder)
-    for file in files:
-        found = provenance_of(file)
+    shards: list[Text] = []
+    for file in shard_files(folder):
+        found, shard = read_shard(file)
         if found.get("target_digest") != target_digest:
             raise InvalidModel(
                 f"{file} was written by another model ({found.get('target_name', 'unknown')}); give another folder."
             )
-    shards = [load_file(file) for file in files]
-    if not sum(len(shard["prompt_lens"]) for shard in shards):
+        shards.append(shard)
+    if not sum(map(len, shards)):
         raise InvalidModel(f"{folder} has no training text; write some with `foredraft train text`.")
-    lengths = np.concatenate([np.diff(shard["starts"]) for shard in shards])
     return Text(
-        np.concatenate([shard["tokens"] for shard in shards]),
-        np.concatenate([[0], np.cumsum(lengths)]),
-        np.concatenate([shard["prompt_lens"] for shard in shards]),
-        np.concatenate([shard["greedy"] for shard in shards]),
+        tokens=np.concatenate([shard.tokens for shard in shards]),
+        starts=np.concatenate([[0], np.cumsum(np.concatenate([shard.lengths for shard in shards]))]),
+        prompt_lens=np.concatenate([shard.prompt_lens for shard in shards]),
+        greedy=np.concatenate([shard.greedy for shard in shards]),
     )

@@ -68,11 +68,9 @@ class Start:
 
 def whole(default: int, most: int) -> int:
     """An option that is a whole number from 1 on; a default of 0 says that the target decides."""
-    number: int = field(default=default, metadata={"most": most})
-    return number
+    return field(default=default, metadata={"most": most})
 
 
 def one_of(default: str, choices: tuple[str, ...]) -> str:
     """An option that is one of some words."""
-    word: str = field(default=default, metadata={"choices": choices})
-    return word
+    return field(default=default, metadata={"choices": choices})

@@ -46,7 +46,8 @@ class Teacher:
     def show(self, batch: Batch) -> TargetBatch:
         batch = batch.to(self.target.device)
         features = self.target.run(batch.tokens, self._taps)
-        has_label = batch.in_answer(1)
+        following = torch.arange(batch.tokens.shape[1], device=batch.tokens.device) + 1
+        has_label = (following >= batch.prompt_lens[:, None]) & (following < batch.lengths[:, None])
         normed = features.normed[has_label]
         rows = torch.where(has_label, has_label.flatten().cumsum(0).view_as(batch.tokens) - 1, -1)
         wanted = distributions(normed, self._head, self.target.config.logits_divisor)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from foredraft.errors import InvalidPrompt
 from foredraft.llm import LLM
-from foredraft.models.tokenizer import Tokenizer
 from foredraft.params import SamplingParams
 from foredraft.train.prompts import Excluded, read_prompts, usable_inventions
 from foredraft.train.shards import Answer, shard_file, write_shard
@@ -24,10 +24,6 @@ Stopped = Callable[[], bool]
 _PLACE = "0123456789"  # stands for the user's turn where the template is cut
 _INVENTED_TOKENS = 192  # the longest invented prompt
 _SPARE_INVENTIONS = 1.15  # about 90 % are usable
-
-
-def _never() -> bool:
-    return False
 
 
 @dataclass(frozen=True)
@@ -56,10 +52,8 @@ class TextPlan:
 
     def prompts_of(self, chunk: int) -> Sequence[str]:
         """The prompts of files that a chunk answers; none: it invents its own."""
-        if chunk % 2 and self.files:
-            return ()
         first = chunk // 2 * self.chunk_prompts
-        return self.prompts[first : first + self.chunk_prompts] if self.files else ()
+        return () if chunk % 2 else self.prompts[first : first + self.chunk_prompts]
 
     def prompts_again(self, chunk: int) -> Sequence[str]:
         """What a chunk answers when the model invents nothing usable."""
@@ -81,7 +75,7 @@ class TextWriter:
             "seed": str(plan.seed),
         }
 
-    def write_chunk(self, folder: Path, chunk: int, stopped: Stopped = _never) -> int:
+    def write_chunk(self, folder: Path, chunk: int, stopped: Stopped) -> int:
         """Writes a chunk's shard, if it has any answer; returns the number of its answer tokens. Once `stopped`
         says so, the shard has what is finished by then."""
         prompts = self._plan.prompts_of(chunk)
@@ -97,7 +91,7 @@ class TextWriter:
         return sum(len(each.answer) for each in answers)
 
     def _invent(self, chunk: int, stopped: Stopped) -> list[str]:
-        plan, prefix = self._plan, user_prefix(self._llm.tokenizer)
+        plan, prefix = self._plan, self._user_prefix()
         count = int(plan.chunk_prompts * _SPARE_INVENTIONS)
         max_tokens = min(_INVENTED_TOKENS, self._max_len // 2)
         params = [
@@ -109,7 +103,7 @@ class TextWriter:
             for _, ids, reason in self._finished([prefix] * count, params, stopped)
             if reason == "stop" or not self._has_chat
         ]
-        return usable_inventions(texts, set(), plan.excluded)[: plan.chunk_prompts]
+        return usable_inventions(texts, plan.excluded)[: plan.chunk_prompts]
 
     def _answers(self, prompts: Sequence[str], chunk: int, stopped: Stopped) -> Iterator[Answer]:
         plan = self._plan
@@ -132,15 +126,12 @@ class TextWriter:
         """Index, tokens and finish reason of every request as it finishes, until `stopped` says so."""
         if not prompts:
             return
-        outputs = self._llm.as_finished(prompts, params, spec="off")
-        try:
+        with closing(self._llm.as_finished(prompts, params, spec="off")) as outputs:  # type: ignore[type-var]
             for index, output in outputs:
                 if output.finish_reason in ("stop", "length"):
                     yield index, list(output.token_ids), output.finish_reason
                 if stopped():
                     return
-        finally:
-            outputs.close()  # type: ignore[attr-defined]
 
     def _encode(self, prompt: str) -> list[int]:
         if self._has_chat:
@@ -149,28 +140,23 @@ class TextWriter:
 
     @cached_property
     def _has_chat(self) -> bool:
-        return has_chat(self._llm.tokenizer)
+        try:
+            self._llm.tokenizer.render_chat([{"role": "user", "content": _PLACE}])
+        except InvalidPrompt:
+            return False
+        return True
+
+    def _user_prefix(self) -> list[int]:
+        """The ids of a conversation up to where the user speaks. A model without a chat template begins any text."""
+        tokenizer = self._llm.tokenizer
+        if self._has_chat:
+            text = tokenizer.render_chat([{"role": "user", "content": _PLACE}], add_generation_prompt=False)
+            return tokenizer.encode(text[: text.index(_PLACE)], add_special_tokens=False)
+        return [next(iter(tokenizer.eos_token_ids), 0) if tokenizer.bos_token_id is None else tokenizer.bos_token_id]
 
     @property
     def _max_len(self) -> int:
         return min(self._plan.max_len, self._llm.max_model_len)
-
-
-def has_chat(tokenizer: Tokenizer) -> bool:
-    try:
-        tokenizer.render_chat([{"role": "user", "content": _PLACE}])
-    except InvalidPrompt:
-        return False
-    return True
-
-
-def user_prefix(tokenizer: Tokenizer) -> list[int]:
-    """The ids of a conversation up to where the user speaks. A model without a chat template begins any text."""
-    if has_chat(tokenizer):
-        text = tokenizer.render_chat([{"role": "user", "content": _PLACE}], add_generation_prompt=False)
-        return tokenizer.encode(text[: text.index(_PLACE)], add_special_tokens=False)
-    first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else next(iter(tokenizer.eos_token_ids), 0)
-    return [first]
 
 
 def _seed(seed: int, chunk: int, index: int, stage: int) -> int:

@@ -3,12 +3,12 @@ more."""
 
 from __future__ import annotations
 
-import multiprocessing
+import multiprocessing.dummy
 import queue
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 
 from foredraft.errors import ForedraftError, InvalidModel
 from foredraft.llm import LLM
-from foredraft.train.shards import provenance_of, shard_file, shard_files
+from foredraft.train.shards import read_shard, shard_file, shard_files
 from foredraft.train.text import TextPlan, TextWriter
 
 Progress = Callable[[int, float], None]  # answer tokens so far, seconds so far
@@ -45,7 +45,7 @@ class _Task:
     options: EngineOptions
     worker: int
     workers: int
-    deadline: float | None  # a time of time.monotonic, which all processes share
+    deadline: float  # a time of time.monotonic, which all processes share
 
 
 def write_text(
@@ -60,19 +60,18 @@ def write_text(
     """Continues the text of a folder until it has `tokens` answer tokens or `seconds` are over; returns how many it
     has."""
     started = time.monotonic()
-    have = sum(num_answer_tokens(file) for file in shard_files(folder))
+    have = sum(read_shard(file)[1].num_answer_tokens for file in shard_files(folder))
     if have >= tokens:
         return have
     folder.mkdir(parents=True, exist_ok=True)
     # One worker is a thread: a process of its own would gain nothing.
-    context: Any = multiprocessing.get_context("spawn")
-    results: Any = queue.Queue() if workers == 1 else context.Queue()
-    stop, loaded = (threading.Event() if workers == 1 else context.Event() for _ in range(2))
-    make: Any = threading.Thread if workers == 1 else context.Process
+    context: Any = multiprocessing.dummy if workers == 1 else multiprocessing.get_context("spawn")
+    results, stop, loaded = context.Queue(), context.Event(), context.Event()
     running = []
     for worker in range(workers):
-        task = _Task(folder, plan, options, worker, workers, None if seconds is None else started + seconds)
-        running.append(make(target=_work, args=(task, results, stop, loaded), daemon=True))
+        task = _Task(folder, plan, options, worker, workers, inf if seconds is None else started + seconds)
+        running.append(context.Process(target=_work, args=(task, results, stop, loaded)))
+        running[-1].daemon = True
         running[-1].start()
     ended, failure = 0, None
     try:
@@ -102,14 +101,6 @@ def write_text(
     return have
 
 
-def num_answer_tokens(file: Path) -> int:
-    from safetensors.numpy import load_file
-
-    provenance_of(file)  # refuses a damaged file with a sentence
-    shard = load_file(file)
-    return len(shard["tokens"]) - int(shard["prompt_lens"].sum())
-
-
 def _work(task: _Task, results: Any, stop: Any, loaded: Any) -> None:
     """Puts the answer tokens of each chunk, and at the end None or what went wrong."""
     try:
@@ -128,7 +119,6 @@ def _write_chunks(task: _Task, results: Any, stop: Any, loaded: Any) -> None:
     """The first worker loads the model alone: what it compiles for a GPU, the others then find."""
     if task.worker > 0:
         loaded.wait()
-    deadline = task.deadline
     options = task.options
     llm = LLM(
         options.model,
@@ -139,7 +129,7 @@ def _write_chunks(task: _Task, results: Any, stop: Any, loaded: Any) -> None:
         max_num_seqs=options.batch,
         max_num_batched_tokens=max(2048, options.batch),
         refill=max(1, options.batch // 4),
-        max_chunk_s=float("inf"),
+        max_chunk_s=inf,
         kv_cache_tokens=options.batch * (task.plan.max_len // 2),
         prefix_caching=False,
         threads=options.threads,
@@ -151,7 +141,7 @@ def _write_chunks(task: _Task, results: Any, stop: Any, loaded: Any) -> None:
     chunk, empty = task.worker, 0
 
     def stopped() -> bool:
-        return bool(stop.is_set()) or (deadline is not None and time.monotonic() > deadline)
+        return bool(stop.is_set()) or time.monotonic() > task.deadline
 
     while not stopped():
         if not shard_file(task.folder, chunk).exists():

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from foredraft.heads.base import HeadConfig
-from foredraft.heads.module import DecoderLayer, HeadModule, KeysValues, Linear, RMSNorm, Table
+from foredraft.heads.module import DecoderLayer, HeadModule, KeysValues, Linear, Module, RMSNorm, Table
 
 
 class DFlashModule(HeadModule):
@@ -42,8 +42,7 @@ class DFlashModule(HeadModule):
         if self.config.block_input == "injected":
             parts = taps.split(self.config.target_hidden_size, dim=-1)
             taps = torch.cat([norm(part) for norm, part in zip(self.tap_norms, parts, strict=True)], dim=-1)
-        f: Tensor = self.hidden_norm(self.fc(taps))
-        return f
+        return self.hidden_norm(self.fc(taps))
 
     def context(self, features: Tensor, positions: Tensor) -> list[KeysValues]:
         """K and V of committed positions, layer by layer."""
@@ -56,16 +55,14 @@ class DFlashModule(HeadModule):
             masks = self.mask_embedding.weight.to(anchors.dtype).expand(*anchors.shape[:2], self.config.block - 1, -1)
             return torch.cat([anchors[:, :, None], masks], dim=2).flatten(1, 2)
         x = self.anchor_proj(anchors) + self.feature_proj(features)
-        rows: Tensor = (x[:, :, None] + self.mask_embedding.weight.to(x.dtype)).flatten(1, 2)
-        return rows
+        return (x[:, :, None] + self.mask_embedding.weight.to(x.dtype)).flatten(1, 2)
 
     def blocks(self, x: Tensor, positions: Tensor, context: list[KeysValues], mask: Tensor | None) -> Tensor:
         """`rows` through all layers → y [batch, rows, hidden], after the norm. Rows see the keys of the context, then
         all rows, as far as `mask` [batch or 1, 1, rows, keys] is true."""
         for layer, keys in zip(self._layers(), context, strict=True):
             x = layer(x, positions, [keys], mask)
-        y: Tensor = self.norm(x)
-        return y
+        return self.norm(x)
 
     def _layers(self) -> list[DecoderLayer]:
         return [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
@@ -79,11 +76,6 @@ class DFlashModule(HeadModule):
             factors, weight = self.markov_head(previous)
             return torch.cat([y, factors.to(y.dtype)], dim=-1), torch.cat([self.lm_head.weight, weight], dim=1)
         return y, self.lm_head.weight
-
-    def logits(self, y: Tensor, previous: Tensor) -> Tensor:
-        """Over the draft vocabulary; see `output`."""
-        rows, weight = self.output(y, previous)
-        return functional.linear(rows, weight.to(rows.dtype))
 
 
 class MarkovModule(nn.Module):
@@ -100,7 +92,7 @@ class MarkovModule(nn.Module):
         return factors * known[..., None], self.markov_w2
 
 
-class RefinerModule(nn.Module):
+class RefinerModule(Module):
     """y + Wo · silu(Wa · y + T[previous token]); the last row of T stands for an unknown one."""
 
     def __init__(self, config: HeadConfig) -> None:
@@ -111,5 +103,4 @@ class RefinerModule(nn.Module):
 
     def forward(self, y: Tensor, previous: Tensor) -> Tensor:
         inner = functional.silu(self.in_proj(y) + self.table(previous).to(y.dtype))
-        refined: Tensor = y + self.out_proj(inner)
-        return refined
+        return y + self.out_proj(inner)

@@ -9,14 +9,9 @@ from collections.abc import Sequence as Items
 import torch
 
 from foredraft.backends.tree_ops import Nodes
-from foredraft.batch import ForwardBatch
-from foredraft.heads.dflash.serve import Correction, DFlashHead, blocks_behind, load_dflash, pack_blocks
-from foredraft.heads.propose import (
-    HeadDrafter,
-    HeadRunner,
-    LoadedHead,
-    new_nodes,
-)
+from foredraft.batch import ForwardBatch, PackedBatch
+from foredraft.heads.dflash.serve import CORRECTIONS, Correction, DFlashHead, blocks_behind, pack_blocks
+from foredraft.heads.propose import HeadDrafter, HeadRunner, new_nodes
 from foredraft.proposers.model.candidates import NodeLogits
 from foredraft.proposers.model.computed_tokens import ComputedTokens
 from foredraft.proposers.model.run_ahead import Ends, run_ahead
@@ -25,31 +20,17 @@ from foredraft.runtime.runner import Replayed
 from foredraft.types import Sequence, Work
 
 
-class DFlash(HeadDrafter):
-    """See the module."""
-
-    kind = "dflash"
-
-    @classmethod
-    def load(cls, found: LoadedHead) -> DFlashRunner:
-        kv, positions = found.add_layers(), found.max_positions
-        loaded = load_dflash(found.weights, found.embedding, found.taps, kv, positions, found.backend)
-        return DFlashRunner(*loaded, found)
-
-
 class DFlashRunner(HeadRunner):
     """A DFlash head. The first run of a call runs the blocks of its sequences; further ones correct their rows."""
 
-    def __init__(self, head: DFlashHead, correction: Correction, found: LoadedHead) -> None:
-        target = found.target
-        super().__init__(found, ComputedTokens(target.kv.block_size))
-        self._head, self._correction = head, correction
-        self._context = Replayed(head.backend, head.stack.layers[0].shape)
-        self._blocks = Replayed(head.backend, head.stack.layers[0].shape)
-        self._context.warm(self.block_size, target.max_model_len, head.context)
-        self._blocks.warm(self.block_size, target.max_model_len, head.blocks)
-        self._lanes: dict[int, int] = {}
-        ahead = DFlashAhead(head, correction)
+    def _load(self) -> None:
+        self._computed = ComputedTokens(self.block_size)
+        self._head = head = DFlashHead(*self._add_layers())
+        self._correction = CORRECTIONS[self._weights.config.correction](head, self._weights)
+        self._context, self._blocks = (Replayed(head.backend, head.stack.layers[0].shape) for _ in range(2))
+        self._context.warm(self.block_size, self._target.max_model_len, head.context)
+        self._blocks.warm(self.block_size, self._target.max_model_len, head.blocks)
+        ahead = DFlashAhead(head, self._correction)
         self._ahead = run_ahead(ahead, head.backend, head.stack.layers[0].shape, self.block_size)
 
     def record(self, sequence: Sequence, known: int, drafted: Items[int], num_slots: int) -> None:
@@ -71,24 +52,25 @@ class DFlashRunner(HeadRunner):
         """Run the features of tokens that are new to the head, then a block for every sequence that is up to date."""
         head = self._head
         self._context(self._packed(works), head.context)
-        sequences = [work.sequence for work in works if work.reaches_end]
-        if not sequences:
+        ended = [work for work in works if work.reaches_end]
+        if not ended:
             return NodeLogits(torch.empty(0, 1))
-        self._scratch.assign([work for work in works if work.reaches_end])
-        self._lanes = {sequence.id: lane for lane, sequence in enumerate(sequences)}
-        tables = [self._scratch.table(sequence) for sequence in sequences]
-        y = self._blocks(pack_blocks(sequences, tables, head.block, self.block_size), head.blocks)
+        self._lend(ended, begins=True)
+        sequences = [work.sequence for work in ended]
+        y = self._blocks(pack_blocks(sequences, head.block, self.block_size), head.blocks)
         anchors = torch.tensor([sequence.token_ids[-1] for sequence in sequences], device=self.backend.device)
         logits = self._correction.begin(y.view(len(sequences), head.block, -1), anchors)
         return NodeLogits(logits, head.token_ids)
 
-    def _run_of(self, work: Work) -> Work:
-        """The tokens of a work that have features: all but the last one of the sequence, and one at least, because a
+    def _packed(self, works: Items[Work]) -> PackedBatch:
+        """The tokens of works that have features: all but the last one of a sequence, and one at least, because a
         block reads the last feature."""
-        sequence = work.sequence
-        end = min(sequence.num_computed_tokens + work.num_new_tokens, sequence.num_tokens - 1)
-        start = min(sequence.num_computed_tokens, end - 1)
-        return Work(computed_up_to(sequence, start), end - start)
+        run: list[Work] = []
+        for sequence, num_new_tokens, *_ in works:
+            end = min(sequence.num_computed_tokens + num_new_tokens, sequence.num_tokens - 1)
+            start = min(sequence.num_computed_tokens, end - 1)
+            run.append(Work(computed_up_to(sequence, start), end - start))
+        return super()._packed(run)
 
 
 class DFlashAhead:
@@ -108,6 +90,11 @@ class DFlashAhead:
 
     def extend(self, nodes: Nodes, batch: ForwardBatch, depth: int) -> NodeLogits:
         return NodeLogits(*self._correction.after(batch.sequences.long(), depth, nodes.token_ids))
+
+
+class DFlash(HeadDrafter):
+    kind = "dflash"
+    runner = DFlashRunner
 
 
 PROPOSER = DFlash

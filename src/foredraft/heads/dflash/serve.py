@@ -7,64 +7,44 @@ token n+k. A correction tells a row the token before its own; it is applied to t
 
 from __future__ import annotations
 
-from array import array
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import AttentionShape, Backend, LayerKV, Linear, Stack
+from foredraft.backends.base import LayerKV, Linear
 from foredraft.batch import ForwardBatch, PackedBatch
 from foredraft.heads.weights import HeadWeights, TapReader, layer_shape
 from foredraft.types import Sequence
 
 
-@dataclass(frozen=True, eq=False)
-class InjectedRows:
-    """Every row knows the anchor and the last feature."""
-
-    anchor: Linear
-    feature: Linear
-    masks: Tensor  # [block, hidden]
-
-    def __call__(self, backend: Backend, anchors: Tensor, features: Tensor, places: Tensor) -> Tensor:
-        """The input of rows [rows, hidden] from their anchors' embeddings, last features and places in the block."""
-        return backend.linear(anchors, self.anchor) + backend.linear(features, self.feature) + self.masks[places]
-
-
-@dataclass(frozen=True, eq=False)
-class MaskedRows:
-    """The first row is the anchor, the others are masks."""
-
-    mask: Tensor  # [1, hidden]
-
-    def __call__(self, backend: Backend, anchors: Tensor, features: Tensor, places: Tensor) -> Tensor:
-        return torch.where(places[:, None] == 0, anchors, self.mask)
-
-
-BlockRows = InjectedRows | MaskedRows
-
-
-@dataclass(frozen=True, eq=False)
 class DFlashHead:
-    """A loaded head with its part of the cache."""
-
-    backend: Backend
-    embedding: Linear  # the target's
-    tap_norms: tuple[Tensor, ...]  # none where taps are read as they are
-    fc: Linear
-    hidden_norm: Tensor
-    block: int
-    rows: BlockRows
-    stack: Stack
-    keys_values: tuple[Linear, ...]  # k and v of every layer
-    context_shape: AttentionShape  # of rows that only give keys and values
-    output: Linear
-    token_ids: Tensor  # [draft_vocab]
-    taps: TapReader
-    kv: list[LayerKV]
-    features: Tensor  # [slots, hidden] of committed positions
+    def __init__(
+        self, weights: HeadWeights, embedding: Linear, taps: TapReader, kv: list[LayerKV], max_positions: int
+    ) -> None:
+        """`embedding` is the target's."""
+        config, shape = weights.config, layer_shape(weights.config)
+        self.backend = backend = weights.backend
+        self.embedding, self.taps, self.kv, self.block = embedding, taps, kv, config.block
+        self.tap_norms: list[Tensor] = []  # none where taps are read as they are
+        self.injected: tuple[Linear, Linear] | None = None  # of anchors and of last features; None: rows are masked
+        self.fc = weights.linear("fc.weight")
+        self.hidden_norm = weights.vector("hidden_norm.weight")
+        if config.block_input == "injected":
+            self.tap_norms = [weights.vector(f"tap_norms.{index}.weight") for index in range(len(config.taps))]
+            self.injected = weights.linear("anchor_proj.weight"), weights.linear("feature_proj.weight")
+        # [block, hidden], or [1, hidden] for all rows but the anchor's
+        self.masks = weights.vector("mask_embedding.weight").to(backend.activation_dtype)
+        prefixes = [f"layers.{index}" for index in range(config.num_layers)]
+        self.stack = weights.stack(tuple(weights.layer(prefix, shape) for prefix in prefixes), max_positions)
+        self.keys_values = [weights.linear(*(f"{p}.self_attn.{side}_proj.weight" for side in "kv")) for p in prefixes]
+        self.context_shape = replace(shape, num_heads=0)  # of rows that only give keys and values
+        self.output = weights.linear("lm_head.weight", is_head=True)
+        self.token_ids = weights.token_ids  # [draft_vocab]
+        slots = len(kv[0].k)
+        # [slots, hidden] of committed positions
+        self.features = torch.empty((slots, config.hidden_size), dtype=backend.activation_dtype, device=backend.device)
 
     def context(self, batch: ForwardBatch) -> Tensor:
         """Make committed positions part of what blocks see. Returns their features [rows, hidden]."""
@@ -83,22 +63,26 @@ class DFlashHead:
     def blocks(self, batch: ForwardBatch) -> Tensor:
         """The rows of blocks (see `pack_blocks`) through all layers: [rows, hidden], normed."""
         backend = self.backend
-        last = (batch.prefix_lens - 1).clamp(min=0)  # the last position that has a feature
-        table = batch.block_tables[batch.sequences, last // batch.block_size].long()
-        features = self.features[table * batch.block_size + last % batch.block_size]
         anchors = backend.embed(batch.token_ids, self.embedding)
-        x = self.rows(backend, anchors, features, batch.positions - batch.prefix_lens)
+        places = batch.positions - batch.prefix_lens  # in the block
+        if self.injected is None:
+            x = torch.where(places[:, None] == 0, anchors, self.masks)
+        else:
+            last = (batch.prefix_lens - 1).clamp(min=0)  # the last position that has a feature
+            table = batch.block_tables[batch.sequences, last // batch.block_size].long()
+            features = self.features[table * batch.block_size + last % batch.block_size]
+            anchor, feature = self.injected
+            x = backend.linear(anchors, anchor) + backend.linear(features, feature) + self.masks[places]
         return backend.run_layers(x, self.stack, self.kv, batch)[1]
 
 
-def pack_blocks(sequences: list[Sequence], tables: list[array[int]], block: int, block_size: int) -> PackedBatch:
-    """A block of rows for every sequence. Its K and V lie behind the sequence's own blocks, in what `tables` has
-    there."""
+def pack_blocks(sequences: list[Sequence], block: int, block_size: int) -> PackedBatch:
+    """A block of rows for every sequence. Its K and V lie behind the blocks of the sequence's own tokens."""
     count, rows = len(sequences), np.arange(block)
     lengths = np.array([sequence.num_tokens for sequence in sequences])
-    block_tables = np.zeros((count, max(map(len, tables))), np.int32)
-    for index, table in enumerate(tables):
-        block_tables[index, : len(table)] = table
+    block_tables = np.zeros((count, max(len(sequence.block_table) for sequence in sequences)), np.int32)
+    for index, sequence in enumerate(sequences):
+        block_tables[index, : len(sequence.block_table)] = sequence.block_table
     places = (-(-lengths // block_size) * block_size)[:, None] + rows[None, :]  # [sequences, block]
     slots = (
         np.take_along_axis(block_tables, places // block_size, 1).astype(np.int64) * block_size + places % block_size
@@ -142,10 +126,12 @@ def blocks_behind(plan: ForwardBatch, lengths: Tensor, anchors: Tensor, block: i
     )
 
 
-class Uncorrected:
-    """Every row of a block predicts its token without knowing the one before."""
+class Correction:
+    """Logits of the rows of blocks. This one corrects none: a row predicts its token without knowing the one before."""
 
-    def __init__(self, head: DFlashHead) -> None:
+    logits: Tensor  # [sequences, block, draft_vocab], of rows that do not know the token before
+
+    def __init__(self, head: DFlashHead, weights: HeadWeights) -> None:
         self.head = head
 
     def begin(self, y: Tensor, anchors: Tensor) -> Tensor:
@@ -158,28 +144,19 @@ class Uncorrected:
         return self.logits[lanes, depth], self.head.token_ids
 
 
-class Corrected:
+class Corrected(Correction):
     """The most probable tokens of every row, among which the token before it then decides."""
 
     SHORTLIST = 64
 
-    logits: Tensor  # [sequences, block, draft_vocab], of rows that do not know the token before
+    columns: Tensor  # [sequences, block, shortlist] of the draft vocabulary
+    weight: Linear  # what the correction is a product with: a row per token of the draft vocabulary
 
-    def __init__(self, head: DFlashHead, weight: Linear) -> None:
-        self.head = head
-        self._weight = weight  # what the correction is a product with: a row per token of the draft vocabulary
-
-    def shortlist(self, logits: Tensor) -> None:
-        """Take up logits [sequences, block, draft_vocab]. All rows are looked at together: on a GPU that takes as long
-        as one of them."""
-        self.logits = logits
-        columns = self.head.backend.top(logits.flatten(0, 1), self.SHORTLIST)[1]
-        self._columns = columns.view(*logits.shape[:2], -1)
-        self._rows = self.head.backend.embed(columns.flatten(), self._weight).view(*columns.shape, -1)
-
-    def shortlisted(self, depth: int, lanes: Tensor) -> Tensor:
-        """Columns of the draft vocabulary at a depth: [rows, shortlist]."""
-        return self._columns[lanes, depth]
+    def shortlist(self) -> None:
+        """All rows are looked at together: on a GPU that takes as long as one of them."""
+        columns = self.head.backend.top(self.logits.flatten(0, 1), self.SHORTLIST)[1]
+        self.columns = columns.view(*self.logits.shape[:2], -1)
+        self._rows = self.head.backend.embed(columns.flatten(), self.weight).view(*columns.shape, -1)
 
     def product(self, depth: int, lanes: Tensor, rows: Tensor) -> Tensor:
         """Rows [rows, width] · the shortlisted rows of the weight at a depth, of each row's lane: [rows, shortlist]."""
@@ -189,17 +166,17 @@ class Corrected:
 class Markov(Corrected):
     """logits += W2 · W1[previous token]."""
 
-    def __init__(self, head: DFlashHead, first: Linear, second: Linear) -> None:
-        super().__init__(head, second)
-        self.first, self.second = first, second
+    def __init__(self, head: DFlashHead, weights: HeadWeights) -> None:
+        super().__init__(head, weights)
+        self.first, self.weight = (weights.linear(f"markov_head.markov_{part}", is_head=True) for part in ("w1", "w2"))
 
     def begin(self, y: Tensor, anchors: Tensor) -> Tensor:
-        backend = self.head.backend
-        self.shortlist(backend.logits(y.flatten(0, 1), self.head.output).view(*y.shape[:2], -1))
-        return self.logits[:, 0] + backend.logits(backend.embed(anchors, self.first), self.second)
+        backend, uncorrected = self.head.backend, super().begin(y, anchors)
+        self.shortlist()
+        return uncorrected + backend.logits(backend.embed(anchors, self.first), self.weight)
 
     def after(self, lanes: Tensor, depth: int, previous: Tensor) -> tuple[Tensor, Tensor]:
-        columns = self.shortlisted(depth, lanes)
+        columns = self.columns[lanes, depth]
         added = self.product(depth, lanes, self.head.backend.embed(previous, self.first))
         return self.logits[lanes[:, None], depth, columns] + added, self.head.token_ids[columns]
 
@@ -207,9 +184,11 @@ class Markov(Corrected):
 class Refiner(Corrected):
     """y + Wo · silu(Wa · y + T[previous token]); the last row of T stands for an unknown one."""
 
-    def __init__(self, head: DFlashHead, inner: Linear, table: Linear, outer: Linear) -> None:
-        super().__init__(head, head.output)
-        self.inner, self.table, self.outer = inner, table, outer
+    def __init__(self, head: DFlashHead, weights: HeadWeights) -> None:
+        super().__init__(head, weights)
+        self.weight = head.output
+        self.inner, self.outer = (weights.linear(f"refiner.{part}_proj.weight") for part in ("in", "out"))
+        self.table = weights.linear("refiner.table.weight", is_head=True)
 
     def begin(self, y: Tensor, anchors: Tensor) -> Tensor:
         backend, (sequences, block, _) = self.head.backend, y.shape
@@ -217,11 +196,12 @@ class Refiner(Corrected):
         previous = anchors.new_full((sequences, block), self.table.outputs - 1)
         previous[:, 0] = anchors
         refined = self._refined(y.flatten(0, 1), self._inner.flatten(0, 1), previous.flatten())
-        self.shortlist(backend.logits(refined, self.head.output).view(sequences, block, -1))
-        return self.logits[:, 0]
+        first = super().begin(refined.view_as(y), anchors)
+        self.shortlist()
+        return first
 
     def after(self, lanes: Tensor, depth: int, previous: Tensor) -> tuple[Tensor, Tensor]:
-        columns = self.shortlisted(depth, lanes)
+        columns = self.columns[lanes, depth]
         refined = self._refined(self._y[lanes, depth], self._inner[lanes, depth], previous)
         return self.product(depth, lanes, refined), self.head.token_ids[columns]
 
@@ -230,43 +210,4 @@ class Refiner(Corrected):
         return y + backend.linear(backend.silu(inner + backend.embed(previous, self.table)), self.outer)
 
 
-Correction = Uncorrected | Markov | Refiner
-
-
-def load_dflash(
-    weights: HeadWeights, embedding: Linear, taps: TapReader, kv: list[LayerKV], max_positions: int, backend: Backend
-) -> tuple[DFlashHead, Correction]:
-    config, shape = weights.config, layer_shape(weights.config)
-    masked = config.block_input == "masked"
-    masks = weights.vector("mask_embedding.weight").to(backend.activation_dtype)
-    prefixes = [f"layers.{index}" for index in range(config.num_layers)]
-    head = DFlashHead(
-        backend=backend,
-        embedding=embedding,
-        tap_norms=() if masked else tuple(weights.vector(f"tap_norms.{i}.weight") for i in range(len(config.taps))),
-        fc=weights.linear("fc.weight"),
-        hidden_norm=weights.vector("hidden_norm.weight"),
-        block=config.block,
-        rows=MaskedRows(masks)
-        if masked
-        else InjectedRows(weights.linear("anchor_proj.weight"), weights.linear("feature_proj.weight"), masks),
-        stack=weights.stack(tuple(weights.layer(prefix, shape) for prefix in prefixes), max_positions),
-        keys_values=tuple(weights.linear(*(f"{p}.self_attn.{side}_proj.weight" for side in "kv")) for p in prefixes),
-        context_shape=replace(shape, num_heads=0),
-        output=weights.linear("lm_head.weight", is_head=True),
-        token_ids=weights.token_ids,
-        taps=taps,
-        kv=kv,
-        features=torch.empty((len(kv[0].k), config.hidden_size), dtype=backend.activation_dtype, device=backend.device),
-    )
-    return head, _correction(head, weights)
-
-
-def _correction(head: DFlashHead, weights: HeadWeights) -> Correction:
-    if weights.config.correction == "markov":
-        first, second = (weights.linear(f"markov_head.markov_{part}", is_head=True) for part in ("w1", "w2"))
-        return Markov(head, first, second)
-    if weights.config.correction == "refiner":
-        inner, outer = (weights.linear(f"refiner.{part}_proj.weight") for part in ("in", "out"))
-        return Refiner(head, inner, weights.linear("refiner.table.weight", is_head=True), outer)
-    return Uncorrected(head)
+CORRECTIONS = {"none": Correction, "markov": Markov, "refiner": Refiner}

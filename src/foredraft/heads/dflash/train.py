@@ -31,14 +31,6 @@ class Options:
     input: str = one_of("injected", BLOCK_INPUTS)
 
 
-@dataclass(frozen=True)
-class _Blocks:
-    """Blocks behind some anchors: y [batch, blocks × block, hidden] and the place of each row's previous token."""
-
-    y: Tensor
-    places: Tensor  # int64 [batch, blocks × block]
-
-
 class DFlashStudent(HeadStudent[DFlashModule]):
     """A block behind anchor i has rows for positions i + 1, …, i + block, which stand at i, …, i + block - 1."""
 
@@ -52,9 +44,9 @@ class DFlashStudent(HeadStudent[DFlashModule]):
 
     def loss(self, seen: TargetBatch, generator: torch.Generator) -> Tensor:
         config = self.module.config
-        blocks = self._blocks(seen, self._random_anchors(seen, generator))
-        inside = blocks.places < seen.batch.lengths[:, None]
-        places = blocks.places.clamp(max=seen.batch.tokens.shape[1] - 1)
+        y, places = self._blocks(seen, self._random_anchors(seen, generator))
+        inside = places < seen.batch.lengths[:, None]
+        places = places.clamp(max=seen.batch.tokens.shape[1] - 1)
         index = torch.where(inside, seen.label_rows.gather(1, places), -1)
         previous = seen.batch.tokens.gather(1, places)
         row = torch.arange(places.shape[1], device=places.device) % config.block
@@ -62,7 +54,7 @@ class DFlashStudent(HeadStudent[DFlashModule]):
             draws = torch.rand(places.shape, generator=generator, device=places.device)
             previous = torch.where((draws < _UNKNOWN) & (row > 0), config.target_vocab_size, previous)
         valid = index >= 0
-        rows, weight = self.module.output(blocks.y[valid], previous[valid])
+        rows, weight = self.module.output(y[valid], previous[valid])
         scale = torch.exp(-row / _ROW_DECAY).expand_as(places)[valid]
         return masked_loss(rows, weight, seen.labels, index[valid], scale)
 
@@ -72,9 +64,9 @@ class DFlashStudent(HeadStudent[DFlashModule]):
         found = seen.batch.tokens.new_zeros(batch, length, config.block)
         for start in range(1, length, _EVALUATED_AT_ONCE):
             anchors = torch.arange(start, min(length, start + _EVALUATED_AT_ONCE), device=found.device)
-            blocks = self._blocks(seen, anchors.expand(batch, -1))
-            previous = seen.batch.tokens.gather(1, blocks.places.clamp(max=length - 1))
-            rows, weight = self.module.output(blocks.y, previous)
+            y, places = self._blocks(seen, anchors.expand(batch, -1))
+            previous = seen.batch.tokens.gather(1, places.clamp(max=length - 1))
+            rows, weight = self.module.output(y, previous)
             tokens = best_tokens(rows, weight, self.module.token_ids)
             found[:, anchors] = tokens.view(batch, len(anchors), config.block)
         return found.permute(2, 0, 1)[: self.depth]
@@ -88,9 +80,10 @@ class DFlashStudent(HeadStudent[DFlashModule]):
         span = (batch.lengths[:, None] - 1 - first).clamp(min=1)
         return first + (draws * span).long().clamp(max=span - 1)
 
-    def _blocks(self, seen: TargetBatch, anchors: Tensor) -> _Blocks:
-        """`anchors` [batch, blocks] are places of tokens, 1 or later."""
-        block, length = self.module.config.block, seen.batch.tokens.shape[1]
+    def _blocks(self, seen: TargetBatch, anchors: Tensor) -> tuple[Tensor, Tensor]:
+        """Blocks behind `anchors` [batch, blocks], places of tokens, 1 or later: y [batch, blocks × block, hidden], and
+        the place of each row's previous token [batch, blocks × block]."""
+        block = self.module.config.block
         features = self.module.features(seen.features.taps(self.module.config.taps))
         embeddings = seen.target.embed(seen.batch.tokens.gather(1, anchors))
         last = features.gather(1, (anchors - 1)[:, :, None].expand(-1, -1, features.shape[2]))
@@ -104,8 +97,7 @@ class DFlashStudent(HeadStudent[DFlashModule]):
             self.module.context(features, seen.positions),
             torch.cat([known, own], dim=2)[:, None],
         )
-        assert known.shape[2] == length
-        return _Blocks(y, places)
+        return y, places
 
 
 def build(options: Options, start: Start) -> DFlashStudent:

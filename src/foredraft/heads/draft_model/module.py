@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from foredraft.heads.base import HeadConfig
-from foredraft.heads.module import DecoderLayer, RMSNorm, Table
+from foredraft.heads.module import DecoderLayer, Module, RMSNorm, Table
 
 
-class Llama(nn.Module):
+class Llama(Module):
     """`shape` gives the sizes of its layers; its vocabulary is the target's."""
 
     def __init__(self, shape: HeadConfig) -> None:
@@ -21,8 +21,7 @@ class Llama(nn.Module):
         x = self.model.embed_tokens(tokens).to(like.dtype)
         for layer in self.model.layers:
             x = layer(x, positions, [], None)
-        y: Tensor = self.model.norm(x)
-        return y
+        return self.model.norm(x)
 
     @property
     def output_weight(self) -> Tensor:

@@ -14,7 +14,8 @@ from torch import Tensor
 from foredraft.errors import InvalidModel, InvalidParameter
 from foredraft.heads.base import CONFIG_FILE, D2T, MAX_BLOCK, T2D, HeadConfig
 from foredraft.heads.draft_model.module import Llama
-from foredraft.heads.files import check_out, check_target, sharded
+from foredraft.heads.export import size_fields
+from foredraft.heads.files import check_out, check_target, write_shards
 from foredraft.models.catalog import open_checkpoint
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.fields import MAX_LAYERS, read_json
@@ -70,19 +71,11 @@ class DraftStudent(Student):
         return torch.stack([torch.nn.functional.pad(found[:, j:], (0, j)) for j in range(self.depth)])
 
     def save(self, folder: Path, acceptance: Sequence[float], provenance: Facts) -> None:
-        from safetensors.torch import save_file
-
         check_out(folder)
         folder.mkdir(parents=True, exist_ok=True)
         _write_json(folder / CONFIG_FILE, self._config(acceptance, provenance))  # first, as heads are written
-        tensors = {name: tensor.bfloat16().cpu() for name, tensor in self.module.state_dict().items()}
-        shards = sharded(tensors)
-        names = [f"model-{index + 1:05}-of-{len(shards):05}.safetensors" for index in range(len(shards))]
-        for file in folder.glob("model*.safetensors"):
-            file.unlink()
-        for name, shard in zip(names, shards):
-            save_file(shard, folder / name, metadata={"format": "pt"})
-        weight_map = {each: name for name, shard in zip(names, shards) for each in shard}
+        tensors = {name: tensor.bfloat16() for name, tensor in self.module.state_dict().items()}
+        weight_map = write_shards(folder, tensors, metadata={"format": "pt"})
         _write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": weight_map})
         self._tokenizer.save(folder)
 
@@ -98,8 +91,7 @@ class DraftStudent(Student):
             ) from error
 
     def _rows(self, seen: TargetBatch) -> Tensor:
-        rows: Tensor = self.module(seen.batch.tokens, seen.positions, seen.features.normed)
-        return rows
+        return self.module(seen.batch.tokens, seen.positions, seen.features.normed)
 
     def _config(self, acceptance: Sequence[float], provenance: Facts) -> dict[str, object]:
         """As transformers writes it; what Foredraft adds is under one key."""
@@ -107,17 +99,8 @@ class DraftStudent(Student):
         return {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
-            "vocab_size": shape.target_vocab_size,
-            "hidden_size": shape.hidden_size,
-            "intermediate_size": shape.intermediate_size,
-            "num_hidden_layers": shape.num_layers,
-            "num_attention_heads": shape.num_heads,
-            "num_key_value_heads": shape.num_kv_heads,
-            "head_dim": shape.head_dim,
+            **size_fields(shape),
             "max_position_embeddings": target.max_position_embeddings,
-            "rms_norm_eps": shape.norm_eps,
-            "rope_theta": shape.rope_theta,
-            "hidden_act": "silu",
             "tie_word_embeddings": True,
             "bos_token_id": target.bos_token_id,
             "eos_token_id": list(target.eos_token_ids or self._tokenizer.eos_token_ids),
@@ -151,23 +134,13 @@ def as_head(folder: Path, target: Checkpoint, token_ids: Tensor) -> tuple[HeadCo
     """The draft model in `folder` as a head of its target: with these tokens only, which are sorted. The embeddings of
     the others become functions of the target's, as close as one matrix gives them."""
     draft, record = open_checkpoint(folder), read_json(folder / CONFIG_FILE)["foredraft"]
-    sizes = draft.config
-    config = HeadConfig(
+    config = HeadConfig.of_sizes(
+        draft.config,
+        target.config,
         kind="draft_model",
         target_name=record["target_name"],
         target_digest=record["target_digest"],
-        target_hidden_size=target.config.hidden_size,
-        target_vocab_size=target.config.vocab_size,
-        target_num_layers=target.config.num_layers,
         taps=(),
-        hidden_size=sizes.hidden_size,
-        intermediate_size=sizes.intermediate_size,
-        num_heads=sizes.num_heads,
-        num_kv_heads=sizes.num_kv_heads,
-        head_dim=sizes.head_dim,
-        num_layers=sizes.num_layers,
-        rope_theta=sizes.rope_theta,
-        norm_eps=sizes.rms_norm_eps,
         draft_vocab_size=len(token_ids),
         block=max(1, len(record["acceptance"])),
         acceptance=tuple(record["acceptance"]),

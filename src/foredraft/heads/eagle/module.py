@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -10,8 +12,9 @@ from foredraft.heads.module import Attention, HeadModule, KeysValues, Linear, Ml
 
 
 class EagleModule(HeadModule):
-    """A row at position t is made of the embedding of token t+1 and the feature h of position t, and gives the logits
-    of token t+2. h is `features` of the taps for committed positions, and the y of the row before for drafted ones."""
+    """A row at position t is made of the embedding of token t+1 and the feature h of position t. `midlayer` makes y out
+    of them, and `norm` and `lm_head` make that the logits of token t+2. h is `fc` of the taps for committed positions,
+    and the y of the row before for drafted ones."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)
@@ -20,26 +23,11 @@ class EagleModule(HeadModule):
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.lm_head = Linear(config.hidden_size, config.draft_vocab_size)
 
-    def features(self, taps: Tensor) -> Tensor:
-        """[batch, length, taps × target_hidden] → h [batch, length, hidden]."""
-        h: Tensor = self.fc(taps)
-        return h
-
-    def step(
-        self, embeddings: Tensor, h: Tensor, positions: Tensor, past: list[KeysValues], mask: Tensor | None
-    ) -> tuple[Tensor, KeysValues]:
-        """y [batch, length, hidden], before the norm, and the rows' own K and V. Rows see the keys of `past`, then
-        their own, as far as `mask` [batch or 1, 1, length, keys] is true; None is causal, without a past."""
-        return self.midlayer(embeddings, h, positions, past, mask)  # type: ignore[no-any-return]
-
-    def logits(self, y: Tensor) -> Tensor:
-        """Over the draft vocabulary."""
-        logits: Tensor = self.lm_head(self.norm(y))
-        return logits
-
 
 class EagleLayer(nn.Module):
     """q, k and v read both halves of the input; the residual is h before its norm."""
+
+    __call__: Callable[..., tuple[Tensor, KeysValues]]
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
@@ -53,6 +41,8 @@ class EagleLayer(nn.Module):
     def forward(
         self, embeddings: Tensor, h: Tensor, positions: Tensor, past: list[KeysValues], mask: Tensor | None
     ) -> tuple[Tensor, KeysValues]:
+        """y [batch, length, hidden], before the norm, and the rows' own K and V. Rows see the keys of `past`, then
+        their own, as far as `mask` [batch or 1, 1, length, keys] is true; None is causal, without a past."""
         x = torch.cat([self.input_layernorm(embeddings), self.hidden_norm(h)], dim=-1)
         own = self.self_attn.keys_values(x, positions)
         y = h + self.self_attn.attend(x, positions, [*past, own], mask)

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from foredraft.backends.tree_ops import Nodes
 from foredraft.batch import ForwardBatch
-from foredraft.heads.base import HeadConfig
-from foredraft.heads.eagle.serve import EagleHead, load_eagle
-from foredraft.heads.propose import MOST_NODES, HeadDrafter, HeadRunner, LoadedHead
+from foredraft.heads.eagle.serve import EagleHead
+from foredraft.heads.propose import HeadDrafter, HeadRunner
 from foredraft.proposers.model.candidates import NodeLogits
 from foredraft.proposers.model.computed_tokens import ComputedTokens
 from foredraft.proposers.model.run_ahead import Ends, run_ahead
@@ -20,32 +19,15 @@ from foredraft.runtime.runner import Replayed
 from foredraft.types import Sequence, Work
 
 
-class Eagle(HeadDrafter):
-    """See the module."""
-
-    kind = "eagle"
-
-    @classmethod
-    def load(cls, found: LoadedHead) -> EagleRunner:
-        kv, positions = found.add_layers(), found.max_positions
-        head = load_eagle(found.weights, found.embedding, found.taps, kv, positions, found.backend)
-        return EagleRunner(head, found)
-
-    @classmethod
-    def deepest(cls, config: HeadConfig) -> int:
-        return MOST_NODES  # it may go on from its own output
-
-
 class EagleRunner(HeadRunner):
     """An EAGLE head. A draft token's K and V are computed again, from the target's features, once it is committed."""
 
-    def __init__(self, head: EagleHead, found: LoadedHead) -> None:
-        target = found.target
-        super().__init__(found, ComputedTokens(target.kv.block_size))
-        self._head = head
+    def _load(self) -> None:
+        self._computed = ComputedTokens(self.block_size)
+        self._head = head = EagleHead(*self._add_layers())
         self._advance, self._extend = (Replayed(head.backend, head.stack.layers[0].shape) for _ in range(2))
-        self._advance.warm(self.block_size, target.max_model_len, head.advance)
-        self._extend.warm(self.block_size, target.max_model_len, head.extend)
+        self._advance.warm(self.block_size, self._target.max_model_len, head.advance)
+        self._extend.warm(self.block_size, self._target.max_model_len, head.extend)
         self._ahead = run_ahead(EagleAhead(head), head.backend, head.stack.layers[0].shape, self.block_size)
 
     def num_computed(self, sequence: Sequence) -> int:
@@ -55,7 +37,7 @@ class EagleRunner(HeadRunner):
     def logits(self, works: Items[Work]) -> NodeLogits:
         begins = works[0].num_new_tokens > 0
         assert all((work.num_new_tokens > 0) == begins for work in works)
-        self._scratch.lend(works, begins)
+        self._lend(works, begins)
         batch, head = self._packed(works), self._head
         logits = self._advance(batch, head.advance) if begins else self._extend(batch, head.extend)
         return NodeLogits(logits, head.token_ids)
@@ -78,6 +60,12 @@ class EagleAhead:
 
     def _logits(self, normed: Tensor) -> NodeLogits:
         return NodeLogits(self._head.backend.logits(normed, self._head.output), self._head.token_ids)
+
+
+class Eagle(HeadDrafter):
+    kind = "eagle"
+    runner = EagleRunner
+    drafts_on = True
 
 
 PROPOSER = Eagle

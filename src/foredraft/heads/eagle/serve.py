@@ -7,29 +7,32 @@ none. The feature comes from the target's taps, or for draft tokens from the hea
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import Backend, Entry, LayerKV, Linear, Stack, Taps
+from foredraft.backends.base import Entry, LayerKV, Linear, Taps
 from foredraft.batch import ForwardBatch
 from foredraft.heads.weights import HeadWeights, TapReader, layer_shape
 
 
-@dataclass(frozen=True, eq=False)
 class EagleHead:
-    """A loaded head with its part of the cache."""
-
-    backend: Backend
-    fc: Linear
-    stack: Stack  # enters by the target's embedding
-    output: Linear
-    token_ids: Tensor  # [draft_vocab]
-    taps: TapReader
-    kv: list[LayerKV]
-    outputs: Taps  # of every row that was run, before its norm
+    def __init__(
+        self, weights: HeadWeights, embedding: Linear, taps: TapReader, kv: list[LayerKV], max_positions: int
+    ) -> None:
+        """`embedding` is the target's."""
+        self.backend = backend = weights.backend
+        self.taps, self.kv = taps, kv
+        layer = weights.layer("midlayer", replace(layer_shape(weights.config), first_key=1))
+        entry = Entry(embedding, weights.vector("midlayer.hidden_norm.weight"))
+        self.fc = weights.linear("fc.weight")
+        self.stack = weights.stack((layer,), max_positions, entry)
+        self.output = weights.linear("lm_head.weight", is_head=True)
+        self.token_ids = weights.token_ids  # [draft_vocab]
+        slots, hidden = len(kv[0].k), weights.config.hidden_size
+        outputs = torch.empty((slots, hidden), dtype=backend.activation_dtype, device=backend.device)
+        self.outputs = Taps((1,), outputs)  # of every row that was run, before its norm
 
     def advance(self, batch: ForwardBatch) -> Tensor:
         """Run committed tokens, whose features are in the taps: the logits of wanted rows over the draft vocabulary."""
@@ -37,7 +40,8 @@ class EagleHead:
 
     def extend(self, batch: ForwardBatch) -> Tensor:
         """Run draft tokens. The row before each has been run."""
-        return self._logits(batch, self.run(batch, self.backend.read_previous(self._features, None, batch))[1])
+        features = self.outputs.cache[:, None]  # as the rows behind read them: [slots, 1, hidden]
+        return self._logits(batch, self.run(batch, self.backend.read_previous(features, None, batch))[1])
 
     def tapped(self, batch: ForwardBatch) -> Tensor:
         """What the rows of committed tokens read: [rows, hidden]."""
@@ -47,31 +51,6 @@ class EagleHead:
         """The output of rows, which the next ones read, and its norm. May overwrite `feature`."""
         return self.backend.run_layers(feature, self.stack, self.kv, batch, self.outputs)
 
-    @cached_property
-    def _features(self) -> Tensor:
-        """The outputs as the rows behind them read them: [slots, 1, hidden]."""
-        return self.outputs.cache[:, None]
-
     def _logits(self, batch: ForwardBatch, normed: Tensor) -> Tensor:
         wanted = normed if batch.logit_rows is None else normed[batch.logit_rows]
         return self.backend.logits(wanted, self.output)
-
-
-def load_eagle(
-    weights: HeadWeights, embedding: Linear, taps: TapReader, kv: list[LayerKV], max_positions: int, backend: Backend
-) -> EagleHead:
-    shape = replace(layer_shape(weights.config), first_key=1)
-    layer = weights.layer("midlayer", shape)
-    entry = Entry(embedding, weights.vector("midlayer.hidden_norm.weight"))
-    slots, hidden = len(kv[0].k), weights.config.hidden_size
-    outputs = torch.empty((slots, hidden), dtype=backend.activation_dtype, device=backend.device)
-    return EagleHead(
-        backend=backend,
-        fc=weights.linear("fc.weight"),
-        stack=weights.stack((layer,), max_positions, entry),
-        output=weights.linear("lm_head.weight", is_head=True),
-        token_ids=weights.token_ids,
-        taps=taps,
-        kv=kv,
-        outputs=Taps((1,), outputs),
-    )

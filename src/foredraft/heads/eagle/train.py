@@ -45,13 +45,13 @@ class EagleStudent(HeadStudent[EagleModule]):
 
     def _unroll(self, seen: TargetBatch, steps: int) -> list[tuple[Tensor, Tensor]]:
         """y of each step [batch, length, hidden] and the rows of its labels [batch, length]."""
-        h = self.module.features(seen.features.taps(self.module.config.taps))
+        h = self.module.fc(seen.features.taps(self.module.config.taps))
         past: list[KeysValues] = []
         unrolled = []
         for step in range(steps):
             embeddings = seen.target.embed(seen.batch.ahead(1 + step))
             mask = chain_mask(h.shape[1], step, h.device) if step else None
-            h, own = self.module.step(embeddings, h, seen.positions + step, past, mask)
+            h, own = self.module.midlayer(embeddings, h, seen.positions + step, past, mask)
             past.append(own)
             unrolled.append((h, seen.rows_ahead(1 + step)))
         return unrolled

@@ -15,13 +15,13 @@ _UNTRACKED = ("--model-loader-extra-config", '{"enable_weights_track": false}')
 
 
 def layout(head: Head, engine: Engine) -> Layout:
-    config = head.config
+    config, final_norm = head.config, head.target.vector("model.norm.weight").to(head.dtype)
     if engine is not Engine.vllm:
         raise InvalidModel(
             f"{engine.label} knows no Medusa heads; export this one to vllm, or train one that it knows with "
             "`foredraft train eagle`."
         )
-    if config.taps != (config.target_num_layers,) or not torch.equal(head.tensors[_NORM], head.final_norm):
+    if config.taps != (config.target_num_layers,) or not torch.equal(head.tensors[_NORM], final_norm):
         raise InvalidModel(
             "vLLM gives Medusa heads the target's last hidden state after the target's own final norm, but this head "
             "reads something else; train one with `foredraft train medusa`, which reads that."

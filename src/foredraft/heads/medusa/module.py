@@ -10,7 +10,8 @@ from foredraft.heads.module import HeadModule, Linear, RMSNorm
 
 
 class MedusaModule(HeadModule):
-    """From the state of position t, offset h gives the logits of token t+2+h. `norm` is the target's final norm."""
+    """From the state of position t, block h gives what the output head reads for token t+2+h. The state is the residual
+    stream after the target's last layer, after `norm`, which is the target's final norm."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)
@@ -18,21 +19,6 @@ class MedusaModule(HeadModule):
         self.norm.weight.requires_grad_(False)
         self.blocks = nn.ModuleList(MedusaBlock(config.hidden_size, config.num_layers) for _ in range(config.block))
         self.lm_head = Linear(config.hidden_size, config.draft_vocab_size)
-
-    def state(self, tap: Tensor) -> Tensor:
-        """The residual stream after the target's last layer [..., hidden], normed."""
-        state: Tensor = self.norm(tap)
-        return state
-
-    def offset(self, state: Tensor, offset: int) -> Tensor:
-        """The rows that the output head reads for one offset [..., hidden]."""
-        y: Tensor = self.blocks[offset](state)
-        return y
-
-    def logits(self, y: Tensor) -> Tensor:
-        """Over the draft vocabulary."""
-        logits: Tensor = self.lm_head(y)
-        return logits
 
 
 class MedusaBlock(nn.Module):

@@ -9,30 +9,19 @@ from collections.abc import Sequence as Items
 import torch
 from torch import Tensor
 
-from foredraft.heads.medusa.serve import MedusaHead, load_medusa
-from foredraft.heads.propose import HeadDrafter, HeadRunner, LoadedHead, new_nodes
+from foredraft.heads.medusa.serve import MedusaHead
+from foredraft.heads.propose import HeadDrafter, HeadRunner, new_nodes
 from foredraft.proposers.model.candidates import NodeLogits
 from foredraft.types import Work
-
-
-class Medusa(HeadDrafter):
-    """See the module."""
-
-    kind = "medusa"
-
-    @classmethod
-    def load(cls, found: LoadedHead) -> MedusaRunner:
-        return MedusaRunner(load_medusa(found.weights, found.taps, found.backend), found)
 
 
 class MedusaRunner(HeadRunner):
     """A Medusa head. The first run of a call gives the logits of all offsets; further ones look them up."""
 
-    def __init__(self, head: MedusaHead, found: LoadedHead) -> None:
-        super().__init__(found, None)
-        self._head = head
-        self._lanes: dict[int, int] = {}
-        self._logits: Tensor | None = None  # [sequences × offsets, draft_vocab] of this call
+    _logits: Tensor  # [sequences × offsets, draft_vocab] of this call
+
+    def _load(self) -> None:
+        self._head = MedusaHead(self._weights, self._taps)
 
     def logits(self, works: Items[Work]) -> NodeLogits:
         head = self._head
@@ -40,9 +29,13 @@ class MedusaRunner(HeadRunner):
             self._lanes = {work.sequence.id: lane for lane, work in enumerate(works)}
             slots = [work.sequence.slot(work.sequence.num_tokens - 2, self.block_size) for work in works]
             self._logits = head.logits(torch.tensor(slots, device=self.backend.device))
-        assert self._logits is not None
         rows = [self._lanes[node.sequence_id] * head.offsets + node.depth for node in new_nodes(works)]
         return NodeLogits(self._logits[rows], head.token_ids)
+
+
+class Medusa(HeadDrafter):
+    kind = "medusa"
+    runner = MedusaRunner
 
 
 PROPOSER = Medusa

@@ -5,28 +5,29 @@ on, all at once and each without knowing the others."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import Backend, Linear
+from foredraft.backends.base import Linear
 from foredraft.heads.weights import HeadWeights, TapReader
 
 
-@dataclass(frozen=True, eq=False)
 class MedusaHead:
-    """A loaded head."""
+    def __init__(self, weights: HeadWeights, taps: TapReader) -> None:
+        def layer(index: int, offsets: range) -> Linear:
+            names = [f"blocks.{offset}.layers.{index}" for offset in offsets]
+            biases = torch.cat([weights.vector(f"{name}.bias") for name in names])
+            return weights.linear(*(f"{name}.weight" for name in names), bias=biases)
 
-    backend: Backend
-    norm: Tensor
-    norm_eps: float
-    offsets: int
-    first: Linear  # layer of all offsets, side by side: they read the same state
-    further: list[list[Linear]]  # layers by offset
-    output: Linear
-    token_ids: Tensor  # [draft_vocab]
-    taps: TapReader
+        config, self.backend, self.taps = weights.config, weights.backend, taps
+        self.norm, self.norm_eps, self.offsets = weights.vector("norm.weight"), config.norm_eps, config.block
+        self.first = layer(0, range(self.offsets))  # of all offsets, side by side: they read the same state
+        self.further = [  # by offset
+            [layer(index, range(offset, offset + 1)) for offset in range(self.offsets)]
+            for index in range(1, config.num_layers)
+        ]
+        self.output = weights.linear("lm_head.weight", is_head=True)
+        self.token_ids = weights.token_ids  # [draft_vocab]
 
     def logits(self, slots: Tensor) -> Tensor:
         """[slots × offsets, draft_vocab] from the states at some slots."""
@@ -37,26 +38,3 @@ class MedusaHead:
             mixed = torch.stack([self.backend.linear(x, offset) for x, offset in zip(rows, layer, strict=True)])
             rows = rows + self.backend.silu(mixed)
         return self.backend.logits(rows.transpose(0, 1).flatten(0, 1), self.output)
-
-
-def load_medusa(weights: HeadWeights, taps: TapReader, backend: Backend) -> MedusaHead:
-    def layer(index: int, offsets: range) -> Linear:
-        names = [f"blocks.{offset}.layers.{index}" for offset in offsets]
-        biases = torch.cat([weights.vector(f"{name}.bias") for name in names])
-        return weights.linear(*(f"{name}.weight" for name in names), bias=biases)
-
-    offsets = range(weights.config.block)
-    return MedusaHead(
-        backend=backend,
-        norm=weights.vector("norm.weight"),
-        norm_eps=weights.config.norm_eps,
-        offsets=weights.config.block,
-        first=layer(0, offsets),
-        further=[
-            [layer(index, range(offset, offset + 1)) for offset in offsets]
-            for index in range(1, weights.config.num_layers)
-        ],
-        output=weights.linear("lm_head.weight", is_head=True),
-        token_ids=weights.token_ids,
-        taps=taps,
-    )

@@ -34,7 +34,7 @@ class MedusaStudent(HeadStudent[MedusaModule]):
         for offset in range(self.module.config.block):
             index = torch.where(looked_at, seen.rows_ahead(1 + offset), -1)
             chosen = index >= 0
-            rows = self.module.offset(state[chosen], offset)
+            rows = self.module.blocks[offset](state[chosen])
             losses.append(
                 _OFFSET_WEIGHT**offset * masked_loss(rows, self.module.lm_head.weight, seen.labels, index[chosen])
             )
@@ -43,11 +43,11 @@ class MedusaStudent(HeadStudent[MedusaModule]):
     @torch.no_grad()
     def drafts(self, seen: TargetBatch) -> Tensor:
         state, weight, token_ids = self._state(seen), self.module.lm_head.weight, self.module.token_ids
-        found = [best_tokens(self.module.offset(state, offset), weight, token_ids) for offset in range(self.depth)]
+        found = [best_tokens(block(state), weight, token_ids) for block in self.module.blocks[: self.depth]]
         return torch.stack([functional.pad(tokens[:, :-1], (1, 0)) for tokens in found])
 
     def _state(self, seen: TargetBatch) -> Tensor:
-        return self.module.state(seen.features.streams[self.module.config.taps[0]])
+        return self.module.norm(seen.features.streams[self.module.config.taps[0]])
 
 
 def build(options: Options, start: Start) -> MedusaStudent:
