@@ -18,6 +18,7 @@ from foredraft.server.limits import Limits
 _PORTION = 64  # tokens, which may have 50 log probabilities each
 _DEPTH = 5  # where the log probabilities of a token are, counted from the outside
 KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"  # the end of a stream for clients of OpenAI
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),

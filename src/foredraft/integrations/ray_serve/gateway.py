@@ -35,7 +35,7 @@ from foredraft.server.errors import (
 from foredraft.server.metrics import labelled
 from foredraft.server.service import retry_after_s
 from foredraft.server.sites import site_middleware
-from foredraft.server.sse import event
+from foredraft.server.sse import DONE, event
 
 log = logging.getLogger(__name__)
 
@@ -146,28 +146,22 @@ async def _break_off(path: str, start: Message, send: Send) -> None:
     elif path.startswith("/v1/responses"):
         last = event({**error["error"], "type": "error"}, "error")
     else:
-        last = event(error) + b"data: [DONE]\n\n"
+        last = event(error) + DONE
     await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
 def merged(pages: Iterable[str]) -> str:
     """The metrics of all replicas as one page: the samples of all pages by family, as the text format wants it. Samples
     must differ in a label, such as `engine`, which names the replica."""
-    heads: dict[str, list[str]] = {}
-    samples: dict[str, list[str]] = {}
+    families: dict[str, list[str]] = {}
     for page in pages:
-        family, is_new = "", False
+        known, name = set(families), ""
         for line in page.splitlines():
             if line.startswith("# HELP "):
-                family = line.split(" ", 3)[2]
-                is_new = family not in heads
-                heads.setdefault(family, [])
-                samples.setdefault(family, [])
-            if not line.startswith("#"):
-                samples[family].append(line)
-            elif is_new:
-                heads[family].append(line)
-    return "".join(f"{line}\n" for family in heads for line in (*heads[family], *samples[family]))
+                name = line.split(" ", 3)[2]
+            if not line.startswith("#") or name not in known:  # what a family is, is said once
+                families.setdefault(name, []).append(line)
+    return "".join(f"{line}\n" for lines in families.values() for line in lines)
 
 
 def make_gateway(replicas: Replicas, options: FleetOptions, label: str) -> Starlette:
