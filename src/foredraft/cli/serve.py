@@ -10,6 +10,7 @@ import typer
 from foredraft.cli import options
 from foredraft.cli.output import say
 from foredraft.errors import InvalidParameter
+from foredraft.reports.facts import file_name
 
 
 @options.opens_model("spec", "dtype", "activations", "device", "threads", "head", "exact")
@@ -71,12 +72,11 @@ def serve(
         ) from (error)
     from foredraft.server.limits import Limits
     from foredraft.server.run import listen, make_server
-    from foredraft.server.run import serve as run_server
-    from foredraft.server.service import DEFAULT_SPECS, Service, public_name
+    from foredraft.server.service import DEFAULT_SPECS, Service
     from foredraft.server.sites import Sites, is_local_name
 
     model = opening.keywords["model"]
-    names = served_model_name or [public_name(model)]
+    names = served_model_name or [file_name(model)]
     sites = Sites(is_local_name(host), tuple(allow_host or ()), tuple(cors or ()))
     limits = Limits(
         max_tokens=max_tokens,
@@ -113,12 +113,12 @@ def serve(
             shares_answers=share_answers,
             given_name=model,
         )
+        server = make_server(service, api_key or (), log_prompts, sites)
         address = f"http://{host}:{listener.getsockname()[1]}"
-        run_server(
-            make_server(service, api_key or (), log_prompts, sites),
-            listener,
-            on_ready=lambda: say(f"Serving {names[0]} ({llm.dtype}, {llm.backend_name}) at {address}. Ctrl-C stops."),
+        server.on_ready = lambda: say(
+            f"Serving {names[0]} ({llm.dtype}, {llm.backend_name}) at {address}. Ctrl-C stops."
         )
+        server.run(sockets=[listener])
 
 
 def _serve_fleet(fleet: dict[str, Any], host: str, port: int) -> None:

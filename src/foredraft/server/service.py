@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
@@ -76,11 +75,8 @@ class Service:
     def name(self) -> str:
         return self.names[0]
 
-    def has_name(self, name: str) -> bool:
-        return name in self.names or name == self._given_name
-
     def check_model(self, name: str | None) -> None:
-        if name is not None and not self.has_name(name):
+        if name is not None and name not in (*self.names, self._given_name):
             raise ApiError(
                 404,
                 f"The model {name[:100]!r} is not served here; use {' or '.join(self.names)}.",
@@ -112,11 +108,6 @@ def retry_after_s(recent_s: Collection[float], rounds: float = 1.0) -> int:
     """What `rounds` requests take one after the other, if they are like the last ones."""
     mean = sum(recent_s) / len(recent_s) if recent_s else 1.0
     return max(1, min(_LONGEST_RETRY_S, round(mean * rounds)))
-
-
-def public_name(model: str) -> str:
-    """What clients call a model: of a path only its end, as the rest is about this machine."""
-    return Path(model).name if Path(model).exists() else model
 
 
 def service_of(request: Request) -> Service:
