@@ -46,7 +46,6 @@ class MessagesRequest(PromptRequest):
 async def create_message(body: MessagesRequest, request: Request) -> Response:
     """Answer a conversation."""
     service = service_of(request)
-    body.check_common(service)
     prompt = _prompt(service, body)
     params = body.sampling_params(service, body.max_tokens, stop=body.stop_sequences)
     generation = await begin(service, request, body, [prompt], params)
@@ -57,7 +56,6 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
 async def count_tokens(body: PromptRequest, request: Request) -> Response:
     """How many tokens a conversation has."""
     service = service_of(request)
-    body.check_common(service)
     return json_response({"input_tokens": len(await encode(service, _prompt(service, body)))})
 
 

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foredraft.server.errors import ApiError, bad_request
+from foredraft.server.service import Service, service_of
 
 _T = TypeVar("_T")
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -40,16 +41,25 @@ class RequestModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, protected_namespaces=())
 
 
+class Body(RequestModel):
+    """What a whole body has."""
+
+    model: str | None = None
+
+    def check(self, service: Service) -> None:
+        """Raises ApiError with a sentence; called before a handler gets the body."""
+        service.check_model(self.model)
+
+
 class BodyRoute(APIRoute):
-    """A route whose handler takes `request` and, if it has a body, `body`: a RequestModel."""
+    """A route whose handler takes `request` and `body`, a Body."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        endpoint, model = self.endpoint, get_type_hints(self.endpoint).get("body")
-        if model is None:
-            return super().get_route_handler()
+        endpoint, model = self.endpoint, get_type_hints(self.endpoint)["body"]
 
         async def handle(request: Request) -> Response:
             body = read(await request.body(), request.headers.get("content-type", ""), model)
+            body.check(service_of(request))
             response = await endpoint(body=body, request=request)
             assert isinstance(response, Response)
             return response

@@ -55,7 +55,6 @@ class ResponsesRequest(GenerationRequest):
 async def create_response(body: ResponsesRequest, request: Request) -> Response:
     """Answer an input. Nothing is stored."""
     service = service_of(request)
-    body.check_common(service)
     if body.previous_response_id is not None:
         raise not_supported("previous_response_id", "nothing is stored, so send the whole conversation as input")
     if body.background:
