@@ -8,7 +8,7 @@ from pydantic import Field
 
 from foredraft.server.bodies import RequestModel
 from foredraft.server.errors import bad_request
-from foredraft.server.tools import Tool, ToolChoice
+from foredraft.server.tools import ToolChoice
 
 Grammar = dict[str, Any]
 
@@ -49,14 +49,14 @@ def _of_tools(choice: ToolChoice) -> Grammar | None:
     if choice.named is not None:
         return choice.named.parameters
     if choice.is_required:
-        return {"anyOf": [_call_schema(tool) for tool in choice.tools]}
+        calls = [
+            {
+                "type": "object",
+                "properties": {"name": {"const": tool.name}, "arguments": tool.parameters},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+            for tool in choice.tools
+        ]
+        return {"anyOf": calls}
     return None
-
-
-def _call_schema(tool: Tool) -> Grammar:
-    return {
-        "type": "object",
-        "properties": {"name": {"const": tool.name}, "arguments": tool.parameters},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-    }

@@ -84,7 +84,7 @@ class Gateway:
             headers=tuple((bytes(name), bytes(value)) for name, value in scope["headers"]),
             client=tuple(scope["client"]) if scope.get("client") else None,
             body=body,
-            prefixes=self._prefixes(scope, body),
+            prefixes=prefix_names(body, key_of(scope), self._shares_answers) if scope["method"] == "POST" else (),
         )
         started = time.monotonic()
         try:
@@ -93,9 +93,6 @@ class Gateway:
             await error_response(request.path, error)(scope, receive, send)
         else:
             self._recent_s.append(time.monotonic() - started)
-
-    def _prefixes(self, scope: Scope, body: bytes) -> tuple[bytes, ...]:
-        return prefix_names(body, key_of(scope), self._shares_answers) if scope["method"] == "POST" else ()
 
     async def metrics(self, request: Request) -> Response:
         pages = await self._replicas.metrics()
