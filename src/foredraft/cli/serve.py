@@ -63,13 +63,11 @@ def serve(
         raise InvalidParameter("--api-key must not be empty; leave it out to let everybody in.")
     opening()  # refuses what is wrong before torch is imported
     try:
-        import_module("fastapi")
-        import_module("uvicorn")
-        import_module("prometheus_client")
+        for package in ("fastapi", "uvicorn", "prometheus_client"):
+            import_module(package)
     except ImportError as error:
-        raise InvalidParameter(
-            "serve needs the server's packages; to get them: pip install 'foredraft[server]'."
-        ) from (error)
+        told = "serve needs the server's packages; to get them: pip install 'foredraft[server]'."
+        raise InvalidParameter(told) from error
     from foredraft.server.limits import Limits
     from foredraft.server.run import listen, make_server
     from foredraft.server.service import DEFAULT_SPECS, Service

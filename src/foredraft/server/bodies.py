@@ -52,15 +52,16 @@ class Body(RequestModel):
 
 
 class BodyRoute(APIRoute):
-    """A route whose handler takes `request` and `body`, a Body."""
+    """A route whose handler takes `body`, a Body, `request` and `service`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         endpoint, model = self.endpoint, get_type_hints(self.endpoint)["body"]
 
         async def handle(request: Request) -> Response:
             body = read(await request.body(), request.headers.get("content-type", ""), model)
-            body.check(service_of(request))
-            response = await endpoint(body=body, request=request)
+            service = await service_of(request)
+            body.check(service)
+            response = await endpoint(body=body, request=request, service=service)
             assert isinstance(response, Response)
             return response
 

@@ -50,6 +50,7 @@ class Generation:
         self.num_choices = len(streams) * params.n
         self._service = service
         self._record = record_of(request)
+        self.id = self._record.id
         self._streams = streams
         self._news = arrived  # of all streams: something may have changed since they were last read
         self._params = params
@@ -61,10 +62,6 @@ class Generation:
         service.num_answering += 1
         self._watch = asyncio.create_task(self._watch_client(request))
         self._ticker = self._loop.call_later(service.limits.tick_s, self._tick)
-
-    @property
-    def id(self) -> str:
-        return self._record.id
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -18,7 +18,7 @@ from foredraft.server.generation import Generation, begin
 from foredraft.server.messages import ChatMessage, conversation
 from foredraft.server.openai_completions import CompletionAnswer
 from foredraft.server.reports import Logprobs
-from foredraft.server.service import service_of
+from foredraft.server.service import Served
 from foredraft.server.sse import respond
 from foredraft.server.tools import CallParser, NamedTool, ToolCall, ToolChoice, ToolRequest, choose
 from foredraft.types import CompletionOutput, TokenEvent
@@ -41,9 +41,8 @@ class ChatRequest(OpenAIRequest):
 
 
 @router.post(PATH)
-async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
+async def create_chat_completion(body: ChatRequest, request: Request, service: Served) -> Response:
     """Answer a conversation."""
-    service = service_of(request)
     if body.speculation_trace and not body.stream:
         raise bad_request("speculation_trace is only allowed with stream=true.", "speculation_trace")
     check_count(service.limits.max_messages, "messages", body.messages)

@@ -14,7 +14,7 @@ from foredraft.server.errors import ApiError, error_object, not_supported
 from foredraft.server.fields import OpenAIRequest, check_count
 from foredraft.server.generation import Generation, Tokens, begin
 from foredraft.server.reports import Logprobs
-from foredraft.server.service import Prompt, service_of
+from foredraft.server.service import Prompt, Served
 from foredraft.server.sse import DONE, event, respond
 from foredraft.types import CompletionOutput, TokenEvent
 
@@ -31,9 +31,8 @@ class CompletionRequest(OpenAIRequest):
 
 
 @router.post(PATH)
-async def create_completion(body: CompletionRequest, request: Request) -> Response:
+async def create_completion(body: CompletionRequest, request: Request, service: Served) -> Response:
     """Continue one prompt or several."""
-    service = service_of(request)
     if body.echo:
         raise not_supported("echo", "put the prompt in front of the answer yourself")
     if body.suffix is not None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from importlib.metadata import version as installed_version
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.responses import Response
 
 from foredraft.server.errors import json_response
-from foredraft.server.service import Service, service_of
+from foredraft.server.service import Served, Service
 
-Served = Annotated[Service, Depends(service_of)]
 router = APIRouter()
 VERSION = installed_version("foredraft")
 

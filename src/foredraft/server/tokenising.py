@@ -13,7 +13,7 @@ from foredraft.server.bodies import Body, BodyRoute, Many
 from foredraft.server.errors import ApiError, as_api_error, bad_request, json_response
 from foredraft.server.fields import check_at_most, check_count
 from foredraft.server.messages import ChatMessage, conversation
-from foredraft.server.service import Conversation, Service, service_of
+from foredraft.server.service import Conversation, Served, Service
 
 router = APIRouter(route_class=BodyRoute)
 
@@ -29,9 +29,8 @@ class DetokenizeRequest(Body):
 
 
 @router.post("/tokenize")
-async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+async def tokenize(body: TokenizeRequest, request: Request, service: Served) -> Response:
     """The token ids of a text or a conversation."""
-    service = service_of(request)
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("Give either prompt or messages.", "prompt")
     if body.messages is not None:
@@ -43,9 +42,8 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
 
 
 @router.post("/detokenize")
-async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
+async def detokenize(body: DetokenizeRequest, request: Request, service: Served) -> Response:
     """The text of token ids."""
-    service = service_of(request)
     vocab = service.llm.model_config.vocab_size
     check_at_most(service.limits.max_tokenised, "tokens", body.tokens)
     if min(body.tokens, default=0) < 0 or max(body.tokens, default=0) >= vocab:
