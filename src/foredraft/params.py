@@ -247,10 +247,9 @@ def _grammar(grammar: Any) -> dict[str, Any] | None:
         ) from None
     if len(text) > MAX_GRAMMAR_LENGTH:
         raise InvalidParameter(f"grammar has {len(text)} characters of JSON; at most {MAX_GRAMMAR_LENGTH} are allowed.")
-    copied: dict[str, Any] = json.loads(text)
+    copied: dict[str, Any] = json.loads(text, object_hook=_check_references)
     kind = next((name for name in ("regex", "choice", "lark") if name in copied), None)
     if kind is None:
-        _check_references(copied)
         return copied
     value = copied[kind]
     texts = value if kind == "choice" else [value]
@@ -260,19 +259,13 @@ def _grammar(grammar: Any) -> dict[str, Any] | None:
     return copied
 
 
-def _check_references(schema: dict[str, Any]) -> None:
-    """A schema refers to its own parts only: no request reads a file or a URL."""
-    parts: list[Any] = [schema]
-    while parts:
-        part = parts.pop()
-        if isinstance(part, dict):
-            for name in ("$ref", "$dynamicRef", "$recursiveRef"):
-                reference = part.get(name)
-                if isinstance(reference, str) and not reference.startswith("#"):
-                    raise InvalidParameter(
-                        f"grammar refers to {_shortened(reference)}; a schema may refer to its own parts only, as in "
-                        "'#/$defs/name'."
-                    )
-            parts += part.values()
-        elif isinstance(part, list):
-            parts += part
+def _check_references(part: dict[str, Any]) -> dict[str, Any]:
+    """An object of a schema. It refers to the schema's own parts only: no request reads a file or a URL."""
+    for name in ("$ref", "$dynamicRef", "$recursiveRef"):
+        reference = part.get(name)
+        if isinstance(reference, str) and not reference.startswith("#"):
+            raise InvalidParameter(
+                f"grammar refers to {_shortened(reference)}; a schema may refer to its own parts only, as in "
+                "'#/$defs/name'."
+            )
+    return part
