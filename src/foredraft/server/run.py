@@ -20,7 +20,6 @@ from foredraft.server.sites import LOCAL, Sites
 log = logging.getLogger(__name__)
 
 BACKLOG = 2048
-_LOOK_AGAIN_S = 0.05
 
 
 class DrainingServer(uvicorn.Server):
@@ -57,7 +56,7 @@ class DrainingServer(uvicorn.Server):
         try:
             async with asyncio.timeout(self._service.limits.drain_timeout_s):
                 while self._service.num_answering:
-                    await asyncio.sleep(_LOOK_AGAIN_S)
+                    await asyncio.sleep(0.05)
         except TimeoutError:
             log.warning("%d requests did not end in time and are aborted.", self._service.num_answering)
             self.force_exit = True
