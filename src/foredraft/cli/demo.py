@@ -128,7 +128,6 @@ class Comparison:
         return self.plain.finished.token_ids == self.speculative.finished.token_ids
 
     def failures(self) -> list[str]:
-        """What went wrong, in sentences."""
         sides = {"plain": self.plain.finished, "speculative": self.speculative.finished}
         errors = [f"{self.title}, {side}: {output.error}" for side, output in sides.items() if output.error]
         return errors if self.same_text else [*errors, f"{self.title}: the texts differ."]
@@ -172,14 +171,12 @@ class Summary:
         )
 
     def cells(self, title: str) -> tuple[str, ...]:
-        """A row of the table."""
         same_text = "yes" if self.same_text else "NO"
         rates = f"{self.plain_tokens_per_s:.1f}", f"{self.speculative_tokens_per_s:.1f}"
         return title, same_text, f"{self.tokens_per_run:.2f}", *rates, f"{self.speedup:.2f}x"
 
 
 def _record(comparison: Comparison) -> dict[str, Any]:
-    """One prompt for `--json`."""
     return {
         "prompt": comparison.prompt,
         "same_text": comparison.same_text,

@@ -57,7 +57,6 @@ class CountingProgress:
         self.hide()
 
     def tick(self) -> None:
-        """One more is done."""
         self._bars.advance(self._task)
 
     def show(self) -> None:
