@@ -76,7 +76,10 @@ class SuffixProposer:
                 self._rows.append((sequence, tokens))
                 if sampled:
                     drafting[index] = sequence
-        self._finish([sequence for sequence, _ in earlier.values()])
+        ended = [sequence for sequence, _ in earlier.values()]
+        for proposer in self._proposers:
+            proposer.observe([Commit(sequence, (), (), (), "stop") for sequence in ended])
+            proposer.release([sequence.id for sequence in ended])
         return [self._chain(drafting[index]) if index in drafting else [] for index in range(len(sampled_token_ids))]
 
     def _started(self, prompt: Tokens) -> Sequence:
@@ -89,12 +92,6 @@ class SuffixProposer:
             return []
         drafts = [proposer.propose([sequence], [room], 0.0)[0] for proposer in self._proposers]
         return best_path(merge(drafts, room * len(drafts)))
-
-    def _finish(self, sequences: list[Sequence]) -> None:
-        commits = [Commit(sequence, (), (), (), "stop") for sequence in sequences]
-        for proposer in self._proposers:
-            proposer.observe(commits)
-            proposer.release([sequence.id for sequence in sequences])
 
 
 class MergedProposer(SuffixProposer):

@@ -50,7 +50,9 @@ async def create_chat_completion(body: ChatRequest, request: Request, service: S
         check_count(service.limits.max_tools, "tools", body.tools)
     choice = choose(body.tools, body.tool_choice)
     grammar = grammar_of(body.grammar, body.response_format, choice)
-    top = _top_logprobs(body)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise bad_request("top_logprobs needs logprobs=true.", "top_logprobs")
+    top = (body.top_logprobs or 0) if body.logprobs else None
     wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     params = body.sampling_params(service, wanted, logprobs=top, grammar=grammar)
     prompt = conversation(service, body.messages, body.tools if choice.tools else None)
@@ -59,12 +61,6 @@ async def create_chat_completion(body: ChatRequest, request: Request, service: S
     traced = service.llm.tokenizer if body.speculation_trace else None
     answer = ChatAnswer(generation, service.name, logprobs, choice, body.includes_usage, traced)
     return await respond(generation, answer, service.limits, body.stream)
-
-
-def _top_logprobs(body: ChatRequest) -> int | None:
-    if body.top_logprobs is not None and not body.logprobs:
-        raise bad_request("top_logprobs needs logprobs=true.", "top_logprobs")
-    return (body.top_logprobs or 0) if body.logprobs else None
 
 
 class ChatAnswer(CompletionAnswer):
