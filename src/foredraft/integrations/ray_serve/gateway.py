@@ -21,7 +21,7 @@ from foredraft.errors import Overloaded
 from foredraft.integrations.ray_serve.forwarding import ForwardedRequest
 from foredraft.integrations.ray_serve.options import FleetOptions
 from foredraft.integrations.ray_serve.prefix_table import prefix_names
-from foredraft.server.auth import Auth, key_of
+from foredraft.server.auth import Auth, Gate, key_of
 from foredraft.server.body_limit import BodyLimit
 from foredraft.server.errors import (
     ANTHROPIC_PATHS,
@@ -173,7 +173,7 @@ def make_gateway(replicas: Replicas, options: FleetOptions, label: str) -> Starl
         ],
         middleware=[
             *site_middleware(options.sites),
-            Middleware(Auth, keys=options.api_keys),
+            Middleware(Gate, check=Auth(options.api_keys).check),
             Middleware(BodyLimit, limits=options.limits),
         ],
     )
