@@ -11,6 +11,7 @@ from foredraft.server.errors import bad_request
 from foredraft.server.tools import ToolChoice
 
 Grammar = dict[str, Any]
+_ANY_OBJECT: Grammar = {"type": "object"}
 
 
 class JsonSchema(RequestModel):
@@ -36,7 +37,7 @@ def _of_format(wanted: ResponseFormat | None) -> Grammar | None:
     if wanted is None or wanted.type == "text":
         return None
     if wanted.type == "json_object":
-        return {"type": "object"}
+        return _ANY_OBJECT
     if wanted.json_schema is None or wanted.json_schema.schema_ is None:
         raise bad_request(
             'response_format of the type json_schema needs {"json_schema": {"schema": ...}}.', "response_format"
@@ -47,12 +48,12 @@ def _of_format(wanted: ResponseFormat | None) -> Grammar | None:
 def _of_tools(choice: ToolChoice) -> Grammar | None:
     """Of a named tool its arguments; of any tool an object with its name and arguments."""
     if choice.named is not None:
-        return choice.named.parameters
+        return choice.named.parameters or _ANY_OBJECT
     if choice.is_required:
         calls = [
             {
                 "type": "object",
-                "properties": {"name": {"const": tool.name}, "arguments": tool.parameters},
+                "properties": {"name": {"const": tool.name}, "arguments": tool.parameters or _ANY_OBJECT},
                 "required": ["name", "arguments"],
                 "additionalProperties": False,
             }
