@@ -27,7 +27,13 @@ def models(
     """List the catalogue, fetch a model, or tell about one (info)."""
     name = name or model
     if action == "list":
-        _list(name, as_json)
+        names = [entry.name for entry in catalog.entries()] if name is None else [name]
+        for record in map(_summary, names):
+            if as_json:
+                print_json(record)
+            else:
+                size, here = _megabytes(record["size_bytes"]), record["path"] or "not fetched"
+                print(f"{record['name']:<16} {size:>8}  {record['licence'] or 'licence unknown':<12} {here}")
         return
     if name is None:
         raise InvalidModel(f"Say which model: foredraft models {action} NAME; foredraft models lists the catalogue.")
@@ -40,16 +46,6 @@ def models(
         print_json(record)
     else:
         _print_fields(record)
-
-
-def _list(name: str | None, as_json: bool) -> None:
-    records = [_summary(entry.name) for entry in catalog.entries()] if name is None else [_summary(name)]
-    for record in records:
-        if as_json:
-            print_json(record)
-        else:
-            size, here = _megabytes(record["size_bytes"]), record["path"] or "not fetched"
-            print(f"{record['name']:<16} {size:>8}  {record['licence'] or 'licence unknown':<12} {here}")
 
 
 def _summary(name: str) -> dict[str, Any]:

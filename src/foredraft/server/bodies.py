@@ -17,7 +17,7 @@ from pydantic_core import CoreSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
-from foredraft.server.errors import ApiError, bad_request
+from foredraft.server.errors import bad_request
 from foredraft.server.service import Service, service_of
 
 _T = TypeVar("_T")
@@ -85,7 +85,9 @@ def read(data: bytes, content_type: str, model: type[_Model]) -> _Model:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise _told(error) from None
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = [str(part) for part in first["loc"]]
+        raise bad_request(f"{'.'.join(place)[:200]}: {first['msg']}.", place[0][:200]) from None
 
 
 def _is_json(content_type: str) -> bool:
@@ -93,10 +95,3 @@ def _is_json(content_type: str) -> bool:
     header["content-type"] = content_type
     kind, _, subkind = header.get_content_type().partition("/")
     return kind == "application" and (subkind == "json" or subkind.endswith("+json"))
-
-
-def _told(error: ValidationError) -> ApiError:
-    """By the name of the field."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    place = [str(part) for part in first["loc"]]
-    return bad_request(f"{'.'.join(place)[:200]}: {first['msg']}.", place[0][:200])
