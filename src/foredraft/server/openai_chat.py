@@ -99,8 +99,10 @@ class ChatAnswer(CompletionAnswer):
         """The content and the calls that are known with this text."""
         parser = self._parsers[index]
         content, calls = parser.feed(text)
-        rest, more = parser.end() if is_end else ("", [])
-        return content + rest, calls + more
+        if is_end:
+            rest, more = parser.end()
+            content, calls = content + rest, calls + more
+        return content, calls
 
     def begin(self) -> bytes:
         delta = {"role": "assistant", "content": ""}
