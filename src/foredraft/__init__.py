@@ -8,11 +8,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from foredraft.errors import ForedraftError, InvalidModel, InvalidParameter, InvalidPrompt, InvalidSpec
+from foredraft.params import SamplingParams
+from foredraft.types import RequestOutput, TokenEvent
+
 if TYPE_CHECKING:
-    from foredraft.errors import ForedraftError, InvalidModel, InvalidParameter, InvalidPrompt, InvalidSpec
     from foredraft.llm import LLM
-    from foredraft.params import SamplingParams
-    from foredraft.types import RequestOutput, TokenEvent
 
 __version__ = "0.2.0.dev0"
 
@@ -29,23 +30,11 @@ __all__ = [
     "__version__",
 ]
 
-_HOME = {
-    "LLM": "foredraft.llm",
-    "ForedraftError": "foredraft.errors",
-    "InvalidModel": "foredraft.errors",
-    "InvalidParameter": "foredraft.errors",
-    "InvalidPrompt": "foredraft.errors",
-    "InvalidSpec": "foredraft.errors",
-    "RequestOutput": "foredraft.types",
-    "SamplingParams": "foredraft.params",
-    "TokenEvent": "foredraft.types",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name != "LLM":
         raise AttributeError(f"module 'foredraft' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    return import_module("foredraft.llm").LLM
 
 
 def __dir__() -> list[str]:

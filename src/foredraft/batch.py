@@ -55,7 +55,6 @@ class ForwardBatch:
         return 0
 
     def to(self, device: torch.device) -> ForwardBatch:
-        """The same batch on another device."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         moved: dict[str, Any] = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
         return replace(self, **moved)
@@ -119,7 +118,6 @@ class PackedBatch(NamedTuple):
         return [0, *accumulate(self.row_counts)]
 
     def tensors(self) -> ForwardBatch:
-        """The same batch as tensors, on the CPU."""
         token_ids, positions, slots = map(torch.from_numpy, self.wide)
         sequences, prefix_lens, path_lens = map(torch.from_numpy, self.narrow)
         return ForwardBatch(

@@ -10,7 +10,6 @@ from foredraft.errors import InvalidParameter
 
 DTYPES = ("float32", "bfloat16", "int8", "int4")
 ACTIVATIONS = ("int8", "int16")  # what quantised weights are multiplied by on a CPU
-_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 MAX_THREADS = 256  # as in kernels/pool.h
 QUANT_GROUP = 32  # weights of int8 and int4 share one scale (and minimum) per 32 inputs
 
@@ -109,12 +108,9 @@ class EngineConfig:
     head: str | None = "auto"  # trained heads: those that come with Foredraft, None, or where they are
 
     def __post_init__(self) -> None:
-        if self.dtype not in ("auto", *DTYPES):
-            raise InvalidParameter(f"dtype={self.dtype!r} is not known; use auto, {', '.join(DTYPES)}.")
-        if self.activations not in ("auto", *ACTIVATIONS):
-            raise InvalidParameter(
-                f"activations={self.activations!r} is not known; use auto, {', '.join(ACTIVATIONS)}."
-            )
+        for name, known in (("dtype", DTYPES), ("activations", ACTIVATIONS)):
+            if getattr(self, name) not in ("auto", *known):
+                raise InvalidParameter(f"{name}={getattr(self, name)!r} is not known; use auto, {', '.join(known)}.")
         sizes = ("max_num_seqs", "max_num_batched_tokens", "refill", "max_model_len", "kv_cache_tokens", "block_size")
         for name in sizes:
             value = getattr(self, name)
@@ -132,7 +128,7 @@ class EngineConfig:
                 raise InvalidParameter(f"{name}={getattr(self, name)!r} must be True or False.")
         if not isinstance(self.device, str):
             raise InvalidParameter(f"device={self.device!r} must be a text: auto, cpu or cuda.")
-        if not _DEVICE.fullmatch(self.device):
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise InvalidParameter(f"device={self.device!r} is not known; use auto, cpu or cuda.")
         if self.head is not None and not (isinstance(self.head, str) and self.head):
             raise InvalidParameter(f"head={self.head!r} must be auto, None, a folder or a hub id.")

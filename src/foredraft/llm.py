@@ -17,6 +17,8 @@ from foredraft.types import CompletionOutput, RequestOutput, TokenEvent
 
 Message = dict[str, Any]
 Prompt = str | list[int] | list[Message]
+Params = SamplingParams | list[SamplingParams] | None  # for all prompts, or one for each
+Specs = str | list[str] | None  # likewise
 DoneProgress = Callable[[int, int], None]
 
 
@@ -40,9 +42,8 @@ class LLM:
         of each. `head` names trained heads: "auto" those that come with Foredraft for this model, None none, a folder
         or hub id others."""
         known = EngineConfig.__dataclass_fields__
-        for name in options:
-            if name not in known:
-                raise InvalidParameter(f"LLM has no option {name!r}; it has {', '.join(known)}.")
+        if unknown := [name for name in options if name not in known]:
+            raise InvalidParameter(f"LLM has no option {unknown[0]!r}; it has {', '.join(known)}.")
         self.spec = spec
         given = {name: value for name, value in options.items() if value is not None}
         loaded = load_model(model, EngineConfig(**given, head=head), parse_spec(spec), progress)
@@ -59,21 +60,21 @@ class LLM:
     def generate(
         self,
         prompts: str | list[int] | list[str] | list[list[int]],
-        params: SamplingParams | list[SamplingParams] | None = None,
+        params: Params = None,
         *,
-        spec: str | list[str] | None = None,
+        spec: Specs = None,
         progress: DoneProgress | None = None,
     ) -> list[RequestOutput]:
         """Continue one prompt or many, texts or token ids; outputs keep the order of the inputs."""
-        several: list[Any] = [prompts] if _is_one_prompt(prompts) else list(prompts)
+        several: Any = [prompts] if _is_one_prompt(prompts) else prompts
         return self._collect(several, params, spec, progress)
 
     def chat(
         self,
         conversations: str | list[int] | list[Message] | list[str] | list[list[int]] | list[list[Message]],
-        params: SamplingParams | list[SamplingParams] | None = None,
+        params: Params = None,
         *,
-        spec: str | list[str] | None = None,
+        spec: Specs = None,
         progress: DoneProgress | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or many. Each is a list of messages with `role` and `content`, a text that the user
@@ -98,23 +99,13 @@ class LLM:
         """Tokens of one prompt as they come; a list of messages is a conversation. Closing the iterator aborts."""
         return self.stream_many([prompt], params, spec=spec)
 
-    def stream_many(
-        self,
-        prompts: Items[Prompt],
-        params: SamplingParams | list[SamplingParams] | None = None,
-        *,
-        spec: str | list[str] | None = None,
-    ) -> Iterator[TokenEvent]:
+    def stream_many(self, prompts: Items[Prompt], params: Params = None, *, spec: Specs = None) -> Iterator[TokenEvent]:
         """Tokens of many prompts, interleaved; an event's `request_id` is the index of its prompt."""
         events = self._run([self.encode(prompt) for prompt in prompts], params, spec, is_followed=True)
         return (event._replace(request_id=str(index)) for index, event in events)
 
     def as_finished(
-        self,
-        prompts: Items[Prompt],
-        params: SamplingParams | list[SamplingParams] | None = None,
-        *,
-        spec: str | list[str] | None = None,
+        self, prompts: Items[Prompt], params: Params = None, *, spec: Specs = None
     ) -> Iterator[tuple[int, CompletionOutput]]:
         """The outputs of many prompts in the order in which they finish, each with the index of its prompt."""
         encoded = [self.encode(prompt) for prompt in prompts]
@@ -139,11 +130,7 @@ class LLM:
         self._deliver(self.engine.abort_all())
 
     def _run(
-        self,
-        prompts: list[list[int]],
-        params: SamplingParams | list[SamplingParams] | None,
-        spec: str | list[str] | None,
-        is_followed: bool,
+        self, prompts: list[list[int]], params: Params, spec: Specs, is_followed: bool
     ) -> Iterator[tuple[int, TokenEvent]]:
         """Events as they come, each with the index of its prompt; only the last of each sample if nobody follows."""
         every_params = _one_each("params", params, SamplingParams(), SamplingParams, len(prompts))
@@ -181,11 +168,7 @@ class LLM:
                 self._inboxes[event.request_id].append(event)
 
     def _collect(
-        self,
-        prompts: list[Prompt],
-        params: SamplingParams | list[SamplingParams] | None,
-        spec: str | list[str] | None,
-        progress: DoneProgress | None,
+        self, prompts: list[Prompt], params: Params, spec: Specs, progress: DoneProgress | None
     ) -> list[RequestOutput]:
         encoded = [self.encode(prompt) for prompt in prompts]
         every_params = _one_each("params", params, SamplingParams(), SamplingParams, len(prompts))
@@ -216,14 +199,9 @@ def _is_one_prompt(prompts: object) -> bool:
 
 def _one_each(name: str, given: Any, default: Any, kind: type, count: int) -> list[Any]:
     """One value per prompt, from nothing, one for all, or a list of them."""
-    if isinstance(given, list):
-        if len(given) != count:
-            raise InvalidParameter(
-                f"{name} has {len(given)} entries for {count} prompts; give one for all, or one each."
-            )
-        values = given
-    else:
-        values = [default if given is None else given] * count
+    values = given if isinstance(given, list) else [default if given is None else given] * count
+    if len(values) != count:
+        raise InvalidParameter(f"{name} has {len(values)} entries for {count} prompts; give one for all, or one each.")
     for value in values:
         if not isinstance(value, kind):
             raise InvalidParameter(f"{name} must be a {kind.__name__} or a list of them, not {type(value).__name__}.")

@@ -167,17 +167,15 @@ def _temperature(params: SamplingParams) -> None:
     )
 
 
+def _is_whole(value: object, low: int = 0, high: int = MAX_WHOLE) -> bool:
+    """Without limits: whether it may be a token id; which ids a model has, the engine knows."""
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
 def _whole(params: SamplingParams, name: str, low: int, high: int) -> None:
     value = getattr(params, name)
-    if value is None and name != "max_tokens":
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+    if not _is_whole(value, low, high) and (value is not None or name == "max_tokens"):
         raise InvalidParameter(f"{name}={_shortened(value)} must be a whole number from {low} to {high}.")
-
-
-def _is_token_id(value: object) -> bool:
-    """Whether it may be one; which ids a model has, the engine knows."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_WHOLE
 
 
 def _at_most(name: str, values: Any, most: int, what: str) -> None:
@@ -206,7 +204,7 @@ def _token_ids(ids: Any) -> tuple[int, ...]:
     is_list = isinstance(values, list | tuple)
     if is_list:
         _at_most("stop_token_ids", values, MAX_STOP_TOKEN_IDS, "token ids")
-    if not is_list or not all(map(_is_token_id, values)):
+    if not is_list or not all(map(_is_whole, values)):
         raise InvalidParameter(
             f"stop_token_ids={_shortened(ids)} must be a list of token ids (whole numbers from 0 to {MAX_WHOLE})."
         )
@@ -225,7 +223,7 @@ def _logit_bias(bias: Any) -> dict[int, float]:
             token_id: Any = int(token) if isinstance(token, str) else token  # JSON clients send the ids as strings
         except ValueError:
             token_id = None
-        if not _is_token_id(token_id) or not _is_number(value) or not abs(value) <= 100:
+        if not _is_whole(token_id) or not _is_number(value) or not abs(value) <= 100:
             raise InvalidParameter(
                 f"logit_bias has the entry {_shortened(token)}: {_shortened(value)}; it must map token ids to numbers "
                 "from -100 to 100."
@@ -249,10 +247,9 @@ def _grammar(grammar: Any) -> dict[str, Any] | None:
         ) from None
     if len(text) > MAX_GRAMMAR_LENGTH:
         raise InvalidParameter(f"grammar has {len(text)} characters of JSON; at most {MAX_GRAMMAR_LENGTH} are allowed.")
-    copied: dict[str, Any] = json.loads(text)
+    copied: dict[str, Any] = json.loads(text, object_hook=_check_references)
     kind = next((name for name in ("regex", "choice", "lark") if name in copied), None)
     if kind is None:
-        _check_references(copied)
         return copied
     value = copied[kind]
     texts = value if kind == "choice" else [value]
@@ -262,19 +259,13 @@ def _grammar(grammar: Any) -> dict[str, Any] | None:
     return copied
 
 
-def _check_references(schema: dict[str, Any]) -> None:
-    """A schema refers to its own parts only: no request reads a file or a URL."""
-    parts: list[Any] = [schema]
-    while parts:
-        part = parts.pop()
-        if isinstance(part, dict):
-            for name in ("$ref", "$dynamicRef", "$recursiveRef"):
-                reference = part.get(name)
-                if isinstance(reference, str) and not reference.startswith("#"):
-                    raise InvalidParameter(
-                        f"grammar refers to {_shortened(reference)}; a schema may refer to its own parts only, as in "
-                        "'#/$defs/name'."
-                    )
-            parts += part.values()
-        elif isinstance(part, list):
-            parts += part
+def _check_references(part: dict[str, Any]) -> dict[str, Any]:
+    """An object of a schema. It refers to the schema's own parts only: no request reads a file or a URL."""
+    for name in ("$ref", "$dynamicRef", "$recursiveRef"):
+        reference = part.get(name)
+        if isinstance(reference, str) and not reference.startswith("#"):
+            raise InvalidParameter(
+                f"grammar refers to {_shortened(reference)}; a schema may refer to its own parts only, as in "
+                "'#/$defs/name'."
+            )
+    return part

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the server needs the packages of the extra `server`")
 
 from foredraft.integrations.ray_serve.options import FleetOptions
-from foredraft.server.service import public_name
+from foredraft.reports.facts import file_name
 from tests.server.running_server import CANARY, load_tiny_model, running
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -24,16 +24,16 @@ ROUTES: dict[str, dict[str, Any]] = {
 
 def test_of_a_path_only_the_end_is_public(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").touch()
-    assert public_name(str(tmp_path / "model.gguf")) == "model.gguf"
-    assert public_name(f"{tmp_path}/") == tmp_path.name
-    assert public_name("smollm2-135m") == "smollm2-135m"
-    assert public_name("org/model") == "org/model"
+    assert file_name(str(tmp_path / "model.gguf")) == "model.gguf"
+    assert file_name(f"{tmp_path}/") == tmp_path.name
+    assert file_name("smollm2-135m") == "smollm2-135m"
+    assert file_name("org/model") == "org/model"
     assert FleetOptions(model=str(tmp_path)).names == (tmp_path.name,)
 
 
 def test_requests_may_use_the_path_and_no_answer_shows_it(tiny_folder: Path) -> None:
     path = str(tiny_folder)
-    with running(load_tiny_model(tiny_folder), names=[public_name(path)], given_name=path) as server:
+    with running(load_tiny_model(tiny_folder), names=[file_name(path)], given_name=path) as server:
         for name in (path, tiny_folder.name):
             status, body = server.post("/v1/completions", {**CANARY, "model": name})
             assert (status, body["model"]) == (200, tiny_folder.name)

@@ -127,8 +127,9 @@ def test_the_command_hands_on_what_its_operator_allows(
         "server.run.listen": lambda *_: nullcontext(listener),
         "cli.options.ModelOptions.open": lambda _: nullcontext(),
         "server.service.Service": lambda llm, names, *_, **__: made.append(names),
-        "server.run.make_server": lambda *given: made.append(given[-1]),
-        "server.run.serve": lambda *_, **__: None,
+        "server.run.make_server": lambda _, sites, **__: (
+            made.append(sites) or SimpleNamespace(run=lambda sockets: None)
+        ),
     }.items():
         monkeypatch.setattr(f"foredraft.{name}", stand_in)
     monkeypatch.setattr(sys, "argv", ["foredraft", "serve", "--model", str(tmp_path), *arguments])

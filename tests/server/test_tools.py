@@ -14,11 +14,11 @@ from foredraft.server.constraint import ResponseFormat, grammar_of
 from foredraft.server.errors import ApiError
 from foredraft.server.openai_chat import ChatAnswer
 from foredraft.server.sse import json_pieces
-from foredraft.server.tools import CallParser, NamedTool, Tool, ToolChoice, ToolRequest, choose, with_tool_prompt
+from foredraft.server.tools import CallParser, Function, NamedTool, ToolChoice, ToolRequest, choose, with_tool_prompt
 from foredraft.types import CompletionOutput, SpecMetrics, TokenEvent
 from tests.unit.unit_helpers import make_sequence
 
-WEATHER = Tool("weather", {"type": "object", "properties": {"city": {"type": "string"}}})
+WEATHER = Function(name="weather", parameters={"type": "object", "properties": {"city": {"type": "string"}}})
 AUTO = ToolChoice((WEATHER,))
 CALL = '{"name": "weather", "arguments": {"city": "Oslo"}}'
 REQUEST = ToolRequest.model_validate({"type": "function", "function": {"name": "weather"}})
@@ -75,7 +75,8 @@ def test_choices() -> None:
     named = NamedTool.model_validate({"type": "function", "function": {"name": "weather"}})
     assert choose(None, None) == choose([REQUEST], "none") == ToolChoice()
     assert not choose([REQUEST], "auto").is_required and choose([REQUEST], "required").is_required
-    assert choose([REQUEST], named).named == Tool("weather", {"type": "object"})
+    assert choose([REQUEST], named).named == REQUEST.function
+    assert grammar_of(None, None, choose([REQUEST], named)) == {"type": "object"}
     for tools, wanted in ((None, "required"), ([REQUEST], "sometimes"), (None, named)):
         with pytest.raises(ApiError, match="tool_choice"):
             choose(tools, wanted)

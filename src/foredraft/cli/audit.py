@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foredraft.audit import text
+from foredraft.audit.prompts import BUILT_IN
+from foredraft.audit.report import Check
 from foredraft.cli import options
 from foredraft.cli.output import print_json, say
 from foredraft.cli.progress import CountingProgress
+from foredraft.params import SamplingParams
+from foredraft.proposers.registry import parse_spec, proposer_names
+from foredraft.reports.prompts import Question, read_suite, spread
 
 if TYPE_CHECKING:
-    from foredraft.audit.report import Check
     from foredraft.llm import LLM
-    from foredraft.reports.prompts import Question
-
-VERDICTS = {True: "passed", False: "FAILED"}
 
 
 @options.opens_model("dtype", "activations", "device", "threads", "head")
@@ -39,11 +41,6 @@ def audit(
     as_json: options.Json = False,
 ) -> None:
     """Check on this machine: the same text with and without speculation, the sampled distribution, row invariance."""
-    from foredraft.audit.prompts import BUILT_IN
-    from foredraft.params import SamplingParams
-    from foredraft.proposers.registry import parse_spec
-    from foredraft.reports.prompts import read_suite, spread
-
     for spec in specs or ():
         parse_spec(spec)
     SamplingParams(max_tokens=max_tokens)
@@ -61,20 +58,17 @@ def audit(
 
 def _default_specs(llm: LLM) -> list[str]:
     """Every proposer that this model has, and every pair of them; says which ones are left out, and why."""
-    from foredraft.audit.text import unusable_proposers, with_pairs
-    from foredraft.proposers.registry import proposer_names
-
-    left_out = unusable_proposers(llm)
+    left_out = text.unusable_proposers(llm)
     for name, complaint in left_out.items():
         say(f"{name} is left out: {complaint}")
-    return with_pairs([name for name in proposer_names() if name not in left_out])
+    return text.with_pairs([name for name in proposer_names() if name not in left_out])
 
 
 def _all_checks(
     llm: LLM, questions: list[Question], specs: list[str], max_tokens: int, samples: int, as_json: bool
 ) -> list[Check]:
     """All checks, each shown as soon as it is done."""
-    from foredraft.audit import distribution, rows, text
+    from foredraft.audit import distribution, rows
 
     checks: list[Check] = []
     total = len(text.MODES) * (1 + len(specs)) + len(distribution.CASES) + rows.NUM_CHECKS
@@ -98,7 +92,7 @@ def _show(check: Check, as_json: bool) -> None:
     if as_json:
         say(json.dumps(asdict(check), ensure_ascii=False))
         return
-    verdict = VERDICTS[check.passed]
+    verdict = "passed" if check.passed else "FAILED"
     if sys.stdout.isatty():
         verdict = f"\x1b[{32 if check.passed else 31}m{verdict}\x1b[39m"
     print(f"{verdict}  {check.name}: {check.detail}", flush=True)

@@ -5,22 +5,20 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from foredraft.bench.cells import Cell, cells_of
+from foredraft.bench.measure import Plan, measure, num_timed_runs, verify_curve
+from foredraft.bench.report import Results, describe_model, describe_settings, figures, write_report, write_results
+from foredraft.bench.suite import load_suite
 from foredraft.cli import options
 from foredraft.cli.output import make_folder, print_json, say, say_written
 from foredraft.cli.progress import CountingProgress
 from foredraft.errors import InvalidParameter
 from foredraft.reports.answer import print_aligned
-
-if TYPE_CHECKING:
-    from foredraft.bench.cells import Cell
-    from foredraft.bench.measure import Plan
-    from foredraft.bench.report import Results
-    from foredraft.llm import LLM
-    from foredraft.reports.prompts import Question
+from foredraft.reports.facts import describe_machine, describe_versions
 
 DEFAULT_SPECS = ("auto", "ngram", "suffix", "ngram+suffix")
 HEADERS = (
@@ -49,16 +47,24 @@ def bench(
     as_json: options.Json = False,
 ) -> None:
     """Measure plain decoding and every --spec, interleaved; write results.json, report.html and plots."""
-    from foredraft.bench.measure import Plan
-    from foredraft.bench.suite import load_suite
-
     chosen = tuple(specs or DEFAULT_SPECS)
     plan = Plan(chosen, _batches(batch), tuple(dict.fromkeys(temperatures or [0.0])), max_tokens, repeats, seed)
     questions = load_suite(suite, limit)
     make_folder(out)
     wanted = opening(spec="off", prefix_caching=False)
     with wanted.open() as llm:
-        results = _measured(llm, questions, plan, wanted.model, suite)
+        with CountingProgress("Measuring", num_timed_runs(questions, plan)) as progress:
+            runs = measure(llm, questions, plan, progress.tick)
+        cost = verify_curve(llm)
+        results = Results(
+            machine=describe_machine(llm),
+            versions=describe_versions(),
+            model=describe_model(wanted.model, llm),
+            settings=describe_settings(plan, suite, len(questions)),
+            cells=cells_of(runs, cost, llm.dtype),
+            runs=runs,
+            verify_cost=cost,
+        )
     _write(results, out)
     if as_json:
         for cell in results.cells:
@@ -79,29 +85,7 @@ def _batches(text: str) -> tuple[int, ...]:
     return tuple(sorted({int(part) for part in parts}))
 
 
-def _measured(llm: LLM, questions: list[Question], plan: Plan, model: str, suite: str) -> Results:
-    from foredraft.bench.cells import cells_of
-    from foredraft.bench.measure import measure, num_timed_runs, verify_curve
-    from foredraft.bench.report import Results, describe_model, describe_settings
-    from foredraft.reports.facts import describe_machine, describe_versions
-
-    with CountingProgress("Measuring", num_timed_runs(questions, plan)) as progress:
-        runs = measure(llm, questions, plan, progress.tick)
-    cost = verify_curve(llm)
-    return Results(
-        machine=describe_machine(llm),
-        versions=describe_versions(),
-        model=describe_model(model, llm),
-        settings=describe_settings(plan, suite, len(questions)),
-        cells=cells_of(runs, cost, llm.dtype),
-        runs=runs,
-        verify_cost=cost,
-    )
-
-
 def _write(results: Results, out: Path) -> None:
-    from foredraft.bench.report import write_report, write_results
-
     try:
         write_results(results, out)
         drawn = write_report(results, out)
@@ -139,7 +123,5 @@ def _print_table(cells: list[Cell]) -> None:
 
 def _figures(cell: Cell) -> tuple[str, ...]:
     """A cell as text, in the order of HEADERS."""
-    from foredraft.bench.report import figures
-
     *which, _, rate, ratio, _, predicted, draft_cost, per_run, _ = figures(cell).values()
     return (*which, rate, ratio, predicted, draft_cost, per_run, "yes" if cell.same_text else "NO")

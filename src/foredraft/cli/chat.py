@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Annotated
 
 import typer
@@ -43,7 +44,7 @@ def chat(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, stop=stop
     )
     on_terminal = sys.stdin.isatty()
-    conversation = Conversation(system)
+    conversation, numbers = Conversation(system), count()
     wanted = opening()
     with wanted.open() as llm:
         if on_terminal:
@@ -63,9 +64,9 @@ def chat(
                     raise
                 say(f"{error} (/reset starts anew.)")
                 continue
-            conversation.add(line, output.text)
+            conversation.turns += [{"role": "user", "content": line}, {"role": "assistant", "content": output.text}]
             if as_json:
-                print_json(answer_record(conversation.answers - 1, [output]))
+                print_json(answer_record(next(numbers), [output]))
             say(dim(figures(output, colour_drafts=show_drafts and sys.stderr.isatty()), sys.stderr))
 
 
@@ -75,16 +76,11 @@ class Conversation:
 
     system: str | None = None
     turns: list[Message] = field(default_factory=list)
-    answers: int = 0  # given since the command started, whatever was reset
 
     def messages(self, line: str) -> list[Message]:
         """The conversation with `line` as its next user turn."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *self.turns, {"role": "user", "content": line}]
-
-    def add(self, line: str, answer: str) -> None:
-        self.turns += [{"role": "user", "content": line}, {"role": "assistant", "content": answer}]
-        self.answers += 1
 
 
 def _lines(prompted: bool) -> Iterator[str]:

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from foredraft.llm import LLM
 
-WARM_UP_TOKENS = 8
-
 # By a short title. The first two ask for what can be copied from the prompt, the others are open chat, where only a
 # trained head can draft.
 PROMPTS = {
@@ -69,12 +67,16 @@ def demo(
     wanted = opening(prefix_caching=False)
     if not sys.stderr.isatty():
         say(f"Fetching and loading {wanted.model}; the first time takes a while.")
-    comparisons = [Comparison(title, prompt, wanted.spec) for title, prompt in PROMPTS.items()]
+    comparisons = [
+        Comparison(title, prompt, Decoding("off"), Decoding(wanted.spec)) for title, prompt in PROMPTS.items()
+    ]
     with wanted.open() as llm:
         _warm_up(llm, wanted.spec)
         for comparison in comparisons:
-            with _live_picture(comparison) if live else nullcontext():
-                comparison.decode(llm, params)
+            with _Picture(comparison).live() if live else nullcontext():
+                # Speculatively first: proposers learn from every finished text, and would then know this one by heart.
+                for decoding in (comparison.speculative, comparison.plain):
+                    decoding.run(llm, comparison.prompt, params)
             if as_json:
                 print_json(_record(comparison))
             elif not live:
@@ -112,26 +114,20 @@ class Decoding:
             self.output = event.output or self.output
 
 
+@dataclass(frozen=True)
 class Comparison:
     """One prompt, decoded plain and speculatively."""
 
-    def __init__(self, title: str, prompt: str, spec: str) -> None:
-        self.title = title
-        self.prompt = prompt
-        self.plain = Decoding("off")
-        self.speculative = Decoding(spec)
-
-    def decode(self, llm: LLM, params: SamplingParams) -> None:
-        """Speculatively first: proposers learn from every finished text, and would then know this one by heart."""
-        self.speculative.run(llm, self.prompt, params)
-        self.plain.run(llm, self.prompt, params)
+    title: str
+    prompt: str
+    plain: Decoding
+    speculative: Decoding
 
     @property
     def same_text(self) -> bool:
         return self.plain.finished.token_ids == self.speculative.finished.token_ids
 
     def failures(self) -> list[str]:
-        """What went wrong, in sentences."""
         sides = {"plain": self.plain.finished, "speculative": self.speculative.finished}
         errors = [f"{self.title}, {side}: {output.error}" for side, output in sides.items() if output.error]
         return errors if self.same_text else [*errors, f"{self.title}: the texts differ."]
@@ -140,20 +136,14 @@ class Comparison:
 def _warm_up(llm: LLM, spec: str) -> None:
     """First runs are the slowest and must not count, and the first request that leaves the choice to the controller
     measures the machine. What proposers learn from this one word is no part of any answer."""
-    params = SamplingParams(max_tokens=WARM_UP_TOKENS, temperature=0.0)
-    with _patience("Measuring the cost of runs on this machine"):
+    from rich.console import Console
+
+    params = SamplingParams(max_tokens=8, temperature=0.0)
+    moving = Console(stderr=True).status("Measuring the cost of runs on this machine")
+    with moving if sys.stderr.isatty() else nullcontext():
         for each in dict.fromkeys(("off", spec)):
             for _ in llm.stream("Hello", params, spec=each):
                 pass
-
-
-def _patience(what: str) -> AbstractContextManager[Any]:
-    """Something that moves while there is nothing to see yet, on a terminal."""
-    if not sys.stderr.isatty():
-        return nullcontext()
-    from rich.console import Console
-
-    return Console(stderr=True).status(what)
 
 
 @dataclass(frozen=True)
@@ -180,9 +170,13 @@ class Summary:
             speedup=quotient(plain_s, speculative_s),
         )
 
+    def cells(self, title: str) -> tuple[str, ...]:
+        same_text = "yes" if self.same_text else "NO"
+        rates = f"{self.plain_tokens_per_s:.1f}", f"{self.speculative_tokens_per_s:.1f}"
+        return title, same_text, f"{self.tokens_per_run:.2f}", *rates, f"{self.speedup:.2f}x"
+
 
 def _record(comparison: Comparison) -> dict[str, Any]:
-    """One prompt for `--json`."""
     return {
         "prompt": comparison.prompt,
         "same_text": comparison.same_text,
@@ -205,12 +199,12 @@ def _print_table(comparisons: list[Comparison]) -> None:
     from rich.table import Table
 
     headers = ("prompt", "same\ntext?", "tokens\nper run", "plain\ntok/s", "speculative\ntok/s", "speed-up")
-    totals = _cells("all", Summary.of(*comparisons))
+    totals = Summary.of(*comparisons).cells("all")
     table = Table(box=SIMPLE_HEAD, show_footer=True)
     for header, total in zip(headers, totals, strict=True):
         table.add_column(header, total, justify="left" if header == "prompt" else "right")
     for comparison in comparisons:
-        table.add_row(*_cells(comparison.title, Summary.of(comparison)))
+        table.add_row(*Summary.of(comparison).cells(comparison.title))
     Console().print(table)
     for comparison in comparisons:
         metrics = comparison.speculative.finished.metrics
@@ -240,28 +234,16 @@ def head_sentence(decodings: list[Decoding]) -> str:
     return ""
 
 
-def _cells(title: str, summary: Summary) -> tuple[str, ...]:
-    return (
-        title,
-        "yes" if summary.same_text else "NO",
-        f"{summary.tokens_per_run:.2f}",
-        f"{summary.plain_tokens_per_s:.1f}",
-        f"{summary.speculative_tokens_per_s:.1f}",
-        f"{summary.speedup:.2f}x",
-    )
-
-
-def _live_picture(comparison: Comparison) -> AbstractContextManager[Any]:
-    from rich.live import Live
-
-    return Live(get_renderable=lambda: _Picture(comparison), refresh_per_second=8)
-
-
 @dataclass
 class _Picture:
     """Both texts of a prompt side by side, as far as they have come, over a legend of the proposers."""
 
     comparison: Comparison
+
+    def live(self) -> AbstractContextManager[Any]:
+        from rich.live import Live
+
+        return Live(get_renderable=lambda: self, refresh_per_second=8)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.table import Table

@@ -98,12 +98,14 @@ def _print_in_order(events: Iterator[TokenEvent], total: int, n: int, as_json: b
                 continue
             index = int(event.request_id)
             finished[index][event.index] = event.output
+            if len(finished[index]) == n:
+                progress.tick()
             progress.hide()
             failed |= _report_error(index, event.output)
             while printed < total and len(finished[printed]) == n:
                 _print_answer(printed, [finished[printed][sample] for sample in range(n)], as_json)
                 printed += 1
-            progress.show(sum(len(samples) == n for samples in finished))
+            progress.show()
     return failed
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -16,35 +15,32 @@ from foredraft.errors import InvalidModel
 from foredraft.models import catalog
 from foredraft.proposers.registry import proposer_names
 
-if TYPE_CHECKING:
-    from foredraft.heads.catalog import HeadFiles
-
-
-class Action(StrEnum):
-    list = "list"
-    fetch = "fetch"
-    info = "info"
-
 
 def models(
-    action: Annotated[Action, typer.Argument(metavar="[list|fetch|info]", help="What to do.")] = Action.list,
+    action: Annotated[
+        Literal["list", "fetch", "info"], typer.Argument(metavar="[list|fetch|info]", help="What to do.")
+    ] = "list",
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The model to fetch or to tell about.")] = None,
     model: Annotated[str | None, typer.Option(help="The same as NAME.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """List the catalogue, fetch a model, or tell about one (info)."""
     name = name or model
-    if action is Action.list:
-        _list(name, as_json)
+    if action == "list":
+        names = [entry.name for entry in catalog.entries()] if name is None else [name]
+        for record in map(_summary, names):
+            if as_json:
+                print_json(record)
+            else:
+                size, here = _megabytes(record["size_bytes"]), record["path"] or "not fetched"
+                print(f"{record['name']:<16} {size:>8}  {record['licence'] or 'licence unknown':<12} {here}")
         return
     if name is None:
-        raise InvalidModel(
-            f"Say which model: foredraft models {action.value} NAME; foredraft models lists the catalogue."
-        )
-    if action is Action.fetch:
+        raise InvalidModel(f"Say which model: foredraft models {action} NAME; foredraft models lists the catalogue.")
+    if action == "fetch":
         fetched(name)
     record = _summary(name)
-    if action is Action.info:
+    if action == "info":
         record |= _details(record["path"])
     if as_json:
         print_json(record)
@@ -52,27 +48,18 @@ def models(
         _print_fields(record)
 
 
-def _list(name: str | None, as_json: bool) -> None:
-    records = [_summary(entry.name) for entry in catalog.entries()] if name is None else [_summary(name)]
-    for record in records:
-        if as_json:
-            print_json(record)
-        else:
-            size, here = _megabytes(record["size_bytes"]), record["path"] or "not fetched"
-            print(f"{record['name']:<16} {size:>8}  {record['licence'] or 'licence unknown':<12} {here}")
-
-
 def _summary(name: str) -> dict[str, Any]:
     """What is known without opening the model: of the catalogue's models all of it, of a file its size."""
-    licence: str | None = None
     for entry in catalog.entries():
         if name.lower() in (entry.name, *entry.aliases):
-            name, size, licence, path = entry.name, entry.size_bytes, entry.licence, entry.path
+            path = str(entry.path) if entry.path else None
+            known = {"name": entry.name, "size_bytes": entry.size_bytes, "licence": entry.licence, "path": path}
             break
     else:
-        path = catalog.resolve(name)
-        size = _size(path)
-    known = {"name": name, "size_bytes": size, "licence": licence, "path": str(path) if path else None}
+        place = catalog.resolve(name)
+        files = place.rglob("*") if place.is_dir() else [place]
+        size = sum(file.stat().st_size for file in files if file.is_file())
+        known = {"name": name, "size_bytes": size, "licence": None, "path": str(place)}
     return {**known, "proposers": list(proposer_names())}
 
 
@@ -90,48 +77,37 @@ def _details(path: str | None) -> dict[str, Any]:
         "dtype": checkpoint.precision,
         "backend": backend.name,
         "note": f"The fast kernels are missing. {how_to_get_kernels()}" if is_slow else None,
-        "heads": [_head(files) for files in shipped_heads(checkpoint).values()],
+        "heads": [  # that come with Foredraft; draft tokens were accepted so often on text not trained on
+            {"kind": kind, "path": str(files.folder), "acceptance": list(files.config.acceptance)}
+            for kind, files in shipped_heads(checkpoint).items()
+        ],
         "config": asdict(checkpoint.config),
     }
 
 
-def _head(files: HeadFiles) -> dict[str, Any]:
-    """A head that comes with Foredraft, and how often its draft tokens were accepted on text it was not trained on."""
-    return {"kind": files.config.kind, "path": str(files.folder), "acceptance": list(files.config.acceptance)}
-
-
 def _print_fields(record: dict[str, Any]) -> None:
     """One field a line; the config's fields below it, without those that are not set."""
-    for field, value in record.items():
+    shown = {
+        **record,
+        "size_bytes": _megabytes(record["size_bytes"]),
+        "licence": record["licence"] or "unknown",
+        "proposers": ", ".join(record["proposers"]),
+    }
+    if shown.get("heads") is not None:
+        shown["heads"] = "; ".join(map(_readable_head, shown["heads"])) or "none"
+    for field, value in shown.items():
         if field == "config" and value is not None:
             print("config")
             for key, setting in value.items():
                 if setting not in (None, (), False):
                     print(f"  {key:<24} {setting}")
         elif field != "note" or value is not None:
-            print(f"{field.removesuffix('_bytes'):<10} {_readable(field, value)}")
-
-
-def _readable(field: str, value: Any) -> str:
-    if field == "size_bytes":
-        return _megabytes(value)
-    if field == "proposers":
-        return ", ".join(value) or "none yet"
-    if field == "heads" and value is not None:
-        return "; ".join(map(_readable_head, value)) or "none"
-    if value is None:
-        return "unknown" if field == "licence" else "not fetched"
-    return str(value)
+            print(f"{field.removesuffix('_bytes'):<10} {'not fetched' if value is None else value}")
 
 
 def _readable_head(head: dict[str, Any]) -> str:
     rates = ", ".join(f"{rate:.2f}" for rate in head["acceptance"])
     return f"{head['kind']} (accepted by depth: {rates})" if rates else f"{head['kind']} (not measured)"
-
-
-def _size(path: Path) -> int:
-    files = path.rglob("*") if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _megabytes(size: int) -> str:

@@ -22,20 +22,9 @@ if TYPE_CHECKING:
 
 Model = Annotated[str, typer.Option(help="A catalogue name, a GGUF file, a safetensors folder or a hub id.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout, everything else on stderr.")]
-Spec = Annotated[str, typer.Option(help="Speculation: off, auto, ngram, ngram:k=6, ngram+suffix, ...")]
-
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, int8, int4, or auto: as the file has it.")]
-Activations = Annotated[
-    str, typer.Option(help="int8, int16, or auto: int8. What int8 and int4 weights are multiplied by.")
-]
 Device = Annotated[str, typer.Option(help="Where to run; auto picks the best there is.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; all usable cores when not given.")]
-Head = Annotated[
-    str, typer.Option(help="Trained heads: auto, none, a folder that `foredraft train` wrote, or a hub id.")
-]
-Exact = Annotated[
-    bool, typer.Option("--exact/--no-exact", help="Bits that do not depend on batch mates, chunks or drafts.")
-]
 
 MaxTokens = Annotated[int, typer.Option(help="The most tokens to write.")]
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy; the model's own setting when not given.")]
@@ -81,13 +70,19 @@ Opening = partial[ModelOptions]  # ModelOptions with what the command line says;
 # By parameter of ModelOptions; --help shows the first two before a command's own options, and the others behind them.
 _DECLARED = {
     "model": Model,
-    "spec": Spec,
+    "spec": Annotated[str, typer.Option(help="Speculation: off, auto, ngram, ngram:k=6, ngram+suffix, ...")],
     "dtype": Dtype,
-    "activations": Activations,
+    "activations": Annotated[
+        str, typer.Option(help="int8, int16, or auto: int8. What int8 and int4 weights are multiplied by.")
+    ],
     "device": Device,
     "threads": Threads,
-    "head": Head,
-    "exact": Exact,
+    "head": Annotated[
+        str, typer.Option(help="Trained heads: auto, none, a folder that `foredraft train` wrote, or a hub id.")
+    ],
+    "exact": Annotated[
+        bool, typer.Option("--exact/--no-exact", help="Bits that do not depend on batch mates, chunks or drafts.")
+    ],
 }
 _DEFAULTS = {"model": DEFAULT_MODEL, "spec": "auto"}
 

@@ -24,7 +24,7 @@ def loading_progress() -> Iterator[Callable[[str, int, int], None] | None]:
         return
     from rich.filesize import decimal
 
-    with _bars() as bars:
+    with _bars("{task.fields[amount]}") as bars:
         tasks: dict[str, TaskID] = {}
 
         def show(stage: str, done: int, total: int) -> None:
@@ -46,45 +46,39 @@ class CountingProgress:
     """One bar for many prompts; nothing at all without a terminal, or for a single one."""
 
     def __init__(self, what: str, total: int) -> None:
-        self._total, self._done = total, 0
-        self._bars = _bars() if total > 1 and sys.stderr.isatty() else None
-        self._task = self._bars.add_task(what, total=total, amount="") if self._bars else None
+        self._bars = _bars("{task.completed} of {task.total}", disable=total < 2 or not sys.stderr.isatty())
+        self._task = self._bars.add_task(what, total=total)
 
     def __enter__(self) -> CountingProgress:
-        self.show(0)
+        self.show()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.hide()
 
     def tick(self) -> None:
-        """One more is done."""
-        self.show(self._done + 1)
+        self._bars.advance(self._task)
 
-    def show(self, done: int | None = None) -> None:
-        """So many are done; as many as before where it is not said."""
-        self._done = self._done if done is None else done
-        if self._bars is not None and self._task is not None:
-            self._bars.update(self._task, completed=self._done, amount=f"{self._done} of {self._total}")
-            self._bars.start()
+    def show(self) -> None:
+        self._bars.start()
 
     def hide(self) -> None:
         """Make room, so that results can be printed where the bar was."""
-        if self._bars is not None:
-            self._bars.stop()
+        self._bars.stop()
 
 
-def _bars() -> Progress:
+def _bars(amount: str, disable: bool = False) -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.fields[amount]}"),
+        TextColumn(amount),
         TimeRemainingColumn(),
         console=Console(stderr=True),
         transient=True,
         redirect_stdout=False,  # else rich would send results to stderr
         redirect_stderr=False,
+        disable=disable,
     )

@@ -10,6 +10,7 @@ import typer
 from foredraft.cli import options
 from foredraft.cli.output import say
 from foredraft.errors import InvalidParameter
+from foredraft.reports.facts import file_name
 
 
 @options.opens_model("spec", "dtype", "activations", "device", "threads", "head", "exact")
@@ -62,22 +63,18 @@ def serve(
         raise InvalidParameter("--api-key must not be empty; leave it out to let everybody in.")
     opening()  # refuses what is wrong before torch is imported
     try:
-        import_module("fastapi")
-        import_module("uvicorn")
-        import_module("prometheus_client")
+        for package in ("fastapi", "uvicorn", "prometheus_client"):
+            import_module(package)
     except ImportError as error:
-        raise InvalidParameter(
-            "serve needs the server's packages; to get them: pip install 'foredraft[server]'."
-        ) from (error)
+        told = "serve needs the server's packages; to get them: pip install 'foredraft[server]'."
+        raise InvalidParameter(told) from error
     from foredraft.server.limits import Limits
     from foredraft.server.run import listen, make_server
-    from foredraft.server.run import serve as run_server
-    from foredraft.server.service import DEFAULT_SPECS, Service, public_name
+    from foredraft.server.service import DEFAULT_SPECS, Service
     from foredraft.server.sites import Sites, is_local_name
 
     model = opening.keywords["model"]
-    names = served_model_name or [public_name(model)]
-    sites = Sites(is_local_name(host), tuple(allow_host or ()), tuple(cors or ()))
+    names = served_model_name or [file_name(model)]
     limits = Limits(
         max_tokens=max_tokens,
         max_n=max_n,
@@ -86,39 +83,26 @@ def serve(
         running_timeout_s=running_timeout,
         drain_timeout_s=drain_timeout,
     )
+    sites = Sites(is_local_name(host), tuple(allow_host or ()), tuple(cors or ()))
+    sizes = {"max_num_seqs": max_num_seqs, "max_model_len": max_model_len, "kv_cache_tokens": kv_cache_tokens}
+    for_service: dict[str, Any] = {
+        "limits": limits,
+        "allowed_specs": allow_spec or DEFAULT_SPECS,
+        "honours_priority": priority,
+        "shares_answers": share_answers,
+    }
+    for_app: dict[str, Any] = {"api_keys": api_key or (), "log_prompts": log_prompts, "sites": sites}
     if replicas > 1:
-        fleet = {
-            **opening.keywords,
-            "head": None if opening.keywords["head"] == "none" else opening.keywords["head"],
-            "max_num_seqs": max_num_seqs,
-            "max_model_len": max_model_len,
-            "kv_cache_tokens": kv_cache_tokens,
-            "served_model_names": names,
-            "allowed_specs": allow_spec or DEFAULT_SPECS,
-            "api_keys": api_key or (),
-            "honours_priority": priority,
-            "shares_answers": share_answers,
-            "log_prompts": log_prompts,
-            "sites": sites,
-            "limits": limits,
-            "num_replicas": replicas,
-            "max_queued_requests": max_waiting,
-        }
-        _serve_fleet(fleet, host, port)
+        fleet = {**opening.keywords, **sizes, **for_service, **for_app, "served_model_names": names}
+        _serve_fleet({**fleet, "num_replicas": replicas, "max_queued_requests": max_waiting}, host, port)
         return
-    wanted = opening(max_num_seqs=max_num_seqs, max_model_len=max_model_len, kv_cache_tokens=kv_cache_tokens)
-    with listen(host, port) as listener, wanted.open() as llm:
-        service = Service(
-            *(llm, names, limits, allow_spec or DEFAULT_SPECS, priority),
-            shares_answers=share_answers,
-            given_name=model,
-        )
+    with listen(host, port) as listener, opening(**sizes).open() as llm:
+        server = make_server(Service(llm, names, given_name=model, **for_service), **for_app)
         address = f"http://{host}:{listener.getsockname()[1]}"
-        run_server(
-            make_server(service, api_key or (), log_prompts, sites),
-            listener,
-            on_ready=lambda: say(f"Serving {names[0]} ({llm.dtype}, {llm.backend_name}) at {address}. Ctrl-C stops."),
+        server.on_ready = lambda: say(
+            f"Serving {names[0]} ({llm.dtype}, {llm.backend_name}) at {address}. Ctrl-C stops."
         )
+        server.run(sockets=[listener])
 
 
 def _serve_fleet(fleet: dict[str, Any], host: str, port: int) -> None:
@@ -137,7 +121,8 @@ def _serve_fleet(fleet: dict[str, Any], host: str, port: int) -> None:
     count = fleet["num_replicas"]
     threads = fleet["threads"] or max(1, usable_cores() // count)
     gpus = 0 if fleet["device"] == "cpu" else min(1, torch.cuda.device_count() / count)  # Ray hides those not reserved
-    wanted = read_options({**fleet, "threads": threads, "gpus": gpus})
+    head = None if fleet["head"] == "none" else fleet["head"]
+    wanted = read_options({**fleet, "head": head, "threads": threads, "gpus": gpus})
     with listen(host, port) as listener:  # a port in use is told at once, and 0 becomes a number
         port = listener.getsockname()[1]
     what = f"{wanted.num_replicas} replicas of {wanted.names[0]}, {wanted.threads} threads each,"

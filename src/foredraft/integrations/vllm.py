@@ -10,7 +10,6 @@ aside for a while counts as ended and comes back as a new one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -34,12 +33,7 @@ _OPTIONS: dict[str, Any] = {"tree": "chain", "min_n": 1, "min_score": 0.39, "sto
 _PARAMS = SamplingParams().resolved({})  # vLLM does not tell the parameters of its requests
 
 
-@dataclass(frozen=True)
-class _Row:
-    """A sequence with its tokens as vLLM holds them, which compares in no time."""
-
-    sequence: Sequence
-    tokens: Tokens
+_Row = tuple[Sequence, Tokens]  # with the tokens as vLLM holds them, which compares in no time
 
 
 class SuffixProposer:
@@ -79,10 +73,13 @@ class SuffixProposer:
             sequence = _take(earlier, index, before) or (self._started(before) if sampled else None)
             if sequence is not None:
                 sequence.token_ids.extend(tokens[len(before) :].tolist())
-                self._rows.append(_Row(sequence, tokens))
-            if sequence is not None and sampled:
-                drafting[index] = sequence
-        self._finish([row.sequence for row in earlier.values()])
+                self._rows.append((sequence, tokens))
+                if sampled:
+                    drafting[index] = sequence
+        ended = [sequence for sequence, _ in earlier.values()]
+        for proposer in self._proposers:
+            proposer.observe([Commit(sequence, (), (), (), "stop") for sequence in ended])
+            proposer.release([sequence.id for sequence in ended])
         return [self._chain(drafting[index]) if index in drafting else [] for index in range(len(sampled_token_ids))]
 
     def _started(self, prompt: Tokens) -> Sequence:
@@ -95,12 +92,6 @@ class SuffixProposer:
             return []
         drafts = [proposer.propose([sequence], [room], 0.0)[0] for proposer in self._proposers]
         return best_path(merge(drafts, room * len(drafts)))
-
-    def _finish(self, sequences: list[Sequence]) -> None:
-        commits = [Commit(sequence, (), (), (), "stop") for sequence in sequences]
-        for proposer in self._proposers:
-            proposer.observe(commits)
-            proposer.release([sequence.id for sequence in sequences])
 
 
 class MergedProposer(SuffixProposer):
@@ -123,7 +114,6 @@ def best_path(draft: Draft) -> list[int]:
 def _take(earlier: dict[int, _Row], index: int, tokens: Tokens) -> Sequence | None:
     """Take out the sequence of exactly these tokens: mostly from the row where it was, else from wherever it is."""
     for place in (index, *earlier):
-        row = earlier.get(place)
-        if row is not None and np.array_equal(row.tokens, tokens):
-            return earlier.pop(place).sequence
+        if place in earlier and np.array_equal(earlier[place][1], tokens):
+            return earlier.pop(place)[0]
     return None

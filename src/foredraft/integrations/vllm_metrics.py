@@ -12,8 +12,6 @@ from urllib.request import urlopen
 from foredraft.control.economics import quotient
 from foredraft.errors import InvalidParameter
 
-_TIMEOUT_S = 10
-_MOST_BYTES = 1 << 24
 _SAMPLE = re.compile(r"(?P<name>vllm:\w+)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)")
 _POSITION = re.compile(r'(?:^|,)position="(\d+)"')
 _PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
@@ -59,8 +57,8 @@ def read_server(url: str) -> ServerSpeculation:
         raise InvalidParameter(f"--vllm-metrics {url!r} must be an address such as http://localhost:8000/metrics.")
     address = urlunsplit(parts._replace(path=parts.path if parts.path.strip("/") else "/metrics"))
     try:
-        with urlopen(address, timeout=_TIMEOUT_S) as answer:
-            text = answer.read(_MOST_BYTES).decode("utf-8", "replace")
+        with urlopen(address, timeout=10) as answer:
+            text = answer.read(1 << 24).decode("utf-8", "replace")
     except (URLError, OSError, ValueError) as error:
         if isinstance(error, HTTPError):
             error.close()  # it is an answer too

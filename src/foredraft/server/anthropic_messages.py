@@ -14,7 +14,7 @@ from foredraft.server.errors import ApiError, error_object, json_response, not_s
 from foredraft.server.fields import GenerationRequest, check_count
 from foredraft.server.generation import Generation, Tokens, begin
 from foredraft.server.messages import ChatMessage, TextPart, conversation, text_of
-from foredraft.server.service import Conversation, Service, service_of
+from foredraft.server.service import Conversation, Served, Service
 from foredraft.server.sse import event, respond
 from foredraft.server.tokenising import encode
 from foredraft.types import CompletionOutput
@@ -43,10 +43,8 @@ class MessagesRequest(PromptRequest):
 
 
 @router.post(PATH)
-async def create_message(body: MessagesRequest, request: Request) -> Response:
+async def create_message(body: MessagesRequest, request: Request, service: Served) -> Response:
     """Answer a conversation."""
-    service = service_of(request)
-    body.check_common(service)
     prompt = _prompt(service, body)
     params = body.sampling_params(service, body.max_tokens, stop=body.stop_sequences)
     generation = await begin(service, request, body, [prompt], params)
@@ -54,10 +52,8 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
 
 
 @router.post(f"{PATH}/count_tokens")
-async def count_tokens(body: PromptRequest, request: Request) -> Response:
+async def count_tokens(body: PromptRequest, request: Request, service: Served) -> Response:
     """How many tokens a conversation has."""
-    service = service_of(request)
-    body.check_common(service)
     return json_response({"input_tokens": len(await encode(service, _prompt(service, body)))})
 
 

@@ -21,7 +21,7 @@ from foredraft.server import (
     status,
     tokenising,
 )
-from foredraft.server.auth import Auth
+from foredraft.server.auth import Auth, Gate
 from foredraft.server.body_limit import BodyLimit
 from foredraft.server.errors import ApiError, error_response, failure
 from foredraft.server.generation import ClientGone
@@ -56,7 +56,7 @@ def make_app(
         middleware=[  # the first is the first that a request meets
             Middleware(RequestLog, log_prompts=log_prompts),
             *(site_middleware(sites) if sites else ()),
-            Middleware(Auth, keys=list(api_keys)),
+            Middleware(Gate, check=Auth(api_keys).check),
             Middleware(BodyLimit, limits=service.limits),
         ],
         exception_handlers=dict.fromkeys((ApiError, HTTPException, ClientGone, Exception), _answer_error),

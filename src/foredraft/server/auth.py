@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -17,29 +17,39 @@ OPEN_FOLDER = "/static/"
 _KEY = "foredraft.key"
 
 
-class Auth:
-    """Lets a request through when its `Authorization: Bearer` or `x-api-key` is a key, or when there are no keys."""
+class Gate:
+    """Middleware that lets an HTTP request through unless `check` raises an ApiError, which is then the answer."""
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, check: Callable[[Scope], None]) -> None:
         self._app = app
-        self._digests = [_digest(key.encode("utf-8", "surrogateescape")) for key in keys]
+        self._check = check
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+        app = self._app
+        if scope["type"] == "http":
+            try:
+                self._check(scope)
+            except ApiError as error:
+                app = error_response(scope["path"], error)
+        await app(scope, receive, send)
+
+
+class Auth:
+    """Wants one of the keys as `Authorization: Bearer` or `x-api-key`, where there are keys."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [_digest(key.encode("utf-8", "surrogateescape")) for key in keys]
+
+    def check(self, scope: Scope) -> None:
         scope[_KEY] = self._place_of_key(Headers(scope=scope))
         path = scope["path"]
         is_open = not self._digests or path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
         if scope[_KEY] is None and not is_open:
-            error = ApiError(
+            raise ApiError(
                 401,
                 "The API key is missing or wrong; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
                 code="invalid_api_key",
             )
-            await error_response(path, error)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
 
     def _place_of_key(self, headers: Headers) -> int | None:
         scheme, _, bearer = headers.get("authorization", "").partition(" ")

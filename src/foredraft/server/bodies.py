@@ -17,7 +17,8 @@ from pydantic_core import CoreSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
-from foredraft.server.errors import ApiError, bad_request
+from foredraft.server.errors import bad_request
+from foredraft.server.service import Service, service_of
 
 _T = TypeVar("_T")
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -40,17 +41,27 @@ class RequestModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, protected_namespaces=())
 
 
+class Body(RequestModel):
+    """What a whole body has."""
+
+    model: str | None = None
+
+    def check(self, service: Service) -> None:
+        """Raises ApiError with a sentence; called before a handler gets the body."""
+        service.check_model(self.model)
+
+
 class BodyRoute(APIRoute):
-    """A route whose handler takes `request` and, if it has a body, `body`: a RequestModel."""
+    """A route whose handler takes `body`, a Body, `request` and `service`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        endpoint, model = self.endpoint, get_type_hints(self.endpoint).get("body")
-        if model is None:
-            return super().get_route_handler()
+        endpoint, model = self.endpoint, get_type_hints(self.endpoint)["body"]
 
         async def handle(request: Request) -> Response:
             body = read(await request.body(), request.headers.get("content-type", ""), model)
-            response = await endpoint(body=body, request=request)
+            service = await service_of(request)
+            body.check(service)
+            response = await endpoint(body=body, request=request, service=service)
             assert isinstance(response, Response)
             return response
 
@@ -74,7 +85,9 @@ def read(data: bytes, content_type: str, model: type[_Model]) -> _Model:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise _told(error) from None
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = [str(part) for part in first["loc"]]
+        raise bad_request(f"{'.'.join(place)[:200]}: {first['msg']}.", place[0][:200]) from None
 
 
 def _is_json(content_type: str) -> bool:
@@ -82,10 +95,3 @@ def _is_json(content_type: str) -> bool:
     header["content-type"] = content_type
     kind, _, subkind = header.get_content_type().partition("/")
     return kind == "application" and (subkind == "json" or subkind.endswith("+json"))
-
-
-def _told(error: ValidationError) -> ApiError:
-    """By the name of the field."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    place = [str(part) for part in first["loc"]]
-    return bad_request(f"{'.'.join(place)[:200]}: {first['msg']}.", place[0][:200])

@@ -77,7 +77,9 @@ class BodyLimit:
 
         if fits(body):  # the texts in it too
             return
-        structure = _structure(body)
+        # What divides JSON, and the same characters between quotes: those of texts that hold some.
+        without_escapes = body.replace(rb"\\", b"").replace(rb"\"", b"")
+        structure = without_escapes.translate(None, _NO_STRUCTURE).replace(b'""', b"")
         num_texts = structure.count(b'"') // 2
         if num_texts > limits.max_values + limits.max_nodes or not fits(b"".join(structure.split(b'"')[::2])):
             raise ApiError(
@@ -88,9 +90,3 @@ class BodyLimit:
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"The body is larger than {self._limits.max_body_bytes} bytes; shorten the request.")
-
-
-def _structure(body: bytes) -> bytes:
-    """What divides JSON, and the same characters between quotes: those of texts that hold some."""
-    without_escapes = body.replace(rb"\\", b"").replace(rb"\"", b"")
-    return without_escapes.translate(None, _NO_STRUCTURE).replace(b'""', b"")

@@ -8,9 +8,10 @@ from pydantic import Field
 
 from foredraft.server.bodies import RequestModel
 from foredraft.server.errors import bad_request
-from foredraft.server.tools import Tool, ToolChoice
+from foredraft.server.tools import ToolChoice
 
 Grammar = dict[str, Any]
+_ANY_OBJECT: Grammar = {"type": "object"}
 
 
 class JsonSchema(RequestModel):
@@ -36,7 +37,7 @@ def _of_format(wanted: ResponseFormat | None) -> Grammar | None:
     if wanted is None or wanted.type == "text":
         return None
     if wanted.type == "json_object":
-        return {"type": "object"}
+        return _ANY_OBJECT
     if wanted.json_schema is None or wanted.json_schema.schema_ is None:
         raise bad_request(
             'response_format of the type json_schema needs {"json_schema": {"schema": ...}}.', "response_format"
@@ -47,16 +48,16 @@ def _of_format(wanted: ResponseFormat | None) -> Grammar | None:
 def _of_tools(choice: ToolChoice) -> Grammar | None:
     """Of a named tool its arguments; of any tool an object with its name and arguments."""
     if choice.named is not None:
-        return choice.named.parameters
+        return choice.named.parameters or _ANY_OBJECT
     if choice.is_required:
-        return {"anyOf": [_call_schema(tool) for tool in choice.tools]}
+        calls = [
+            {
+                "type": "object",
+                "properties": {"name": {"const": tool.name}, "arguments": tool.parameters or _ANY_OBJECT},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+            for tool in choice.tools
+        ]
+        return {"anyOf": calls}
     return None
-
-
-def _call_schema(tool: Tool) -> Grammar:
-    return {
-        "type": "object",
-        "properties": {"name": {"const": tool.name}, "arguments": tool.parameters},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-    }

@@ -13,21 +13,15 @@ from foredraft.errors import ForedraftError, InvalidModel, InvalidPrompt, Overlo
 from foredraft.params import SamplingParams
 
 ANTHROPIC_PATHS = "/v1/messages"
-_OPENAI_TYPES = {
+_COMMON_TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
     429: "rate_limit_error",
-    500: "server_error",
-    503: "server_error",
-    504: "server_error",
 }
-_ANTHROPIC_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
+_OPENAI_TYPES = _COMMON_TYPES | dict.fromkeys((500, 503, 504), "server_error")
+_ANTHROPIC_TYPES = _COMMON_TYPES | {
     413: "request_too_large",
-    429: "rate_limit_error",
     500: "api_error",
     503: "overloaded_error",
     504: "timeout_error",

@@ -9,7 +9,7 @@ from pydantic import WithJsonSchema
 
 from foredraft.errors import ForedraftError
 from foredraft.params import SamplingParams
-from foredraft.server.bodies import Many, RequestModel
+from foredraft.server.bodies import Body, Many, RequestModel
 from foredraft.server.errors import as_api_error, bad_request, not_supported
 from foredraft.server.service import Service
 
@@ -17,10 +17,9 @@ from foredraft.server.service import Service
 LogitBias = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}})]
 
 
-class GenerationRequest(RequestModel):
+class GenerationRequest(Body):
     """What every API that generates takes. Beside `temperature` and `top_p` these are extensions of this server."""
 
-    model: str | None = None
     stream: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -36,9 +35,8 @@ class GenerationRequest(RequestModel):
     priority: int | None = None
     chat_template: Any = None
 
-    def check_common(self, service: Service) -> None:
-        """What holds for every API; raises ApiError with a sentence."""
-        service.check_model(self.model)
+    def check(self, service: Service) -> None:
+        super().check(service)
         if self.chat_template is not None:
             raise not_supported("chat_template", "the template is the model's own")
         if self.priority and not service.honours_priority:
@@ -55,7 +53,6 @@ class GenerationRequest(RequestModel):
         most = min(limits.max_tokens, service.llm.max_model_len)
         _in_range("max_tokens", max_tokens, most)
         check_at_most(limits.max_stops, "stop", given.get("stop"))
-        check_at_most(limits.max_logit_bias, "logit_bias", given.get("logit_bias"))
         _in_range("n", given.get("n"), limits.max_n)
         try:
             return SamplingParams(**{**given, "max_tokens": most if max_tokens is None else max_tokens})
@@ -67,7 +64,7 @@ class StreamOptions(RequestModel):
     include_usage: bool | None = None
 
 
-class OpenAISampling(GenerationRequest):
+class OpenAIRequest(GenerationRequest):
     """What /v1/completions and /v1/chat/completions have in common."""
 
     max_tokens: int | None = None
@@ -80,8 +77,8 @@ class OpenAISampling(GenerationRequest):
     stream_options: StreamOptions | None = None
     user: str | None = None
 
-    def check_common(self, service: Service) -> None:
-        super().check_common(service)
+    def check(self, service: Service) -> None:
+        super().check(service)
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options is only allowed with stream=true.", "stream_options")
 

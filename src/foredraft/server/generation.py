@@ -26,8 +26,6 @@ log = logging.getLogger(__name__)
 
 Tokens = dict[int, list[TokenEvent]]  # by the choice that they belong to; no list is empty
 
-_LARGE = 20_000  # tokens and their log probabilities
-
 
 class ClientGone(Exception):
     """Nobody waits for the answer any more."""
@@ -50,6 +48,7 @@ class Generation:
         self.num_choices = len(streams) * params.n
         self._service = service
         self._record = record_of(request)
+        self.id = self._record.id
         self._streams = streams
         self._news = arrived  # of all streams: something may have changed since they were last read
         self._params = params
@@ -61,10 +60,6 @@ class Generation:
         service.num_answering += 1
         self._watch = asyncio.create_task(self._watch_client(request))
         self._ticker = self._loop.call_later(service.limits.tick_s, self._tick)
-
-    @property
-    def id(self) -> str:
-        return self._record.id
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -82,7 +77,7 @@ class Generation:
     def is_large(self) -> bool:
         """Whether writing the answers as a whole takes so long that others would notice."""
         num_tokens = sum(len(output.token_ids) for output in self.outputs.values())
-        return num_tokens * (1 + (self._params.logprobs or 0)) > _LARGE
+        return num_tokens * (1 + (self._params.logprobs or 0)) > 20_000
 
     async def admitted(self) -> None:
         """Wait until the engine has taken the whole request; raises ApiError or ClientGone."""
@@ -140,14 +135,12 @@ class Generation:
 
     def _arrived(self, now: float) -> Tokens:
         tokens: Tokens = {}
-        first_index = 0  # the stream's first choice
-        for stream in self._streams:
+        for place, stream in enumerate(self._streams):
             for event in stream.arrived():
-                index = first_index + event.index
+                index = place * self._params.n + event.index
                 tokens.setdefault(index, []).append(event)
                 if event.output is not None:
                     self._end(index, event.output, len(stream.prompt_token_ids))
-            first_index += self._params.n
         if tokens:
             self._first_s = self._first_s or now
         for index in tokens:

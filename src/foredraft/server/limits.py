@@ -16,7 +16,6 @@ class Limits:
     max_prompts: int = 64  # of one /v1/completions request
     max_messages: int = 2048
     max_stops: int = 16
-    max_logit_bias: int = 1024
     max_tools: int = 128
     max_body_bytes: int = 4 << 20
     max_values: int = 1 << 18  # of a body's lists and objects; a token id is one

@@ -11,19 +11,18 @@ from starlette.responses import Response
 from foredraft.server import reports
 from foredraft.server.bodies import BodyRoute, Many
 from foredraft.server.errors import ApiError, error_object, not_supported
-from foredraft.server.fields import OpenAISampling, check_count
+from foredraft.server.fields import OpenAIRequest, check_count
 from foredraft.server.generation import Generation, Tokens, begin
 from foredraft.server.reports import Logprobs
-from foredraft.server.service import Prompt, service_of
-from foredraft.server.sse import event, respond
-from foredraft.types import TokenEvent
+from foredraft.server.service import Prompt, Served
+from foredraft.server.sse import DONE, event, respond
+from foredraft.types import CompletionOutput, TokenEvent
 
 PATH = "/v1/completions"
-DEFAULT_MAX_TOKENS = 16  # OpenAI's
 router = APIRouter(route_class=BodyRoute)
 
 
-class CompletionRequest(OpenAISampling):
+class CompletionRequest(OpenAIRequest):
     prompt: str | Many[str] | Many[int] | Many[Many[int]]
     logprobs: int | None = None
     best_of: int | None = None
@@ -32,10 +31,8 @@ class CompletionRequest(OpenAISampling):
 
 
 @router.post(PATH)
-async def create_completion(body: CompletionRequest, request: Request) -> Response:
+async def create_completion(body: CompletionRequest, request: Request, service: Served) -> Response:
     """Continue one prompt or several."""
-    service = service_of(request)
-    body.check_common(service)
     if body.echo:
         raise not_supported("echo", "put the prompt in front of the answer yourself")
     if body.suffix is not None:
@@ -44,7 +41,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
         raise not_supported("best_of", "use n, and choose among its answers")
     prompts = _prompts(body.prompt)
     check_count(service.limits.max_prompts, "prompt", prompts)
-    params = body.sampling_params(service, DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens)
+    params = body.sampling_params(service, 16 if body.max_tokens is None else body.max_tokens)  # OpenAI's default
     generation = await begin(service, request, body, prompts, params)
     logprobs = None if body.logprobs is None else Logprobs(service.llm.tokenizer, body.logprobs)
     answer = CompletionAnswer(generation, service.name, logprobs, body.includes_usage)
@@ -58,33 +55,31 @@ def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> list[Promp
 
 
 class CompletionAnswer:
-    """A generation as /v1/completions writes it."""
+    """A generation as /v1/completions writes it: a list of choices, or chunks with one choice each. Chats differ in
+    what a choice holds."""
+
+    id_prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
     def __init__(self, generation: Generation, model: str, logprobs: Logprobs | None, includes_usage: bool) -> None:
         self._generation = generation
         self._logprobs = logprobs
         self._includes_usage = includes_usage
         self._lengths: dict[int, int] = {}  # characters of each choice that were sent
-        self._head = {
-            "id": f"cmpl-{generation.id}",
-            "object": "text_completion",
-            "created": generation.created,
-            "model": model,
-        }
+        own_id = f"{self.id_prefix}-{generation.id}"
+        self._head = {"id": own_id, "object": self.kind, "created": generation.created, "model": model}
+        self._chunk_head = {**self._head, "object": self.chunk_kind}
 
     def body(self) -> dict[str, Any]:
         choices = (  # one at a time: each may have many log probabilities
-            {
-                "index": index,
-                "text": output.text,
-                "logprobs": self._logprobs.completion(output.logprobs or (), 0) if self._logprobs else None,
-                "finish_reason": output.finish_reason,
-                "stop_reason": output.stop_reason,
-                "seed": output.seed,
-            }
+            {"index": index, **self._choice(index, output), "stop_reason": output.stop_reason, "seed": output.seed}
             for index, output in sorted(self._generation.outputs.items())
         )
         return {**self._head, "choices": choices, **reports.totals(self._generation)}
+
+    def _choice(self, index: int, output: CompletionOutput) -> dict[str, Any]:
+        """The complete answer, up to its finish reason."""
+        logprobs = self._logprobs.completion(output.logprobs or (), 0) if self._logprobs else None
+        return {"text": output.text, "logprobs": logprobs, "finish_reason": output.finish_reason}
 
     def begin(self) -> bytes:
         return b""
@@ -93,29 +88,26 @@ class CompletionAnswer:
         return b"".join([self._chunk(index, its) for index, its in tokens.items()])
 
     def _chunk(self, index: int, tokens: list[TokenEvent]) -> bytes:
+        """The events of new tokens of one choice."""
         text = "".join([token.text for token in tokens])
         offset = self._lengths.get(index, 0)
         self._lengths[index] = offset + len(text)
         last = tokens[-1]
         logprobs = self._logprobs.completion((token.logprob for token in tokens), offset) if self._logprobs else None
-        choice: dict[str, Any] = {
-            "index": index,
-            "text": text,
-            "logprobs": logprobs,
-            "finish_reason": last.finish_reason,
-        }
-        if last.output is not None:
-            choice |= {"stop_reason": last.output.stop_reason, "seed": last.output.seed}
-        is_end = last.output is not None and self._generation.is_complete
-        extra = {"metrics": reports.metrics(self._generation)} if is_end else {}
-        return self._event([choice], **extra)
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": last.finish_reason}
+        return self._event([choice]) if last.output is None else self._last_event(choice, last.output)
+
+    def _event(self, choices: list[dict[str, Any]], **extra: Any) -> bytes:
+        return event({**self._chunk_head, "choices": choices, **extra})
+
+    def _last_event(self, choice: dict[str, Any], output: CompletionOutput) -> bytes:
+        """The event that completes an answer; with the last of all answers come the metrics."""
+        extra = {"metrics": reports.metrics(self._generation)} if self._generation.is_complete else {}
+        return self._event([{**choice, "stop_reason": output.stop_reason, "seed": output.seed}], **extra)
 
     def end(self) -> bytes:
         usage = self._event([], **reports.totals(self._generation)) if self._includes_usage else b""
-        return usage + b"data: [DONE]\n\n"
-
-    def _event(self, choices: list[dict[str, Any]], **extra: Any) -> bytes:
-        return event({**self._head, "choices": choices, **extra})
+        return usage + DONE
 
     def failure(self, error: ApiError) -> bytes:
-        return event(error_object(PATH, error)) + b"data: [DONE]\n\n"
+        return event(error_object(PATH, error)) + DONE

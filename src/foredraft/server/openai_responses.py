@@ -15,7 +15,7 @@ from foredraft.server.errors import ApiError, error_object, not_supported
 from foredraft.server.fields import GenerationRequest, check_count
 from foredraft.server.generation import Generation, Tokens, begin
 from foredraft.server.messages import ChatMessage, TextPart, conversation
-from foredraft.server.service import service_of
+from foredraft.server.service import Served
 from foredraft.server.sse import event, respond
 from foredraft.server.tools import ToolChoice
 
@@ -52,10 +52,8 @@ class ResponsesRequest(GenerationRequest):
 
 
 @router.post(PATH)
-async def create_response(body: ResponsesRequest, request: Request) -> Response:
+async def create_response(body: ResponsesRequest, request: Request, service: Served) -> Response:
     """Answer an input. Nothing is stored."""
-    service = service_of(request)
-    body.check_common(service)
     if body.previous_response_id is not None:
         raise not_supported("previous_response_id", "nothing is stored, so send the whole conversation as input")
     if body.background:

@@ -20,7 +20,6 @@ from foredraft.server.sites import LOCAL, Sites
 log = logging.getLogger(__name__)
 
 BACKLOG = 2048
-_LOOK_AGAIN_S = 0.05
 
 
 class DrainingServer(uvicorn.Server):
@@ -57,7 +56,7 @@ class DrainingServer(uvicorn.Server):
         try:
             async with asyncio.timeout(self._service.limits.drain_timeout_s):
                 while self._service.num_answering:
-                    await asyncio.sleep(_LOOK_AGAIN_S)
+                    await asyncio.sleep(0.05)
         except TimeoutError:
             log.warning("%d requests did not end in time and are aborted.", self._service.num_answering)
             self.force_exit = True
@@ -67,18 +66,11 @@ class DrainingServer(uvicorn.Server):
 def listen(host: str, port: int) -> socket.socket:
     """Bound before the model is loaded, so that a port in use is told at once; raises InvalidParameter."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen(BACKLOG)
-        except OSError:
-            listener.close()
-            raise
-    except (OSError, OverflowError) as error:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        is_ipv6 = family == socket.AF_INET6
+        return socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=is_ipv6)
+    except (OSError, OverflowError, ValueError) as error:
         raise InvalidParameter(f"--host {host} --port {port} cannot be used: {error}.") from error
-    return listener
 
 
 def make_server(
@@ -102,9 +94,3 @@ def make_server(
         timeout_graceful_shutdown=1,  # nothing but idle connections is left when the server has drained
     )
     return DrainingServer(config, service)
-
-
-def serve(server: DrainingServer, listener: socket.socket, on_ready: Callable[[], None]) -> None:
-    """Until a signal comes."""
-    server.on_ready = on_ready
-    server.run(sockets=[listener])

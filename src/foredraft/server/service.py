@@ -7,9 +7,9 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from fastapi import Depends
 from starlette.requests import Request
 
 from foredraft.engine.async_engine import AsyncEngine
@@ -60,6 +60,7 @@ class Service:
         self.llm = llm
         self.engine = AsyncEngine(llm.engine, self._encode, limits.max_waiting)
         self.names = tuple(names)
+        self.name = self.names[0]
         self.limits = limits
         self.metrics = Metrics(self.name, self.engine.stats, label)
         self.honours_priority = honours_priority
@@ -72,15 +73,8 @@ class Service:
         self._default_spec = parse_spec(llm.spec)
         self._given_name = given_name
 
-    @property
-    def name(self) -> str:
-        return self.names[0]
-
-    def has_name(self, name: str) -> bool:
-        return name in self.names or name == self._given_name
-
     def check_model(self, name: str | None) -> None:
-        if name is not None and not self.has_name(name):
+        if name is not None and name not in (*self.names, self._given_name):
             raise ApiError(
                 404,
                 f"The model {name[:100]!r} is not served here; use {' or '.join(self.names)}.",
@@ -114,12 +108,10 @@ def retry_after_s(recent_s: Collection[float], rounds: float = 1.0) -> int:
     return max(1, min(_LONGEST_RETRY_S, round(mean * rounds)))
 
 
-def public_name(model: str) -> str:
-    """What clients call a model: of a path only its end, as the rest is about this machine."""
-    return Path(model).name if Path(model).exists() else model
-
-
-def service_of(request: Request) -> Service:
+async def service_of(request: Request) -> Service:
     service = request.app.state.service
     assert isinstance(service, Service)
     return service
+
+
+Served = Annotated[Service, Depends(service_of)]  # as handlers take it

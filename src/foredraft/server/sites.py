@@ -9,10 +9,10 @@ from ipaddress import ip_address
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from foredraft.errors import InvalidParameter
-from foredraft.server.errors import ApiError, error_response
+from foredraft.server.auth import Gate
+from foredraft.server.errors import ApiError
 
 ANY = "*"
 _PORTS = {"http": 80, "https": 443}
@@ -99,23 +99,6 @@ def _origin(text: str) -> tuple[str, str, int] | None:
     return scheme, name, port or _PORTS[scheme]
 
 
-class SiteCheck:
-    """Lets a request through whose Host and Origin may use the server."""
-
-    def __init__(self, app: ASGIApp, sites: Sites) -> None:
-        self._app = app
-        self._sites = sites
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            try:
-                self._sites.check(Headers(scope=scope))
-            except ApiError as error:
-                await error_response(scope["path"], error)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-
 def site_middleware(sites: Sites) -> list[Middleware]:
     """What stands in front of everything else, the first first. Browsers send no key with the question whether they may
     call, so it is answered before keys are looked at."""
@@ -126,4 +109,5 @@ def site_middleware(sites: Sites) -> list[Middleware]:
         allow_headers=(ANY,),
         expose_headers=("x-request-id", "retry-after"),
     )
-    return [Middleware(SiteCheck, sites=sites), *([cors] if sites.origins else [])]
+    check = Middleware(Gate, check=lambda scope: sites.check(Headers(scope=scope)))
+    return [check, cors] if sites.origins else [check]

@@ -18,6 +18,7 @@ from foredraft.server.limits import Limits
 _PORTION = 64  # tokens, which may have 50 log probabilities each
 _DEPTH = 5  # where the log probabilities of a token are, counted from the outside
 KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"  # the end of a stream for clients of OpenAI
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -138,16 +139,13 @@ async def respond(generation: Generation, answer: Answer, limits: Limits, stream
     """The answer as the client wants it: event by event, or whole."""
     if stream:
         return EventStream(generation, answer, limits)
+
+    def written() -> bytes:
+        return b"".join(json_pieces(answer.body()))
+
     try:
         await generation.finish()
-        if generation.is_large:
-            body = await asyncio.to_thread(_written, answer)
-        else:
-            body = _written(answer)
+        body = await asyncio.to_thread(written) if generation.is_large else written()
         return Response(body, media_type="application/json")
     finally:
         await generation.close()
-
-
-def _written(answer: Answer) -> bytes:
-    return b"".join(json_pieces(answer.body()))

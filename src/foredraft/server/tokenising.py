@@ -9,32 +9,28 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foredraft.errors import ForedraftError
-from foredraft.server.bodies import BodyRoute, Many, RequestModel
+from foredraft.server.bodies import Body, BodyRoute, Many
 from foredraft.server.errors import ApiError, as_api_error, bad_request, json_response
 from foredraft.server.fields import check_at_most, check_count
 from foredraft.server.messages import ChatMessage, conversation
-from foredraft.server.service import Conversation, Service, service_of
+from foredraft.server.service import Conversation, Served, Service
 
 router = APIRouter(route_class=BodyRoute)
 
 
-class TokenizeRequest(RequestModel):
-    model: str | None = None
+class TokenizeRequest(Body):
     prompt: str | None = None
     messages: Many[ChatMessage] | None = None
     add_special_tokens: bool | None = None
 
 
-class DetokenizeRequest(RequestModel):
-    model: str | None = None
+class DetokenizeRequest(Body):
     tokens: Many[int]
 
 
 @router.post("/tokenize")
-async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+async def tokenize(body: TokenizeRequest, request: Request, service: Served) -> Response:
     """The token ids of a text or a conversation."""
-    service = service_of(request)
-    service.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("Give either prompt or messages.", "prompt")
     if body.messages is not None:
@@ -46,10 +42,8 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
 
 
 @router.post("/detokenize")
-async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
+async def detokenize(body: DetokenizeRequest, request: Request, service: Served) -> Response:
     """The text of token ids."""
-    service = service_of(request)
-    service.check_model(body.model)
     vocab = service.llm.model_config.vocab_size
     check_at_most(service.limits.max_tokenised, "tokens", body.tokens)
     if min(body.tokens, default=0) < 0 or max(body.tokens, default=0) >= vocab:

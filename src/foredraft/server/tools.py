@@ -54,17 +54,11 @@ class NamedTool(RequestModel):
 
 
 @dataclass(frozen=True)
-class Tool:
-    name: str
-    parameters: dict[str, Any]
-
-
-@dataclass(frozen=True)
 class ToolChoice:
     """Which tools the model may call, and whether it must."""
 
-    tools: tuple[Tool, ...] = ()
-    named: Tool | None = None
+    tools: tuple[Function, ...] = ()
+    named: Function | None = None
     is_required: bool = False
 
 
@@ -77,7 +71,7 @@ class ToolCall:
 
 def choose(tools: list[ToolRequest] | None, wanted: str | NamedTool | None) -> ToolChoice:
     """Raises ApiError when a choice is made among tools that there are not."""
-    given = tuple(Tool(each.function.name, each.function.parameters or {"type": "object"}) for each in tools or ())
+    given = tuple(each.function for each in tools or ())
     if wanted == "none" or (not given and wanted in (None, "auto")):
         return ToolChoice()
     if not given:

@@ -31,10 +31,7 @@ if TYPE_CHECKING:
     from ray.serve import Application
     from ray.serve.handle import DeploymentHandle
 
-_BROADCAST_S = 5.0  # a replica must answer a query about its state within this time
-_MAX_BACKOFF_S = 0.1  # between two looks of a waiting request for a replica that has room
 _LOGGING = {"enable_access_log": False, "log_level": "WARNING"}  # replicas write a line per request themselves
-_HEALTH_PERIOD_S = 2.0  # a dead replica is noticed and replaced after about this time
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
@@ -124,8 +121,8 @@ class RayReplicas:
         return sum(ready is True for ready in await self._all("is_ready"))
 
     async def _all(self, method: str) -> list[Any]:
-        """What every replica says; an exception from those that say nothing."""
-        results = self._handle.broadcast(method).results_async(timeout_s=_BROADCAST_S, return_exceptions=True)
+        """What every replica says within 5 s; an exception from those that say nothing."""
+        results = self._handle.broadcast(method).results_async(timeout_s=5.0, return_exceptions=True)
         return list(await results)
 
 
@@ -153,13 +150,13 @@ def build(options: FleetOptions) -> Application:
         request_router_config=RequestRouterConfig(
             request_router_class=PrefixRouter,
             request_router_kwargs={"slack": options.prefix_slack},
-            max_backoff_s=_MAX_BACKOFF_S,
+            max_backoff_s=0.1,  # between two looks of a waiting request for a replica that has room
         ),
         logging_config=_LOGGING,
         ray_actor_options={"num_cpus": options.threads, "num_gpus": options.gpus},
         graceful_shutdown_timeout_s=limits.drain_timeout_s,
         graceful_shutdown_wait_loop_s=0.5,
-        health_check_period_s=_HEALTH_PERIOD_S,
+        health_check_period_s=2.0,  # a dead replica is noticed and replaced after about this time
     )
     gateways = serve.deployment(serve.ingress()(GatewayReplica)).options(
         name="gateway",

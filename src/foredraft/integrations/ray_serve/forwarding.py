@@ -11,8 +11,6 @@ from starlette.types import ASGIApp, Message, Scope
 
 log = logging.getLogger(__name__)
 
-_LEAVING_S = 10.0  # an application must end a request within this time after its client has left
-
 
 @dataclass(frozen=True)
 class ForwardedRequest:
@@ -76,7 +74,7 @@ async def answer(app: ASGIApp, request: ForwardedRequest) -> AsyncIterator[list[
                 yield messages
     finally:
         left.set()
-        done, _ = await asyncio.wait([running], timeout=_LEAVING_S)
+        done, _ = await asyncio.wait([running], timeout=10)  # seconds to end the request in
         if not done:
             running.cancel()
     error = running.exception()

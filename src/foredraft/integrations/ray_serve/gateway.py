@@ -21,7 +21,7 @@ from foredraft.errors import Overloaded
 from foredraft.integrations.ray_serve.forwarding import ForwardedRequest
 from foredraft.integrations.ray_serve.options import FleetOptions
 from foredraft.integrations.ray_serve.prefix_table import prefix_names
-from foredraft.server.auth import Auth, key_of
+from foredraft.server.auth import Auth, Gate, key_of
 from foredraft.server.body_limit import BodyLimit
 from foredraft.server.errors import (
     ANTHROPIC_PATHS,
@@ -35,7 +35,7 @@ from foredraft.server.errors import (
 from foredraft.server.metrics import labelled
 from foredraft.server.service import retry_after_s
 from foredraft.server.sites import site_middleware
-from foredraft.server.sse import event
+from foredraft.server.sse import DONE, event
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Gateway:
             headers=tuple((bytes(name), bytes(value)) for name, value in scope["headers"]),
             client=tuple(scope["client"]) if scope.get("client") else None,
             body=body,
-            prefixes=self._prefixes(scope, body),
+            prefixes=prefix_names(body, key_of(scope), self._shares_answers) if scope["method"] == "POST" else (),
         )
         started = time.monotonic()
         try:
@@ -93,9 +93,6 @@ class Gateway:
             await error_response(request.path, error)(scope, receive, send)
         else:
             self._recent_s.append(time.monotonic() - started)
-
-    def _prefixes(self, scope: Scope, body: bytes) -> tuple[bytes, ...]:
-        return prefix_names(body, key_of(scope), self._shares_answers) if scope["method"] == "POST" else ()
 
     async def metrics(self, request: Request) -> Response:
         pages = await self._replicas.metrics()
@@ -146,28 +143,22 @@ async def _break_off(path: str, start: Message, send: Send) -> None:
     elif path.startswith("/v1/responses"):
         last = event({**error["error"], "type": "error"}, "error")
     else:
-        last = event(error) + b"data: [DONE]\n\n"
+        last = event(error) + DONE
     await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
 def merged(pages: Iterable[str]) -> str:
     """The metrics of all replicas as one page: the samples of all pages by family, as the text format wants it. Samples
     must differ in a label, such as `engine`, which names the replica."""
-    heads: dict[str, list[str]] = {}
-    samples: dict[str, list[str]] = {}
+    families: dict[str, list[str]] = {}
     for page in pages:
-        family, is_new = "", False
+        known, name = set(families), ""
         for line in page.splitlines():
             if line.startswith("# HELP "):
-                family = line.split(" ", 3)[2]
-                is_new = family not in heads
-                heads.setdefault(family, [])
-                samples.setdefault(family, [])
-            if not line.startswith("#"):
-                samples[family].append(line)
-            elif is_new:
-                heads[family].append(line)
-    return "".join(f"{line}\n" for family in heads for line in (*heads[family], *samples[family]))
+                name = line.split(" ", 3)[2]
+            if not line.startswith("#") or name not in known:  # what a family is, is said once
+                families.setdefault(name, []).append(line)
+    return "".join(f"{line}\n" for lines in families.values() for line in lines)
 
 
 def make_gateway(replicas: Replicas, options: FleetOptions, label: str) -> Starlette:
@@ -182,7 +173,7 @@ def make_gateway(replicas: Replicas, options: FleetOptions, label: str) -> Starl
         ],
         middleware=[
             *site_middleware(options.sites),
-            Middleware(Auth, keys=options.api_keys),
+            Middleware(Gate, check=Auth(options.api_keys).check),
             Middleware(BodyLimit, limits=options.limits),
         ],
     )

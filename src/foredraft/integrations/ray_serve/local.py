@@ -12,10 +12,6 @@ from collections.abc import Callable
 from foredraft.integrations.ray_serve.options import FleetOptions
 
 APP_NAME = "foredraft"
-_OBJECT_STORE_BYTES = 256 << 20  # requests and answers are small and do not pass through it
-_STOPPING_S = 30.0  # for Ray itself, after the time that running requests get
-_LOOK_AGAIN_S = 0.2
-
 _SETTINGS = {  # Ray reads them when it is imported
     "RAY_USAGE_STATS_ENABLED": "0",  # nobody agreed to reports by typing our command
     "RAY_DEDUP_LOGS": "0",  # every request has its line
@@ -48,7 +44,7 @@ def serve_fleet(options: FleetOptions, host: str, port: int, on_ready: Callable[
         # As many as the replicas reserve: Ray counts, it does not measure.
         num_cpus=options.threads * (options.max_replicas or options.num_replicas),
         include_dashboard=False,
-        object_store_memory=_OBJECT_STORE_BYTES,
+        object_store_memory=256 << 20,  # requests and answers are small and do not pass through it
         logging_level=logging.WARNING,
     )
     try:
@@ -60,9 +56,9 @@ def serve_fleet(options: FleetOptions, host: str, port: int, on_ready: Callable[
         stop.wait()
         # The gateways first finish what they have. Without this Ray would end its HTTP proxy at once.
         serve.delete(APP_NAME, _blocking=False)
-        end = time.monotonic() + options.limits.drain_timeout_s + _STOPPING_S
+        end = time.monotonic() + options.limits.drain_timeout_s + 30  # seconds for Ray itself
         while APP_NAME in serve.status().applications and time.monotonic() < end:
-            time.sleep(_LOOK_AGAIN_S)
+            time.sleep(0.2)
         serve.shutdown()
     finally:
         ray.shutdown()

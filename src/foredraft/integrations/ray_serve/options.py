@@ -9,8 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 from foredraft.config import EngineConfig
 from foredraft.errors import InvalidParameter
 from foredraft.models.catalog import DEFAULT_MODEL
+from foredraft.reports.facts import file_name
 from foredraft.server.limits import Limits
-from foredraft.server.service import DEFAULT_SPECS, public_name
+from foredraft.server.service import DEFAULT_SPECS
 from foredraft.server.sites import Sites
 
 
@@ -54,7 +55,7 @@ class FleetOptions(BaseModel):
 
     @property
     def names(self) -> tuple[str, ...]:
-        return self.served_model_names or (public_name(self.model),)
+        return self.served_model_names or (file_name(self.model),)
 
 
 def read_options(args: dict[str, Any]) -> FleetOptions:
