@@ -10,8 +10,7 @@ import pytest
 from foredraft.config import EngineConfig
 from foredraft.control.costs import Calibration
 from foredraft.control.economics import VerifyCurve
-from foredraft.control.reasons import NOTHING_PROPOSED, RESTING
-from foredraft.engine.speculation import FAILED
+from foredraft.control.reasons import FAILED, NOTHING_PROPOSED, RESTING
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.registry import ProposerChoice, Spec
 from foredraft.simulate.engine import Clock, SimulatedEngine

@@ -7,7 +7,7 @@ from itertools import combinations, zip_longest
 from typing import TYPE_CHECKING
 
 from foredraft.audit.report import Check, Tick
-from foredraft.engine.speculation import CONTROLLER_FAILED, FAILED
+from foredraft.control.reasons import CONTROLLER_FAILED, FAILED
 from foredraft.errors import ForedraftError
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import proposer_class, proposer_names

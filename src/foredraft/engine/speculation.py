@@ -13,7 +13,15 @@ from typing import NamedTuple, Protocol
 from foredraft.control.controller import Controller, Offer, Prices
 from foredraft.control.costs import Calibration, Costs, Load
 from foredraft.control.economics import VerifyCurve
-from foredraft.control.reasons import DRAFTED, MEASURING, NOTHING_PROPOSED, PROBE, RESTING
+from foredraft.control.reasons import (
+    CONTROLLER_FAILED,
+    DRAFTED,
+    FAILED,
+    MEASURING,
+    NOTHING_PROPOSED,
+    PROBE,
+    RESTING,
+)
 from foredraft.engine.assignments import Assignment, Assignments, in_turn
 from foredraft.engine.guarded import Guarded
 from foredraft.proposers.base import Proposer
@@ -22,9 +30,6 @@ from foredraft.proposers.registry import ProposerChoice, Spec
 from foredraft.types import NO_DRAFT, Commit, Sequence, Work
 
 log = logging.getLogger(__name__)
-
-FAILED = "proposer failed"
-CONTROLLER_FAILED = "controller failed"
 
 
 class Calibrates(Protocol):

@@ -6,13 +6,15 @@ import re
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoints, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foredraft.errors import InvalidSpec
 from foredraft.heads.kinds import KINDS
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.target import TargetModel
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 _BUILT_IN = {
     "ngram": "foredraft.proposers.ngram:Ngram",
@@ -64,7 +66,9 @@ def proposer_names() -> tuple[str, ...]:
 
 @cache
 def _offered() -> EntryPoints:
-    """Looking through all installed packages takes 10 ms, which a request need not pay."""
+    """Looking through all installed packages takes 10 ms, which a request need not pay, and so does the import."""
+    from importlib.metadata import entry_points
+
     return entry_points(group="foredraft.proposers")
 
 

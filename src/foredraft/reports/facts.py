@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +30,8 @@ def describe_machine(llm: LLM) -> dict[str, Any]:
 
 
 def describe_versions() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version  # takes 20 ms, which `--help` need not pay
+
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
