@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import MutableSequence
+from collections.abc import Iterable, MutableSequence
 from collections.abc import Sequence as Items
 from dataclasses import KW_ONLY, dataclass, field, fields
 from operator import ge
@@ -132,8 +132,23 @@ class Counters:
     cached_tokens: int = 0
     decisions: Counter[str] = field(default_factory=Counter)  # reason -> steps: why the controller drafted or did not
 
-    def count_draft(self, draft: Draft, accepted: tuple[int, ...]) -> None:
-        """Add a draft that the target has run."""
+    def count_step(
+        self, commit: Commit, reasons: Iterable[str], begun: float, ended: float, draft_s: float, verify_s: float
+    ) -> None:
+        """Add a step that the sequence took part in: what it waited for and got, and why."""
+        self.draft_time_s += draft_s
+        self.verify_time_s += verify_s
+        self.first_run_time = self.first_run_time or begun
+        for reason in reasons:
+            self.decisions[reason] += 1
+        if commit.tokens:
+            self.target_runs += 1
+            self.first_token_time = self.first_token_time or ended
+            self.last_token_time = ended
+        if commit.draft.tokens:
+            self._count_draft(commit.draft, commit.accepted)
+
+    def _count_draft(self, draft: Draft, accepted: tuple[int, ...]) -> None:
         self.drafted_tokens += len(draft)
         self.drafted_by_origin.update(draft.origin)
         self.accepted_by_origin.update(draft.origin[node] for node in accepted)
@@ -145,15 +160,6 @@ class Counters:
             self.drafted_per_depth[depth] += 1
         for depth in range(len(accepted)):
             self.accepted_per_depth[depth] += 1
-
-    def count_step(self, begun: float, ended: float, draft_s: float, verify_s: float, emits: bool) -> None:
-        """Add a step that the sequence took part in: what it waited for, and whether it got tokens."""
-        self.draft_time_s += draft_s
-        self.verify_time_s += verify_s
-        self.first_run_time = self.first_run_time or begun
-        if emits:
-            self.first_token_time = self.first_token_time or ended
-            self.last_token_time = ended
 
 
 @dataclass(slots=True, eq=False)

@@ -132,7 +132,7 @@ def test_a_long_prompt_is_cut_into_chunks_beside_a_stream(llm: LLM, monkeypatch:
 
     monkeypatch.setattr(llm.engine.runner, "forward", counted)
     monkeypatch.setattr(llm.engine, "chunk_limit", ChunkLimit(0.125))
-    monkeypatch.setattr("foredraft.engine.engine.time.perf_counter", lambda: 0.002 * sum(rows))
+    monkeypatch.setattr(llm.engine, "clock", lambda: 0.002 * sum(rows))
     llm.engine.add("stream", PROMPT, with_fields(max_tokens=40), Spec())
     llm.engine.step()
     llm.engine.add("long", long, GREEDY, Spec())

@@ -75,6 +75,7 @@ class Engine:
         speculation: Speculation,
         chunk_limit: ChunkLimit,
         grammars: Grammars,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.config = config
         self.max_model_len = max_model_len
@@ -88,6 +89,7 @@ class Engine:
         self.speculation = speculation
         self.chunk_limit = chunk_limit
         self.grammars = grammars
+        self.clock = clock
         self._step_times_s: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._num_steps = 0
         self._live: dict[int, _Live] = {}
@@ -141,7 +143,7 @@ class Engine:
         num_lookahead_tokens = self.speculation.prepare(spec)
         key = prompt_key(prompt, params.acceptance)
         stops = StopStrings(tuple(params.stop or ()))
-        now = time.perf_counter()
+        now = self.clock()
         for sample in range(params.n):
             sequence = Sequence(
                 id=self._next_id,
@@ -167,8 +169,8 @@ class Engine:
 
     def step(self) -> list[TokenEvent]:
         """One run of the target for everybody who is scheduled."""
-        stepped = step(self.scheduler, self.speculation, self, self.chunk_limit, time.perf_counter)
-        self._clock(stepped)
+        stepped = step(self.scheduler, self.speculation, self, self.chunk_limit, self.clock)
+        self._count(stepped)
         self._num_steps += 1
         self._step_times_s.append(stepped.draft_s + stepped.verify_s)
         events: list[TokenEvent] = []
@@ -267,13 +269,13 @@ class Engine:
                 stops.append(Stop(0))
         return stops
 
-    def _clock(self, stepped: Stepped) -> None:
+    def _count(self, stepped: Stepped) -> None:
         """Every sequence waited for the run; only those that might get a draft waited for the proposers."""
-        now, (works, commits, _, draft_time_s, verify_time_s) = time.perf_counter(), stepped
+        now, (works, commits, _, draft_time_s, verify_time_s) = self.clock(), stepped
         begun = now - verify_time_s - draft_time_s
-        for work, commit in zip(works, commits, strict=True):
-            draft_s = draft_time_s if work.num_lookahead_tokens else 0.0
-            work.sequence.counters.count_step(begun, now, draft_s, verify_time_s, bool(commit.tokens))
+        for index, (work, commit) in enumerate(zip(works, commits, strict=True)):
+            reasons, draft_s = self.speculation.reasons(index), draft_time_s if work.num_lookahead_tokens else 0.0
+            commit.sequence.counters.count_step(commit, reasons, begun, now, draft_s, verify_time_s)
 
     def _events(self, commit: Commit, stable: Items[int], reasons: tuple[str, ...] = ()) -> list[TokenEvent]:
         """A commit as events, one per token. The first one carries the draft and why it was made, the last one of a

@@ -195,12 +195,8 @@ class Scheduler:
             sequence.constraint.accept(tokens)
         sequence.num_computed_tokens += work.num_new_tokens + len(accepted)
         origins = (TARGET,) * (len(tokens) - len(accepted))
-        if verdict.tokens:
-            sequence.counters.target_runs += 1
-        if draft.tokens:
+        if accepted:
             origins = (*[draft.origin[node] for node in accepted], *origins)
-            sequence.counters.count_draft(draft, accepted)
-
         failed = verdict.error is not None
         sequence.finish_reason = "error" if failed else stop.finish_reason
         if work.num_lookahead_tokens:

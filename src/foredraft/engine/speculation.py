@@ -280,11 +280,6 @@ class Speculation:
         for guarded in self.assignments.proposers.values():
             guarded.observe(commits)
         step = self._step
-        for work, reasons in zip(works, step.reasons, strict=True):
-            if reasons:
-                decisions = work.sequence.counters.decisions
-                for reason in reasons:
-                    decisions[reason] += 1
         if step.assigned:
             step.looking_s += learning_s
         self._outcome = _Outcome(step, works, commits, run_s)
