@@ -22,6 +22,7 @@ from foredraft.params import SamplingParams
 from foredraft.train.kinds import parse_kind
 from foredraft.train.loop import Report
 from foredraft.train.run import TrainingRun, TrainOptions
+from foredraft.train.shards import num_answer_tokens, shard_files
 from foredraft.train.text import TextPlan
 from tests.toy_target import save_toy_target, write_prompts
 
@@ -138,3 +139,18 @@ def test_the_command_trains_and_reports(toy: TrainOptions, tmp_path: Path) -> No
     }.items():
         result = CliRunner().invoke(app, [*bad.split(), "--out", str(tmp_path), "--model", toy.model])
         assert result.exit_code and sentence in str(result.exception), bad
+
+
+def test_text_is_continued_and_told_as_it_grows(tmp_path: Path, toy: TrainOptions) -> None:
+    """A folder keeps its chunks, and missing ones are written; whoever waits is told of every answer."""
+    told: list[int] = []
+    options = replace(toy, out=tmp_path / "out", text=tmp_path / "text", tokens=600, text_batch=8)
+    assert TrainingRun(options).write_text(0.0) == 0, "no time"
+    have = TrainingRun(options).write_text(None, lambda tokens, seconds: told.append(tokens))
+    assert 600 <= have < 600 + 24 and told[0] == 0 and told[-1] == have
+    assert told == sorted(told) and len(set(told)) > 20
+    before = {file: file.read_bytes() for file in shard_files(tmp_path / "text")}
+    more = TrainingRun(replace(options, tokens=2 * have)).write_text(None)
+    assert more >= 2 * have and more == num_answer_tokens(tmp_path / "text")
+    assert before.items() <= {file: file.read_bytes() for file in shard_files(tmp_path / "text")}.items()
+    assert TrainingRun(options).write_text(None, lambda *_: pytest.fail("there is enough")) == more

@@ -28,7 +28,6 @@ def test_every_kind_learns_beside_the_others(tmp_path: Path) -> None:
         steps=150,
         batch_tokens=1024,
         text_batch=32,
-        workers=2,
         rate=5.0,
         device="cuda",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,10 +51,9 @@ def train(
         float, typer.Option(help="Learning rates in units of the usual ones; tiny models take more.")
     ] = 1.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="The longest answer in the text.")] = 256,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes that write text; 8 on a GPU, 1 on a CPU.")
+    text_batch: Annotated[
+        int | None, typer.Option(min=1, help="Sequences of text at once; 256 on a GPU, 32 on a CPU.")
     ] = None,
-    text_batch: Annotated[int | None, typer.Option(min=1, help="Sequences that each process writes at once.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the text, the order of batches and the weights.")] = 0,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
@@ -88,7 +88,6 @@ def train(
             minutes=minutes,
             batch_tokens=batch_tokens,
             text_batch=text_batch,
-            workers=workers,
             vocab=vocab,
             rate=rate,
             seed=seed,
@@ -98,11 +97,8 @@ def train(
         )
     )
 
-    def told(have: int, seconds: float) -> None:
-        say(f"text: {have:,} answer tokens, {seconds:.0f} s")
-
-    share = 1.0 if only_text else TEXT_SHARE
-    have = run.write_text(None if minutes is None else 60 * minutes * share, told)
+    limit_s = None if minutes is None else 60 * minutes * (1.0 if only_text else TEXT_SHARE)
+    have = run.write_text(limit_s, _TextProgress(run.tokens, limit_s))
     if only_text:
         if as_json:
             print_json({"text": str(run.options.text_folder), "answer_tokens": have})
@@ -128,9 +124,29 @@ def train(
             )
 
 
+class _TextProgress:
+    """Says how much text there is, how fast it grows and how long it will take: often at first, then more rarely."""
+
+    def __init__(self, wanted: int, limit_s: float | None) -> None:
+        self._wanted, self._limit_s = wanted, inf if limit_s is None else limit_s
+        self._first: int | None = None  # tokens that were there before
+        self._next_s = 1.0
+
+    def __call__(self, have: int, seconds: float) -> None:
+        self._first = have if self._first is None else self._first
+        if seconds >= self._next_s and have > self._first:
+            self._next_s = 1.2 * seconds + 1
+            rate = (have - self._first) / seconds
+            left = _left(min((self._wanted - have) / rate, self._limit_s - seconds))
+            say(f"text: {have:,} of {self._wanted:,} answer tokens, {rate:,.0f} a second, {left}")
+
+
+def _left(seconds: float) -> str:
+    return f"{seconds / 60:.1f} min left" if seconds >= 60 else f"{max(0.0, seconds):.0f} s left"
+
+
 def _progress(line: Report) -> str:
     losses = ", ".join(f"{name} {loss:.3f}" for name, loss in line.loss.items())
     chains = ", ".join(f"{name} {chain:.2f}" for name, chain in line.tokens_per_run.items())
-    left = f"{line.seconds_left / 60:.1f} min left" if line.seconds_left >= 60 else f"{line.seconds_left:.0f} s left"
-    shown = f"step {line.step}, {line.tokens:,} tokens, {left}; loss {losses}"
+    shown = f"step {line.step}, {line.tokens:,} tokens, {_left(line.seconds_left)}; loss {losses}"
     return f"{shown}; tokens per run {chains}" if chains else shown

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 
 import torch
@@ -12,6 +14,7 @@ from foredraft.backends.choose import choose_device
 from foredraft.errors import InvalidParameter
 from foredraft.heads.base import CONFIG_FILE
 from foredraft.heads.files import check_out, target_digest
+from foredraft.llm import LLM
 from foredraft.models.catalog import open_checkpoint, resolve
 from foredraft.reports.facts import describe_versions
 from foredraft.train.batches import Batches
@@ -19,12 +22,11 @@ from foredraft.train.evaluate import Evaluation
 from foredraft.train.features import FrozenTarget
 from foredraft.train.kinds import KindChoice, build_student
 from foredraft.train.loop import HELD_OUT, Goal, Report, Training
-from foredraft.train.shards import Text, read_text
+from foredraft.train.shards import Text, num_answer_tokens, read_text
 from foredraft.train.state import saved_vocabulary
 from foredraft.train.student import Facts, Student
 from foredraft.train.target_batch import Teacher
-from foredraft.train.text import TextPlan
-from foredraft.train.text_workers import EngineOptions, write_text
+from foredraft.train.text import Progress, TextPlan, TextWriter
 from foredraft.train.vocabulary import DRAFT_VOCAB_SIZE, coverage, draft_vocabulary
 
 _WAVES = 8  # of a batch in a chunk: at its end the batch runs empty
@@ -45,7 +47,6 @@ class TrainOptions:
     minutes: float | None = None
     batch_tokens: int | None = None
     text_batch: int | None = None
-    workers: int | None = None
     vocab: int = DRAFT_VOCAB_SIZE
     rate: float = 1.0
     seed: int = 0
@@ -67,13 +68,12 @@ class DeviceDefaults:
     tokens: int
     batch_tokens: int
     text_batch: int
-    workers: int
     dtype: str
 
 
 _DEFAULTS = {
-    "cuda": DeviceDefaults(tokens=8_000_000, batch_tokens=32_768, text_batch=256, workers=8, dtype="bfloat16"),
-    "cpu": DeviceDefaults(tokens=100_000, batch_tokens=2_048, text_batch=32, workers=1, dtype="auto"),
+    "cuda": DeviceDefaults(tokens=8_000_000, batch_tokens=32_768, text_batch=256, dtype="bfloat16"),
+    "cpu": DeviceDefaults(tokens=100_000, batch_tokens=2_048, text_batch=32, dtype="auto"),
 }
 
 
@@ -86,6 +86,7 @@ class TrainingRun:
             check_out(options.folder_of(kind))
         self.device = choose_device(options.device)
         self._defaults = _DEFAULTS["cuda" if self.device.type == "cuda" else "cpu"]
+        self.tokens = options.tokens or self._defaults.tokens  # of answers, in the text
         self._path = resolve(options.model)
         self._checkpoint = open_checkpoint(self._path)
         self._digest = target_digest(self._checkpoint)
@@ -93,23 +94,30 @@ class TrainingRun:
         if options.threads is not None:
             torch.set_num_threads(options.threads)
 
-    def write_text(self, seconds: float | None, progress: Callable[[int, float], None] | None = None) -> int:
+    def write_text(self, seconds: float | None, progress: Progress | None = None) -> int:
         """Continues the text up to the wanted number of answer tokens; returns how many there are."""
         options, defaults = self.options, self._defaults
-        engine = EngineOptions(
-            model=str(self._path),
-            name=self._name,
-            digest=self._digest,
+        batch = options.text_batch or defaults.text_batch
+        if (have := num_answer_tokens(options.text_folder)) >= self.tokens:
+            return have
+        plan = replace(options.plan, chunk_prompts=_WAVES * batch)
+        llm = LLM(
+            str(self._path),
+            spec="off",
             dtype=defaults.dtype if options.dtype == "auto" else options.dtype,
             device=options.device,
-            batch=options.text_batch or defaults.text_batch,
+            exact=False,
+            max_num_seqs=batch,
+            max_num_batched_tokens=max(2048, batch),
+            refill=max(1, batch // 4),
+            max_chunk_s=inf,
+            kv_cache_tokens=batch * (plan.max_len // 2),
+            prefix_caching=False,
             threads=options.threads,
         )
-        workers = options.workers or defaults.workers
-        tokens = options.tokens or defaults.tokens
-        plan = replace(options.plan, chunk_prompts=_WAVES * engine.batch)
-        _ = plan.prompts  # read and filtered here, once, and not in every process
-        return write_text(options.text_folder, plan, engine, tokens, workers, seconds, progress)
+        with closing(llm):
+            writer = TextWriter(plan, llm, self._name, self._digest)
+            return writer.write(options.text_folder, self.tokens, seconds, progress)
 
     def train(self, report: Callable[[Report], None]) -> dict[str, Evaluation]:
         """Trains all kinds on the text that is there and writes their folders."""

@@ -72,6 +72,11 @@ def read_shard(file: Path) -> tuple[dict[str, str], Text]:
     return provenance, Text(**{name: tensor.numpy() for name, tensor in tensors.items()})
 
 
+def num_answer_tokens(folder: Path) -> int:
+    """How many answer tokens the shards of a folder have."""
+    return sum(read_shard(file)[1].num_answer_tokens for file in shard_files(folder))
+
+
 def read_text(folder: Path, target_digest: str) -> Text:
     """All shards of a folder, in order; refuses text of another target."""
     shards: list[Text] = []

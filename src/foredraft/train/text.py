@@ -1,26 +1,30 @@
 """Text written by the target itself: answers to prompts of files, and to prompts that the model invents.
 
 The work is cut into numbered chunks, each of which becomes one shard. A chunk depends on its number and the seed alone,
-so that any process may write it, and a folder that holds some of them is continued with the others.
+so that a folder that holds some of them is continued with the others.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 
-from foredraft.errors import InvalidPrompt
+from foredraft.errors import InvalidModel, InvalidPrompt
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
 from foredraft.train.prompts import Excluded, read_prompts, usable_inventions
-from foredraft.train.shards import Answer, shard_file, write_shard
+from foredraft.train.shards import Answer, num_answer_tokens, shard_file, write_shard
 
-Stopped = Callable[[], bool]
+Progress = Callable[[int, float], None]  # answer tokens so far, seconds so far
+_IsDone = Callable[[int], bool]  # whether so many answer tokens more are enough, or the time is over
 
+_EMPTY_CHUNKS = 3  # so many in a row: this model writes nothing that could be used
 _PLACE = "0123456789"  # stands for the user's turn where the template is cut
 _INVENTED_TOKENS = 192  # the longest invented prompt
 _SPARE_INVENTIONS = 1.15  # about 90 % are usable
@@ -61,7 +65,7 @@ class TextPlan:
 
 
 class TextWriter:
-    """Writes chunks with one engine."""
+    """Writes chunks with one engine. All prompts of a chunk wait in it at once, so a large batch serves best."""
 
     def __init__(self, plan: TextPlan, llm: LLM, target_name: str, digest: str) -> None:
         self._plan, self._llm = plan, llm
@@ -75,22 +79,50 @@ class TextWriter:
             "seed": str(plan.seed),
         }
 
-    def write_chunk(self, folder: Path, chunk: int, stopped: Stopped) -> int:
-        """Writes a chunk's shard, if it has any answer; returns the number of its answer tokens. Once `stopped`
-        says so, the shard has what is finished by then."""
+    def write(self, folder: Path, tokens: int, seconds: float | None = None, progress: Progress | None = None) -> int:
+        """Continues the text of a folder until it has `tokens` answer tokens or `seconds` are over; returns how many it
+        has. The last shard has what is finished by then."""
+        have, started, empty = num_answer_tokens(folder), time.monotonic(), 0
+        folder.mkdir(parents=True, exist_ok=True)
+
+        def is_done(more: int) -> bool:
+            elapsed = time.monotonic() - started
+            if progress is not None:
+                progress(have + more, elapsed)
+            return have + more >= tokens or (seconds is not None and elapsed > seconds)
+
+        for chunk in count():
+            if is_done(0):
+                return have
+            if not shard_file(folder, chunk).exists():
+                written = self._write_chunk(folder, chunk, is_done)
+                have, empty = have + written, 0 if written else empty + 1
+                if empty == _EMPTY_CHUNKS and not is_done(0):
+                    name = self._provenance["target_name"]
+                    raise InvalidModel(f"{name} writes nothing that could be trained on; give a file of prompts.")
+        raise AssertionError("chunks have no end")
+
+    def _write_chunk(self, folder: Path, chunk: int, is_done: _IsDone) -> int:
+        """Writes a chunk's shard, if it has any answer; returns the number of its answer tokens."""
         prompts = self._plan.prompts_of(chunk)
         source = "files"
         if not prompts:
-            prompts, source = self._invent(chunk, stopped), "invented"
+            prompts, source = self._invent(chunk, is_done), "invented"
         if not prompts:
             prompts, source = self._plan.prompts_again(chunk), "files again"
-        answers = list(self._answers(prompts, chunk, stopped))
-        provenance = {**self._provenance, "source": source, "chunk": str(chunk)}
+        answers, tokens = list[Answer](), 0
+        with closing(self._answers(prompts, chunk)) as finished:
+            for answer in finished:
+                answers.append(answer)
+                tokens += len(answer.answer)
+                if is_done(tokens):
+                    break
         if answers:
+            provenance = {**self._provenance, "source": source, "chunk": str(chunk)}
             write_shard(shard_file(folder, chunk), answers, self._llm.model_config.vocab_size, provenance)
-        return sum(len(each.answer) for each in answers)
+        return tokens
 
-    def _invent(self, chunk: int, stopped: Stopped) -> list[str]:
+    def _invent(self, chunk: int, is_done: _IsDone) -> list[str]:
         plan, prefix = self._plan, self._user_prefix()
         count = int(plan.chunk_prompts * _SPARE_INVENTIONS)
         max_tokens = min(_INVENTED_TOKENS, self._max_len // 2)
@@ -98,14 +130,16 @@ class TextWriter:
             SamplingParams(max_tokens=max_tokens, temperature=1.0, seed=_seed(plan.seed, chunk, index, 1))
             for index in range(count)
         ]
-        texts = [
-            self._llm.tokenizer.decode(ids)
-            for _, ids, reason in self._finished([prefix] * count, params, stopped)
-            if reason == "stop" or not self._has_chat
-        ]
+        texts: list[str] = []
+        with closing(self._finished([prefix] * count, params)) as finished:
+            for _, ids, reason in finished:
+                if reason == "stop" or not self._has_chat:
+                    texts.append(self._llm.tokenizer.decode(ids))
+                if is_done(0):
+                    break
         return usable_inventions(texts, plan.excluded)[: plan.chunk_prompts]
 
-    def _answers(self, prompts: Sequence[str], chunk: int, stopped: Stopped) -> Iterator[Answer]:
+    def _answers(self, prompts: Sequence[str], chunk: int) -> Generator[Answer]:
         plan = self._plan
         encoded = [self._encode(prompt) for prompt in prompts]
         encoded = [ids for ids in encoded if 0 < len(ids) <= self._max_len - min(plan.max_tokens, self._max_len // 2)]
@@ -117,21 +151,16 @@ class TextWriter:
             )
             for index in range(len(encoded))
         ]
-        for index, ids, _ in self._finished(encoded, params, stopped):
+        for index, ids, _ in self._finished(encoded, params):
             yield Answer(encoded[index], ids, greedy=index % 2 == 0)
 
     def _finished(
-        self, prompts: list[list[int]], params: list[SamplingParams], stopped: Stopped
-    ) -> Iterator[tuple[int, list[int], str | None]]:
-        """Index, tokens and finish reason of every request as it finishes, until `stopped` says so."""
-        if not prompts:
-            return
-        with closing(self._llm.as_finished(prompts, params, spec="off")) as outputs:  # type: ignore[type-var]
-            for index, output in outputs:
-                if output.finish_reason in ("stop", "length"):
-                    yield index, list(output.token_ids), output.finish_reason
-                if stopped():
-                    return
+        self, prompts: list[list[int]], params: list[SamplingParams]
+    ) -> Generator[tuple[int, list[int], str | None]]:
+        """Index, tokens and finish reason of every request as it finishes. Whoever closes it ends the others."""
+        for index, output in self._llm.as_finished(prompts, params, spec="off") if prompts else ():
+            if output.finish_reason in ("stop", "length"):
+                yield index, list(output.token_ids), output.finish_reason
 
     def _encode(self, prompt: str) -> list[int]:
         if self._has_chat:
