@@ -82,5 +82,5 @@ def test_matches_are_compared_token_by_token(tokens: list[int], suffix: list[int
     index = Occurrences(LENGTHS)
     index.follow(tokens)
     for place in range(len(tokens) + 1):
-        alike = shared_prefix(tokens[:place][::-1], suffix[::-1])
+        alike = shared_prefix(tokens[:place][::-1], suffix[::-1], place)
         assert index.matched(place, suffix, limit) == min(limit, alike)

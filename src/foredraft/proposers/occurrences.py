@@ -40,10 +40,7 @@ class Occurrences:
     def follow(self, text: list[int]) -> None:
         """Become the index of `text`: what was there before, but for some of its last tokens, and more. Not for a list
         of which something was forgotten."""
-        known = len(self.tokens)
-        tail = max(0, known - MOST_TAKEN_BACK)
-        if text[tail:known] != self.tokens[tail:]:
-            self.shrink(shared_prefix(text, self.tokens))
+        self.shrink(shared_prefix(text, self.tokens, MOST_TAKEN_BACK))
         self.extend(text[len(self.tokens) :])
 
     def extend(self, tokens: Iterable[int]) -> None:
@@ -126,9 +123,11 @@ class Occurrences:
             del places[: bisect_left(places, oldest)]
 
 
-def shared_prefix(one: list[int], other: list[int]) -> int:
-    """How many leading tokens two texts have in common."""
+def shared_prefix(one: list[int], other: list[int], most_drafted: int) -> int:
+    """How many leading tokens two states of one text have in common. They differ in their last tokens only, which may
+    have been drafts, so it is enough to compare those: the text may be long."""
     limit = min(len(one), len(other))
-    if one[:limit] == other[:limit]:
+    tail = max(0, limit - most_drafted)
+    if one[tail:limit] == other[tail:limit]:
         return limit
     return next(place for place in range(limit) if one[place] != other[place])
