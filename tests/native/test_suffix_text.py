@@ -17,8 +17,7 @@ from foredraft.params import SamplingParams
 from foredraft.proposers import suffix_native
 from foredraft.proposers.suffix import Suffix
 from foredraft.proposers.suffix_native import NativeText, library_of_texts, native_texts
-from foredraft.proposers.suffix_options import SuffixOptions
-from foredraft.proposers.suffix_text import PlainText
+from foredraft.proposers.suffix_text import PlainText, SuffixOptions
 from foredraft.types import Commit, Sequence
 from tests.backends import needs_native
 from tests.native.conftest import LEVELS

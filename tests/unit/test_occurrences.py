@@ -44,7 +44,7 @@ def test_places_are_those_of_a_full_search(steps: list[tuple[str, int]]) -> None
             if n & amount:  # others are looked at later, or never
                 places = searched(tokens, start, tokens, n)
                 assert index.places(tokens, n) == places
-                assert index.latest(tokens, n, 2) == places[-2:]
+                assert index.places(tokens, n, 2) == places[-2:]
     index.forget(len(tokens))
     assert (len(index), index.tokens) == (0, [])
 

@@ -70,14 +70,16 @@ class Occurrences:
             del self.tokens[: self.start - self.offset]
             self.offset = self.start
 
-    def places(self, suffix: list[int], n: int) -> list[int]:
-        """The places that follow earlier occurrences of the last n tokens of `suffix`, oldest first. Not to be
-        changed."""
-        return self._remembered(self._found(suffix, n), n)
-
-    def latest(self, suffix: list[int], n: int, most: int) -> list[int]:
-        """The last `most` of those places, at a cost that does not depend on how many there are."""
-        return self._remembered(self._found(suffix, n)[-most:], n)
+    def places(self, suffix: list[int], n: int, most: int | None = None) -> list[int]:
+        """The places that follow earlier occurrences of the last n tokens of `suffix`, oldest first; with `most`, the
+        last so many of them, at a cost that does not depend on how many there are. Not to be changed."""
+        if self._known[n] < self.end:
+            self._look_at(n)
+        places = self._places.get(hash(tuple(suffix[-n:])), []) if len(suffix) >= n else []
+        if most is not None:
+            places = places[-most:]
+        oldest = self.start + n  # leading places may be of n-grams that are forgotten
+        return places if not places or places[0] >= oldest else places[bisect_left(places, oldest) :]
 
     def matched(self, place: int, suffix: list[int], limit: int) -> int:
         """How many tokens before `place` are also the last ones of `suffix`, up to a limit."""
@@ -86,11 +88,6 @@ class Occurrences:
         while length < limit and tokens[before - length] == suffix[-1 - length]:
             length += 1
         return length
-
-    def _found(self, suffix: list[int], n: int) -> list[int]:
-        if self._known[n] < self.end:
-            self._look_at(n)
-        return self._places.get(hash(tuple(suffix[-n:])), []) if len(suffix) >= n else []
 
     def _look_at(self, n: int) -> None:
         """Find the n-grams of this length that were not looked at yet."""
@@ -102,11 +99,6 @@ class Occurrences:
             else:
                 places[key] = [place]
         self._known[n] = end
-
-    def _remembered(self, places: list[int], n: int) -> list[int]:
-        """These places without the leading ones whose n-gram is forgotten."""
-        oldest = self.start + n
-        return places if not places or places[0] >= oldest else places[bisect_left(places, oldest) :]
 
     def _key(self, end: int, n: int) -> int:
         end -= self.offset

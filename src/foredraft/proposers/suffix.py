@@ -11,8 +11,7 @@ from functools import partial
 
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.suffix_native import native_texts
-from foredraft.proposers.suffix_options import SuffixOptions
-from foredraft.proposers.suffix_text import SEPARATOR, PlainText, Text
+from foredraft.proposers.suffix_text import SEPARATOR, PlainText, SuffixOptions, Text
 from foredraft.proposers.target import TargetModel
 from foredraft.types import NO_DRAFT, Commit, Draft, Sequence
 

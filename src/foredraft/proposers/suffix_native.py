@@ -13,8 +13,7 @@ from weakref import finalize
 from foredraft.backends.native.header import CONSTANTS, STRUCTURES
 from foredraft.backends.native.library import load_library
 from foredraft.proposers.occurrences import MOST_TAKEN_BACK
-from foredraft.proposers.suffix_options import SuffixOptions
-from foredraft.proposers.suffix_text import Nodes, doubt_of
+from foredraft.proposers.suffix_text import Nodes, SuffixOptions, doubt_of
 
 _NOTHING: Nodes = ((), (), ())
 _Rules, _Nodes = STRUCTURES["fd_suffix_rules"], STRUCTURES["fd_nodes"]
