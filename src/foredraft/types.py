@@ -56,11 +56,7 @@ class Draft:
 
     def path_tokens(self, node: int) -> list[int]:
         """The tokens from the last committed one, which is not among them, down to a node."""
-        tokens: list[int] = []
-        while node >= 0:
-            tokens.append(self.tokens[node])
-            node = self.parents[node]
-        return tokens[::-1]
+        return path_tokens(self.tokens, self.parents, node)
 
     @property
     def depths(self) -> list[int]:
@@ -74,7 +70,7 @@ class Draft:
         return Draft(self.tokens, self.parents, tuple(scores), self.origin, self.q)
 
     def only(self, nodes: list[int]) -> Draft:
-        """The draft of these nodes alone, in ascending order, without `q`; no node may be kept without its parent."""
+        """The draft of these nodes alone, without `q`; every node needs its parent among those before it."""
         if len(nodes) == len(self.tokens) and self.q is None:
             return self
         place = {node: index for index, node in enumerate(nodes)}
@@ -88,6 +84,15 @@ class Draft:
 
 
 NO_DRAFT = Draft()
+
+
+def path_tokens(tokens: Items[int], parents: Items[int], node: int) -> list[int]:
+    """The tokens of a tree from its root, which is not among them, down to a node."""
+    path: list[int] = []
+    while node >= 0:
+        path.append(tokens[node])
+        node = parents[node]
+    return path[::-1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,11 +135,11 @@ def test_a_refused_level_leaves_the_next_best(monkeypatch: pytest.MonkeyPatch) -
     """A system may keep a level's registers from a process, although the processor has them."""
     tried: list[Path] = []
 
-    def refuse_the_first(path: Path) -> ctypes.CDLL:
+    def refuse_the_first(path: Path, kind: type[ctypes.CDLL]) -> ctypes.CDLL:
         tried.append(path)
         if len(tried) == 1:
             raise OSError("the system does not let this process use these instructions")
-        return open_library(path)
+        return open_library(path, kind)
 
     monkeypatch.setattr(library, "open_library", refuse_the_first)
     assert (load_library() is None) == (len(LEVELS) == 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from ctypes import PyDLL
 from functools import partial
 from typing import TypeVar
 
@@ -10,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foredraft.backends.native import library as native_library
 from foredraft.kernels.build import Level
 from foredraft.params import SamplingParams
 from foredraft.proposers import suffix_native
 from foredraft.proposers.suffix import Suffix
-from foredraft.proposers.suffix_native import NativeText, load_library, native_texts, open_library
-from foredraft.proposers.suffix_options import SuffixOptions
-from foredraft.proposers.suffix_text import PlainText
+from foredraft.proposers.suffix_native import NativeText, library_of_texts, native_texts
+from foredraft.proposers.suffix_text import PlainText, SuffixOptions
 from foredraft.types import Commit, Sequence
 from tests.backends import needs_native
 from tests.native.conftest import LEVELS
@@ -92,8 +93,8 @@ def test_drafts_are_those_of_python(options: SuffixOptions, steps: list[tuple[in
 
 @pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
 def test_every_level_drafts_the_same(level: Level, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = open_library(level.library)
-    monkeypatch.setattr(suffix_native, "load_library", lambda: library)
+    library = native_library.open_library(level.library, PyDLL)
+    monkeypatch.setattr(suffix_native, "library_of_texts", lambda: library)
     native, plain, _, _ = both_kinds(SuffixOptions(min_score=0.001))
     text = [place * place * place % 1009 % 7 for place in range(2000)]
     for id, length in enumerate(range(50, 2000, 50)):
@@ -134,14 +135,14 @@ def test_more_than_there_is_cannot_be_forgotten() -> None:
 
 
 def test_without_a_library_python_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suffix_native, "sources_digest", lambda: "of another day")
+    monkeypatch.setattr(native_library, "sources_digest", lambda: "of another day")
     with pytest.raises(OSError, match="other sources"):
-        open_library(LEVELS[0].library)
-    load_library.cache_clear()
+        native_library.open_library(LEVELS[0].library, PyDLL)
+    library_of_texts.cache_clear()
     try:
         assert native_texts(SuffixOptions()) is None
         sequence = new_sequence(0)
         sequence.token_ids += [1, 2, 3, 4, 1, 2, 3]
         assert Suffix(SuffixOptions()).propose([sequence], [1], 0.0)[0].tokens == (4,)
     finally:
-        load_library.cache_clear()
+        library_of_texts.cache_clear()

@@ -44,7 +44,7 @@ def test_places_are_those_of_a_full_search(steps: list[tuple[str, int]]) -> None
             if n & amount:  # others are looked at later, or never
                 places = searched(tokens, start, tokens, n)
                 assert index.places(tokens, n) == places
-                assert index.latest(tokens, n, 2) == places[-2:]
+                assert index.places(tokens, n, 2) == places[-2:]
     index.forget(len(tokens))
     assert (len(index), index.tokens) == (0, [])
 
@@ -82,5 +82,5 @@ def test_matches_are_compared_token_by_token(tokens: list[int], suffix: list[int
     index = Occurrences(LENGTHS)
     index.follow(tokens)
     for place in range(len(tokens) + 1):
-        alike = shared_prefix(tokens[:place][::-1], suffix[::-1])
+        alike = shared_prefix(tokens[:place][::-1], suffix[::-1], place)
         assert index.matched(place, suffix, limit) == min(limit, alike)

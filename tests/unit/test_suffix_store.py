@@ -13,8 +13,7 @@ import pytest
 from foredraft.params import SamplingParams
 from foredraft.proposers.suffix import Suffix
 from foredraft.proposers.suffix_native import NativeText, native_texts
-from foredraft.proposers.suffix_options import SuffixOptions
-from foredraft.proposers.suffix_text import PlainText, Text
+from foredraft.proposers.suffix_text import PlainText, SuffixOptions, Text
 from foredraft.types import Commit, Sequence
 from tests.backends import needs_native
 

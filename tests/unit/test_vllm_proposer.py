@@ -15,7 +15,7 @@ from foredraft.integrations.vllm import MergedProposer, SuffixProposer, best_pat
 from foredraft.params import SamplingParams
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.suffix import Suffix
-from foredraft.proposers.suffix_options import SuffixOptions
+from foredraft.proposers.suffix_text import SuffixOptions
 from foredraft.types import NO_DRAFT, Commit, Draft, Sequence
 
 K = 5

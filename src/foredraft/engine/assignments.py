@@ -21,19 +21,12 @@ class Assignment:
 
     proposers: dict[str, Guarded]
     adaptive: bool
-    in_turn: tuple[Guarded, ...]  # the same, in the order in which they are queried
 
 
 def in_turn(assignments: Collection[Assignment]) -> Iterable[Guarded]:
-    """The proposers of all of these, each once, in the order in which they are queried."""
-    if len(assignments) == 1:  # as in nearly every step
-        return next(iter(assignments)).in_turn
-    return sorted({guarded for each in assignments for guarded in each.in_turn}, key=_order)
-
-
-def _order(guarded: Guarded) -> tuple[bool, str]:
-    """Proposers that take next to no time are queried first."""
-    return not guarded.proposer.free, guarded.name
+    """The proposers of all of these, each once. Those that take next to no time are queried first."""
+    proposers = {guarded for each in assignments for guarded in each.proposers.values()}
+    return sorted(proposers, key=lambda guarded: (not guarded.proposer.free, guarded.name))
 
 
 class Assignments:
@@ -90,12 +83,11 @@ class Assignments:
         chosen = [each for each in named if sequence.constraint is not None or not each.proposer.needs_grammar]
         if spec.adaptive:  # a token that several draft counts for one that takes no time
             chosen.sort(key=lambda each: not each.proposer.free)
-        proposers = {each.name: each for each in chosen}
         for alike in self._sequences.values():
             if (list(alike.proposers.values()), alike.adaptive) == (chosen, spec.adaptive):
                 self._sequences[sequence.id] = alike
                 return
-        self._sequences[sequence.id] = Assignment(proposers, spec.adaptive, tuple(sorted(chosen, key=_order)))
+        self._sequences[sequence.id] = Assignment({each.name: each for each in chosen}, spec.adaptive)
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         ids = list(sequence_ids)

@@ -106,7 +106,8 @@ class AsyncEngine:
                 request_id = next(name for number in self._request_ids if (name := f"{number}") not in self._channels)
             if request_id in self._channels:
                 raise InvalidParameter(f"The request id {request_id!r} is in use; choose another.")
-            channel = self._channels[request_id] = Channel(loop, request_id, params, priority, arrived)
+            channel = Channel(loop, request_id, params, priority, arrived or asyncio.Event(), unfinished=params.n)
+            self._channels[request_id] = channel
             self._num_unfinished += params.n
         task = loop.create_task(self._admit(channel, prompt, spec))
         self._admissions.add(task)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -41,49 +41,41 @@ class DraftTimes(NamedTuple):
         return self.first + (self.whole - self.first) * (depth - 1) / max(1, self.depth - 1)
 
 
+@dataclass(frozen=True)
 class HeadTimer:
     """Times heads on the real model, in blocks that it takes from the pool and gives back."""
 
-    def __init__(
-        self,
-        make_proposer: Callable[[ProposerChoice], Proposer],
-        runner: Runner,
-        pool: BlockPool,
-        max_model_len: int,
-        dtype: str,
-        file: Path,
-    ) -> None:
-        self._make_proposer = make_proposer
-        self._runner = runner
-        self._pool = pool
-        self._max_model_len = max_model_len
-        self._dtype = dtype
-        self._file = file
+    make_proposer: Callable[[ProposerChoice], Proposer]
+    runner: Runner
+    pool: BlockPool
+    max_model_len: int
+    dtype: str
+    file: Path
 
     def __call__(self, config: HeadConfig) -> DraftTimes | None:
         """What drafts of a head take, now or when it was first timed; None where there is no room to try one."""
-        key = disk_cache.machine_key(self._runner.backend, self._runner.decoder, self._dtype, config)
-        times = disk_cache.read(self._file, key, _parse)
+        key = disk_cache.machine_key(self.runner.backend, self.runner.decoder, self.dtype, config)
+        times = disk_cache.read(self.file, key, _parse)
         if times is None:
             log.info("Timing drafts of the %s head; this is done once.", config.kind)
             times = self._timed(config.kind)
             if times is not None:
-                disk_cache.write(self._file, key, list(times))
+                disk_cache.write(self.file, key, list(times))
         return times
 
     def _timed(self, kind: str) -> DraftTimes | None:
         has_trees = "tree" in {option.name for option in fields(proposer_class(kind).Options)}
-        proposer = self._make_proposer(ProposerChoice(kind, {"tree": "chain"} if has_trees else {}))
+        proposer = self.make_proposer(ProposerChoice(kind, {"tree": "chain"} if has_trees else {}))
         nodes = proposer.num_lookahead_tokens
-        size = min(_CONTEXT, self._max_model_len - nodes)
-        vocab = self._runner.decoder.config.vocab_size
+        size = min(_CONTEXT, self.max_model_len - nodes)
+        vocab = self.runner.decoder.config.vocab_size
         params = SamplingParams(temperature=0).resolved({})
         tokens = [1 + index % (vocab - 1) for index in range(max(0, size))]
         sequence = Sequence(-1, "", 0, tokens, size, params, 0, nodes)
         try:
-            if size < 2 or not self._pool.reserve(sequence, size + nodes):
+            if size < 2 or not self.pool.reserve(sequence, size + nodes):
                 return None
-            self._runner.forward(pack([Work(sequence, size - 1)], self._pool.block_size))
+            self.runner.forward(pack([Work(sequence, size - 1)], self.pool.block_size))
             sequence.num_computed_tokens = size - 1  # as in a step: the last token is not computed yet
 
             def timed(budget: int) -> tuple[float, int]:
@@ -98,7 +90,7 @@ class HeadTimer:
         finally:
             proposer.release([sequence.id])
             proposer.close()
-            self._pool.free(sequence, forget=True)
+            self.pool.free(sequence, forget=True)
 
 
 def _parse(value: object) -> DraftTimes | None:

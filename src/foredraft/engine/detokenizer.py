@@ -41,8 +41,7 @@ class Detokenizer:
 
     @property
     def text(self) -> str:
-        if self._deferred:
-            self._decode_deferred()
+        self._decode_deferred()
         return self._text
 
     def append(self, token: int) -> str | None:
@@ -55,8 +54,7 @@ class Detokenizer:
     def finish(self) -> str | None:
         """No more tokens: whatever is left of an incomplete character becomes text; returns a stop string as `append`
         does."""
-        if self._deferred:
-            self._decode_deferred()
+        self._decode_deferred()
         piece = self._new_text()
         if not piece:  # bytes that continue a character of the prompt and do not complete it
             piece = self._tokenizer.decode(self._ids[self._read :])

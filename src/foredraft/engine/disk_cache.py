@@ -24,7 +24,11 @@ T = TypeVar("T")
 def machine_key(backend: Backend, decoder: Decoder, dtype: str, measured: object = None) -> str:
     """Names everything that a result may depend on: versions, device, backend, threads, the model's shapes and the
     kinds of its weights, and what was `measured` of it."""
-    device: object = torch.cuda.get_device_name(backend.device) if backend.device.type == "cuda" else _processor()
+    if backend.device.type == "cuda":
+        device: object = torch.cuda.get_device_name(backend.device)
+    else:  # the processor's kind, model and abilities, as far as it tells
+        capability = torch.backends.cpu.get_cpu_capability()
+        device = platform.machine(), processor_model(), capability, sorted(processor_features())
     code = (_version(), backend.name, backend.build, device, torch.get_num_threads())
     parts = (*code, dtype, decoder.config, decoder.weight_kinds, measured)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
@@ -35,12 +39,6 @@ def _version() -> str:
         return version("foredraft")
     except PackageNotFoundError:  # run from its sources
         return ""
-
-
-def _processor() -> tuple[object, ...]:
-    """The processor's kind, model and abilities, as far as it tells."""
-    capability = torch.backends.cpu.get_cpu_capability()
-    return platform.machine(), processor_model(), capability, sorted(processor_features())
 
 
 def read(file: Path, key: str, parse: Callable[[Any], T | None]) -> T | None:

@@ -28,7 +28,7 @@ class Guarded:
         self._observes = type(proposer).observe is not Proposer.observe
         self._is_given_up = False
         self._failed_for: set[int] = set()  # sequences
-        self._failures: Counter[str] = Counter()  # by call, since its last success
+        self._failures: Counter[str] = Counter()  # by call, since its last success; to delete a missing one is no error
 
     def has_failed(self, sequence: Sequence) -> bool:
         return self._is_given_up or sequence.id in self._failed_for
@@ -40,7 +40,7 @@ class Guarded:
         try:
             drafts = self._checked(sequences, budgets, min_score)
             if self._failures:
-                self._count_success("propose" if len(sequences) == 1 else "propose for several")
+                del self._failures["propose" if len(sequences) == 1 else "propose for several"]
         except Exception as error:
             if len(sequences) == 1:
                 self._fail("propose", sequences[0], error)
@@ -63,7 +63,7 @@ class Guarded:
                 try:
                     observe((commit,))
                     if self._failures:
-                        self._count_success("observe")
+                        del self._failures["observe"]
                 except Exception as error:
                     self._fail("observe", commit.sequence, error)
 
@@ -98,9 +98,6 @@ class Guarded:
     def _fail(self, call: str, sequence: Sequence, error: Exception) -> None:
         self._failed_for.add(sequence.id)
         self._count_failure(call, "failed; the sequence it failed for goes on without it.", error)
-
-    def _count_success(self, call: str) -> None:
-        del self._failures[call]  # which a Counter does for missing ones too
 
     def _count_failure(self, call: str, what: str, error: Exception) -> None:
         log.error("The proposer %s %s", self.name, what, exc_info=error)

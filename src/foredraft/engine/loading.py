@@ -69,7 +69,11 @@ def load_model(model: str, options: EngineConfig, spec: Spec, progress: Progress
         # Without rotations: a file may claim any length, and what memory allows of it is known when the weights are in.
         decoder = load_decoder(checkpoint, dtype, 0, backend, report("load"))
     except torch.OutOfMemoryError as error:
-        raise InvalidModel(_too_large(model, dtype, device)) from error
+        total = torch.cuda.mem_get_info(device)[1] / 2**30
+        raise InvalidModel(
+            f"{model} with dtype={dtype} does not fit on {device}, which has {total:.1f} GiB of memory; use a smaller "
+            "dtype (int8 or int4), a smaller model, or device='cpu'."
+        ) from error
     max_model_len, kv_tokens = _capacity(options, config, backend, wanted_len, len(tapped))
     decoder = decoder.with_positions(max_model_len)
     if options.exact:
@@ -153,11 +157,3 @@ def _memory_for_kv(device: torch.device) -> int:
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return (int(torch.cuda.mem_get_info(device)[0]) + unused) * 3 // 4
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
-
-
-def _too_large(model: str, dtype: str, device: torch.device) -> str:
-    total = torch.cuda.mem_get_info(device)[1] / 2**30
-    return (
-        f"{model} with dtype={dtype} does not fit on {device}, which has {total:.1f} GiB of memory; use a smaller "
-        "dtype (int8 or int4), a smaller model, or device='cpu'."
-    )

@@ -44,7 +44,7 @@ class Scheduler:
 
     @property
     def num_decoding(self) -> int:
-        """Running sequences of which only the last token is still to be computed."""
+        """Running sequences of which only the last token is still to be computed, so that every step gives new ones."""
         return sum([each.num_computed_tokens == len(each.token_ids) - 1 for each in self.running])
 
     def can_ever_fit(self, num_tokens: int) -> bool:
@@ -139,7 +139,7 @@ class Scheduler:
         and the first in order the rest. Of those that wait, one with a share brings in all before it."""
         free = self.max_num_seqs - len(self.running) if lets_in else 0
         waiting = list(islice(self.waiting, min(_LOOK_AT, free)))
-        prompts = [sequence for sequence in self.running if not _is_decoding(sequence)] + waiting
+        prompts = [each for each in self.running if each.num_computed_tokens != len(each.token_ids) - 1] + waiting
         left = {each.id: each.num_tokens - each.num_computed_tokens for each in prompts}
         if len(prompts) > 1:
             left.update((each.id, each.num_tokens - self.pool.num_cached_tokens(each)) for each in waiting)
@@ -222,8 +222,3 @@ class Scheduler:
 
 def _order(sequence: Sequence) -> tuple[int, int]:
     return sequence.priority, sequence.id
-
-
-def _is_decoding(sequence: Sequence) -> bool:
-    """Whether only its last token is still to be computed, so that every step gives it new ones."""
-    return sequence.num_computed_tokens == len(sequence.token_ids) - 1

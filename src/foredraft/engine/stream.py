@@ -5,35 +5,29 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
 
 from foredraft.params import SamplingParams
 from foredraft.types import TokenEvent
 
 
+@dataclass(eq=False)
 class Channel:
     """What the threads of an engine and a reader share. The threads read the request and the two flags, and they call
     `deliver` and `decide` through the event loop. Any thread may set the flags; everything else happens in the loop."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        request_id: str,
-        params: SamplingParams,
-        priority: int = 0,
-        arrived: asyncio.Event | None = None,
-    ) -> None:
-        self.loop = loop
-        self.request_id = request_id
-        self.params = params
-        self.priority = priority
-        self.events: deque[TokenEvent] = deque()
-        self.unfinished = params.n  # samples whose last event has not been read
-        self.arrived = arrived or asyncio.Event()  # something may have changed since the reader last looked
-        self.decided = asyncio.Event()  # the engine has taken the request or refused it
-        self.prompt_token_ids: list[int] = []  # once the prompt is encoded
-        self.error: Exception | None = None  # why the request was refused
-        self.is_left = False  # nobody reads any more
-        self.is_aborted = False
+    loop: asyncio.AbstractEventLoop
+    request_id: str
+    params: SamplingParams
+    priority: int
+    arrived: asyncio.Event  # something may have changed since the reader last looked
+    unfinished: int  # samples whose last event has not been read
+    events: deque[TokenEvent] = field(default_factory=deque)
+    decided: asyncio.Event = field(default_factory=asyncio.Event)  # the engine has taken the request or refused it
+    prompt_token_ids: list[int] = field(default_factory=list)  # once the prompt is encoded
+    error: Exception | None = None  # why the request was refused
+    is_left: bool = False  # nobody reads any more
+    is_aborted: bool = False
 
     def deliver(self, event: TokenEvent) -> None:
         """Hand an event to the readers. A request that has one was taken."""

@@ -21,7 +21,7 @@ from foredraft.proposers.base import Proposer
 from foredraft.proposers.merge import merge
 from foredraft.proposers.ngram import Ngram, NgramOptions
 from foredraft.proposers.suffix import Suffix
-from foredraft.proposers.suffix_options import SuffixOptions
+from foredraft.proposers.suffix_text import SuffixOptions
 from foredraft.types import Commit, Draft, Sequence
 
 Tokens = NDArray[np.int32]

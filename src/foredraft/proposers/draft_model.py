@@ -31,17 +31,20 @@ class DraftModelOptions(DrafterOptions):
 
 
 class DraftModel(ModelDrafter):
-    """See the module."""
-
     Options = DraftModelOptions
 
     def __init__(self, options: DraftModelOptions, target: TargetModel) -> None:
         if options.model:
             super().__init__("draft_model", _named(options.model, options.dtype, target), options)
-        else:
-            files = _distilled_files(target)
-            super().__init__("draft_model", _distilled(files, options.dtype, target), options)
-            self.acceptance = files.config.acceptance
+            return
+        if "draft_model" not in target.heads:
+            raise InvalidSpec(
+                "draft_model needs a model, because none was loaded with the target: write "
+                "draft_model:model=NAME_OR_PATH, or train one: foredraft train draft --out PATH."
+            )
+        files = target.heads["draft_model"]
+        super().__init__("draft_model", _distilled(files, options.dtype, target), options)
+        self.acceptance = files.config.acceptance
 
 
 def _named(name: str, dtype: str, target: TargetModel) -> WholeModel:
@@ -68,15 +71,6 @@ def _distilled(files: HeadFiles, dtype: str, target: TargetModel) -> WholeModel:
         return load_draft_model(weights, embedding, target.max_model_len, backend)
 
     return beside(f"draft_model {dtype}", weights_dtype, target, load)
-
-
-def _distilled_files(target: TargetModel) -> HeadFiles:
-    if "draft_model" not in target.heads:
-        raise InvalidSpec(
-            "draft_model needs a model, because none was loaded with the target: write draft_model:model=NAME_OR_PATH, "
-            "or train one: foredraft train draft --out PATH."
-        )
-    return target.heads["draft_model"]
 
 
 def check_same_vocabulary(name: str, draft: Tokenizer, target: Tokenizer) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 
-from foredraft.types import NO_DRAFT, Draft, Sequence
+from foredraft.types import Draft, Sequence
 
 
 def merge(drafts: Items[Draft], budget: int) -> Draft:
@@ -74,6 +74,4 @@ def pruned(draft: Draft, sequence: Sequence) -> Draft:
         path = sequence.constrained_path(draft.path_tokens(leaf))
         num_allowed = sequence.constraint.num_valid(path) - (len(path) - len(nodes))
         allowed.update(nodes[::-1][: max(0, num_allowed)])
-    if len(allowed) == len(draft):
-        return draft
-    return draft.only(sorted(allowed)) if allowed else NO_DRAFT
+    return draft.only(sorted(allowed))

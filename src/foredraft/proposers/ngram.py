@@ -58,7 +58,7 @@ class Ngram(Proposer):
         index.follow(tokens)
         length = min(budget, self.options.k)
         # What ends with no known n-gram of the shortest length ends with none of a longer one.
-        is_known = length > 0 and index.latest(tokens, self._lengths[0], 1)
+        is_known = length > 0 and index.places(tokens, self._lengths[0], 1)
         for n in reversed(self._lengths) if is_known else ():
             places = index.places(tokens, n)
             if places:

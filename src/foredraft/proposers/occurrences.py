@@ -40,10 +40,7 @@ class Occurrences:
     def follow(self, text: list[int]) -> None:
         """Become the index of `text`: what was there before, but for some of its last tokens, and more. Not for a list
         of which something was forgotten."""
-        known = len(self.tokens)
-        tail = max(0, known - MOST_TAKEN_BACK)
-        if text[tail:known] != self.tokens[tail:]:
-            self.shrink(shared_prefix(text, self.tokens))
+        self.shrink(shared_prefix(text, self.tokens, MOST_TAKEN_BACK))
         self.extend(text[len(self.tokens) :])
 
     def extend(self, tokens: Iterable[int]) -> None:
@@ -73,14 +70,16 @@ class Occurrences:
             del self.tokens[: self.start - self.offset]
             self.offset = self.start
 
-    def places(self, suffix: list[int], n: int) -> list[int]:
-        """The places that follow earlier occurrences of the last n tokens of `suffix`, oldest first. Not to be
-        changed."""
-        return self._remembered(self._found(suffix, n), n)
-
-    def latest(self, suffix: list[int], n: int, most: int) -> list[int]:
-        """The last `most` of those places, at a cost that does not depend on how many there are."""
-        return self._remembered(self._found(suffix, n)[-most:], n)
+    def places(self, suffix: list[int], n: int, most: int | None = None) -> list[int]:
+        """The places that follow earlier occurrences of the last n tokens of `suffix`, oldest first; with `most`, the
+        last so many of them, at a cost that does not depend on how many there are. Not to be changed."""
+        if self._known[n] < self.end:
+            self._look_at(n)
+        places = self._places.get(hash(tuple(suffix[-n:])), []) if len(suffix) >= n else []
+        if most is not None:
+            places = places[-most:]
+        oldest = self.start + n  # leading places may be of n-grams that are forgotten
+        return places if not places or places[0] >= oldest else places[bisect_left(places, oldest) :]
 
     def matched(self, place: int, suffix: list[int], limit: int) -> int:
         """How many tokens before `place` are also the last ones of `suffix`, up to a limit."""
@@ -89,11 +88,6 @@ class Occurrences:
         while length < limit and tokens[before - length] == suffix[-1 - length]:
             length += 1
         return length
-
-    def _found(self, suffix: list[int], n: int) -> list[int]:
-        if self._known[n] < self.end:
-            self._look_at(n)
-        return self._places.get(hash(tuple(suffix[-n:])), []) if len(suffix) >= n else []
 
     def _look_at(self, n: int) -> None:
         """Find the n-grams of this length that were not looked at yet."""
@@ -105,11 +99,6 @@ class Occurrences:
             else:
                 places[key] = [place]
         self._known[n] = end
-
-    def _remembered(self, places: list[int], n: int) -> list[int]:
-        """These places without the leading ones whose n-gram is forgotten."""
-        oldest = self.start + n
-        return places if not places or places[0] >= oldest else places[bisect_left(places, oldest) :]
 
     def _key(self, end: int, n: int) -> int:
         end -= self.offset
@@ -126,9 +115,11 @@ class Occurrences:
             del places[: bisect_left(places, oldest)]
 
 
-def shared_prefix(one: list[int], other: list[int]) -> int:
-    """How many leading tokens two texts have in common."""
+def shared_prefix(one: list[int], other: list[int], most_drafted: int) -> int:
+    """How many leading tokens two states of one text have in common. They differ in their last tokens only, which may
+    have been drafts, so it is enough to compare those: the text may be long."""
     limit = min(len(one), len(other))
-    if one[:limit] == other[:limit]:
+    tail = max(0, limit - most_drafted)
+    if one[tail:limit] == other[tail:limit]:
         return limit
     return next(place for place in range(limit) if one[place] != other[place])

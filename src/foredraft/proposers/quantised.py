@@ -22,8 +22,6 @@ class QuantisedOptions(DrafterOptions):
 
 
 class Quantised(ModelDrafter):
-    """See the module."""
-
     Options = QuantisedOptions
 
     def __init__(self, options: QuantisedOptions, target: TargetModel) -> None:

@@ -81,20 +81,16 @@ def build_proposer(choice: ProposerChoice, target: TargetModel) -> Proposer:
 
 def proposer_class(name: str) -> type[Any]:
     """The class of a proposer that there is."""
-    place = _BUILT_IN.get(name)
-    if place is None:
-        return _offered_class(name)
-    module, _, class_name = place.partition(":")
-    found: type[Any] = getattr(import_module(module), class_name)
-    return found
-
-
-def _offered_class(name: str) -> type[Any]:
+    found: type[Any]
+    if name in _BUILT_IN:
+        module, _, class_name = _BUILT_IN[name].partition(":")
+        found = getattr(import_module(module), class_name)
+        return found
     first, *others = _offered().select(name=name)
     if others:
         raise InvalidSpec(f"The proposer {name!r} is offered by {first.value} and {others[0].value}; uninstall one.")
     try:
-        found: type[Any] = first.load()
+        found = first.load()
     except (ImportError, AttributeError) as error:
         raise InvalidSpec(f"The proposer {name!r} of {first.value} cannot be loaded: {error}.") from error
     return found

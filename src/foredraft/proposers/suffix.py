@@ -11,8 +11,7 @@ from functools import partial
 
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.suffix_native import native_texts
-from foredraft.proposers.suffix_options import SuffixOptions
-from foredraft.proposers.suffix_text import SEPARATOR, PlainText, Text
+from foredraft.proposers.suffix_text import SEPARATOR, PlainText, SuffixOptions, Text
 from foredraft.proposers.target import TargetModel
 from foredraft.types import NO_DRAFT, Commit, Draft, Sequence
 
@@ -76,7 +75,12 @@ class Suffix(Proposer):
         while len(self._stores) > _MOST_SALTS:
             self._forget_salt(next(iter(self._stores)))
         while self._num_stored > self.options.store:
-            self._forget_oldest()
+            oldest, size = self._answers.popleft()
+            store = self._stores[oldest]
+            store.forget(size)
+            self._num_stored -= size
+            if store.start == store.end:
+                del self._stores[oldest]
 
     def _use(self, salt: str) -> None:
         """Mark a salt as the one that was used last."""
@@ -87,11 +91,3 @@ class Suffix(Proposer):
         store = self._stores.pop(salt)
         self._num_stored -= store.end - store.start
         self._answers = deque(answer for answer in self._answers if answer[0] != salt)
-
-    def _forget_oldest(self) -> None:
-        salt, size = self._answers.popleft()
-        store = self._stores[salt]
-        store.forget(size)
-        self._num_stored -= size
-        if store.start == store.end:
-            del self._stores[salt]

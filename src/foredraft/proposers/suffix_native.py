@@ -4,44 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from ctypes import POINTER, PyDLL, Structure, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
+from ctypes import CDLL, PyDLL, byref, c_int64
 from functools import cache, partial
-from pathlib import Path
 from struct import Struct, pack
 from typing import Self
 from weakref import finalize
 
-from foredraft.kernels.build import sources_digest, usable_levels
+from foredraft.backends.native.header import CONSTANTS, STRUCTURES
+from foredraft.backends.native.library import load_library
 from foredraft.proposers.occurrences import MOST_TAKEN_BACK
-from foredraft.proposers.suffix_options import SuffixOptions
-from foredraft.proposers.suffix_text import Nodes, doubt_of
+from foredraft.proposers.suffix_text import Nodes, SuffixOptions, doubt_of
 
-_MOST_NODES, _LONGEST_MATCH = 64, 32  # as foredraft.h has them
 _NOTHING: Nodes = ((), (), ())
+_Rules, _Nodes = STRUCTURES["fd_suffix_rules"], STRUCTURES["fd_nodes"]
 # What reads so many integers or floats out of memory, faster than ctypes does.
-_INTEGERS = tuple(Struct(f"{count}i").unpack_from for count in range(_MOST_NODES + 1))
-_NUMBERS = tuple(Struct(f"{count}d").unpack_from for count in range(_MOST_NODES + 1))
-
-
-class _Rules(Structure):
-    _fields_ = [
-        *((name, c_int64) for name in ("max_n", "is_chain")),
-        *((name, c_double) for name in ("depth", "min_score", "store_doubt")),
-        ("doubts", c_double * (_LONGEST_MATCH + _MOST_NODES + 1)),
-    ]
-
-
-class _Nodes(Structure):
-    _fields_ = [
-        *((name, c_int32 * _MOST_NODES) for name in ("tokens", "parents")),
-        ("scores", c_double * _MOST_NODES),
-    ]
+_INTEGERS, _NUMBERS = (
+    [Struct(f"{count}{kind}").unpack_from for count in range(CONSTANTS["FD_SUFFIX_NODES"] + 1)] for kind in "id"
+)
 
 
 class _Drafting:
     """What the texts of a proposer share: the library, the rules of drafts, and where C leaves a draft."""
 
-    def __init__(self, library: PyDLL, options: SuffixOptions) -> None:
+    def __init__(self, library: CDLL, options: SuffixOptions) -> None:
         self.library = library
         self.lengths = (c_int64 * len(options.lengths))(*options.lengths)
         self.rules = _Rules(
@@ -113,36 +98,12 @@ class NativeText:
 
 def native_texts(options: SuffixOptions) -> Callable[[], NativeText] | None:
     """What makes the texts of a proposer; None where no library was built that this processor can run."""
-    library = load_library()
+    library = library_of_texts()
     return None if library is None else partial(NativeText, _Drafting(library, options))
 
 
 @cache
-def load_library() -> PyDLL | None:
-    for level in usable_levels():
-        try:
-            return open_library(level.library)
-        except (OSError, AttributeError):  # built for another system, or from other sources
-            continue
-    return None
-
-
-def open_library(path: Path) -> PyDLL:
-    """Load one compiled library and declare its functions for texts; raises OSError where it does not fit. They need no
-    registers that the system could refuse, so it is not asked whether this level is ready.
-
-    Other threads of Python wait while one of them runs. That takes microseconds; to let them run, and then to wait for
-    them, may take milliseconds.
-    """
-    library = PyDLL(str(path))
-    library.fd_sources.restype = c_char_p
-    if library.fd_sources() != sources_digest().encode():
-        raise OSError(f"{path.name} was built from other sources.")
-    library.fd_text_new.argtypes, library.fd_text_new.restype = (POINTER(c_int64), c_int64), c_void_p
-    library.fd_text_free.argtypes, library.fd_text_free.restype = (c_void_p,), None
-    library.fd_text_replace.argtypes, library.fd_text_replace.restype = (c_void_p, c_int64, c_char_p, c_int64), c_int64
-    library.fd_text_forget.argtypes, library.fd_text_forget.restype = (c_void_p, c_int64), c_int
-    library.fd_text_size.argtypes, library.fd_text_size.restype = (c_void_p, c_void_p, c_void_p), None
-    library.fd_text_draft.argtypes = (c_void_p, c_void_p, c_int64, c_void_p, c_void_p)
-    library.fd_text_draft.restype = c_int
-    return library
+def library_of_texts() -> CDLL | None:
+    """Other threads of Python wait while one of its functions runs. That takes microseconds; to let them run, and then
+    to wait for them, may take milliseconds."""
+    return load_library(PyDLL)

@@ -1,14 +1,16 @@
-"""Texts that `suffix` copies from, in Python: what serves where nothing is compiled, and what the C code must equal."""
+"""The options of `suffix`, and the texts that it copies from, in Python: what serves where nothing is compiled, and
+what the C code must equal."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence as Items
+from dataclasses import dataclass
 from functools import cache
-from typing import Protocol, Self
+from typing import ClassVar, Protocol, Self
 
+from foredraft.errors import InvalidSpec
 from foredraft.proposers.occurrences import Occurrences
-from foredraft.proposers.suffix_options import SuffixOptions
 
 SEPARATOR = -1  # behind every answer in a store: nothing follows across it
 _MOST = 32  # occurrences that are looked at, the latest ones
@@ -18,6 +20,41 @@ Nodes = tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]  # tokens, pa
 # An occurrence's continuation: tokens, the place in them where it begins, after how many it comes round again (where it
 # runs into the end of the sequence it goes on with itself, for a loop goes on), and how much it is doubted.
 _Ending = tuple[list[int], int, int, float]
+
+
+@dataclass(frozen=True)
+class SuffixOptions:
+    k: int = 16  # nodes of a draft
+    min_n: int = 2  # shortest suffix that is looked up, and the longest that is told apart
+    max_n: int = 16
+    depth: float = 3.0  # a match of n tokens is followed for at most depth * n
+    min_score: float = 0.1  # a node that is reached less often than this is not drafted
+    store: int = 100_000  # tokens of earlier answers that are remembered, of all salts together; 0: none
+    store_doubt: float = 1.0  # times as much as what the sequence itself holds, what earlier answers hold is doubted
+    tree: str = "dynamic"  # or chain: every node has its most frequent child only
+
+    owner_only: ClassVar[frozenset[str]] = frozenset({"store"})  # options that no request of a server may choose
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.k <= 64:
+            raise InvalidSpec(f"suffix: k={self.k} must be from 1 to 64.")
+        if not 1 <= self.min_n <= self.max_n <= 32:
+            raise InvalidSpec(f"suffix: min_n={self.min_n}, max_n={self.max_n} must keep 1 ≤ min_n ≤ max_n ≤ 32.")
+        if not (0 < self.min_score < 1 and 0 < self.depth <= 64 and 0 <= self.store <= 10**7):
+            raise InvalidSpec(
+                f"suffix: min_score={self.min_score} must lie between 0 and 1, depth={self.depth} above 0 and up to "
+                f"64, store={self.store} from 0 to 10000000."
+            )
+        if not 1 <= self.store_doubt <= 64:
+            raise InvalidSpec(f"suffix: store_doubt={self.store_doubt} must be from 1 to 64.")
+        if self.tree not in ("dynamic", "chain"):
+            raise InvalidSpec(f"suffix: tree={self.tree!r} must be dynamic or chain.")
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The n-grams that are looked up. Their lengths double: the longest that is found leaves few occurrences to
+        compare."""
+        return tuple(self.min_n << step for step in range(5) if self.min_n << step <= self.max_n)
 
 
 class Text(Protocol):
@@ -105,13 +142,13 @@ class PlainText(Occurrences):
 
     def _longest(self, tokens: list[int]) -> tuple[int, list[int]]:
         """The longest match with the end of the tokens, up to max_n, and the places behind it."""
-        places = self.latest(tokens, self.lengths[0], _MOST + 1)
+        places = self.places(tokens, self.lengths[0], _MOST + 1)
         if not places:
             return 0, []  # as for most positions of most sequences
         # Few occurrences are compared at once. Of many, those of longer n-grams are the ones to compare.
         for n in self.lengths[:1] if len(places) <= _MOST else reversed(self.lengths):
             lengths = {
-                place: self.matched(place, tokens, self.options.max_n) for place in self.latest(tokens, n, _MOST)
+                place: self.matched(place, tokens, self.options.max_n) for place in self.places(tokens, n, _MOST)
             }
             longest = max(lengths.values(), default=0)
             if longest >= self.options.min_n:

@@ -1,4 +1,4 @@
-"""The model that proposers draft for, as far as a proposer may use it."""
+"""What a proposer may know of the model that it drafts for."""
 
 from __future__ import annotations
 

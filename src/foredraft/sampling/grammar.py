@@ -89,31 +89,29 @@ class Grammars:
 
     def find(self, grammar: Mapping[str, Any]) -> CompiledGrammar | None:
         """A grammar that is compiled already. Waits for nobody."""
-        return self._kept(json.dumps(grammar))
-
-    def compile(self, grammar: Mapping[str, Any]) -> CompiledGrammar:
-        """Raises InvalidParameter for a grammar that cannot be used. Takes milliseconds, at worst a few seconds, in
-        which other threads run."""
         text = json.dumps(grammar)
-        with self._compiling:
-            compiled = self._kept(text)
-            if compiled is None:
-                check_size(grammar)
-                compiled = CompiledGrammar(_source(grammar), self._tokenizer, self._vocab_size, self._eos_token_ids)
-                with self._lock:
-                    self._compiled[text] = compiled
-                    self._compiled.move_to_end(text)
-                    while len(self._compiled) > _MOST_CACHED or sum(map(len, self._compiled)) > _MOST_CACHED_LENGTH:
-                        self._compiled.popitem(last=False)
-        return compiled
-
-    def _kept(self, text: str) -> CompiledGrammar | None:
         with self._lock:
             compiled = self._compiled.get(text)
             if compiled is None or compiled.is_full:
                 return None
             self._compiled.move_to_end(text)
             return compiled
+
+    def compile(self, grammar: Mapping[str, Any]) -> CompiledGrammar:
+        """Raises InvalidParameter for a grammar that cannot be used. Takes milliseconds, at worst a few seconds, in
+        which other threads run."""
+        with self._compiling:
+            compiled = self.find(grammar)
+            if compiled is None:
+                check_size(grammar)
+                compiled = CompiledGrammar(_source(grammar), self._tokenizer, self._vocab_size, self._eos_token_ids)
+                text = json.dumps(grammar)
+                with self._lock:
+                    self._compiled[text] = compiled
+                    self._compiled.move_to_end(text)
+                    while len(self._compiled) > _MOST_CACHED or sum(map(len, self._compiled)) > _MOST_CACHED_LENGTH:
+                        self._compiled.popitem(last=False)
+        return compiled
 
     @cached_property
     def _tokenizer(self) -> llguidance.LLTokenizer:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-from ctypes import c_char_p
+from ctypes import CDLL, c_char_p
 from pathlib import Path
 
 from foredraft.backends.native.header import FUNCTIONS
@@ -20,11 +19,11 @@ ERRORS = {
 }
 
 
-def open_library(path: Path) -> ctypes.CDLL:
+def open_library(path: Path, kind: type[CDLL] = CDLL) -> CDLL:
     """Load one compiled library and declare its functions; raises OSError where the system refuses its level, or it was
     built from other sources than those beside it."""
-    library = ctypes.CDLL(str(path))
-    library.fd_sources.restype = library.fd_build.restype = c_char_p
+    library = kind(str(path))
+    library.fd_sources.restype = c_char_p
     if library.fd_sources() != sources_digest().encode():
         raise OSError(f"{path.name} was built from other sources; run: python -m foredraft.kernels.build")
     for name, (result, arguments) in FUNCTIONS.items():
@@ -35,11 +34,12 @@ def open_library(path: Path) -> ctypes.CDLL:
     return library
 
 
-def load_library() -> ctypes.CDLL | None:
-    """The best library that was built and that this processor can run; None where there is none."""
+def load_library(kind: type[CDLL] = CDLL) -> CDLL | None:
+    """The best library that was built and that this processor can run; None where there is none. Of the kind `PyDLL` it
+    keeps other threads of Python from running meanwhile."""
     for level in usable_levels():
         try:
-            return open_library(level.library)
+            return open_library(level.library, kind)
         except (OSError, AttributeError):  # built for another system or of other sources, or refused by this one
             continue
     return None

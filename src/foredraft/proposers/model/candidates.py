@@ -28,13 +28,7 @@ class NodeLogits:
     values: Tensor
     token_ids: Tensor | None = None
 
-    def rows(self, start: int, stop: int) -> NodeLogits:
-        return self._at(slice(start, stop))
-
-    def pick(self, rows: list[int]) -> NodeLogits:
-        return self._at(rows)
-
-    def _at(self, rows: slice | list[int]) -> NodeLogits:
+    def __getitem__(self, rows: slice | list[int]) -> NodeLogits:
         ids = self.token_ids
         return NodeLogits(self.values[rows], ids[rows] if ids is not None and ids.dim() == 2 else ids)
 
@@ -59,10 +53,6 @@ class Node:
     sequence: Sequence
     path: Items[int]
 
-    def adjusted(self, logits: Tensor) -> Tensor:
-        """Logits by the target's ids, after penalties, bias and grammar."""
-        return adjust_after(logits, self.sequence, self.path)
-
 
 def coupled(
     logits: NodeLogits, nodes: Items[Node], count: int, contenders: int, vocab_size: int, backend: Backend
@@ -71,9 +61,10 @@ def coupled(
     there is no noise; else it decides among the most probable `contenders`, and only the difference of the logits is
     uncertain."""
     found: list[Candidates] = [[] for _ in nodes]
-    greedy = [row for row, node in enumerate(nodes) if _is_plain(node.sequence)]
+    sequences = enumerate(node.sequence for node in nodes)
+    greedy = [row for row, each in sequences if not each.params.temperature and not each.adjusts_logits]
     if greedy:
-        some = logits if len(greedy) == len(nodes) else logits.pick(greedy)
+        some = logits if len(greedy) == len(nodes) else logits[greedy]
         shares, columns = backend.likely(some.values, count)
         for row, tokens, probabilities in zip(greedy, some.tokens(columns).tolist(), shares.tolist(), strict=True):
             found[row] = list(zip(tokens, probabilities, strict=True))
@@ -83,17 +74,13 @@ def coupled(
     return found
 
 
-def _is_plain(sequence: Sequence) -> bool:
-    return not sequence.params.temperature and not sequence.adjusts_logits
-
-
 def _drawn(
     logits: NodeLogits, row: int, node: Node, count: int, contenders: int, vocab_size: int, backend: Backend
 ) -> Candidates:
     sequence = node.sequence
     if sequence.adjusts_logits:
-        logits, row = NodeLogits(node.adjusted(logits.of_target(row, vocab_size))[None]), 0
-    own = logits.rows(row, row + 1)
+        logits, row = NodeLogits(adjust_after(logits.of_target(row, vocab_size), sequence, node.path)[None]), 0
+    own = logits[row : row + 1]
     values, columns = backend.top(own.values, contenders)
     possible = values[0] > -torch.inf  # the grammar may allow few tokens, or none that this model has
     kept, tokens = values[0][possible], own.tokens(columns)[0][possible]
@@ -110,7 +97,8 @@ def _drawn(
 def sampled(logits: Tensor, node: Node, index: int, count: int, vocab_size: int) -> list[tuple[int, Tensor]]:
     """Different tokens, drawn one after the other, each with what it was drawn from: what the ones before have left.
     `index` numbers the nodes of a draft, -1 is its root."""
-    sequence, adjusted = node.sequence, node.adjusted(logits)
+    sequence = node.sequence
+    adjusted = adjust_after(logits, sequence, node.path)
     if bool((adjusted == -torch.inf).all()):
         return []  # the grammar allows nothing that this model has
     q = distribution(adjusted, sequence.params)

@@ -49,14 +49,14 @@ class ComputedTokens:
             if block != now or self._writer.get(block) != sequence.id:
                 break
             held += 1
-        known = _num_shared(computed.tokens, sequence.token_ids)
+        known = shared_prefix(computed.tokens, sequence.token_ids, _MOST_DRAFTED)
         return min(known, held * self._block_size, sequence.num_tokens - 1)
 
     def record(self, sequence: Sequence, known: int, drafted: Items[int], num_slots: int) -> None:
         """The model has run the first `known` tokens of the sequence at its slots, and, if those are all, `drafted`
         ones behind them. It may have left anything at the slots from there to `num_slots`."""
         computed, size = self._sequences[sequence.id], self._block_size
-        same = min(known, _num_shared(computed.tokens, sequence.token_ids))
+        same = min(known, shared_prefix(computed.tokens, sequence.token_ids, _MOST_DRAFTED))
         computed.tokens[same:] = [*sequence.token_ids[same:known], *drafted]
         kept = min(same // size, len(computed.names))
         del computed.names[kept:]
@@ -90,11 +90,3 @@ class ComputedTokens:
         start = len(computed.names) * self._block_size
         parent = computed.names[-1] if computed.names else computed.root
         return extended_name(parent, tokens[start : start + self._block_size])
-
-
-def _num_shared(tokens: list[int], now: list[int]) -> int:
-    """How many leading tokens two states of one sequence have in common. They differ in draft tokens only, so it is
-    enough to compare the last ones: the sequence may be long."""
-    limit = min(len(tokens), len(now))
-    tail = max(0, limit - _MOST_DRAFTED)
-    return limit if tokens[tail:limit] == now[tail:limit] else shared_prefix(tokens, now)

@@ -95,8 +95,8 @@ class TreeDrafter(Proposer):
             for tree, work in zip(growing, works, strict=True):
                 tree.known += work.num_new_tokens
                 if work.reaches_end:
-                    rows = logits.rows(row, row + work.num_logits)
-                    self._grow(tree, work.draft, rows, candidates[row : row + work.num_logits])
+                    rows = slice(row, row + work.num_logits)
+                    self._grow(tree, work.draft, logits[rows], candidates[rows])
                 else:
                     tree.budget = 0  # not there yet: the rest of the catch-up tokens run in later steps
                 row += work.num_logits
@@ -161,7 +161,7 @@ class TreeDrafter(Proposer):
             row += work.num_logits
         found: list[Candidates] = [[] for _ in range(row)]
         if rows:
-            chosen = logits if len(rows) == row else logits.pick(rows)
+            chosen = logits if len(rows) == row else logits[rows]
             model = self.model
             best = coupled(chosen, nodes, self.shape.width, self.contenders, model.vocab_size, model.backend)
             for place, candidates in zip(rows, best, strict=True):
@@ -190,8 +190,9 @@ class TreeDrafter(Proposer):
                 )
             tree.depth += 1
             tree.ended = len(tree.tokens) == size
-            added = {node: _child(ran, reached[tree.parents[node]], token) for node, token in tree.since(size)}
-            reached = {node: helped for node, helped in added.items() if helped is not None}
+            new = range(size, len(tree.tokens))
+            added = {node: ran.child(reached[tree.parents[node]], tree.tokens[node]) for node in new}
+            reached = {node: helped for node, helped in added.items() if helped >= 0}
             while reached.get(tree.num_run) == tree.num_run:  # the other draft's node lies at the slot of this node
                 tree.num_run += 1
 
@@ -231,7 +232,3 @@ def share_catch_up(trees: list[Tree], beside: int) -> None:
         shared -= tree.catch_up
         if not tree.catch_up:
             tree.budget = 0  # its turn comes in a later step
-
-
-def _child(draft: Draft, node: int, token: int) -> int | None:
-    return next((child for child in draft.children(node) if draft.tokens[child] == token), None)

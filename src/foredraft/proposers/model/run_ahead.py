@@ -66,12 +66,11 @@ class Levels:
 
     def __init__(self, program: _Program) -> None:
         self._shape, found = program.shape, program.found
-        order = _order(program.size, program.shape.width, program.shape.depth)
+        order, of_candidates, self._firsts = _order(program.size, program.shape.width, program.shape.depth)
         # Of every sequence: the tokens of its candidates, and behind them the places of its nodes.
-        self._tokens: list[list[int]] = found.tokens_and_places.take(order.tokens_and_places).tolist()
-        shares = np.minimum(np.maximum(found.probabilities.take(order.probabilities), LEAST_PROBABILITY), 1.0)
+        self._tokens: list[list[int]] = found.tokens_and_places.take(order).tolist()
+        shares = np.minimum(np.maximum(found.probabilities.take(of_candidates), LEAST_PROBABILITY), 1.0)
         self._shares: list[list[float]] = shares.tolist()
-        self._firsts = order.firsts
 
     def chain(self, lane: int) -> list[int]:
         """The tokens of leading nodes that were run one behind the other: all of a chain, the first of a tree."""
@@ -105,23 +104,17 @@ class Found(NamedTuple):
     probabilities: NDArray[np.float32]  # of all candidates
 
 
-class _Order(NamedTuple):
-    """Where in it that is which belongs to each sequence."""
-
-    tokens_and_places: NDArray[np.int64]  # [sequences, candidates + nodes]
-    probabilities: NDArray[np.int64]  # [sequences, candidates]
-    firsts: list[int]  # of every node: the number of the first candidate of its level
-
-
 @cache
-def _order(size: int, width: int, depth: int) -> _Order:
+def _order(size: int, width: int, depth: int) -> tuple[NDArray[np.int64], NDArray[np.int64], list[int]]:
+    """Where in it that is which belongs to each sequence: tokens and places [sequences, candidates + nodes], and
+    probabilities [sequences, candidates]. And of every node, the number of the first candidate of its level."""
     levels = range(depth - 1)
     of_level = np.arange(size * width).reshape(size, width)
     nodes = np.concatenate([level * size * width + of_level for level in levels] or [of_level[:, :0]], axis=1)
     rows = np.concatenate([np.arange(size)[:, None], size + nodes], axis=1)
     candidates = (rows[:, :, None] * width + np.arange(width)).reshape(size, -1)
     firsts = [0 if level == 0 else width + (level - 1) * width * width for level in levels for _ in range(width)]
-    return _Order(np.concatenate([candidates, candidates.size + nodes], axis=1), candidates, firsts)
+    return np.concatenate([candidates, candidates.size + nodes], axis=1), candidates, firsts
 
 
 def _best(above: list[int], shares: list[float], budget: int) -> list[int]:
@@ -201,10 +194,9 @@ class RunAhead:
 
     def _program(self, plan: ForwardBatch, key: _Key) -> _Program:
         programs = self._programs.setdefault(plan, {})
-        program = programs.get(key)
-        if program is None:
-            program = programs[key] = _Program(self, plan, *key)
-        return program
+        if key not in programs:
+            programs[key] = _Program(self, plan, *key)
+        return programs[key]
 
 
 def split_catch_up(works: Items[Work], depth: int) -> tuple[list[Work], list[Work]]:

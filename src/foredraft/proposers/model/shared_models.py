@@ -23,9 +23,6 @@ class SharedModels:
         self._loading = Lock()  # held for as long as a model loads
         self._counting = Lock()  # held for a moment only: whoever gives a model back never waits for a load
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._models
-
     def acquire(self, name: str, load: Callable[[], Model]) -> Model:
         """The model of this name, loaded if nobody uses it yet. Every use ends with `release`."""
         with self._loading:

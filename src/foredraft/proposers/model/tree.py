@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from heapq import nlargest
+from typing import NamedTuple
 
 from torch import Tensor
 
 from foredraft.backends.tree_ops import LEAST_PROBABILITY
-from foredraft.types import Draft, Sequence
+from foredraft.types import Draft, Sequence, path_tokens
 
 _SURE = 0.6  # static trees: how often the best token of a node is accepted, about
 _DECAY = 1.8  # and how fast this falls with the rank of the token
@@ -35,10 +36,9 @@ class TreeShape:
         return self.nodes if self.prunes else self.depth * self.width
 
 
-@dataclass(frozen=True, slots=True)
-class _Leaf:
-    parent: int
+class _Leaf(NamedTuple):
     token: int
+    parent: int
     score: float
     weight: float
 
@@ -104,15 +104,7 @@ class Tree:
 
     def path(self, node: int) -> list[int]:
         """The tokens from the end of the sequence down to a node."""
-        tokens: list[int] = []
-        while node >= 0:
-            tokens.append(self.tokens[node])
-            node = self.parents[node]
-        return tokens[::-1]
-
-    def since(self, size: int) -> list[tuple[int, int]]:
-        """Nodes beyond the first `size`, with their tokens."""
-        return list(enumerate(self.tokens[size:], size))
+        return path_tokens(self.tokens, self.parents, node)
 
     def add(self, parent: int, token: int, probability: float, weight: float = 1.0) -> None:
         self.tokens.append(token)
@@ -135,7 +127,7 @@ class Tree:
             self.add(node, token, probability, weight)
         if self.shape.prunes:
             for weight, node, _, token, probability in best[count:]:
-                self.leaves.append(_Leaf(node, token, self._score(node, probability), weight))
+                self.leaves.append(_Leaf(token, node, self._score(node, probability), weight))
 
     def _least(self, branches: list[float]) -> float:
         """The least weight in the draft, with branches of these weights, or what is worth going on from. A child weighs
@@ -153,19 +145,14 @@ class Tree:
 
     def draft(self, name: str, q: Tensor | None) -> Draft:
         """The nodes that are kept. A node weighs no more than its parent, so the best ones are a tree."""
-        if len(self.tokens) + len(self.leaves) <= self.budget or self.is_sampled:
-            kept = list(range(len(self.tokens)))
-            leaves = self.leaves
-        else:
-            weights = [*self.weights, *(leaf.weight for leaf in self.leaves)]
-            best = sorted(range(len(weights)), key=lambda node: -weights[node])[: self.budget]
-            kept = sorted(node for node in best if node < len(self.tokens))
-            leaves = [self.leaves[node - len(self.tokens)] for node in best if node >= len(self.tokens)]
-        place = {-1: -1, **{node: index for index, node in enumerate(kept)}}
-        tokens = (*(self.tokens[node] for node in kept), *(leaf.token for leaf in leaves))
-        parents = (*(place[self.parents[node]] for node in kept), *(place[leaf.parent] for leaf in leaves))
-        scores = (*(self.scores[node] for node in kept), *(leaf.score for leaf in leaves))
-        return Draft(tokens, parents, scores, (name,) * len(tokens), q)
+        size = len(self.tokens)
+        nodes = [*zip(self.tokens, self.parents, self.scores, self.weights, strict=True), *self.leaves]
+        tokens, parents, scores, weights = zip(*nodes, strict=True)
+        draft = Draft(tokens, parents, scores, (name,) * len(nodes), q)
+        if len(nodes) <= self.budget or self.is_sampled:
+            return draft
+        best = sorted(range(len(nodes)), key=weights.__getitem__, reverse=True)[: self.budget]
+        return draft.only([*sorted(node for node in best if node < size), *(leaf for leaf in best if leaf >= size)])
 
 
 def computed_up_to(sequence: Sequence, num_computed_tokens: int) -> Sequence:

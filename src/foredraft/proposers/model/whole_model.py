@@ -83,25 +83,23 @@ class WholeModel:
         return _by_token(self.runner.forward(pack(works, self.block_size)).logits, self.runner, self.vocab_size)
 
 
+@dataclass(frozen=True)
 class WholeModelAhead:
     """A whole draft on the device."""
 
-    def __init__(self, runner: Runner, vocab_size: int) -> None:
-        self._runner, self._vocab_size = runner, vocab_size
+    runner: Runner
+    vocab_size: int
 
     def begin(self, plan: ForwardBatch, ends: Ends) -> NodeLogits:
-        return self._logits(self._run(plan)[ends.rows])
+        return self._logits(plan, ends.rows)
 
     def extend(self, nodes: Nodes, batch: ForwardBatch, depth: int) -> NodeLogits:
-        return self._logits(self._run(batch))
+        return self._logits(batch, slice(None))
 
-    def _run(self, batch: ForwardBatch) -> Tensor:
-        runner = self._runner
-        return runner.decoder.run(batch, runner.kv, runner.backend)
-
-    def _logits(self, normed: Tensor) -> NodeLogits:
-        logits = self._runner.decoder.logits(normed, self._runner.backend)
-        return _by_token(logits, self._runner, self._vocab_size)
+    def _logits(self, batch: ForwardBatch, rows: Tensor | slice) -> NodeLogits:
+        decoder, backend = self.runner.decoder, self.runner.backend
+        normed = decoder.run(batch, self.runner.kv, backend)[rows]
+        return _by_token(decoder.logits(normed, backend), self.runner, self.vocab_size)
 
 
 def _by_token(logits: Tensor, runner: Runner, vocab_size: int) -> NodeLogits:
