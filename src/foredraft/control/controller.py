@@ -171,19 +171,20 @@ class Controller:
     def min_score(self, candidate: Candidate, work: Work, prices: Prices) -> float:
         """The confidence that a draft token must exceed to be worth going on from it: another run of the drafter, and
         the row of a child."""
-        record, each = self._requests[candidate.name][work.sequence.id].record, prices.each
+        request, each = self._requests[candidate.name][work.sequence.id], prices.each
+        record = request.record
         if record.num_calls < ENOUGH or len(each) < 3:  # what a level takes is told by whole drafts
             return 0.0
         last = min(8, len(each) - 1)
         row = (each[last] - each[1]) / (last - 1)
         costs = (row + record.level_s / prices.token_s) / self.pace
-        return record.odds.confidence(min(1.0, costs / (record.promised[1] / record.promised[0])))
+        return request.odds.confidence(min(1.0, costs / (record.promised[1] / record.promised[0])))
 
     def offers(self, candidate: Candidate, works: Items[Work], drafts: Items[Draft]) -> list[Offer | None]:
         """The drafts of a query, with what the record says of them."""
         requests = self._requests[candidate.name]
         return [
-            Offer(draft, requests[work.sequence.id].record.odds.survivals(draft)) if draft.tokens else None
+            Offer(draft, requests[work.sequence.id].odds.survivals(draft)) if draft.tokens else None
             for work, draft in zip(works, drafts, strict=True)
         ]
 
@@ -294,8 +295,7 @@ class Controller:
         for index, made in offers.items():
             sequence_id, draft, commit = works[index].sequence.id, works[index].draft, commits[index]
             for proposed, survivals in made:
-                record = self._requests[proposed.origin[0]][sequence_id].record
-                record.odds.learn(proposed, survivals, commit.tokens)
+                self._requests[proposed.origin[0]][sequence_id].learn_odds(proposed, survivals, commit.tokens)
             for name in set(draft.origin):
                 record = self._requests[name][sequence_id].record
                 record.credit_s += commit.origins.count(name) * token_s - draft.origin.count(name) * row_s

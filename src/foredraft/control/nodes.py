@@ -27,8 +27,8 @@ class Odds:
 
     __slots__ = ("_told", "factor")
 
-    def __init__(self) -> None:
-        self.factor = 1.0
+    def __init__(self, factor: float = 1.0) -> None:
+        self.factor = factor
         self._told = 0.0  # by the trials so far
 
     def survivals(self, draft: Draft) -> list[float]:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from foredraft.control.costs import ENOUGH, RECENT
 from foredraft.control.nodes import LEAST, MEMORY, Odds, best_count
-from foredraft.types import Sequence
+from foredraft.types import Draft, Sequence
 
 # What a proposer may lose of all time, and again for calls that were delayed. More finds a proposer that has become
 # good sooner. At worst each of two proposers loses both shares: 2 %.
@@ -146,10 +146,11 @@ class Record:
 class Request:
     """What is known of one proposer in one request."""
 
-    __slots__ = ("drafts", "gains", "missing", "queried_s", "queries", "record", "sequences", "spent_s")
+    __slots__ = ("drafts", "gains", "missing", "odds", "queried_s", "queries", "record", "sequences", "spent_s")
 
     def __init__(self, record: Record) -> None:
         self.record = record
+        self.odds = Odds(record.odds.factor)
         self.queried_s = 0.0  # when it was last queried, on the record's clock
         self.queries = self.sequences = 0  # of its drafts, and how many shared a run with the last
         self.drafts = self.gains = 0.0  # recent ones, and what they gained in tokens
@@ -169,6 +170,13 @@ class Request:
         self.record.changed()
         if self.queries <= _OTHERS:
             self.record.learn_gain(sequences, gain)
+
+    def learn_odds(self, draft: Draft, survivals: Items[float], tokens: Items[int]) -> None:
+        """Score a draft by the tokens that were committed; the first ones count for other requests too."""
+        self.odds.learn(draft, survivals, tokens)
+        if self.queries <= _OTHERS:
+            odds = self.record.odds
+            odds.learn(draft, odds.survivals(draft), tokens)
 
     def end(self) -> None:
         """What its last drafts gained is kept, as that of a few."""
