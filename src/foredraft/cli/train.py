@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 from math import inf
 from pathlib import Path
@@ -40,7 +41,7 @@ def train(
         typer.Option(min=1, help="Answer tokens of the training text; more are written if need be."),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(help="Train so long, earlier runs included; 10 without --steps.")
+        float | None, typer.Option(help="The time of text and training, earlier training included; 10 without --steps.")
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Train so many steps, earlier runs included.")] = None,
     batch_tokens: Annotated[
@@ -97,6 +98,7 @@ def train(
         )
     )
 
+    started = time.monotonic()
     limit_s = None if minutes is None else 60 * minutes * (1.0 if only_text else TEXT_SHARE)
     have = run.write_text(limit_s, _TextProgress(run.tokens, limit_s))
     if only_text:
@@ -112,7 +114,7 @@ def train(
         else:
             say(_progress(line))
 
-    for name, evaluation in run.train(report).items():
+    for name, evaluation in run.train(report, spent_s=time.monotonic() - started).items():
         folder = run.options.folder_of(next(kind for kind in parsed if kind.folder == name))
         if as_json:
             print_json({"kind": name, "folder": str(folder), **asdict(evaluation)})

@@ -30,7 +30,7 @@ from foredraft.train.text import Progress, TextPlan, TextWriter
 from foredraft.train.vocabulary import DRAFT_VOCAB_SIZE, coverage, draft_vocabulary
 
 _WAVES = 8  # of a batch in a chunk: at its end the batch runs empty
-TEXT_SHARE = 0.25  # of the time, at most, for a run that writes its own text
+TEXT_SHARE = 0.4  # of the time, at most, for a run that writes its own text
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class TrainOptions:
     plan: TextPlan = field(default_factory=TextPlan)
     tokens: int | None = None  # answer tokens of the text
     steps: int | None = None
-    minutes: float | None = None
+    minutes: float | None = None  # of text and training
     batch_tokens: int | None = None
     text_batch: int | None = None
     vocab: int = DRAFT_VOCAB_SIZE
@@ -119,8 +119,8 @@ class TrainingRun:
             writer = TextWriter(plan, llm, self._name, self._digest)
             return writer.write(options.text_folder, self.tokens, seconds, progress)
 
-    def train(self, report: Callable[[Report], None]) -> dict[str, Evaluation]:
-        """Trains all kinds on the text that is there and writes their folders."""
+    def train(self, report: Callable[[Report], None], spent_s: float = 0.0) -> dict[str, Evaluation]:
+        """Trains all kinds on the text that is there and writes their folders. `spent_s` of the run's time are gone."""
         options = self.options
         if options.steps is None and options.minutes is None:
             raise InvalidParameter("Say how long to train: --minutes or --steps.")
@@ -144,7 +144,7 @@ class TrainingRun:
             for student, folder in zip(students, folders):
                 if (folder / CONFIG_FILE).exists():  # weights without a state: go on from them
                     student.load(folder)
-        seconds = None if options.minutes is None else 60 * options.minutes
+        seconds = None if options.minutes is None else max(1.0, 60 * options.minutes - spent_s)
         provenance = self._provenance(text, coverage(text, vocabulary, target.config.vocab_size))
 
         def saved() -> None:
