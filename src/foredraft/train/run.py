@@ -108,7 +108,7 @@ class TrainingRun:
             device=options.device,
             exact=False,
             max_num_seqs=batch,
-            max_num_batched_tokens=max(2048, batch),
+            max_num_batched_tokens=max(8192, batch),
             refill=max(1, batch // 4),
             max_chunk_s=inf,
             kv_cache_tokens=batch * (plan.max_len // 2),
