@@ -1,5 +1,6 @@
 """More prompts to train heads on, made out of those of a file: long summaries and questions over several passages,
-short questions about its titles, sums with other numbers, and German sentences to translate.
+short questions about its titles, sums with other numbers, German sentences to translate, functions to complete, and
+requests for code in other languages or with tests.
 
 A head learns how its model answers, and needs prompts of many kinds (docs/training.md). Nothing here is taken from
 an evaluation, and `foredraft train text --exclude` leaves out whatever should still coincide with one.
@@ -10,10 +11,12 @@ an evaluation, and `foredraft train text --exclude` leaves out whatever should s
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import random
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from foredraft.train.prompts import read_prompts
@@ -51,6 +54,63 @@ REASONS = (
     "während andere Länder noch warten", "sagte der Minister in einem Interview",
     "denn die Lage hat sich in den letzten Monaten verschlechtert", "ohne die Betroffenen zu fragen",
 )  # fmt: skip
+
+UNFINISHED = (  # ways to ask for the rest of a function
+    "{code}\n",
+    "Complete this function.\n\n```python\n{code}\n```",
+    "Finish the following code:\n\n{code}",
+    "Implement the body of `{name}`.\n\n```python\n{code}\n```",
+    "```python\n{code}\n```\n\nContinue from here.",
+    "Here is the beginning of a file. Write what is missing.\n\n```python\n{code}\n    ...\n```",
+    "Please fill in {name} so that its example holds, and say in a sentence how it works:\n\n{code}\n    # your code",
+    "I only have the signature and the docstring. What could the code look like?\n\n```python\n{code}\n    pass\n```",
+)
+ARGUMENTS = {  # names for the arguments of each type, in the order in which they are given; no name has two types
+    "str": ("text", "other", "pattern", "letter"),
+    "int": ("n", "k", "m", "limit", "start", "end"),
+    "float": ("x", "y", "rate"),
+    "bool": ("flag", "strict"),
+    "list[int]": ("numbers", "others", "weights", "indices"),
+    "list[str]": ("words", "names", "keys"),
+    "list[list[int]]": ("matrix", "grid", "rows"),
+    "list": ("values", "items", "elements"),
+    "tuple": ("entries", "pair", "fields"),
+    "dict": ("table", "mapping", "counts"),
+    "set": ("members", "allowed"),
+}
+REQUEST = re.compile(
+    r"(Write|Create|Implement|Design|Develop|Construct|Build) an? (?:[Pp]ython )?"
+    r"((?:function|program|script) [^\n]+?)[.:]?(?:\nYour code[^\n]*\nassert .*|\n\n(.*))?", re.S,
+)  # fmt: skip
+PYTHON_ONLY = re.compile(
+    r"python|pandas|numpy|matplotlib|flask|django|tkinter|lambda|comprehension|decorator|dunder|\bmodule|\blibrary|"
+    r"\bimport|\bdef |\bclass\b|print\(|built-in|tuple|heap queue|itertools|collections|\bregex",
+    re.I,
+)
+LANGUAGES = ("JavaScript", "TypeScript", "Java", "C++", "Rust", "Go", "C", "Kotlin")
+TRANSLATED = (
+    "{verb} a {language} {task}.",
+    "In {language}, {lower} a {task}.",
+    "How do I write this in {language}: a {task}?",
+)
+SHELL = re.compile(r"\b(files?|director(y|ies)|folders?|lines?|disk|URL)\b")
+QUERY = re.compile(r"\b(CSV|database|columns?|records)\b")
+CODE_TASKS = (  # what else can be asked of code that is described
+    "Explain step by step how to write a Python {task}.",
+    "{verb} a Python {task}. Explain every line of it afterwards.",
+    "Write pytest tests for a Python {task}. Cover the edge cases.",
+    "{verb} a Python {task}, and write tests for it with unittest.",
+    "{verb} a Python {task}. Add type hints and a docstring.",
+    "{verb} a Python {task}, with full type annotations and a docstring that shows two examples.",
+)
+SNIPPET_TASKS = (  # and of code that is quoted
+    "Explain what this code does.",
+    "Explain the following code line by line.",
+    "Write tests for this code.",
+    "Add type hints and a docstring to this code.",
+    "Rewrite this code so that it is easier to read.",
+)
+AGAIN = 1000  # prompts that ask for code again in another language, and as many with another task
 
 
 def passages(prompts: list[str]) -> list[str]:
@@ -99,6 +159,13 @@ def composites(prompts: list[str], rng: random.Random) -> Iterator[str]:
     for text in rng.sample(texts, min(1000, len(texts))):
         language = rng.choice(("German", "French", "Spanish"))
         yield f"Translate English to {language}: {text.split('. ')[0]}."
+    for prompt in prompts:
+        if code := unfinished_function(prompt):
+            for form in rng.sample(UNFINISHED, 3):
+                yield form.format(name=code.name, code=code.source(rng))
+    translated, tasks = code_requests(prompts, rng)
+    yield from rng.sample(translated, min(AGAIN, len(translated)))
+    yield from rng.sample(tasks, min(AGAIN, len(tasks)))
 
 
 def german(rng: random.Random) -> str:
@@ -108,6 +175,97 @@ def german(rng: random.Random) -> str:
     if rng.random() < 0.3:
         sentence += f" . {rng.choice(SUBJECTS)} {rng.choice(PREDICATES)}"
     return sentence + " ."
+
+
+@dataclass(frozen=True)
+class UnfinishedFunction:
+    """A function that has a description and an example, and no body yet."""
+
+    name: str
+    description: str
+    types: tuple[str, ...]  # of the arguments, keys of ARGUMENTS
+    returns: str
+    example: str  # a call
+    result: str  # of the example
+
+    def source(self, rng: random.Random) -> str:
+        """Signature and docstring, with or without type hints, in one of several layouts."""
+        hinted = rng.random() < 0.6
+        parameters: list[str] = []
+        for place, kind in enumerate(self.types):
+            earlier, names = self.types[:place].count(kind), ARGUMENTS[kind]
+            name = names[earlier] if earlier < len(names) else f"{names[-1]}{earlier}"
+            parameters.append(f"{name}: {kind}" if hinted else name)
+        returns = f" -> {self.returns}" if hinted else ""
+        opening = rng.choice(('"""', '"""', '"""\n    '))
+        gap = rng.choice(("\n", "\n\n"))
+        return (
+            f"def {self.name}({', '.join(parameters)}){returns}:\n"
+            f'    {opening}{self.description}{gap}    >>> {self.example}\n    {self.result}\n    """'
+        )
+
+
+def unfinished_function(prompt: str) -> UnfinishedFunction | None:
+    """The function that a prompt asks for, if the prompt has a test that calls it with literals."""
+    request = re.fullmatch(r"Write a (?:python )?function to (.+?)\.?\nYour code [^\n]*\nassert ([^\\]+)", prompt)
+    if request is None:
+        return None
+    try:
+        match ast.parse(request[2], mode="eval").body:
+            case ast.Compare(ast.Call(ast.Name(name), arguments, []) as call, [ast.Eq()], [result]):
+                types = [_type(ast.literal_eval(literal)) for literal in (*arguments, result)]
+                if all(kind in ARGUMENTS for kind in types):
+                    description = request[1][0].upper() + request[1][1:] + "."
+                    texts = ast.unparse(call), ast.unparse(result)
+                    return UnfinishedFunction(name, description, tuple(types[:-1]), types[-1], *texts)
+    except (SyntaxError, ValueError):  # not Python, or a call where a literal is needed
+        pass
+    return None
+
+
+def code_requests(prompts: list[str], rng: random.Random) -> tuple[list[str], list[str]]:
+    """Requests for Python code asked again: in other languages, and with other tasks. Each list is sorted."""
+    translated: set[str] = set()
+    tasks: set[str] = set()
+    for prompt in prompts:
+        if (snippet := re.search(r"\n\n(def \w+\(.*)", prompt, re.S)) and _is_python(snippet[1]):
+            tasks.update(f"{task}\n\n```python\n{snippet[1].strip()}\n```" for task in rng.sample(SNIPPET_TASKS, 2))
+        request = REQUEST.fullmatch(prompt)
+        if request is None or not ("ython" in prompt.split("\n")[0] or "\nassert " in prompt):
+            continue
+        verb, task, given = request.groups()
+        tasks.update(form.format(verb=verb, task=task) for form in rng.sample(CODE_TASKS, 2))
+        if PYTHON_ONLY.search(f"{task}\n{given}"):
+            continue
+        languages = rng.sample(LANGUAGES, 2) + ["Bash"] * bool(SHELL.search(task))
+        asked = [
+            rng.choice(TRANSLATED).format(verb=verb, lower=verb.lower(), language=language, task=task)
+            for language in languages
+        ]
+        if QUERY.search(task):
+            asked.append(f"{verb} a SQL query that does the work of a {task}.")
+        translated.update(f"{question}\n\n{given}" if given else question for question in asked)
+    return sorted(translated), sorted(tasks)
+
+
+def _type(value: object) -> str:
+    """The type of a literal, in the words of `ARGUMENTS`."""
+    match value:
+        case [_, *_] if all(type(item) is int for item in value):
+            return "list[int]" if isinstance(value, list) else "tuple"
+        case [_, *_] if isinstance(value, list) and all(isinstance(item, str) for item in value):
+            return "list[str]"
+        case [_, *_] if isinstance(value, list) and all(_type(item) == "list[int]" for item in value):
+            return "list[list[int]]"
+    return type(value).__name__
+
+
+def _is_python(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        return False
+    return True
 
 
 def _other_number(number: int, rng: random.Random) -> int:
