@@ -112,15 +112,16 @@ def main() -> None:
     commit = source_commit() or options.commit
     if commit is None:
         parser.error("this is no git repository: name the commit that is measured with --commit")
-    on_gpu = choose_device(options.device).type == "cuda"
-    device, dtype = ("cuda", "bfloat16") if on_gpu else ("cpu", "int4")
+    device = choose_device(options.device)
+    on_gpu = device.type == "cuda"
     threads = options.threads or usable_cores()
-    name = options.name or (torch.cuda.get_device_name() if on_gpu else cpu_name())
-    machine = describe_machine(name, threads) | {"device": device}
+    name = options.name or (torch.cuda.get_device_name(device) if on_gpu else cpu_name())
+    machine = describe_machine(name, threads) | {"device": device.type}
+    dtype = options.dtype or ("bfloat16" if on_gpu else "int4")
     questions = suites(options.suite, options.limit)
     for model in map(Model.parse, options.model or [f"SmolLM2-135M={DEFAULT_MODEL}"]):
         place = resolve(model.place)
-        settings = plain.Settings(place, options.dtype or dtype, threads, device=device)
+        settings = plain.Settings(place, dtype, threads, device=str(device))
         subject = Subject(
             settings=settings,
             head=None if options.head == "none" else options.head,
@@ -134,9 +135,9 @@ def main() -> None:
         )
         record = new_record("machine", machine, commit, describe_versions(), command(sys.argv[1:]))
         record["versions"]["foredraft"] = foredraft.__version__
-        record["model"] = {"name": model.name, "file": place.name, "dtype": settings.dtype}
+        record["model"] = {"name": model.name, "file": place.name, "dtype": dtype}
         record["suite"] = file_name(options.suite)
-        file = result_file(name, model.name, settings.dtype, *([] if on_gpu else [f"{threads} threads"]))
+        file = result_file(name, model.name, dtype, *([] if on_gpu else [f"{threads} threads"]))
         measure_model(subject, record, file, options.part or list(PARTS))
     write_pages()
 

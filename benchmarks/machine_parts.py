@@ -225,9 +225,9 @@ class Part:
 PARTS = {
     "plain": Part(plain_part, 0.1),
     "exactness": Part(exactness_part, 0.1),
-    "auto": Part(auto_part, 0.45),
+    "auto": Part(auto_part, 0.4),
     "batch": Part(batch_part, 0.2),
-    "acceptance": Part(acceptance_part, 0.15),
+    "acceptance": Part(acceptance_part, 0.2),
 }
 
 

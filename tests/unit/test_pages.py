@@ -97,10 +97,11 @@ ALL_AUTO = ("kinds", "all", "specs", "auto", "ratio_to_off")
     ("path", "new", "on_page", "on_readme"),
     [
         (("plain", "plain", "foredraft"), 7777.0, "| 7,777 |", "| 7,777 |"),
+        (("plain", "plain", "llama.cpp"), 7777.0, "| 7,777 |", "| 7,777 |"),
         (("plain", "plain", "llama.cpp"), None, "| – | – |", "| – |"),
         (("plain", "memory_mb"), 77777, "| 77,777 MB |", None),
-        (("exactness", "price", "latency"), 1.777, "| +77.7 % |", "+77.7 % for one request"),
-        (("exactness", "price", "throughput"), 0.777, "| −22.3 % |", "−22.3 % for"),
+        (("exactness", "price", "latency"), 1.777, "| +77.7 % |", "one request (+77.7 % time)"),
+        (("exactness", "price", "throughput"), 0.777, "| −22.3 % |", "at once (−22.3 % time)"),
         (("auto", "suites", "suite", *ALL_AUTO), 7.777, "| 7.78× (", "| 7.78× |"),
         (("auto", "suites", "functions", *ALL_AUTO), 7.777, "| 7.78× (", "| 7.78× |"),
         (("auto", "suites", "functions", "same_text"), False, "TEXTS DIFFERED", "| NO |"),
