@@ -79,6 +79,7 @@ def measure_model(subject: Subject, record: Record, file: Path, chosen: list[str
     known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     if all(known.get(key) == record[key] for key in ("version", "commit")):
         record |= {name: known[name] for name in PARTS if name in known}
+        record["command"] = "\n".join(dict.fromkeys([*known["command"].split("\n"), record["command"]]))
     missing = [name for name in parts_of(subject) if name in chosen and name not in record]
     started = time.monotonic()
     for place, name in enumerate(missing):

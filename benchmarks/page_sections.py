@@ -192,9 +192,10 @@ def sources_section(records: list[Record]) -> str:
         machine, model = record["machine"], record["model"]
         name = model if isinstance(model, str) else f"{model['name']} ({model['file']}), {model['dtype']}"
         versions = ", ".join(f"{package} {version}" for package, version in record["versions"].items())
+        commands = ", ".join(f"`{command}`" for command in record["command"].split("\n"))
         lines.append(
             f"* **{machine_title(record)}, {name}.** {machine['cpu']}, {machine['cores']} cores, {machine['system']}. "
-            f"{record['date']}. Commit {record['commit']}; {versions}. `{record['command']}`"
+            f"{record['date']}. Commit {record['commit']}; {versions}. {commands}"
         )
     return "\n\n".join(["## Where and how", "\n".join(lines)])
 

@@ -47,7 +47,8 @@ LLAMA_BENCH = Path(__file__).parent.parent / ".peers/llama-bench/build/bin/llama
 PLAIN_TOKENS = 128
 CONTEXT = 256
 ROWS = (1, 2, 4, 8, 16, 32)
-BATCH_TOKENS = 48  # of each sequence, where the price of exactness is measured
+LEAST_TOKENS, MOST_TOKENS = 12, 128  # of each sequence, where several decode at once: as many as fit into AT_ONCE_S
+AT_ONCE_S = 4.0
 KV_TOKENS = 2048  # more only where several sequences need it
 REPEATS = 5  # of every number of rows, interleaved
 OFF = "off"
@@ -92,7 +93,7 @@ class Steps:
             threads=settings.threads,
             max_model_len=1024,
             max_num_seqs=max(EngineConfig.max_num_seqs, settings.sequences),
-            kv_cache_tokens=max(KV_TOKENS, 2 * BATCH_TOKENS * settings.sequences),
+            kv_cache_tokens=max(KV_TOKENS, 2 * MOST_TOKENS * settings.sequences),
             prefix_caching=False,
         )
         self.prompts = Prompts(self.llm.engine.runner.decoder.config.vocab_size)
@@ -352,14 +353,14 @@ def price_of_exactness(settings: Settings, rounds: int) -> Figures:
     taken: dict[bool, list[tuple[float, float]]] = {True: [], False: []}  # seconds of a token alone, and at once
     with Foredraft(settings) as exact, Foredraft(replace(settings, exact=False)) as not_exact:
         processes = {True: exact, False: not_exact}
-        for process in processes.values():
-            process.ask("plain", -1, 4, many)
+        step = max(process.ask("plain", -1, 4, many) / 4 for process in processes.values())
+        tokens = max(LEAST_TOKENS, min(MOST_TOKENS, int(AT_ONCE_S / step)))
         for number in range(rounds):
             for is_exact in (True, False, False, True):
                 process = processes[is_exact]
                 process.ask("plain", -1, 8)  # the first runs after a pause are slow
-                alone = process.ask("plain", number, BATCH_TOKENS) / BATCH_TOKENS
-                taken[is_exact].append((alone, process.ask("plain", number, BATCH_TOKENS, many) / BATCH_TOKENS / many))
+                alone = process.ask("plain", number, PLAIN_TOKENS) / PLAIN_TOKENS
+                taken[is_exact].append((alone, process.ask("plain", number, tokens, many) / tokens / many))
 
     def by_round(is_exact: bool, place: int) -> list[float]:
         pairs = zip(taken[is_exact][::2], taken[is_exact][1::2], strict=True)

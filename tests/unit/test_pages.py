@@ -151,8 +151,8 @@ class TestParts:
             monkeypatch.setitem(machine.PARTS, name, part(name))
         return log
 
-    def record(self, commit: str) -> dict[str, Any]:
-        return {"version": "1", "commit": commit, "model": {"name": "m", "dtype": "int4"}}
+    def record(self, commit: str, command: str = "make it") -> dict[str, Any]:
+        return {"version": "1", "commit": commit, "command": command, "model": {"name": "m", "dtype": "int4"}}
 
     def subject(self, head: bool = True) -> Any:
         return type("Subject", (), {"seconds": 100.0, "has_head": head})
@@ -165,8 +165,9 @@ class TestParts:
             machine.measure_model(self.subject(), self.record("a"), file, parts)
         assert measured == ["plain", "exactness", "auto", "batch"]
         assert set(json.loads(file.read_text())) >= {"plain", "exactness", "auto"}, "it keeps what it has"
-        machine.measure_model(self.subject(), self.record("a"), file, parts)
+        machine.measure_model(self.subject(), self.record("a", "make more"), file, parts)
         assert measured[4:] == ["batch", "acceptance"]
+        assert json.loads(file.read_text())["command"] == "make it\nmake more"
         assert json.loads(file.read_text())["batch"]["seconds"] == pytest.approx(50, abs=1), "of what is missing"
         machine.measure_model(self.subject(), self.record("a"), file, parts)
         assert len(measured) == 6

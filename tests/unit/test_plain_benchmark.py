@@ -79,8 +79,9 @@ def test_the_price_of_exactness_is_the_median_of_rounds(plain: ModuleType, monke
 
         def ask(self, method: str, number: int, tokens: int, sequences: int = 1) -> float:
             if number < 0:
-                return 0.0
+                return 1.0
             calls.append((self.exact, sequences))
+            assert tokens == {1: 128, 8: 16}[sequences], "four seconds, where a step takes a quarter of one"
             drift = 0.01 * ((len(calls) - 1) // 2 % 4)
             price = {True: {1: 1.02, 8: 1.1}, False: {1: 1.0, 8: 1.0}}[self.exact][sequences]
             return tokens * sequences * (price + drift) * (5 if number == 2 else 1) * 0.001
