@@ -1,8 +1,8 @@
 """What measurements share: the published results, prompts that are the same in every run, and lines of progress.
 
 A result is one JSON file in docs/results/, and the pages are made from them (pages.py). Every file has `kind`,
-`machine`, `date`, `version` and `commit` of Foredraft, `versions` of what it ran with, `command` (several lines where it took
-several calls), and beside them the figures of its kind. `kind` is `machine` (machine.py) or `peers` (peers.py).
+`machine`, `date`, `version` and `commit` of Foredraft, `versions` of what it ran with, `command` (a line for each call
+that it took), and beside them the figures of its kind. `kind` is `machine` (machine.py) or `peers` (peers.py).
 """
 
 from __future__ import annotations
