@@ -127,7 +127,7 @@ class Steps:
 
     def memory_bytes(self) -> int:
         if self.settings.is_on_gpu:
-            return torch.cuda.max_memory_reserved()
+            return torch.cuda.max_memory_reserved(self.settings.device)
         return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
     def read_bandwidth(self) -> float:
