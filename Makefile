@@ -18,7 +18,7 @@ BENCHMARKS := plain peers kernels host acceptance precision control server draft
 
 .DEFAULT_GOAL := help
 .PHONY: help demo bench clean test $(TESTS:%=test-%) test-levels lint check-speculators check-vllm \
-	check-ray soak fuzz sanitize emulate figures $(BENCHMARKS:%=bench-%)
+	check-ray soak fuzz sanitize emulate figures figures-machine $(BENCHMARKS:%=bench-%)
 
 ##@ use it
 
@@ -96,8 +96,11 @@ emulate: ## the arithmetic of the kernels on machines that are only emulated her
 $(BENCHMARKS:%=bench-%): bench-%: .venv/.installed-dev ## plain, peers, kernels, host, acceptance, precision, control, server, drafts; ARGS="--help" explains one
 	@$(BIN)/python benchmarks/$(patsubst drafts,recorded_drafts,$*).py $(ARGS)
 
-bench-plain: .peers/llama-bench/.installed
+bench-plain figures-machine: .peers/llama-bench/.installed
 bench-peers: .peers/llama/.installed .peers/openvino/.installed
+
+figures-machine: .venv/.installed ## measure all published figures of this machine, and write the pages; ARGS="--help" explains it (20 minutes a model)
+	@$(BIN)/python benchmarks/machine.py $(ARGS)
 
 figures: .venv/.installed ## write docs/benchmarks.md, docs/map.md, README's table and its picture from what was measured
 	@$(BIN)/python benchmarks/pages.py $(ARGS)

@@ -16,7 +16,9 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from foredraft import LLM, SamplingParams
 from foredraft.batch import pack
 from foredraft.bench.suite import BUILT_IN_NAME, load_suite
 from foredraft.proposers.model.whole_model import ModelDrafter
+from foredraft.reports.prompts import Question
 from foredraft.runtime.runner import Runner
 from foredraft.types import RequestOutput, Sequence, Work
 
@@ -69,41 +72,50 @@ def main() -> None:
         max_num_seqs=arguments.batch,
         spec="off",
     )
-    prompts = [question.encoded(llm) for question in questions]
     options: dict[str, Any] = {"max_tokens": arguments.max_tokens, "temperature": arguments.temperature}
     params = [
         SamplingParams(**options, seed=seed, grammar=grammars.get(question.text))
         for seed, question in enumerate(questions)
     ]
-    plain = [output.token_ids for output in llm.generate(prompts, params, spec="off")]
     found: dict[str, Any] = {}
-    for spec in arguments.specs:
-        for rule in arguments.rule or (MATCH,):
-            llm.engine.speculation.clear()
-            outputs = llm.generate(prompts, [replace(each, acceptance=rule) for each in params], spec=spec)
-            by_kind: dict[str, list[RequestOutput]] = defaultdict(list)
-            for question, output in zip(questions, outputs, strict=True):
-                by_kind[question.category].append(output)
-            same = sum(output.token_ids == text for output, text in zip(outputs, plain, strict=True))
-            drafts, runs = (sum(getattr(o.metrics, name) for o in outputs) for name in ("drafts", "target_runs"))
-            figures: dict[str, Any] = {
-                "tokens_per_run": tokens_per_run(outputs),
-                "runs_with_a_draft": drafts / runs,
-                "acceptance": by_depth(outputs),
-                "kinds": {kind: tokens_per_run(some) for kind, some in by_kind.items()},
-            }
-            line = f"{spec:36} {rule:9} {tokens_per_run(outputs):.3f} tokens per run, drafts in {drafts / runs:.0%}"
-            if rule == MATCH:
-                figures["same_text"] = f"{same}/{len(outputs)}"
-                line += f", same text {same}/{len(outputs)}"
-            if arguments.overlap:
-                figures["overlap"] = float(torch.cat([overlaps(llm, output) for output in outputs]).mean())
-                line += f", Σ min(p, q) {figures['overlap']:.3f}"
-            print(line, " by depth", " ".join(f"{rate:.2f}" for rate in figures["acceptance"]))
-            print("   ", ", ".join(f"{kind} {rate:.2f}" for kind, rate in figures["kinds"].items()), flush=True)
-            found[f"{spec} {rule}"] = figures
+    for spec, rule, figures in reached(llm, questions, params, arguments.specs, arguments.rule or (MATCH,)):
+        rate, share = figures["tokens_per_run"], figures["runs_with_a_draft"]
+        line = f"{spec:36} {rule:9} {rate:.3f} tokens per run, drafts in {share:.0%}"
+        if rule == MATCH:
+            line += f", same text {figures['same_text']}/{len(questions)}"
+        if arguments.overlap:
+            figures["overlap"] = float(torch.cat([overlaps(llm, output) for output in figures["outputs"]]).mean())
+            line += f", Σ min(p, q) {figures['overlap']:.3f}"
+        print(line, " by depth", " ".join(f"{rate:.2f}" for rate in figures["acceptance"]))
+        print("   ", ", ".join(f"{kind} {rate:.2f}" for kind, rate in figures["kinds"].items()), flush=True)
+        del figures["outputs"]
+        found[f"{spec} {rule}"] = figures
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def reached(
+    llm: LLM, questions: list[Question], params: list[SamplingParams], specs: Iterable[str], rules: Iterable[str]
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Every spec under every rule: what its drafts reach, and how many of its texts are those of plain decoding."""
+    prompts = [question.encoded(llm) for question in questions]
+    plain = [output.token_ids for output in llm.generate(prompts, params, spec="off")]
+    for spec, rule in product(specs, rules):
+        llm.engine.speculation.clear()
+        outputs = llm.generate(prompts, [replace(each, acceptance=rule) for each in params], spec=spec)
+        by_kind: dict[str, list[RequestOutput]] = defaultdict(list)
+        for question, output in zip(questions, outputs, strict=True):
+            by_kind[question.category].append(output)
+        drafts, runs = (sum(getattr(o.metrics, name) for o in outputs) for name in ("drafts", "target_runs"))
+        figures = {
+            "tokens_per_run": tokens_per_run(outputs),
+            "runs_with_a_draft": drafts / runs,
+            "acceptance": by_depth(outputs),
+            "kinds": {kind: tokens_per_run(some) for kind, some in by_kind.items()},
+            "same_text": sum(output.token_ids == text for output, text in zip(outputs, plain, strict=True)),
+            "outputs": outputs,
+        }
+        yield spec, rule, figures
 
 
 def grammars_of(suite: str) -> dict[str, Any]:

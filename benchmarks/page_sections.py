@@ -1,168 +1,203 @@
-"""The sections of docs/benchmarks.md, one function per kind of result: records in, Markdown out."""
+"""The sections of docs/benchmarks.md, one function per table: records in, Markdown out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
-from published import Record
+from published import Figures, Record
 
-import foredraft
+PLAIN, OFF, AUTO, ALL = "plain", "off", "auto", "all"
+COPY, CHAT = KINDS = "copying", "open chat"  # the kinds of prompts that engines are compared with
+NONE = "–"
+TITLE = ["machine", "model", "weights"]
+SUITES = {"suite": "many kinds", "functions": "functions", "maths": "maths"}
 
-PLAIN = "plain"
-COPY, CHAT = "copying", "open chat"  # the kinds of prompts that engines are compared with
+
+def table(headers: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Text to the left; columns whose cells begin with digits to the right."""
+    first, *others = [list(headers), *map(list, rows)]
+
+    def marker(column: int) -> str:
+        cells = [row[column].strip("*`") for row in others if row[column] not in ("", NONE)]
+        return "--:" if cells and all(cell[0] in "0123456789+−" for cell in cells) else "---"
+
+    markers = f"|{'|'.join(map(marker, range(len(first))))}|"
+    head, *body = (f"| {' | '.join(line)} |" for line in (first, *others))
+    return "\n".join([head, markers, *body])
 
 
 def machine_title(record: Record) -> str:
     machine = record["machine"]
-    return f"{machine['name']}, {machine['threads']} threads"
+    return machine["name"] if machine.get("device") == "cuda" else f"{machine['name']}, {machine['threads']} threads"
 
 
-def where(record: Record) -> str:
-    """Machine, date and versions, in one sentence each."""
-    machine = record["machine"]
-    about = f" ({machine['about']})" if machine["about"] else ""
-    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
-    return (
-        f"Machine: {machine['threads']} threads of {machine['name']}{about}. Date: {record['date']}. "
-        f"Versions: {versions}{' (an older version)' if older_version(record) else ''}. Command: `{record['command']}`."
-    )
+def title(record: Record) -> list[str]:
+    """The first cells of a row: machine, model, weights."""
+    return [machine_title(record), record["model"]["name"], record["model"]["dtype"]]
 
 
-def older_version(record: Record) -> str | None:
-    """The version of Foredraft that a record was measured with, if it is not this one."""
-    measured = next(version for name, version in record["versions"].items() if name.lower().startswith("foredraft"))
-    return None if measured == foredraft.__version__ else str(measured)
-
-
-def bullets(sentences: Iterable[str]) -> str:
-    return "\n".join(f"* {sentence}" for sentence in sentences)
-
-
-def auto_section(records: list[Record]) -> str:
-    """All measurements of `auto` side by side, one column each."""
-    first = records[0]
-    kinds = [kind for kind in first["ratios_to_off"] if kind != "all"]
-    titles = [f"{r['machine']['name']}, {r['dtype']}, batch {r['batch']}" for r in records]
-    lines = [f"| kind | {' | '.join(titles)} |", "|---|" + "---|" * len(records)]
-    for kind in [*kinds, "all"]:
-        cells = [r["ratios_to_off"][kind] for r in records]
-        lines.append(f"| {kind} | {' | '.join(map(_auto_cell, cells))} |")
-    same = "Every text was the same in all settings." if all(r["same_text"] for r in records) else "TEXTS DIFFERED."
-    parts = [
-        "## `auto` by kind of prompt",
-        f"{first['prompts']} prompts of {len(kinds)} kinds, {first['model']}, greedy, {first['max_tokens']} tokens, "
-        "cold stores, one interleaved run, the prompt's time included. Each cell is the speed of `auto` in units of "
-        f"`off`, and in brackets that of the best fixed setting. {same}",
-        "The prompts are a development file in Spec-Bench's format. It is not part of this repository. Any file of "
-        "that format works, and without `--suite` the built-in prompts are used.",
-        "\n".join(lines),
-    ]
-    for record, title in zip(records, titles):
-        parts.append(f"**{title}.** {where(record)}")
-        if record["notes"]:
-            parts.append(bullets(record["notes"]))
-    return "\n\n".join(parts)
-
-
-def _auto_cell(cell: dict[str, Any]) -> str:
-    best = f" ({cell['best_fixed']:.3f} {cell['best_fixed_spec']})" if "best_fixed" in cell else ""
-    return f"{cell['auto']:.3f}{best}"
-
-
-def mixed_section(records: list[Record]) -> str:
-    parts = [
-        "## Mixed traffic",
-        "70 % code editing and 30 % chat, eight requests in flight. Each figure is the speed of `auto` in units of one "
-        "setting for all requests; the median over the rounds.",
-    ]
-    settings = list(records[0]["auto_to"])
-    lines = [
-        f"| machine | dtype | requests | rounds | {' | '.join(f'`auto` to `{setting}`' for setting in settings)} |",
-        "|---|---|--:|--:|" + "--:|" * len(settings),
-    ]
-    for record in records:
-        ratios = " | ".join(f"{record['auto_to'][setting]:.2f}×" for setting in settings)
-        lines.append(
-            f"| {machine_title(record)} | {record['dtype']} | {record['requests']} | {record['rounds']} | {ratios} |"
-        )
-    parts.append("\n".join(lines))
-    for record in records:
-        parts.append(f"**{record['machine']['name']}.** {where(record)} {' '.join(record['notes'])}".strip())
-    return "\n\n".join(parts)
-
-
-def proposers_section(records: list[Record]) -> str:
-    parts = ["## Proposers, one by one"]
-    for record in records:
-        kinds = list(next(iter(record["specs"].values())))
-        lines = [f"| spec | {' | '.join(kinds)} |", "|---|" + "---|" * len(kinds)]
-        for spec, cells in record["specs"].items():
-            shown = [f"{cells[kind]['tokens_per_run']:.2f}, {cells[kind]['speedup']:.2f}×" for kind in kinds]
-            lines.append(f"| `{spec}` | {' | '.join(shown)} |")
-        parts += [
-            f"Tokens per run of the target, and the speed-up of the whole request, its prompt included. "
-            f"{record['model']} in {record['dtype']}, greedy, batch {record['batch']}, {record['max_tokens']} tokens, "
-            f"two prompts of each kind, cold stores, one interleaved run. "
-            + ("All texts were the same." if record["same_text"] else "TEXTS DIFFERED."),
-            "\n".join(lines),
-            where(record),
-            bullets(record["notes"]),
-        ]
-    return "\n\n".join(filter(None, parts))
-
-
-def acceptance_section(records: list[Record]) -> str:
-    parts = ["## Acceptance rules"]
-    for record in records:
-        lines = ["| rule | tokens per run | Σ min(p, q) |", "|---|--:|--:|"]
-        lines += [f"| {r['rule']} | {r['tokens_per_run']:.2f} | {r['overlap']:.2f} |" for r in record["rules"]]
-        parts += [
-            f"A sampled draft model at temperature {record['temperature']:g} with chains of {record['k']}: "
-            f"{record['model']} with {record['draft_model']}, {record['prompts']} prompts of {record['max_tokens']} "
-            "tokens.",
-            "\n".join(lines),
-            where(record),
-            bullets(record["notes"]),
-        ]
-    return "\n\n".join(filter(None, parts))
+def with_part(records: Iterable[Record], part: str) -> list[Record]:
+    return [record for record in records if part in record]
 
 
 def plain_section(records: list[Record]) -> str:
     rates = [
-        "| machine | model | weights | plain, tok/s | llama.cpp | ratio | prompt, tok/s | llama.cpp | ratio | memory |",
-        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|",
+        [*title(record), *_rates(figures["plain"]), *_rates(figures["prompt"]), f"{figures['memory_mb']:,} MB"]
+        for record in records
+        if (figures := record["plain"])
     ]
-    counts = list(records[0]["rows_ms"])
-    titles = " | ".join(f"{count} rows" for count in counts[1:])
-    rows = [
-        f"| machine | model | weights | floor, ms | 1 row, ms | {titles} |",
-        "|---|---|---|--:|--:|" + "--:|" * (len(counts) - 1),
-    ]
+    counts = list(records[0]["plain"]["rows_ms"])
+    rows = []
     for record in records:
-        weights = record["dtype"] + ("" if record["exact"] else ", `exact=False`")
-        head = f"| {machine_title(record)} | {record['model']} | {weights} |"
-        cells = []
-        for measure in (record["plain"], record["prompt"]):
-            rate, ratio = measure["llama.cpp"], measure["ratio"]
-            cells += [_figure(measure["foredraft"]), *([_figure(rate), f"{ratio:.2f}×"] if rate else ["", ""])]
-        rates.append(f"{head} {' | '.join(cells)} | {record['memory_mb']:,} MB |")
-        one = record["rows_ms"]["1"]
-        more = " | ".join(f"{record['rows_ms'][count] / one:.2f}×" for count in counts[1:])
-        rows.append(f"{head} {record['floor_ms']:.2f} | {one:.2f} | {more} |")
+        times = record["plain"]["rows_ms"]
+        more = [f"{times[count] / times['1']:.2f}×" for count in counts[1:]]
+        rows.append([*title(record), f"{record['plain']['floor_ms']:.2f}", f"{times['1']:.2f}", *more])
+    both = ["llama.cpp", "ratio"]
     return "\n\n".join(
         [
             "## Plain decoding",
             "One sequence, greedy, without drafts: 128 tokens after a prompt of one, and a prompt of 512 tokens to its "
-            "first token. llama.cpp is its own `llama-bench`, built for the same CPU; the two engines take turns.",
-            "\n".join(rates),
+            "first token, in tokens per second. llama.cpp is its own `llama-bench`, built for the same CPU; the two "
+            f"engines take turns. {NONE} stands where there was none: it is built for CPUs, and reads GGUF files.",
+            table([*TITLE, "plain", *both, "prompt", *both, "memory"], rates),
             "A run of several rows in units of one row, which is what verifying a draft costs. The floor is the "
             "time to read all weights once.",
-            "\n".join(rows),
-            *(f"**{record['machine']['name']}, {record['model']}.** {where(record)}" for record in records),
-            bullets(note for record in records for note in record["notes"]),
+            table([*TITLE, "floor, ms", "1 row, ms", *(f"{count} rows" for count in counts[1:])], rows),
         ]
-    ).rstrip()
+    )
+
+
+def _rates(figures: Figures) -> list[str]:
+    theirs, ratio = figures["llama.cpp"], figures["ratio"]
+    return [_rate(figures["foredraft"]), *([_rate(theirs), f"{ratio:.2f}×"] if theirs else [NONE, NONE])]
+
+
+def exactness_section(records: list[Record]) -> str:
+    rows = []
+    for record in records:
+        figures = record["exactness"]
+        one, other, price = figures["exact"], figures["not_exact"], figures["price"]
+        alone = [f"{one['ms_per_token']:.2f}", f"{other['ms_per_token']:.2f}", percent(price["latency"])]
+        at_once = [_rate(one["tokens_per_s"]), _rate(other["tokens_per_s"]), percent(price["throughput"])]
+        rows.append([*title(record), *alone, str(figures["sequences"]), *at_once])
+    off = "`exact=False`"
+    headers = ["alone, ms a token", off, "price", "requests at once", "tok/s", off, "price"]
+    return "\n\n".join(
+        [
+            "## The price of exactness",
+            "Plain decoding with `exact=True`, the default, and without it, in turn: one request alone, and many at "
+            "once. The price is the time that exactness adds.",
+            table([*TITLE, *headers], rows),
+        ]
+    )
+
+
+def percent(ratio: float) -> str:
+    """Of time: 1.02 is 2 % more."""
+    return f"{100 * (ratio - 1):+.1f} %".replace("-", "−")
+
+
+def auto_section(records: list[Record]) -> str:
+    parts = [
+        "## `auto` by kind of prompt",
+        "Greedy, one request at a time, cold stores, all settings in turn, the prompt's time included. A cell is the "
+        "speed in units of `off`, and in brackets the tokens per run. The best fixed setting is bold.",
+        "The prompts of many kinds are a development file in Spec-Bench's format, which is not part of this "
+        "repository (any file of that format works), or else the built-in ones. `functions` and `maths` are in "
+        "`benchmarks/data/`.",
+    ]
+    for record in records:
+        figures = record["auto"]
+        specs = [spec for spec in next(iter(figures["suites"].values()))["kinds"][ALL]["specs"] if spec != OFF]
+        rows = [
+            [SUITES[name], kind, str(found["prompts"]), *_speeds(found["specs"], specs)]
+            for name, suite in figures["suites"].items()
+            for kind, found in suite["kinds"].items()
+            if kind == ALL or len(suite["kinds"]) > 2  # one kind alone is all
+        ]
+        repeats = ", ".join(f"{SUITES[name]} {suite['repeats']}" for name, suite in figures["suites"].items())
+        same = all(suite["same_text"] for suite in figures["suites"].values())
+        parts += [
+            f"### {', '.join(title(record))}",
+            f"At most {figures['max_tokens']} tokens. Suite of many kinds: `{record['suite']}`. Repeats: {repeats}. "
+            + ("Every text was the same in all settings." if same else "TEXTS DIFFERED."),
+            table(["suite", "kind", "prompts", "`off`, tok/s", *(f"`{spec}`" for spec in specs)], rows),
+        ]
+    return "\n\n".join(parts)
+
+
+def _speeds(found: Figures, specs: list[str]) -> list[str]:
+    best = max((spec for spec in specs if spec != AUTO), key=lambda spec: float(found[spec]["ratio_to_off"]))
+
+    def cell(spec: str) -> str:
+        ratio = f"{found[spec]['ratio_to_off']:.2f}×"
+        return f"{f'**{ratio}**' if spec == best else ratio} ({found[spec]['tokens_per_run']:.2f})"
+
+    return [_rate(found[OFF]["tokens_per_s"]), *map(cell, specs)]
+
+
+def batch_section(records: list[Record]) -> str:
+    sizes = list(dict.fromkeys(size for record in records for size in record["batch"]["batches"]))
+    rows = []
+    for record in records:
+        found, flip = record["batch"]["batches"], record["batch"]["flip"]
+        for spec in (AUTO, record["batch"]["fixed"]):
+            cells = [f"{found[size]['specs'][spec]['ratio_to_off']:.2f}×" if size in found else NONE for size in sizes]
+            flips = ["", ""]
+            if spec != AUTO:
+                lost = float(found[next(iter(found))]["specs"][spec]["ratio_to_off"]) < 1
+                flips = [
+                    f"{flip['measured']:g}" if flip["measured"] else "never pays" if lost else "not reached",
+                    f"{flip['planned']}" if flip["planned"] else f"beyond {flip['up_to']}",
+                ]
+            rows.append([*title(record), f"`{spec}`", *cells, *flips])
+    same = all(record["batch"]["same_text"] for record in records)
+    return "\n\n".join(
+        [
+            "## Several requests at once",
+            "The speed in units of `off` at the same number of requests; functions, maths and built-in prompts mixed, "
+            "all of them distinct as far as there are enough. Where a fixed setting stops to pay, as measured, on "
+            "straight lines between the sizes, and as `foredraft plan` says from the figures of one request and the "
+            f"cost of rows. {'Every text was the same.' if same else 'TEXTS DIFFERED.'}",
+            table([*TITLE, "setting", *(f"{size} at once" for size in sizes), "stops to pay at", "as planned"], rows),
+        ]
+    )
+
+
+def acceptance_section(records: list[Record]) -> str:
+    first = next(iter(records[0]["acceptance"]["suites"].values()))
+    specs = list(next(iter(first["temperatures"].values())))
+    rows = []
+    for record in records:
+        for name, suite in record["acceptance"]["suites"].items():
+            for temperature, found in suite["temperatures"].items():
+                what = [SUITES[name], str(suite["prompts"]), f"{float(temperature):g}"]
+                rates = [f"{found[spec]['tokens_per_run']:.2f}" for spec in specs]
+                same = "yes" if all(each["same_text"] for each in found.values()) else "NO"
+                rows.append([*title(record), *what, *rates, same])
+    headers = [*TITLE, "suite", "prompts", "temperature"]
+    return "\n\n".join(
+        [
+            "## What the heads reach",
+            "Tokens per run with a draft, the target's own included: the model's EAGLE head as a chain of five and as "
+            "a tree of sixteen. They do not depend on the machine's speed.",
+            table([*headers, *(f"`{spec}`" for spec in specs), "same text"], rows),
+        ]
+    )
+
+
+def sources_section(records: list[Record]) -> str:
+    lines = []
+    for record in records:
+        machine, model = record["machine"], record["model"]
+        name = model if isinstance(model, str) else f"{model['name']} ({model['file']}), {model['dtype']}"
+        versions = ", ".join(f"{package} {version}" for package, version in record["versions"].items())
+        commands = ", ".join(f"`{command}`" for command in record["command"].split("\n"))
+        lines.append(
+            f"* **{machine_title(record)}, {name}.** {machine['cpu']}, {machine['cores']} cores, {machine['system']}. "
+            f"{record['date']}. Commit {record['commit']}; {versions}. {commands}"
+        )
+    return "\n\n".join(["## Where and how", "\n".join(lines)])
 
 
 def peers_section(records: list[Record]) -> str:
@@ -172,15 +207,9 @@ def peers_section(records: list[Record]) -> str:
         "distinct, and nothing is remembered between them. The copying prompts are code with one name changed and a "
         "list to repeat; they were taken because the default model does copy them.",
     ]
-    for record in _by_size(records):
-        parts += [f"### {record['model']}, {record['machine']['name']}", peers_body(record), where(record)]
-        parts.append(bullets(record["notes"]))
-    return "\n\n".join(filter(None, parts))
-
-
-def _by_size(records: Iterable[Record]) -> list[Record]:
-    """The comparisons among these results, those with the most prompts first."""
-    return sorted((r for r in records if r["kind"] == "peers"), key=lambda r: -sum(r["prompts"].values()))
+    for record in sorted(records, key=lambda record: -sum(record["prompts"].values())):
+        parts += [f"### {record['model']}, {record['machine']['name']}", peers_body(record)]
+    return "\n\n".join(parts)
 
 
 def peers_body(record: Record) -> str:
@@ -195,21 +224,17 @@ def peers_body(record: Record) -> str:
 
 
 def _peers_table(record: Record) -> str:
-    lines = [
-        f"| | {COPY}, tok/s | to its own plain | {CHAT}, tok/s | to its own plain | same text as its own plain "
-        f"| prefill of {record['prefill_tokens']}, tok/s |",
-        "|---|--:|--:|--:|--:|---|--:|",
-    ]
+    headers = ["", *(header for kind in KINDS for header in (f"{kind}, tok/s", "to its own plain"))]
+    rows = []
     for row in record["rows"]:
         plain = row["mode"] == PLAIN
         cells = [f"{row['engine']}, {_mode(row['mode'])}"]
-        for kind in (COPY, CHAT):
+        for kind in KINDS:
             ratio = row[kind]["ratio_to_plain"]
-            cells += [_figure(row[kind]["tokens_per_s"]), "" if plain else "–" if ratio is None else f"{ratio:.2f}×"]
+            cells += [_rate(row[kind]["tokens_per_s"]), "" if plain else "–" if ratio is None else f"{ratio:.2f}×"]
         same = {True: "yes", False: f"no: {row['difference']}", None: "" if plain else "–"}[row["same_text"]]
-        cells += [same, _figure(row["prefill_tokens_per_s"]) if plain else ""]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([*cells, same, _rate(row["prefill_tokens_per_s"]) if plain else ""])
+    return table([*headers, "same text as its own plain", f"prefill of {record['prefill_tokens']}, tok/s"], rows)
 
 
 def _to_llama(record: Record) -> list[str]:
@@ -240,15 +265,14 @@ def _mode(mode: str) -> str:
     return mode.replace("lookup-", "prompt lookup, ") + (" draft tokens" if mode.startswith("lookup") else "")
 
 
-def _figure(rate: float | None) -> str:
-    return "no figure" if rate is None else f"{rate:.1f}" if rate < 100 else f"{rate:.0f}"
+def _rate(rate: float | None) -> str:
+    return "no figure" if rate is None else f"{rate:.1f}" if rate < 100 else f"{rate:,.0f}"
 
 
 SECTIONS: dict[str, Callable[[list[Record]], str]] = {
-    "auto": auto_section,
-    "mixed": mixed_section,
     "plain": plain_section,
-    "peers": peers_section,
-    "proposers": proposers_section,
+    "exactness": exactness_section,
+    "auto": auto_section,
+    "batch": batch_section,
     "acceptance": acceptance_section,
 }

@@ -1,31 +1,41 @@
-"""Writes docs/benchmarks.md and the table of figures in README.md from the published results in docs/results/.
+"""Writes docs/benchmarks.md and the figures in README.md from the published results in docs/results/.
 
-    python benchmarks/pages.py [--check] [--add results.json]
+    python benchmarks/pages.py [--check]
 
-`--check` writes nothing and exits 1 where a page is not what the results say. `--add` first publishes the `auto` cells
-of a `results.json` that `foredraft bench` wrote.
+`--check` writes nothing and exits 1 where a page is not what the results say. A result of another version is an error.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from page_sections import SECTIONS, machine_title, older_version
-from published import ROOT, Record, new_record, publish, read_records
+from page_sections import (
+    ALL,
+    AUTO,
+    NONE,
+    SECTIONS,
+    machine_title,
+    peers_section,
+    percent,
+    sources_section,
+    table,
+    with_part,
+)
+from published import ROOT, Figures, Record, read_records
+
+import foredraft
 
 PAGE, README = ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
 BEGIN, END = "<!-- figures:begin -->", "<!-- figures:end -->"
 
-INTRODUCTION = """\
+INTRODUCTION = f"""\
 # Benchmarks
 
-`make figures` writes this page from the files in [results/](results/). Do not edit it: change a result by measuring it
-again. Every section names its machine, date, versions and command. Figures of an older version say so.
+`make figures` writes this page from the files in [results/](results/), and `make figures-machine` measures them. Do not
+edit it: change a figure by measuring it again. All figures are of version {foredraft.__version__}.
 
 The speed of a setting is given as a ratio to `off`. `off` is plain decoding with the same engine, so above 1 is faster.
 Tokens per run are the tokens that one run of the target gives on average; papers call this figure the mean acceptance
@@ -35,44 +45,58 @@ length, or τ. [benchmarking.md](benchmarking.md) explains how to measure and wh
 def benchmarks_page(records: Iterable[Record]) -> str:
     records = list(records)
     parts = [INTRODUCTION]
-    for kind, section in SECTIONS.items():
-        chosen = [record for record in records if record["kind"] == kind]
-        if chosen:
+    for part, section in SECTIONS.items():
+        if chosen := with_part(records, part):
             parts.append(section(chosen))
-    return "\n\n".join(parts) + "\n"
+    if peers := [record for record in records if record["kind"] == "peers"]:
+        parts.append(peers_section(peers))
+    return "\n\n".join([*parts, sources_section(records)]) + "\n"
 
 
-def headline_table(records: Iterable[Record]) -> str:
-    """One row per machine, dtype and batch size: what `auto` gains."""
+def headline(records: Iterable[Record]) -> str:
+    """README's table, one row per machine and model, and the price of exactness."""
     records = list(records)
-    lines = [
-        "| machine | weights | requests at once | `auto`, all prompts | best kind of prompt | worst kind of prompt |",
-        "|---|---|--:|--:|--:|--:|",
-    ]
-    autos = [record for record in records if record["kind"] == "auto"]
-    for record in sorted(autos, key=lambda r: -r["ratios_to_off"]["all"]["auto"]):
-        ratios = {kind: cell["auto"] for kind, cell in record["ratios_to_off"].items()}
-        overall = ratios.pop("all")
-        best, worst = max(ratios, key=lambda kind: ratios[kind]), min(ratios, key=lambda kind: ratios[kind])
-        lines.append(
-            f"| {machine_title(record)}{' *' if older_version(record) else ''} | {record['dtype']} | {record['batch']} "
-            f"| {overall:.2f}× "
-            f"| {ratios[best]:.2f}× ({best}) | {ratios[worst]:.3f}× ({worst}) |"
-        )
-    older = sorted({version for record in autos if (version := older_version(record))})
-    marks = [f"Rows with * were measured with version {version}." for version in older]
-    return "\n".join([*lines, *(["", *marks] if marks else [])])
+    rows = []
+    for record in with_part(with_part(records, "plain"), "auto"):
+        plain, suites = record["plain"]["plain"], record["auto"]["suites"]
+        beside = f"{plain['llama.cpp']:,.0f}" if plain["llama.cpp"] else NONE
+        same = "yes" if all(suite["same_text"] for suite in suites.values()) else "NO"
+        model = f"{record['model']['name']} {record['model']['dtype']}"
+        speeds = [_auto_speed(suites[name]) if name in suites else NONE for name in ("suite", "functions")]
+        rows.append([machine_title(record), model, beside, f"{plain['foredraft']:,.0f}", *speeds, same])
+    headers = ["machine", "model", "llama.cpp plain, tok/s", "Foredraft plain, tok/s"]
+    headers += ["`auto`, prompts of many kinds", "`auto`, writing functions", "same text"]
+    largest: dict[str, Record] = {}  # by machine: the model that takes longest
+    for record in sorted(with_part(records, "exactness"), key=lambda each: each["exactness"]["exact"]["ms_per_token"]):
+        largest[machine_title(record)] = record
+    prices = [f"{name}, {_price(record)}" for name, record in sorted(largest.items())]
+    return "\n\n".join([table(headers, rows), f"The price of exactness, `exact=True` / `False`: {'; '.join(prices)}."])
 
 
-def with_table(readme: str, table: str) -> str:
+def _price(record: Record) -> str:
+    figures = record["exactness"]
+    one, other, price = figures["exact"], figures["not_exact"], figures["price"]
+    return (
+        f"{record['model']['name']} {record['model']['dtype']}: {one['ms_per_token']:.2f} / "
+        f"{other['ms_per_token']:.2f} ms a token for one request ({percent(price['latency'])} time), "
+        f"{one['tokens_per_s']:,.0f} / {other['tokens_per_s']:,.0f} tok/s for {figures['sequences']} at once "
+        f"({percent(price['throughput'])} time)"
+    )
+
+
+def _auto_speed(suite: Figures) -> str:
+    return f"{suite['kinds'][ALL]['specs'][AUTO]['ratio_to_off']:.2f}×"
+
+
+def with_figures(readme: str, figures: str) -> str:
     before, rest = readme.split(BEGIN)
-    return f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
+    return f"{before}{BEGIN}\n{figures}\n{END}{rest.split(END)[1]}"
 
 
 def pages(records: list[Record]) -> dict[Path, str]:
     return {
         PAGE: benchmarks_page(records),
-        README: with_table(README.read_text(encoding="utf-8"), headline_table(records)),
+        README: with_figures(README.read_text(encoding="utf-8"), headline(records)),
     }
 
 
@@ -90,58 +114,15 @@ def write_pages() -> None:
         page.write_text(text, encoding="utf-8")
 
 
-def auto_record(results: dict[str, Any]) -> Record:
-    """The `auto` cells of a benchmark, each beside the fastest fixed setting of its category, if there is one."""
-    settings, cells = results["settings"], results["cells"]
-    (batch,) = settings["batches"]
-    ratios: dict[str, dict[str, Any]] = {}
-    for cell in cells:
-        if cell["spec"] == "auto":
-            fixed = [c for c in cells if c["category"] == cell["category"] and c["spec"] not in ("off", "auto")]
-            ratios[cell["category"]] = {"auto": round(cell["ratio_to_off"], 3)}
-            if fixed:
-                best = max(fixed, key=lambda c: c["ratio_to_off"])
-                ratios[cell["category"]] |= {
-                    "best_fixed": round(best["ratio_to_off"], 3),
-                    "best_fixed_spec": best["spec"],
-                }
-    specs = " ".join(f"--spec {spec}" for spec in settings["specs"] if spec != "off")
-    command = (
-        f"foredraft bench --suite {settings['suite']} --limit {settings['prompts']} --batch {batch} "
-        f"--dtype {results['model']['dtype']} --threads {results['machine']['threads']} "
-        f"--max-tokens {settings['max_tokens']} --repeats {settings['repeats']} {specs} --out report"
-    )
-    record = new_record(
-        "auto",
-        results["machine"]["cpu"],
-        results["machine"]["threads"],
-        results["versions"],
-        command,
-        model=results["model"]["name"],
-        dtype=results["model"]["dtype"],
-        batch=batch,
-        prompts=settings["prompts"],
-        max_tokens=settings["max_tokens"],
-        same_text=all(cell["same_text"] for cell in cells),
-        ratios_to_off=ratios,
-    )
-    measured_there = {key: results["machine"][key] for key in ("system", "cores")}  # maybe not on this machine
-    return record | {"date": settings["measured_on"][:10], "machine": record["machine"] | measured_there}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a page is stale")
-    parser.add_argument("--add", type=Path, help="publish the auto cells of this results.json of foredraft bench")
     options = parser.parse_args()
     if options.check:
         stale = stale_pages()
         for page in stale:
             print(f"{page.relative_to(ROOT)} is not what docs/results/ says; run: make figures")
         sys.exit(bool(stale))
-    if options.add:
-        record = auto_record(json.loads(options.add.read_text(encoding="utf-8")))
-        publish(record, f"auto {record['machine']['cpu']} {record['dtype']} batch {record['batch']}")
     write_pages()
 
 

@@ -26,9 +26,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from page_sections import CHAT, COPY, PLAIN, peers_body
+from page_sections import CHAT, COPY, KINDS, PLAIN, peers_body
 from pages import write_pages
-from published import PREFILL_TOKENS, Prompts, Record, new_record, publish, say
+from published import PREFILL_TOKENS, Prompts, Record, describe_machine, new_record, publish, say, source_commit
 
 from foredraft.reports.facts import cpu_name
 
@@ -319,33 +319,26 @@ def main() -> None:
     results = measure_all(task, pythons, model, options.threads, options.rounds, left_out)
     settings = {name: getattr(options, name) for name in ("model", "threads", "rounds", "max_tokens", "leave_out")}
     settings |= {"file": model.name, "prompts": {kind: len(prompts) for kind, prompts in task.prompts.items()}}
-    record = peers_record(results, settings, cpu_name())
+    machine = describe_machine(cpu_name(), options.threads)
+    record = peers_record(results, settings, machine, source_commit() or "unknown")
     print(peers_body(record))
     if options.publish:
-        publish(record, f"peers {model.stem} {cpu_name()}")
+        publish(record, "peers", model.stem, cpu_name())
         write_pages()
 
 
-KINDS = (COPY, CHAT)
-
-
-def peers_record(results: Results, settings: dict[str, Any], cpu: str) -> Record:
+def peers_record(results: Results, settings: dict[str, Any], machine: Record, commit: str) -> Record:
     """What is published of a comparison: medians, ratios, and which texts differ."""
-    return new_record(
-        "peers",
-        cpu,
-        settings["threads"],
-        _versions(results),
-        _command(settings),
-        model=settings["file"],
-        prompts=settings["prompts"],
-        rounds=settings["rounds"],
-        max_tokens=settings["max_tokens"],
-        prefill_tokens=PREFILL_TOKENS,
-        rows=[_row(results, peer, mode) for peer in PEERS for mode in peer.modes],
-        to_llama_cpp=_to_llama(results),
-        failed=_failures(results),
-    )
+    return new_record("peers", machine, commit, _versions(results), _command(settings)) | {
+        "model": settings["file"],
+        "prompts": settings["prompts"],
+        "rounds": settings["rounds"],
+        "max_tokens": settings["max_tokens"],
+        "prefill_tokens": PREFILL_TOKENS,
+        "rows": [_row(results, peer, mode) for peer in PEERS for mode in peer.modes],
+        "to_llama_cpp": _to_llama(results),
+        "failed": _failures(results),
+    }
 
 
 def _row(results: Results, peer: Peer, mode: str) -> dict[str, Any]:

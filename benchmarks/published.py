@@ -1,7 +1,8 @@
 """What measurements share: the published results, prompts that are the same in every run, and lines of progress.
 
-A result is one small JSON file in docs/results/, and the pages are made from them (pages.py). Every file has `kind`,
-`machine`, `date`, `versions`, `command` and `notes`, and the figures of its kind beside them.
+A result is one JSON file in docs/results/, and the pages are made from them (pages.py). Every file has `kind`,
+`machine`, `date`, `version` and `commit` of Foredraft, `versions` of what it ran with, `command` (a line for each call
+that it took), and beside them the figures of its kind. `kind` is `machine` (machine.py) or `peers` (peers.py).
 """
 
 from __future__ import annotations
@@ -11,66 +12,84 @@ import os
 import platform
 import random
 import re
+import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import foredraft
+from foredraft.reports.facts import cpu_name
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
+MEASURED = ("src", "benchmarks", "pyproject.toml", "setup.py")  # what a figure may depend on
 
 Record = dict[str, Any]
+Figures = dict[str, Any]
 
 PREFILL_TOKENS = 512  # of the prompts whose time to the first token is measured
 
 
 def read_records(folder: Path = RESULTS) -> list[Record]:
-    """All published results, in the order of their file names."""
-    return [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))]
+    """All published results, in the order of their file names. One of another version is an error: figures of several
+    versions cannot be compared."""
+    records = []
+    for file in sorted(folder.glob("*.json")):
+        record = json.loads(file.read_text(encoding="utf-8"))
+        version = record.get("version", "an unknown version")
+        if version != foredraft.__version__:
+            raise SystemExit(
+                f"docs/results/{file.name} was measured with {version}, but this is {foredraft.__version__}. "
+                f"Measure it again on its machine, or delete it: {record['command']}"
+            )
+        records.append(record)
+    return records
 
 
-def new_record(kind: str, cpu: str, threads: int, versions: dict[str, str], command: str, **figures: Any) -> Record:
-    """A result that was measured today on this machine."""
-    machine = {
-        "name": cpu,
-        "about": "",
-        "cpu": cpu,
-        "system": f"{platform.system()} {platform.machine()}",
-        "cores": os.cpu_count(),
-        "threads": threads,
-    }
-    date = datetime.now(UTC).date().isoformat()
+def new_record(kind: str, machine: Record, commit: str, versions: dict[str, str], command: str) -> Record:
+    """A result that is measured today with this version, without its figures."""
     return {
         "kind": kind,
         "machine": machine,
-        "date": date,
+        "date": datetime.now(UTC).date().isoformat(),
+        "version": foredraft.__version__,
+        "commit": commit,
         "versions": versions,
         "command": command,
-        **figures,
-        "notes": [],
     }
 
 
-def publish(record: Record, name: str, folder: Path = RESULTS) -> Path:
-    """Write a result in place of the last one of the same measurement on the same machine, or under `name` if there is
-    none. What is known of the machine is kept: a person may have described it better than it describes itself."""
-    for known in read_records(folder):
-        if all(known["machine"][key] == record["machine"][key] for key in ("cpu", "system", "cores")):
-            record["machine"] |= {key: known["machine"][key] for key in ("name", "about")}
-    files = {_measurement(json.loads(file.read_text(encoding="utf-8"))): file for file in folder.glob("*.json")}
-    file = files.get(_measurement(record), folder / f"{slug(name)}.json")
+def describe_machine(name: str, threads: int) -> Record:
+    """This machine, under the name that its figures are shown with."""
+    system = f"{platform.system()} {platform.machine()}"
+    return {"name": name, "cpu": cpu_name(), "system": system, "cores": os.cpu_count(), "threads": threads}
+
+
+def source_commit() -> str | None:
+    """The commit that is measured, marked where the code differs from it; None outside a repository."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        dirty = git("status", "--porcelain", "--", *MEASURED)
+        return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if dirty else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def publish(record: Record, *name: str, folder: Path = RESULTS) -> Path:
+    """Write a result to the file of this name."""
+    file = result_file(*name, folder=folder)
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return file
 
 
-def _measurement(record: Record) -> tuple[Any, ...]:
-    """What two results have in common if the later one replaces the earlier one."""
-    machine, fields = record["machine"], ("kind", "model", "dtype", "batch", "exact")
-    return machine["name"], machine["threads"], *(record.get(field) for field in fields)
-
-
-def slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+def result_file(*name: str, folder: Path = RESULTS) -> Path:
+    return folder / f"{re.sub(r'[^a-z0-9]+', '-', ' '.join(name).lower()).strip('-')}.json"
 
 
 class Prompts:

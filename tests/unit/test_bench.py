@@ -135,7 +135,7 @@ class TestOrder:
 
     @pytest.mark.parametrize(
         "fields",
-        [{"specs": ("what",)}, {"batches": (0,)}, {"batches": (65,)}, {"repeats": 0}, {"temperatures": (-1.0,)}],
+        [{"specs": ("what",)}, {"batches": (0,)}, {"batches": (257,)}, {"repeats": 0}, {"temperatures": (-1.0,)}],
     )
     def test_a_bad_plan_is_refused(self, fields: dict[str, Any]) -> None:
         with pytest.raises(ForedraftError):

@@ -106,7 +106,7 @@ class TestCommand:
             (["--spec", "nonsense"], "nonsense"),
             (["--suite", "nowhere.jsonl"], "nowhere.jsonl cannot be read: No such file or directory."),
             (["--batch", "1,many"], "--batch '1,many' must be whole numbers"),
-            (["--batch", "0"], "batch=0 must be a whole number from 1 to 64."),
+            (["--batch", "0"], "batch=0 must be a whole number from 1 to 256."),
             (["--batch", ""], "--batch '' must be whole numbers"),
             (["--temperature", "-1"], "temperature=-1.0"),
             (["--temperature", "nan"], "temperature=nan"),

@@ -1,29 +1,47 @@
-"""docs/benchmarks.md and README's table are what docs/results/ says, and change when a result changes."""
+"""docs/benchmarks.md and README's figures are what docs/results/ says, all of this version, and change when a result
+changes."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+import foredraft
+
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ("pages", "page_sections", "peers", "plain", "published")
+FILES = sorted((ROOT / "docs/results").glob("*.json"))
+SCRIPTS = ("acceptance", "machine", "machine_parts", "pages", "page_sections", "peers", "plain", "published")
 
 
 @pytest.fixture
-def pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    import pages
-
-    yield pages
+    yield
     for name in SCRIPTS:
         sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def pages(scripts: None) -> ModuleType:
+    import pages
+
+    return pages
+
+
+@pytest.fixture
+def machine(scripts: None) -> ModuleType:
+    import machine
+
+    return machine
 
 
 @pytest.fixture
@@ -36,83 +54,151 @@ def test_regenerating_changes_nothing() -> None:
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 
 
-def test_every_result_says_where_when_and_how(records: list[dict[str, Any]]) -> None:
-    assert {"auto", "mixed", "peers", "proposers", "acceptance"} <= {record["kind"] for record in records}
-    for record in records:
-        assert record["machine"]["name"] and record["machine"]["threads"] > 0
-        assert record["date"] >= "2026-11" and record["versions"] and record["command"]
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_every_result_is_of_this_version(file: Path) -> None:
+    record = json.loads(file.read_text(encoding="utf-8"))
+    assert record["version"] == foredraft.__version__, f"measure it again: {record['command']}"
+    assert re.fullmatch("[0-9a-f]{7,40}", record["commit"]), "measure a commit, without changes"
+    assert record["command"].startswith("make ") and "/" not in record["command"], (
+        "where files lie is nobody's business"
+    )
+    assert record["machine"]["name"] and record["machine"]["threads"] > 0 and record["date"] and record["versions"]
+    assert record["kind"] in ("machine", "peers")
 
 
-def test_a_changed_result_is_noticed(pages: ModuleType, records: list[dict[str, Any]]) -> None:
-    page, table = pages.benchmarks_page(records), pages.headline_table(records)
-    record = next(record for record in records if record["kind"] == "auto")
-    record["ratios_to_off"]["all"]["auto"] = 7.777
-    assert "7.777" not in page and "7.777" in pages.benchmarks_page(records)
-    assert "7.78×" not in table and "7.78×" in pages.headline_table(records)
+def test_there_is_a_machine_with_all_parts() -> None:
+    assert any({"plain", "exactness", "auto", "batch", "acceptance"} <= set(json.loads(f.read_text())) for f in FILES)
 
 
-def bench_results(cpu: str, system: str, cores: int, **ratios: float) -> dict[str, Any]:
-    """A results.json with one cell per spec."""
-    return {
-        "machine": {"cpu": cpu, "system": system, "cores": cores, "threads": 2},
-        "versions": {"foredraft": "9"},
-        "model": {"name": "smollm2-135m", "dtype": "bfloat16"},
-        "settings": {
-            "suite": "builtin", "prompts": 4, "batches": [1], "max_tokens": 5, "repeats": 1,
-            "specs": ["off", *ratios], "measured_on": "2030-01-02T03:04:05+00:00",
-        },
-        "cells": [
-            {"spec": spec, "category": "all", "ratio_to_off": ratio, "same_text": True}
-            for spec, ratio in {"off": 1.0, **ratios}.items()
-        ],
-    }  # fmt: skip
+def test_a_result_of_another_version_is_an_error_that_names_the_command(pages: ModuleType, tmp_path: Path) -> None:
+    old = {"version": "0.0.1", "command": "make figures-machine ARGS='--threads 7'"}
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    with pytest.raises(
+        SystemExit, match=r"old.json was measured with 0.0.1, .* make figures-machine ARGS='--threads 7'"
+    ):
+        pages.read_records(tmp_path)
 
 
-def test_a_bench_is_condensed_to_auto_and_the_best_fixed_setting(pages: ModuleType) -> None:
-    record = pages.auto_record(bench_results("a CPU", "Plan9 mips", 77, auto=1.5, ngram=1.25, suffix=1.75))
-    assert record["ratios_to_off"] == {"all": {"auto": 1.5, "best_fixed": 1.75, "best_fixed_spec": "suffix"}}
-    assert (record["date"], record["batch"]) == ("2030-01-02", 1)
-    assert "--spec auto --spec ngram --spec suffix" in record["command"]
-    assert (record["machine"]["system"], record["machine"]["cores"]) == ("Plan9 mips", 77), "where it was measured"
+def changed(value: Any, path: tuple[str, ...], new: Any) -> Any:
+    """A copy of nested dicts with one value replaced."""
+    value = deepcopy(value)
+    inner = value
+    for key in path[:-1]:
+        inner = inner[key]
+    assert path[-1] in inner
+    inner[path[-1]] = new
+    return value
 
 
-def test_a_bench_may_have_no_fixed_setting(pages: ModuleType) -> None:
-    record = pages.auto_record(bench_results("a CPU", "Plan9 mips", 77, auto=1.5))
-    assert record["ratios_to_off"] == {"all": {"auto": 1.5}}
-    assert "| all | 1.500 |" in pages.benchmarks_page([record])
+ALL_AUTO = ("kinds", "all", "specs", "auto", "ratio_to_off")
 
 
-def test_a_machine_that_is_measured_again_keeps_its_name_and_its_file(pages: ModuleType, tmp_path: Path) -> None:
-    """Also where a person has given both."""
-    for file in (ROOT / "docs/results").glob("auto-*.json"):
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    known = json.loads(before["auto-xeon-bfloat16-batch-1.json"])["machine"]
-    again = bench_results(known["cpu"], known["system"], known["cores"], auto=1.5, ngram=1.25)
-    for _ in range(2):
-        pages.publish(pages.auto_record(again), "auto any name", tmp_path)
-    after = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    assert [name for name in after if after[name] != before.get(name)] == ["auto-xeon-bfloat16-batch-1.json"]
-    assert json.loads(after["auto-xeon-bfloat16-batch-1.json"])["machine"]["name"] == "Xeon with AMX"
-    other = pages.auto_record(bench_results("another CPU", "Linux x86_64", 16, auto=1.5))
-    assert pages.publish(other, "auto another CPU", tmp_path).name == "auto-another-cpu.json"
+@pytest.mark.parametrize(
+    ("path", "new", "on_page", "on_readme"),
+    [
+        (("plain", "plain", "foredraft"), 7777.0, "| 7,777 |", "| 7,777 |"),
+        (("plain", "plain", "llama.cpp"), 7777.0, "| 7,777 |", "| 7,777 |"),
+        (("plain", "plain", "llama.cpp"), None, "| – | – |", "| – |"),
+        (("plain", "memory_mb"), 77777, "| 77,777 MB |", None),
+        (("exactness", "price", "latency"), 1.777, "| +77.7 % |", "one request (+77.7 % time)"),
+        (("exactness", "price", "throughput"), 0.777, "| −22.3 % |", "at once (−22.3 % time)"),
+        (("auto", "suites", "suite", *ALL_AUTO), 7.777, "| 7.78× (", "| 7.78× |"),
+        (("auto", "suites", "functions", *ALL_AUTO), 7.777, "| 7.78× (", "| 7.78× |"),
+        (("auto", "suites", "functions", "same_text"), False, "TEXTS DIFFERED", "| NO |"),
+        (("batch", "batches", "8", "specs", "auto", "ratio_to_off"), 7.777, "| 7.78× |", None),
+        (("batch", "flip", "planned"), 77, "| 77 |", None),
+        (("acceptance", "suites", "functions", "temperatures", "0.8", "eagle:nodes=16", "tokens_per_run"), 7.777,
+         "| 7.78 |", None),
+        (("commit",), "777777777777", "Commit 777777777777;", None),
+    ],
+)  # fmt: skip
+def test_a_changed_result_is_noticed(
+    pages: ModuleType, path: tuple[str, ...], new: Any, on_page: str, on_readme: str | None
+) -> None:
+    whole = next(each for each in pages.read_records() if "acceptance" in each and "auto" in each)
+    assert on_page not in pages.benchmarks_page([whole])
+    assert on_page in pages.benchmarks_page([changed(whole, path, new)])
+    if on_readme:
+        assert on_readme not in pages.headline([whole])
+        assert on_readme in pages.headline([changed(whole, path, new)])
 
 
-def test_plain_figures_have_their_section(pages: ModuleType, records: list[dict[str, Any]]) -> None:
-    from plain import Round, Settings, plain_record
+def test_the_best_fixed_setting_is_bold(pages: ModuleType, records: list[dict[str, Any]]) -> None:
+    whole = next(each for each in records if "auto" in each)
+    (suite, *_) = whole["auto"]["suites"]
+    path = ("auto", "suites", suite, "kinds", "all", "specs", "suffix", "ratio_to_off")
+    assert "**9.99×** (" in pages.benchmarks_page([changed(whole, path, 9.99)])
 
-    ours = [Round(plain, 300.0, {1: 0.010, 2: two}) for plain, two in ((100, 0.011), (200, 0.012), (150, 0.030))]
-    theirs = [Round(plain, 100.0, {}) for plain in (100, 100, 50)]
-    settings = Settings(Path("m.gguf"), "int4", 2, exact=False)
-    beside = plain_record(settings, ours, theirs, bandwidth=2e10, weights=50_000_000, memory=3_000_000_000)
-    assert json.loads(json.dumps(beside)) == beside
-    assert beside["command"] == 'make bench-plain ARGS="--model m.gguf --dtype int4 --threads 2 --rounds 3 --no-exact"'
-    alone = plain_record(settings, ours, [], bandwidth=2e10, weights=50_000_000, memory=3_000_000_000)
-    page = pages.benchmarks_page([*records, beside, alone])
-    assert "| m.gguf | int4, `exact=False` | 150 | 100 | 2.00× | 300 | 100 | 3.00× | 3,000 MB |" in page
-    assert "| m.gguf | int4, `exact=False` | 150 |  |  | 300 |  |  | 3,000 MB |" in page
-    assert "| m.gguf | int4, `exact=False` | 2.50 | 10.00 | 1.20× |" in page
-    assert "## Plain decoding" not in pages.benchmarks_page(records)
+
+class TestParts:
+    """What machine.py measures of a model, and when it writes it."""
+
+    @pytest.fixture
+    def measured(self, machine: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """The names of parts, as they are measured; `batch` fails the first time."""
+        log: list[str] = []
+
+        def part(name: str) -> Any:
+            def measure(subject: Any, seconds: float) -> dict[str, Any]:
+                log.append(name)
+                if name == "batch" and log.count(name) == 1:
+                    raise KeyboardInterrupt
+                return {"seconds": seconds}
+
+            return type(machine.PARTS["plain"])(measure, 0.2)
+
+        for name in machine.PARTS:
+            monkeypatch.setitem(machine.PARTS, name, part(name))
+        return log
+
+    def record(self, commit: str, command: str = "make it") -> dict[str, Any]:
+        return {"version": "1", "commit": commit, "command": command, "model": {"name": "m", "dtype": "int4"}}
+
+    def subject(self, head: bool = True) -> Any:
+        return type("Subject", (), {"seconds": 100.0, "has_head": head})
+
+    def test_a_call_goes_on_with_what_is_missing(
+        self, machine: ModuleType, measured: list[str], tmp_path: Path
+    ) -> None:
+        file, parts = tmp_path / "m-int4.json", list(machine.PARTS)
+        with pytest.raises(KeyboardInterrupt):
+            machine.measure_model(self.subject(), self.record("a"), file, parts)
+        assert measured == ["plain", "exactness", "auto", "batch"]
+        assert set(json.loads(file.read_text())) >= {"plain", "exactness", "auto"}, "it keeps what it has"
+        machine.measure_model(self.subject(), self.record("a", "make more"), file, parts)
+        assert measured[4:] == ["batch", "acceptance"]
+        assert json.loads(file.read_text())["command"] == "make it\nmake more"
+        assert json.loads(file.read_text())["batch"]["seconds"] == pytest.approx(50, abs=1), "of what is missing"
+        machine.measure_model(self.subject(), self.record("a"), file, parts)
+        assert len(measured) == 6
+        machine.measure_model(self.subject(), self.record("b"), file, ["plain"])
+        assert measured[6:] == ["plain"] and not {"auto", "batch"} & set(json.loads(file.read_text())), (
+            "one commit only"
+        )
+
+    def test_a_model_without_a_head_has_no_acceptance(
+        self, machine: ModuleType, measured: list[str], tmp_path: Path
+    ) -> None:
+        measured.append("batch")
+        machine.measure_model(self.subject(head=False), self.record("a"), tmp_path / "m.json", list(machine.PARTS))
+        assert measured[1:] == ["plain", "exactness", "auto", "batch"]
+
+    def test_the_command_does_not_tell_where_files_lie(self, machine: ModuleType, tmp_path: Path) -> None:
+        (tmp_path / "c.gguf").touch()
+        words = ["--model", f"Coder 1.5B={tmp_path}/c.gguf", "--suite", str(tmp_path / "c.gguf")]
+        assert machine.command(words) == """make figures-machine ARGS='--model "Coder 1.5B=c.gguf" --suite c.gguf'"""
+
+
+def test_prompts_fit_into_the_time(machine: ModuleType) -> None:
+    from machine_parts import Subject
+
+    class Question:
+        def encoded(self, llm: object) -> list[int]:
+            return [1] * 100
+
+    subject = type("Subject", (), {"_pace": (0.01, 0.1), "max_tokens": 20, "llm": None, "fitting": Subject.fitting})()
+    questions = [Question() for _ in range(10)]  # three seconds each
+    assert [len(subject.fitting(questions, seconds, 2)) for seconds in (0, 6, 13, 1000)] == [1, 1, 2, 10]
 
 
 def test_a_comparison_is_condensed_to_medians_and_ratios(pages: ModuleType) -> None:
@@ -130,7 +216,7 @@ def test_a_comparison_is_condensed_to_medians_and_ratios(pages: ModuleType) -> N
         results.prefill[peer.name] = [100.0]
     results.texts[LLAMA.name, "lookup-2"] = [[1, 9, 3], [4]]
     settings = {"file": "f.gguf", "model": "f", "threads": 2, "rounds": 3, "max_tokens": 9, "leave_out": []}
-    record = peers_record(results, settings | {"prompts": {COPY: 1, CHAT: 1}}, "a CPU")
+    record = peers_record(results, settings | {"prompts": {COPY: 1, CHAT: 1}}, {"name": "a CPU"}, "abc")
     assert json.loads(json.dumps(record)) == record
     text = peers_body(record)
     assert "| Foredraft int4, auto | 30.0 | 1.50× | 30.0 | 1.50× | yes |  |" in text

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from foredraft.llm import LLM
 
 OFF = "off"
-MAX_BATCH = 64  # as many sequences as an LLM runs at once unless told otherwise
+MAX_BATCH = 256
 WARM_UP_TOKENS = 8
 
 Tick = Callable[[], None]  # called after each timed run, for a progress bar

@@ -16,6 +16,7 @@ from foredraft.bench.suite import load_suite
 from foredraft.cli import options
 from foredraft.cli.output import make_folder, print_json, say, say_written
 from foredraft.cli.progress import CountingProgress
+from foredraft.config import EngineConfig
 from foredraft.errors import InvalidParameter
 from foredraft.reports.answer import print_aligned
 from foredraft.reports.facts import describe_machine, describe_versions
@@ -51,7 +52,8 @@ def bench(
     plan = Plan(chosen, _batches(batch), tuple(dict.fromkeys(temperatures or [0.0])), max_tokens, repeats, seed)
     questions = load_suite(suite, limit)
     make_folder(out)
-    wanted = opening(spec="off", prefix_caching=False)
+    at_once = max(EngineConfig.max_num_seqs, *plan.batches)
+    wanted = opening(spec="off", prefix_caching=False, max_num_seqs=at_once)
     with wanted.open() as llm:
         with CountingProgress("Measuring", num_timed_runs(questions, plan)) as progress:
             runs = measure(llm, questions, plan, progress.tick)
