@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from foredraft.errors import InvalidParameter
 
-DTYPES = ("float32", "bfloat16", "int8", "int4")
+DTYPES = ("float32", "bfloat16", "int8", "int4")  # fewer bits last
 ACTIVATIONS = ("int8", "int16")  # what quantised weights are multiplied by on a CPU
 MAX_THREADS = 256  # as in kernels/pool.h
 QUANT_GROUP = 32  # weights of int8 and int4 share one scale (and minimum) per 32 inputs

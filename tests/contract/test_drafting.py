@@ -105,6 +105,26 @@ def count_rows(llm: LLM, spec: str) -> Any:
     return since
 
 
+def kinds_of_draft_model(llm: LLM, **options: str) -> tuple[set[str], set[str], set[str]]:
+    """Of its embedding, its layers and its output head."""
+    proposer = llm.engine.speculation.assignments.make_proposer(ProposerChoice("draft_model", dict(options)))
+    assert isinstance(proposer, ModelDrafter)
+    embedding, *layers, head = proposer.runner.runner.decoder.weight_kinds
+    return set(embedding), {kind for kinds in layers for kind in kinds}, set(head)
+
+
+def test_a_draft_model_has_no_more_bits_than_its_target(folder: Path, tmp_path: Path) -> None:
+    """In 4 bits it has 4 throughout, but for the embedding, which may be the head too."""
+    llm = LLM(str(folder), dtype="int4")
+    embedding, *layers, head = llm.engine.runner.decoder.weight_kinds
+    assert (embedding, set(layers), head) == (("q8",), {("q4",)}, ("q8",))
+    assert kinds_of_draft_model(llm, model=str(folder)) == ({"q8"}, {"q4"}, {"q4"})
+    assert kinds_of_draft_model(llm, model=str(folder), dtype="int8") == ({"q8"}, {"q8"}, {"q8"})
+    assert kinds_of_draft_model(LLM(str(folder)), model=str(folder)) == ({"f32"}, {"f32"}, {"f32"})
+    tied = save_model(random_model("llama-tied"), tmp_path)
+    assert kinds_of_draft_model(llm, model=str(tied)) == ({"q8"}, {"q4"}, {"q8"})
+
+
 def test_a_long_text_is_caught_up_with_in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM(str(folder))
     monkeypatch.setattr("foredraft.proposers.model.drafter.CATCH_UP", 100)

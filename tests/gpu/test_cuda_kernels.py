@@ -269,7 +269,7 @@ def random_stack(kind: str, layers: int = 2) -> Stack:
         if kind == "q4":
             from foredraft.models.quantise import convert
 
-            weight = convert(weight, "int4", False, "bfloat16")
+            weight = convert(weight, "int4")
         return layer_of(weight)
 
     made = tuple(

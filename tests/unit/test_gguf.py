@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
+from gguf.quants import quantize
 
+from foredraft.backends.torch import TorchBackend
 from foredraft.errors import InvalidModel
 from foredraft.models import gguf_blocks
 from foredraft.models.catalog import open_checkpoint
+from foredraft.models.decoder import load_decoder
 from foredraft.models.gguf import GGUFCheckpoint
 from foredraft.models.gguf_header import read_header
 from tests.gguf_files import HIDDEN, MINIMAL, convert_to_gguf, minimal_tensors, write_gguf
@@ -179,6 +182,21 @@ def test_the_default_model(default_model: Path) -> None:
     assert checkpoint.generation == {}
     assert checkpoint.weight("model.embed_tokens.weight").kind == "q8"
     assert checkpoint.weight("model.layers.29.mlp.down_proj.weight").kind == "q4"
+
+
+@pytest.mark.parametrize(("rounds_all", "kept"), [(False, "q8"), (True, "q4")])
+def test_what_a_4_bit_file_keeps_at_8_bits(rounds_all: bool, kept: str, tmp_path: Path) -> None:
+    types = {name: Type.Q4_0 for name, tensor in minimal_tensors().items() if tensor.ndim == 2}
+    types |= dict.fromkeys(("token_embd.weight", "output.weight", "blk.0.ffn_down.weight"), Type.Q8_0)
+    plain = minimal_tensors() | {"output.weight": minimal_tensors()["token_embd.weight"]}
+    tensors = {name: quantize(tensor, types[name]) if name in types else tensor for name, tensor in plain.items()}
+    checkpoint = GGUFCheckpoint(write_gguf(tmp_path / "model.gguf", MINIMAL, tensors, types))
+    assert checkpoint.precision == "int4"
+    backend = TorchBackend("int4", torch.device("cpu"))
+    decoder = load_decoder(checkpoint, "int4", 64, backend, rounds_all=rounds_all)
+    (layer,) = decoder.layers
+    assert (layer.qkv.kinds, layer.output.kinds, layer.gate_up.kinds) == (("q4",),) * 3
+    assert (decoder.embedding.kinds, layer.down.kinds, decoder.head.kinds) == (("q8",), (kept,), (kept,))
 
 
 Edit = Callable[[dict[str, Any], dict[str, np.ndarray]], None]

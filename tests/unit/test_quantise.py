@@ -36,33 +36,32 @@ Q4K = Weight(
 )
 Q5 = Weight("q5", torch.randint(0, 32, (6, 96), dtype=torch.uint8), random(6, 3).abs().half(), random(6, 3).half())
 
-# weight, dtype, head?, precision of the file -> kind
+# weight, dtype, least bits -> kind
 KINDS = [
-    (DENSE, "float32", False, "float32", "f32"),
-    (Q4, "float32", False, "int4", "f32"),
-    (DENSE, "bfloat16", False, "float32", "bf16"),
-    (Q8, "bfloat16", True, "int4", "bf16"),
-    (DENSE, "int8", False, "float32", "q8"),
-    (Q4, "int8", False, "int4", "q8"),
-    (Q6, "bfloat16", False, "int8", "bf16"),
-    (Q6, "int8", False, "int8", "q6"),
-    (Q5, "int8", True, "int8", "q5"),
-    (Q6, "int4", False, "int8", "q4"),
-    (Q6, "int4", False, "int4", "q6"),
-    (Q5, "int4", True, "int8", "q5"),
-    (HALF, "int4", False, "bfloat16", "q4"),
-    (Q8, "int4", False, "int8", "q4"),
-    (HALF, "int4", True, "bfloat16", "q8"),  # the head of a dense model keeps 8 bits
-    (DENSE, "int4", False, "int4", "q8"),  # a tensor of more bits in a 4-bit file keeps 8
-    (Q4K, "int8", False, "int4", "q8"),
-    (Q4K, "int4", False, "int4", "q4k"),
-    (Q4, "int4", True, "int4", "q4"),  # a head that the file has in 4 bits stays so
+    (DENSE, "float32", 4, "f32"),
+    (Q4, "float32", 4, "f32"),
+    (DENSE, "bfloat16", 4, "bf16"),
+    (Q8, "bfloat16", 8, "bf16"),
+    (DENSE, "int8", 4, "q8"),
+    (Q4, "int8", 4, "q8"),
+    (Q6, "bfloat16", 4, "bf16"),
+    (Q6, "int8", 4, "q6"),
+    (Q5, "int8", 8, "q5"),
+    (Q6, "int4", 4, "q4"),
+    (Q6, "int4", 8, "q6"),
+    (Q5, "int4", 8, "q5"),
+    (HALF, "int4", 4, "q4"),
+    (Q8, "int4", 4, "q4"),
+    (HALF, "int4", 8, "q8"),
+    (Q4K, "int8", 4, "q8"),
+    (Q4K, "int4", 4, "q4k"),
+    (Q4, "int4", 8, "q4"),  # what the file has in 4 bits stays so
 ]
 
 
-@pytest.mark.parametrize(("weight", "dtype", "is_head", "file_precision", "kind"), KINDS)
-def test_kind(weight: Weight, dtype: str, is_head: bool, file_precision: str, kind: str) -> None:
-    converted = convert(weight, dtype, is_head, file_precision)
+@pytest.mark.parametrize(("weight", "dtype", "least_bits", "kind"), KINDS)
+def test_kind(weight: Weight, dtype: str, least_bits: int, kind: str) -> None:
+    converted = convert(weight, dtype, least_bits)
     assert converted.kind == kind
     assert converted.dense().shape == (converted.outputs, converted.inputs) == weight.values.shape
 
@@ -71,24 +70,24 @@ def test_kind(weight: Weight, dtype: str, is_head: bool, file_precision: str, ki
     ("weight", "dtype"), [(HALF, "bfloat16"), (Q8, "int8"), (Q6, "int8"), (Q5, "int8"), (Q4, "int4"), (Q4K, "int4")]
 )
 def test_what_is_there_already_is_kept(weight: Weight, dtype: str) -> None:
-    assert convert(weight, dtype, False, dtype) is weight
+    assert convert(weight, dtype) is weight
 
 
-def test_8_bit_head_of_a_4_bit_file_is_kept() -> None:
-    assert convert(Q8, "int4", True, "int4") is Q8
+def test_8_bits_that_are_to_be_kept_are_kept() -> None:
+    assert convert(Q8, "int4", least_bits=8) is Q8
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
 def test_a_few_rows_at_a_time_are_all_rows(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = convert(DENSE, dtype, False, "float32")
+    whole = convert(DENSE, dtype)
     monkeypatch.setattr(quantise, "_PIECE_WEIGHTS", 4 * 96)
-    pieces = convert(DENSE, dtype, False, "float32")
+    pieces = convert(DENSE, dtype)
     assert pieces.kind == whole.kind
     assert torch.equal(pieces.dense(), whole.dense())
 
 
 def test_8_bits_round_to_the_nearest_code() -> None:
-    converted = convert(DENSE, "int8", False, "float32")
+    converted = convert(DENSE, "int8")
     assert converted.values.dtype == torch.int8 and converted.scales is not None
     groups = DENSE.values.view(6, 3, 32)
     assert torch.equal(converted.scales, (groups.abs().amax(2) / 127).half())
@@ -98,7 +97,7 @@ def test_8_bits_round_to_the_nearest_code() -> None:
 
 
 def test_4_bits_span_minimum_to_maximum() -> None:
-    converted = convert(DENSE, "int4", False, "float32")
+    converted = convert(DENSE, "int4")
     assert converted.values.dtype == torch.uint8 and converted.scales is not None and converted.minimums is not None
     groups, codes = DENSE.values.view(6, 3, 32), converted.values.view(6, 3, 32)
     assert torch.equal(converted.minimums, groups.amin(2).half())
@@ -110,12 +109,12 @@ def test_4_bits_span_minimum_to_maximum() -> None:
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_groups_without_spread(dtype: str) -> None:
     zeros = Weight("f32", torch.zeros(2, 32))
-    assert torch.equal(convert(zeros, dtype, False, "float32").dense(), zeros.values)
+    assert torch.equal(convert(zeros, dtype).dense(), zeros.values)
     constant = Weight("f32", torch.full((2, 32), 0.75))
-    assert torch.allclose(convert(constant, dtype, False, "float32").dense(), constant.values, rtol=2**-11)
+    assert torch.allclose(convert(constant, dtype).dense(), constant.values, rtol=2**-11)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_inputs_that_are_no_multiple_of_32(dtype: str) -> None:
     with pytest.raises(InvalidModel, match=r"48 inputs, which is not a multiple of 32.*use dtype float32 or bfloat16"):
-        convert(Weight("f32", random(4, 48)), dtype, False, "float32")
+        convert(Weight("f32", random(4, 48)), dtype)

@@ -38,7 +38,7 @@ def encoded(tensors: Mapping[str, Tensor | Weight], bits: Mapping[str, int]) -> 
 def _in_bits(tensor: Tensor, bits: int) -> Tensor | Weight:
     if bits == 16 or tensor.dim() != 2 or not tensor.is_floating_point() or tensor.shape[1] % QUANT_GROUP:
         return tensor
-    return convert(Weight("bf16", tensor.bfloat16()), f"int{bits}", is_head=False, file_precision="bfloat16")
+    return convert(Weight("bf16", tensor.bfloat16()), f"int{bits}")
 
 
 def coded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor | Weight]:
@@ -58,7 +58,7 @@ def decoded(tensor: Tensor | Weight) -> Tensor:
     """What `encoded` was given, as far as its bits say it."""
     if isinstance(tensor, Tensor):
         return tensor
-    return convert(tensor, "bfloat16", is_head=False, file_precision="bfloat16").values
+    return convert(tensor, "bfloat16").values
 
 
 def _weight(name: str, tensors: Mapping[str, Tensor]) -> Weight | None:

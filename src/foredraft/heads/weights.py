@@ -51,7 +51,7 @@ class HeadWeights:
     def extended(self, name: str, rows: Tensor) -> Linear:
         """A table with further rows below those of a tensor, in the precision of these."""
         own = self._weight(name, is_head=True)
-        further = convert(Weight("f32", rows), _DTYPES[own.kind], is_head=False, file_precision="float32")
+        further = convert(Weight("f32", rows), _DTYPES[own.kind])
         return self._packed([own, further])
 
     def _packed(self, weights: list[Weight], bias: Tensor | None = None) -> Linear:
@@ -63,7 +63,7 @@ class HeadWeights:
         if isinstance(tensor, Weight) and self._keeps_codes:
             return tensor
         weight = tensor if isinstance(tensor, Weight) else plain_weight(tensor)
-        return convert(weight, self._dtype, is_head, "bfloat16")
+        return convert(weight, self._dtype, least_bits=8 if is_head else 4)
 
     def layer(self, prefix: str, shape: AttentionShape) -> Layer:
         def optional(name: str) -> Tensor | None:

@@ -79,19 +79,30 @@ class Decoder:
 
 
 def load_decoder(
-    checkpoint: Checkpoint, dtype: str, max_positions: int, backend: Backend, progress: Progress | None = None
+    checkpoint: Checkpoint,
+    dtype: str,
+    max_positions: int,
+    backend: Backend,
+    progress: Progress | None = None,
+    rounds_all: bool = False,
 ) -> Decoder:
-    """Read, convert and pack all weights. `dtype` is one of config.DTYPES."""
+    """Read, convert and pack all weights. `dtype` is one of config.DTYPES.
+
+    For int4, the embedding and the output head stay at 8 bits unless the file has them in 4, and so does every tensor
+    that a 4-bit file keeps at more: whoever made that file knew where to spend bits. `rounds_all` is for a model whose
+    time is worth more than its accuracy: only the embedding keeps its 8 bits, of which a run reads a few rows.
+    """
     config, names = checkpoint.config, checkpoint.names()
+    least_bits = 8 if checkpoint.precision == "int4" and not rounds_all else 4
     places = count(1)
 
     def tell() -> None:
         if progress is not None:
             progress(next(places), len(names))
 
-    def read(name: str, is_head: bool = False) -> Weight:
+    def read(name: str, least_bits: int = least_bits) -> Weight:
         tell()
-        return convert(checkpoint.weight(name), dtype, is_head, checkpoint.precision)
+        return convert(checkpoint.weight(name), dtype, least_bits)
 
     def vector(name: str) -> Tensor:
         tell()
@@ -113,10 +124,9 @@ def load_decoder(
     def layer(index: int) -> Layer:
         return read_layer(f"model.layers.{index}", attention_shape(config, index), vector, optional, linear)
 
-    embedding = pack_linear([read("model.embed_tokens.weight", is_head=True)], None, backend)
-    head = (
-        embedding if config.tie_word_embeddings else pack_linear([read("lm_head.weight", is_head=True)], None, backend)
-    )
+    embedding = head = pack_linear([read("model.embed_tokens.weight", least_bits=8)], None, backend)
+    if not config.tie_word_embeddings:
+        head = pack_linear([read("lm_head.weight", least_bits=4 if rounds_all else 8)], None, backend)
     return Decoder(
         config=config,
         embedding=embedding,

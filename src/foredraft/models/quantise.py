@@ -1,4 +1,4 @@
-"""Weights in the precision that an engine asks for. Codes that the file already has are never recoded.
+"""Weights in the precision that an engine asks for. Codes that have it already are never recoded.
 
 To be recoded, a weight is made dense a few rows at a time, so that no matrix ever lies in memory in float32.
 """
@@ -18,12 +18,8 @@ _EIGHT_BITS = ("q8", "q6", "q5", "q5k")  # the kinds of more than 4 bits, which 
 _PIECE_WEIGHTS = 1 << 20  # weights that are dense at once
 
 
-def convert(weight: Weight, dtype: str, is_head: bool, file_precision: str) -> Weight:
-    """`weight` as `dtype`, one of config.DTYPES.
-
-    For int4, the embedding and the output head (`is_head`) stay at 8 bits unless the file has them in 4, and so does
-    every tensor that a 4-bit file (`file_precision`) keeps at more: whoever made that file knew where to spend bits.
-    """
+def convert(weight: Weight, dtype: str, least_bits: int = 4) -> Weight:
+    """`weight` as `dtype`, one of config.DTYPES. With `least_bits` 8, int4 leaves 8 bits to what has more than 4."""
     if dtype == "float32":
         return Weight("f32", weight.dense())
     if dtype == "bfloat16":
@@ -33,7 +29,7 @@ def convert(weight: Weight, dtype: str, is_head: bool, file_precision: str) -> W
     if dtype == "int4":
         if weight.kind in _FOUR_BITS:
             return weight
-        if not is_head and file_precision != "int4":
+        if least_bits == 4:
             return _by_rows(weight, _to_4_bits)
     return weight if weight.kind in _EIGHT_BITS else _by_rows(weight, _to_8_bits)
 

@@ -57,7 +57,9 @@ def _named(name: str, dtype: str, target: TargetModel) -> WholeModel:
             f"draft_model: {name} knows {positions} positions, the target uses {target.max_model_len}; "
             f"start with max_model_len={positions} or take another draft model."
         )
-    return second_model(f"draft_model {name}", checkpoint, checkpoint.precision if dtype == "auto" else dtype, target)
+    if dtype == "auto":  # more bits than the target's would take time, and hardly agree with it more often
+        dtype = max(checkpoint.precision, target.dtype, key=DTYPES.index)
+    return second_model(f"draft_model {name}", checkpoint, dtype, target, rounds_all=True)
 
 
 def _distilled(files: HeadFiles, dtype: str, target: TargetModel) -> WholeModel:

@@ -26,4 +26,5 @@ class Quantised(ModelDrafter):
 
     def __init__(self, options: QuantisedOptions, target: TargetModel) -> None:
         dtype = f"int{options.bits}"
-        super().__init__("quantised", second_model("quantised", target.checkpoint, dtype, target), options)
+        model = second_model("quantised", target.checkpoint, dtype, target, rounds_all=False)  # it lives on agreeing
+        super().__init__("quantised", model, options)

@@ -108,11 +108,10 @@ def _by_token(logits: Tensor, runner: Runner, vocab_size: int) -> NodeLogits:
     return NodeLogits(logits[:, :vocab_size]) if own is None else NodeLogits(logits, own.token_ids)
 
 
-def second_model(name: str, checkpoint: Checkpoint, dtype: str, target: TargetModel) -> WholeModel:
-    """A whole model beside the target."""
-    return beside(
-        f"{name} {dtype}", dtype, target, lambda backend: load_decoder(checkpoint, dtype, target.max_model_len, backend)
-    )
+def second_model(name: str, checkpoint: Checkpoint, dtype: str, target: TargetModel, rounds_all: bool) -> WholeModel:
+    """A whole model beside the target; `rounds_all` as in load_decoder."""
+    load = partial(load_decoder, checkpoint, dtype, target.max_model_len, rounds_all=rounds_all)
+    return beside(f"{name} {dtype}", dtype, target, load)
 
 
 def beside(name: str, dtype: str, target: TargetModel, load_model: Callable[[Backend], Decoder]) -> WholeModel:
