@@ -40,9 +40,6 @@ typedef struct {
     _Atomic int error;
 } attend_job;
 
-static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
-
 /* A row sees the text places [first_key, end_key). */
 static int64_t end_key(const attend_job *job, int64_t row) {
     return (int64_t)job->batch->prefix_lens[row] + job->batch->path_lens[row];

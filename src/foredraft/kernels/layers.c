@@ -12,7 +12,6 @@ typedef struct {
     float *update;   /* what is added to the residual stream */
 } buffers;
 
-static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t q_width(const fd_layer *layer) { return layer->shape.heads * layer->shape.head_dim; }
 
 /* Whether the parts of a projection fill it exactly. */

@@ -26,13 +26,36 @@ INLINE int64_t split_stride(int64_t inputs) { return round_up(inputs, BF16_STEP)
 
 /* The rows of each tile: as few tiles as possible, as even as possible. The last one begins early enough to be full,
  * and does some rows again: 17 rows are 0 .. 8 and 8 .. 16. */
-INLINE int rows_of_a_tile(int64_t rows) {
-    int64_t tiles = (rows + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS;
-    return (int)((rows + tiles - 1) / tiles);
-}
-INLINE int64_t tile_start(int64_t next, int64_t rows) {
-    int64_t last = rows - rows_of_a_tile(rows);
+INLINE int64_t num_tiles(int64_t rows) { return (rows + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS; }
+INLINE int rows_of_a_tile(int64_t rows) { return (int)((rows + num_tiles(rows) - 1) / num_tiles(rows)); }
+INLINE int64_t tile_start(int64_t tile, int64_t rows) {
+    int64_t next = tile * rows_of_a_tile(rows), last = rows - rows_of_a_tile(rows);
     return next < last ? next : last;
+}
+
+/* Quantised activations of one group and all rows of a tile. They lie side by side, group after group and then tile
+ * after tile: a tile of A is neighbouring lines, and the factors of all rows are two more. */
+typedef struct {
+    float scales[MAX_TILE_ROWS], sums[MAX_TILE_ROWS];
+    int8_t codes[]; /* [planes][rows][32] */
+} tile_group;
+#define TILE_GROUPS 16 /* of a panel that are widened at once: 10 KiB, beside as much of x */
+
+INLINE int64_t tile_group_bytes(int planes, int rows) {
+    return (int64_t)sizeof(tile_group) + round_up(planes * rows * GROUP, 64);
+}
+INLINE int64_t tiles_bytes(int64_t groups, int planes, int64_t rows) {
+    return num_tiles(rows) * groups * tile_group_bytes(planes, rows_of_a_tile(rows));
+}
+
+/* Puts `groups` quantised groups of a row to its place among the `rows` rows of a tile, whose first of them is at `to`. */
+static void lay_out(const x_group *x, int64_t groups, int planes, int64_t place, int rows, char *to) {
+    for (; groups; groups--, x = next_x(x, planes), to += tile_group_bytes(planes, rows)) {
+        tile_group *group = (tile_group *)to;
+        group->scales[place] = x->scale;
+        group->sums[place] = x->sum;
+        FOR(plane, planes) memcpy(group->codes + (plane * rows + place) * GROUP, x->codes + plane * GROUP, GROUP);
+    }
 }
 
 /* Sums of one tile of rows over some panels. */
@@ -75,10 +98,10 @@ static void end_tiles(void) { _tile_release(); }
 typedef int32_t tile_dots[MAX_TILE_ROWS][PANEL];
 #define TILE_BUFFERS 4
 
-/* Tile `c` = a plane of a unit's x, `plane_bytes` behind the first, times its codes: exact integers. */
-#define MULTIPLY_PLANE(c, a, b, plane_bytes)                                \
-    _tile_zero(c);                                                          \
-    _tile_loadd(a, unit_x(x, unit, parts, planes) + (plane_bytes), stride); \
+/* Tile `c` = plane `plane` of a unit's x times its codes: exact integers. */
+#define MULTIPLY_PLANE(c, a, b, plane)                                        \
+    _tile_zero(c);                                                            \
+    _tile_loadd(a, unit_x(x, unit, parts, plane, planes, rows), GROUP);       \
     _tile_dpbssd(c, a, b);
 /* One unit through tiles c, or c and `high`, and b; then the tiles of the unit before the last, or with two planes of
  * the last, are stored: its products have had the time to arrive, and no tile is filled again before that. */
@@ -92,55 +115,55 @@ typedef int32_t tile_dots[MAX_TILE_ROWS][PANEL];
     if (unit < units) {                                                                                     \
         _tile_loadd(b, unit_codes(panel, unit, parts), 4 * PANEL);                                          \
         MULTIPLY_PLANE(c, 4, b, 0)                                                                          \
-        MULTIPLY_PLANE(high, 5, b, GROUP)                                                                   \
+        MULTIPLY_PLANE(high, 5, b, 1)                                                                       \
     }                                                                                                       \
     if (unit >= 1 && unit < units + 1) {                                                                    \
         _tile_stored(stored, dots[(unit - 1) * 2 % TILE_BUFFERS], 4 * PANEL);                               \
         _tile_stored(stored_high, dots[(unit - 1) * 2 % TILE_BUFFERS + 1], 4 * PANEL);                      \
     }
-INLINE const int8_t *unit_x(const x_group *x, int64_t unit, int parts, int planes) {
-    const char *group = (const char *)x + unit / parts * x_group_bytes(planes);
-    return ((const x_group *)group)->codes + unit % parts * GROUP / 2;
+INLINE const int8_t *unit_x(const char *x, int64_t unit, int parts, int plane, int planes, int rows) {
+    const tile_group *group = (const tile_group *)(x + unit / parts * tile_group_bytes(planes, rows));
+    return group->codes + plane * rows * GROUP + unit % parts * GROUP / 2;
 }
 INLINE const int8_t *unit_codes(const wide_panel *panel, int64_t unit, int parts) {
     return panel->codes + unit / parts * panel->code_bytes + unit % parts * GROUP_CODES / 2;
 }
 
 /* acc += the dot products of a unit, with the operations of add_dots in their order. */
-INLINE void fold_unit(const wide_panel *panel, enum scaling scaling, const x_group *x, int64_t stride, int64_t unit,
-                      tile_dots *dots, int planes, int rows, vf acc[][PANEL_VECS]) {
+INLINE void fold_unit(const wide_panel *panel, enum scaling scaling, const char *x, int64_t unit, tile_dots *dots,
+                      int planes, int rows, vf acc[][PANEL_VECS]) {
     int parts = scaling == HALVES ? 2 : 1;
     int64_t group = unit / parts;
-    const char *xs = (const char *)x + group * x_group_bytes(planes);
+    const tile_group *of = (const tile_group *)(x + group * tile_group_bytes(planes, rows));
     FOR(v, PANEL_VECS) {
         const float *from = panel->factors + group * 2 * PANEL + v * LANES;
         vf scales = load(from + unit % parts * PANEL), minimums = load(from + PANEL);
         FOR(r, rows) {
-            const x_group *one = (const x_group *)(xs + r * stride);
             vi dot = (vi)load(&dots[0][r][v * LANES]);
             if (planes == 2) dot += (vi)((vu)load(&dots[1][r][v * LANES]) << 8);
-            acc[r][v] = muladd(acc[r][v], scales * one->scale, to_float(dot));
-            if (scaling == MINIMUM) acc[r][v] = muladd(acc[r][v], minimums, splat(one->sum));
+            acc[r][v] = muladd(acc[r][v], scales * of->scales[r], to_float(dot));
+            if (scaling == MINIMUM) acc[r][v] = muladd(acc[r][v], minimums, splat(of->sums[r]));
         }
     }
 }
 
-/* One tile of `rows` rows over one panel; the first one also asks for the next panel.
+/* One tile of `rows` rows over some groups of a panel: y = the sums so far, where these are not the first groups, and
+ * theirs. The first tile also asks for the next panel.
  *
  * A group of one plane, 16 rows and 16 outputs: a tile product and 24 rows of tiles to load 7 ns, 16 rows to store 5 ns,
  * 16 x 3 vector operations to fold 9 ns, with minimums 16 x 4 12 ns, measured one by one on a Xeon at 2.9 GHz. Vectors
  * alone take 8 vpdpbusd a row more, 44 ns, and are as quick for 8 rows. */
-INLINE void quant_tiles(const wide_panel *panel, enum scaling scaling, const x_group *x, int64_t stride, float *y,
-                        int first, int planes, int rows) {
+INLINE void quant_tiles(const wide_panel *panel, enum scaling scaling, const char *x, float *y, int is_first_tile,
+                        int are_first_groups, int planes, int rows) {
     _Alignas(4096) tile_dots dots[TILE_BUFFERS];
     int delay = planes == 1 ? 3 : 2; /* from a unit's products to its fold, see UNIT_OF_ONE */
     int parts = scaling == HALVES ? 2 : 1;
     int64_t units = panel->groups * parts;
     vf acc[MAX_TILE_ROWS][PANEL_VECS];
     FOR(r, rows)
-        FOR(v, PANEL_VECS) acc[r][v] = (vf){0};
+        FOR(v, PANEL_VECS) acc[r][v] = are_first_groups ? (vf){0} : load(y + r * PANEL + v * LANES);
     for (int64_t unit = 0; unit < units + delay; unit++) {
-        if (first && unit < panel->groups) prefetch_next(panel, unit);
+        if (is_first_tile && unit < panel->groups) prefetch_next(panel, unit);
         if (planes == 2) {
             if (unit % 2) { UNIT_OF_TWO(2, 3, 7, 0, 1) }
             else { UNIT_OF_TWO(0, 1, 6, 2, 3) }
@@ -150,8 +173,7 @@ INLINE void quant_tiles(const wide_panel *panel, enum scaling scaling, const x_g
         else { UNIT_OF_ONE(3, 5, 7, 1) }
         finish_writes(dots);
         int64_t done = unit - delay;
-        if (done >= 0)
-            fold_unit(panel, scaling, x, stride, done, dots + done * planes % TILE_BUFFERS, planes, rows, acc);
+        if (done >= 0) fold_unit(panel, scaling, x, done, dots + done * planes % TILE_BUFFERS, planes, rows, acc);
     }
     FOR(r, rows)
         FOR(v, PANEL_VECS) store(y + r * PANEL + v * LANES, acc[r][v]);
@@ -160,16 +182,19 @@ INLINE void quant_tiles(const wide_panel *panel, enum scaling scaling, const x_g
 #undef UNIT_OF_ONE
 #undef UNIT_OF_TWO
 
+typedef void tile_kernel(const wide_panel *panel, const char *x, float *y, int is_first_tile, int are_first_groups);
+
 #define QUANT_TILE(rows, name, scaling, planes)                                                                 \
-    KERNEL void name##_##rows(const wide_panel *panel, const x_group *x, int64_t stride, float *y, int first) { \
-        quant_tiles(panel, scaling, x, stride, y, first, planes, rows);                                         \
+    KERNEL void name##_##rows(const wide_panel *panel, const char *x, float *y, int is_first_tile,              \
+                              int are_first_groups) {                                                           \
+        quant_tiles(panel, scaling, x, y, is_first_tile, are_first_groups, planes, rows);                       \
     }
 #define QUANT_TILES(name, scaling, planes)                                                               \
     QUANT_TILE(9, name, scaling, planes) QUANT_TILE(10, name, scaling, planes)                           \
     QUANT_TILE(11, name, scaling, planes) QUANT_TILE(12, name, scaling, planes)                          \
     QUANT_TILE(13, name, scaling, planes) QUANT_TILE(14, name, scaling, planes)                          \
     QUANT_TILE(15, name, scaling, planes) QUANT_TILE(16, name, scaling, planes)                          \
-    static wide_kernel *const name[] = {name##_9,  name##_10, name##_11, name##_12,                      \
+    static tile_kernel *const name[] = {name##_9,  name##_10, name##_11, name##_12,                      \
                                         name##_13, name##_14, name##_15, name##_16};
 QUANT_TILES(scale_tiles_one, SCALE, 1)
 QUANT_TILES(minimum_tiles_one, MINIMUM, 1)
@@ -178,19 +203,23 @@ QUANT_TILES(scale_tiles_two, SCALE, 2)
 QUANT_TILES(minimum_tiles_two, MINIMUM, 2)
 QUANT_TILES(halves_tiles_two, HALVES, 2)
 
-/* All rows over one wide panel. */
-static void wide_rows_in_tiles(const wide_panel *panel, const x_group *x, int64_t stride, int planes, int64_t rows,
-                               float *y) {
-    static wide_kernel *const *const tiles[2][3] = {
+/* All tiles of `rows` rows over one panel; x as laid out by lay_out, y [tiles, rows of a tile, 16]. The panel is
+ * widened some groups at a time, which stay in the first-level cache together with their x. */
+static void quant_panel_in_tiles(int kind, const void *panel, int64_t groups, const char *x, int planes, int64_t rows,
+                                 float *y, void *scratch) {
+    static tile_kernel *const *const tiles[2][3] = {
         {[SCALE] = scale_tiles_one, [MINIMUM] = minimum_tiles_one, [HALVES] = halves_tiles_one},
         {[SCALE] = scale_tiles_two, [MINIMUM] = minimum_tiles_two, [HALVES] = halves_tiles_two},
     };
     int count = rows_of_a_tile(rows);
-    wide_kernel *chosen = tiles[planes - 1][panel->scaling][count - MIN_TILE_ROWS];
-    finish_writes(panel->codes);
-    for (int64_t next = 0; next < rows; next += count) {
-        int64_t row = tile_start(next, rows);
-        chosen(panel, (const x_group *)((const char *)x + row * stride), stride, y + row * PANEL, next == 0);
+    int64_t group_bytes = tile_group_bytes(planes, count);
+    tile_kernel *chosen = tiles[planes - 1][scaling_of(kind)][count - MIN_TILE_ROWS];
+    for (int64_t first = 0; first < groups; first += TILE_GROUPS) {
+        int64_t some = groups - first < TILE_GROUPS ? groups - first : TILE_GROUPS;
+        wide_panel wide = widen_any(kind, panel, groups, first, some, scratch);
+        finish_writes(wide.codes);
+        for (int64_t tile = 0; tile < num_tiles(rows); tile++)
+            chosen(&wide, x + (tile * groups + first) * group_bytes, y + tile * count * PANEL, tile == 0, first == 0);
     }
 }
 
@@ -298,8 +327,8 @@ static void bf16_rows_in_tiles(const char *weights, int64_t panel_stride, int64_
 INLINE int tiles_serve(UNUSED int kind, UNUSED int64_t rows) { return 0; }
 INLINE void begin_tiles(UNUSED int kind, UNUSED int64_t rows) {}
 INLINE void end_tiles(void) {}
-INLINE void wide_rows_in_tiles(UNUSED const wide_panel *panel, UNUSED const x_group *x, UNUSED int64_t stride,
-                               UNUSED int planes, UNUSED int64_t rows, UNUSED float *y) {}
+INLINE void quant_panel_in_tiles(UNUSED int kind, UNUSED const void *panel, UNUSED int64_t groups, UNUSED const char *x,
+                                 UNUSED int planes, UNUSED int64_t rows, UNUSED float *y, UNUSED void *scratch) {}
 INLINE void split_row(UNUSED const float *x, UNUSED int64_t inputs, UNUSED uint16_t *out) {}
 INLINE void bf16_rows_in_tiles(UNUSED const char *weights, UNUSED int64_t panel_stride, UNUSED int64_t panels,
                                UNUSED int64_t inputs, UNUSED const uint16_t *x, UNUSED bf16_sums sums) {}

@@ -126,8 +126,8 @@ typedef struct {
     const float *factors;
     int64_t groups;
     enum scaling scaling;
-    const char *next; /* the next panel, which is asked for while this one is computed with */
-    int64_t next_bytes; /* of it for each group of this one */
+    const char *next; /* the same groups of the next panel, which are asked for while these are computed with */
+    int64_t next_bytes; /* of them for each group */
 } wide_panel;
 
 /* The 4-bit or 6-bit codes of one group to 8 bits. 32 stores, one a cycle. */
@@ -152,40 +152,42 @@ INLINE void widen_codes(int bits, const uint8_t *restrict packed, int8_t *restri
             }
 }
 
-INLINE wide_panel widen_panel(int kind, const void *panel, int64_t groups, void *scratch) {
+/* `groups` groups from `first`, a multiple of what a block has, of a panel of `all`. */
+INLINE wide_panel widen_panel(int kind, const void *panel, int64_t all, int64_t first, int64_t groups, void *scratch) {
     float *factors = scratch;
     int8_t *codes = (int8_t *)(factors + groups * 2 * PANEL);
+    const uint8_t *from = block_of(kind, panel, first);
     block_factors shared;
     for (int64_t g = 0; g < groups; g++) {
-        const uint8_t *group = group_of(kind, panel, g);
-        if (g % groups_per_block(kind) == 0) load_block(kind, block_of(kind, panel, g), 0, PANEL_VECS, &shared);
+        const uint8_t *group = group_of(kind, from, g);
+        if (g % groups_per_block(kind) == 0) load_block(kind, block_of(kind, from, g), 0, PANEL_VECS, &shared);
         if (code_bits(kind) < 8) widen_codes(code_bits(kind), group + factor_bytes(kind), codes + g * GROUP_CODES);
         FOR(row, group_rows(kind))
             FOR(v, PANEL_VECS)
                 store(factors + (g * 2 + row) * PANEL + v * LANES, load_factors(kind, &shared, group, row, 0, v));
     }
-    const char *next = (const char *)panel + panel_bytes(kind, groups * GROUP);
+    int64_t bytes = panel_bytes(kind, all * GROUP);
     int in_place = code_bits(kind) == 8;
-    return (wide_panel){in_place ? (const int8_t *)panel + factor_bytes(kind) : codes,
+    return (wide_panel){in_place ? (const int8_t *)from + factor_bytes(kind) : codes,
                         in_place ? group_bytes(kind) : GROUP_CODES,
                         factors,
                         groups,
                         scaling_of(kind),
-                        next,
-                        (next - (const char *)panel) / groups};
+                        (const char *)from + bytes,
+                        bytes / all};
 }
 
 /* Bytes of the scratch that widen_panel fills. */
 INLINE int64_t wide_bytes(int64_t inputs) { return inputs * PANEL + inputs / GROUP * 2 * PANEL * 4; }
 
-KERNEL wide_panel widen_any(int kind, const void *panel, int64_t groups, void *scratch) {
+KERNEL wide_panel widen_any(int kind, const void *panel, int64_t all, int64_t first, int64_t groups, void *scratch) {
     switch (kind) {
-    case FD_Q8: return widen_panel(FD_Q8, panel, groups, scratch);
-    case FD_Q6: return widen_panel(FD_Q6, panel, groups, scratch);
-    case FD_Q5: return widen_panel(FD_Q5, panel, groups, scratch);
-    case FD_Q5K: return widen_panel(FD_Q5K, panel, groups, scratch);
-    case FD_Q4: return widen_panel(FD_Q4, panel, groups, scratch);
-    default: return widen_panel(FD_Q4K, panel, groups, scratch);
+    case FD_Q8: return widen_panel(FD_Q8, panel, all, first, groups, scratch);
+    case FD_Q6: return widen_panel(FD_Q6, panel, all, first, groups, scratch);
+    case FD_Q5: return widen_panel(FD_Q5, panel, all, first, groups, scratch);
+    case FD_Q5K: return widen_panel(FD_Q5K, panel, all, first, groups, scratch);
+    case FD_Q4: return widen_panel(FD_Q4, panel, all, first, groups, scratch);
+    default: return widen_panel(FD_Q4K, panel, all, first, groups, scratch);
     }
 }
 

@@ -51,6 +51,9 @@ typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
 #define FOR(i, count) _Pragma("GCC unroll 16") for (int i = 0; i < (count); i++)
 #define FOR_STEP(i, end, step) _Pragma("GCC unroll 16") for (int i = 0; i < (end); i += (step))
 
+INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+
 INLINE vf load(const void *p) {
     vf v;
     memcpy(&v, p, sizeof v);
