@@ -38,7 +38,6 @@ SPECS = (
     "eagle:nodes=16",
     "dflash:tree=chain,k=7",
     "dflash:nodes=15",
-    "medusa:nodes=16",
     "draft_model:k=4",
     "suffix+eagle:nodes=16",
 )

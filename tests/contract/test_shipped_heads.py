@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from foredraft.heads.catalog import shipped_heads
-from foredraft.heads.kinds import KINDS
 from foredraft.llm import LLM
 from foredraft.models.catalog import open_checkpoint
 from foredraft.params import SamplingParams
 from foredraft.types import RequestOutput
 
 QUESTIONS = ["Why does ice float on water?", "Write a Python function that reverses a list."]
-FEWEST_TOKENS_PER_RUN = {"eagle": 1.8, "dflash": 1.8, "medusa": 1.3, "draft_model": 1.6}
+FEWEST_TOKENS_PER_RUN = {"eagle": 1.8, "dflash": 1.8, "draft_model": 1.6}
 TEMPERATURES = (0.0, 0.8)
 
 
@@ -35,11 +34,11 @@ def plain(llm: LLM) -> dict[float, list[list[int]]]:
     }
 
 
-def test_every_kind_is_there(default_model: Path) -> None:
-    assert set(shipped_heads(open_checkpoint(default_model))) == set(KINDS) == set(FEWEST_TOKENS_PER_RUN)
+def test_all_of_them_are_found(default_model: Path) -> None:
+    assert set(shipped_heads(open_checkpoint(default_model))) == set(FEWEST_TOKENS_PER_RUN)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FEWEST_TOKENS_PER_RUN)
 def test_the_text_is_that_of_plain_decoding_in_fewer_runs(
     llm: LLM, plain: dict[float, list[list[int]]], kind: str
 ) -> None:
