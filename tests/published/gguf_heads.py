@@ -208,7 +208,7 @@ def _eagle3(before_residual: bool = False, before_fc: bool = False, whole: bool 
         tensors["output.weight"] = draw.matrix(size, target.hidden)
         if whole:
             tensors["token_embd.weight"] = draw.normal(target.vocab, target.hidden)
-            tensors["rope_freqs.weight"] = torch.linspace(1.0, 8.0, target.head_dim // 2)
+            tensors["rope_freqs.weight"] = torch.linspace(1.0, 8.0, target.head_dim // 2).round()
         else:
             tensors["d2t"] = draw.subset(target.vocab, size)
         if before_fc:
