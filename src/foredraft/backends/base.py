@@ -169,10 +169,10 @@ class Layer:
 @dataclass(frozen=True, eq=False)
 class Entry:
     """What the first layer of an EAGLE head reads instead of the normed residual stream: the embedding of the row's
-    token after the layer's own norm, and behind it the residual stream after another norm."""
+    token after the layer's own norm, and behind it the residual stream, after another norm if there is one."""
 
     embedding: Linear
-    norm: Tensor
+    norm: Tensor | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -338,7 +338,8 @@ def entered(backend: Backend, x: Tensor, stack: Stack, batch: ForwardBatch) -> T
     assert stack.entry is not None
     embedded = backend.embed(batch.token_ids, stack.entry.embedding)
     normed = backend.rms_norm(embedded, stack.layers[0].input_norm, stack.norm_eps)
-    return torch.cat([normed, backend.rms_norm(x, stack.entry.norm, stack.norm_eps)], dim=1)
+    behind = x if stack.entry.norm is None else backend.rms_norm(x, stack.entry.norm, stack.norm_eps)
+    return torch.cat([normed, behind], dim=1)
 
 
 @torch.inference_mode()

@@ -76,10 +76,10 @@ typedef struct {
 } fd_layer;
 
 /* What the first layer's q, k and v read where it is not the normed residual stream: the embedding of the row's token
- * after that layer's norm, and behind it the residual stream after a norm of its own. */
+ * after that layer's norm, and behind it the residual stream, after a norm of its own if there is one. */
 typedef struct {
     fd_projection embedding; /* [vocab, width] */
-    const float *norm;       /* [width] */
+    const float *norm;       /* [width], may be NULL */
 } fd_entry;
 
 /* Layers one after the other, and what they share. */

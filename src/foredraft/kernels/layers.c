@@ -88,7 +88,9 @@ static int enter(const fd_stack *stack, const fd_batch *batch, const float *x, f
     }
     for (int64_t row = 0; row < batch->rows && !error; row++, out += 2 * width) {
         error = fd_rms_norm(embedded + row * width, stack->layers[0].input_norm, stack->eps, 1, width, out);
-        if (!error) error = fd_rms_norm(x + row * width, stack->entry->norm, stack->eps, 1, width, out + width);
+        const float *behind = x + row * width;
+        if (!stack->entry->norm) memcpy(out + width, behind, 4 * (size_t)width);
+        else if (!error) error = fd_rms_norm(behind, stack->entry->norm, stack->eps, 1, width, out + width);
     }
     return error;
 }
@@ -121,7 +123,7 @@ int fd_run_layers(const fd_stack *stack, const fd_kv *const *kv, const fd_batch 
     if (stack->entry) {
         const fd_projection *embedding = &stack->entry->embedding;
         int error = check_projection(embedding, embedding->outputs, stack->width);
-        if (!error && (!stack->entry->norm || !batch->token_ids)) error = FD_NULL;
+        if (!error && !batch->token_ids) error = FD_NULL;
         if (error) return error;
     }
     for (int64_t i = 0; i < stack->count; i++) {
