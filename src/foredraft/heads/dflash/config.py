@@ -11,7 +11,6 @@ def _tensors(config: HeadConfig) -> Shapes:
         "fc.weight": (hidden, len(config.taps) * target),
         "hidden_norm.weight": (hidden,),
         "norm.weight": (hidden,),
-        "lm_head.weight": (config.draft_vocab_size, hidden),
     }
     if config.block_input == "masked":
         shapes["mask_embedding.weight"] = (1, hidden)  # the target's, of mask_token_id
@@ -21,9 +20,7 @@ def _tensors(config: HeadConfig) -> Shapes:
         shapes["feature_proj.weight"] = (hidden, hidden)
         shapes["mask_embedding.weight"] = (config.block, hidden)
     for index in range(config.num_layers):
-        shapes |= layer_tensors(f"layers.{index}", config, inputs=hidden)
-        shapes[f"layers.{index}.self_attn.q_norm.weight"] = (config.head_dim,)
-        shapes[f"layers.{index}.self_attn.k_norm.weight"] = (config.head_dim,)
+        shapes |= layer_tensors(f"layers.{index}", config, inputs=hidden, qk_norm=True)
     if config.correction == "markov":
         shapes["markov_head.markov_w1"] = (config.target_vocab_size, rank)
         shapes["markov_head.markov_w2"] = (config.draft_vocab_size, rank)

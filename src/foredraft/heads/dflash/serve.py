@@ -15,18 +15,18 @@ from torch import Tensor
 
 from foredraft.backends.base import LayerKV, Linear
 from foredraft.batch import ForwardBatch, PackedBatch
-from foredraft.heads.weights import HeadWeights, TapReader, layer_shape
+from foredraft.heads.weights import HeadWeights, TapReader, layer_shape, norm_each
+from foredraft.models.decoder import Decoder
 from foredraft.types import Sequence
 
 
 class DFlashHead:
     def __init__(
-        self, weights: HeadWeights, embedding: Linear, taps: TapReader, kv: list[LayerKV], max_positions: int
+        self, weights: HeadWeights, target: Decoder, taps: TapReader, kv: list[LayerKV], max_positions: int
     ) -> None:
-        """`embedding` is the target's."""
         config, shape = weights.config, layer_shape(weights.config)
         self.backend = backend = weights.backend
-        self.embedding, self.taps, self.kv, self.block = embedding, taps, kv, config.block
+        self.embedding, self.taps, self.kv, self.block = weights.embedding(target), taps, kv, config.block
         self.tap_norms: list[Tensor] = []  # none where taps are read as they are
         self.injected: tuple[Linear, Linear] | None = None  # of anchors and of last features; None: rows are masked
         self.fc = weights.linear("fc.weight")
@@ -40,7 +40,7 @@ class DFlashHead:
         self.stack = weights.stack(tuple(weights.layer(prefix, shape) for prefix in prefixes), max_positions)
         self.keys_values = [weights.linear(*(f"{p}.self_attn.{side}_proj.weight" for side in "kv")) for p in prefixes]
         self.context_shape = replace(shape, num_heads=0)  # of rows that only give keys and values
-        self.output = weights.linear("lm_head.weight", is_head=True)
+        self.output = weights.output(target)
         self.token_ids = weights.token_ids  # [draft_vocab]
         slots = len(kv[0].k)
         # [slots, hidden] of committed positions
@@ -50,9 +50,7 @@ class DFlashHead:
         """Make committed positions part of what blocks see. Returns their features [rows, hidden]."""
         backend, eps = self.backend, self.stack.norm_eps
         taps = self.taps.rows(batch.slots.clamp(min=0))
-        if self.tap_norms:
-            parts = zip(taps.chunk(len(self.tap_norms), dim=1), self.tap_norms, strict=True)
-            taps = torch.cat([backend.rms_norm(tap.contiguous(), norm, eps) for tap, norm in parts], 1)
+        taps = norm_each(taps, self.tap_norms, eps, backend)
         rows = backend.rms_norm(backend.linear(taps, self.fc), self.hidden_norm, eps)
         for layer, keys_values, kv in zip(self.stack.layers, self.keys_values, self.kv, strict=True):
             projected = backend.linear(rows, keys_values)

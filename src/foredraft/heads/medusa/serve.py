@@ -10,14 +10,13 @@ from torch import Tensor
 
 from foredraft.backends.base import Linear
 from foredraft.heads.weights import HeadWeights, TapReader
+from foredraft.models.decoder import Decoder
 
 
 class MedusaHead:
-    def __init__(self, weights: HeadWeights, taps: TapReader) -> None:
+    def __init__(self, weights: HeadWeights, target: Decoder, taps: TapReader) -> None:
         def layer(index: int, offsets: range) -> Linear:
-            names = [f"blocks.{offset}.layers.{index}" for offset in offsets]
-            biases = torch.cat([weights.vector(f"{name}.bias") for name in names])
-            return weights.linear(*(f"{name}.weight" for name in names), bias=biases)
+            return weights.linear(*(f"blocks.{offset}.layers.{index}.weight" for offset in offsets))
 
         config, self.backend, self.taps = weights.config, weights.backend, taps
         self.norm, self.norm_eps, self.offsets = weights.vector("norm.weight"), config.norm_eps, config.block
@@ -26,7 +25,7 @@ class MedusaHead:
             [layer(index, range(offset, offset + 1)) for offset in range(self.offsets)]
             for index in range(1, config.num_layers)
         ]
-        self.output = weights.linear("lm_head.weight", is_head=True)
+        self.output = weights.output(target)
         self.token_ids = weights.token_ids  # [draft_vocab]
 
     def logits(self, slots: Tensor) -> Tensor:

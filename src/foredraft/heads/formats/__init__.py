@@ -1,0 +1,38 @@
+"""Which layouts of heads can be read: one file for each, which translates config and tensor names into ours. What comes
+out is a HeadConfig and the tensors that it describes, whatever the files were.
+
+A file here has two functions: `fits`, whether a folder holds a head in its layout, and `read`, the translation, which
+is checked: every field fits the others and the target, every tensor is used, and none is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from foredraft.errors import InvalidModel
+from foredraft.heads.files import HeadFiles
+from foredraft.heads.formats import eagle3, foredraft
+from foredraft.heads.formats.published import Published
+from foredraft.models.checkpoint import Checkpoint
+from foredraft.models.fields import shown
+
+READERS = (foredraft, eagle3)
+
+
+def holds_head(folder: Path) -> bool:
+    """Whether some reader knows what lies in a folder with a config.json."""
+    return any(reader.fits(Published(folder)) for reader in READERS)
+
+
+def open_head(folder: Path, target: Checkpoint) -> HeadFiles:
+    """The head in a folder with a config.json; raises InvalidModel with what is wrong with it, or why it does not
+    belong to the target."""
+    published = Published(folder)
+    reader = next((reader for reader in READERS if reader.fits(published)), None)
+    if reader is None:
+        raise InvalidModel(
+            f"{folder}: architectures is {shown(published.architectures)}, which is no head that Foredraft knows; give "
+            "a folder that `foredraft train` has written, or a head that docs/heads.md lists."
+        )
+    config, _ = reader.read(published, target)
+    # Its tensors are read again when the head is used, which may be never.
+    return HeadFiles(folder, config, lambda: reader.read(published, target)[1])
