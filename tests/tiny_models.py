@@ -80,11 +80,13 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {
 }
 
 
-def random_model(name: str, seed: int = 0, vocab_size: int = VOCAB) -> Any:
-    """A transformers model with random weights, norms and biases included, so that a forgotten one shows."""
+def random_model(name: str, seed: int = 0, **sizes: int) -> Any:
+    """A transformers model with random weights, norms and biases included, so that a forgotten one shows. `sizes` are
+    fields of its config."""
     torch.manual_seed(seed)
     config = ARCHITECTURES[name]()
-    config.vocab_size = vocab_size
+    for field, value in sizes.items():
+        setattr(config, field, value)
     model = _transformers().AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
