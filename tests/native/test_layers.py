@@ -144,6 +144,21 @@ def test_the_first_layer_may_read_the_embedding_too(decoder: Decoder, has_norm: 
         backend.run_layers(x.clone(), stack, kv, unknown)
 
 
+def test_only_the_first_layer_may_read_rows_as_they_are(decoder: Decoder) -> None:
+    """As that of an EAGLE-1 head does."""
+    backend = NativeBackend("float32", 2)
+    x, kv, batch = scene(decoder, backend)
+    plain = [replace(layer, input_norm=None) for layer in decoder.layers]
+    stack = replace(stack_of(decoder), layers=(plain[0], *decoder.layers[1:]))
+    expected = run_layers(backend, x.clone(), stack, kv, batch)
+    found = backend.run_layers(x.clone(), stack, kv, batch)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    assert torch.equal(entered(backend, x, stack, batch), x)
+    wrong = replace(stack, layers=(decoder.layers[0], plain[1], *decoder.layers[2:]))
+    with pytest.raises(ValueError, match=r"\.$"):
+        backend.run_layers(x.clone(), wrong, kv, batch)
+
+
 def test_taps_may_be_kept_in_full_precision(decoder: Decoder) -> None:
     backend = NativeBackend("bfloat16", 2)
     x, kv, batch = scene(decoder, backend)

@@ -68,7 +68,8 @@ typedef struct {
     int64_t num_parts, outputs, inputs;
 } fd_projection;
 
-/* One transformer layer; q_norm and k_norm may be NULL. */
+/* One transformer layer; q_norm and k_norm may be NULL, and input_norm of a first layer, whose q, k and v then read rows
+ * as they are. */
 typedef struct {
     const float *input_norm, *q_norm, *k_norm, *post_norm;
     fd_projection qkv, output, gate_up, down;
