@@ -67,12 +67,16 @@ class HeadConfig:
     rope_scaling: RopeScaling | None = None
     sliding_window: int = 0  # of the layers in sliding_layers, in tokens
     sliding_layers: tuple[int, ...] = ()
-    biases: tuple[str, ...] = ()  # the PROJECTIONS that have one, in every layer
+    biases: tuple[str, ...] = ()  # of the PROJECTIONS, in every layer, and of fc
     qk_norm: bool = False  # norms of q and k; layers of a DFlash head have them always
     norm_before_fc: bool = False  # a norm over all taps side by side
     fc_norm: bool = False  # a norm of each tap, after that
     norm_before_residual: bool = False  # the residual stream starts with the feature after its norm
     norm_output: bool = False  # the output is fed back after the final norm
+    # EAGLE-1: fc makes one row of the embedding and the target's last state; there is no norm before the first layer,
+    # and none after the last.
+    fuses_embedding: bool = False
+    output_per_offset: bool = False  # of a Medusa head: lm_heads, one for each
     acceptance: tuple[float, ...] = ()  # measured by depth on held-out text; empty before it is measured
     provenance: dict[str, str | int | float] = field(default_factory=dict)
 
@@ -162,7 +166,7 @@ class HeadConfig:
         if self.shares_output and self.draft_vocab_size != self.target_vocab_size:
             width = f"the target's output head, which it shares, has {self.target_vocab_size} tokens"
             yield "draft_vocab_size", f"is {self.draft_vocab_size}, but {width}"
-        known = [name for names in PROJECTIONS.values() for name in names]
+        known = [*(name for names in PROJECTIONS.values() for name in names), "fc"]
         if not set(self.biases) <= set(known):
             yield "biases", f"is {shown(list(self.biases))}, but {', '.join(known)} are known"
         if any(not 0 <= layer < self.num_layers for layer in self.sliding_layers):
@@ -212,7 +216,9 @@ def tensor_shapes(config: HeadConfig) -> Shapes:
     rules, hidden = rules_of(config.kind), config.hidden_size
     shapes = rules.tensors(config)
     if rules.reads_taps and not config.shares_output:
-        shapes["lm_head.weight"] = (config.draft_vocab_size, hidden)
+        offsets = [f"lm_heads.{offset}.weight" for offset in range(config.block)]
+        names = offsets if config.output_per_offset else ["lm_head.weight"]
+        shapes |= dict.fromkeys(names, (config.draft_vocab_size, hidden))
     if not config.shares_embedding:
         shapes["embed_tokens.weight"] = (config.target_vocab_size, hidden)
     return shapes | {D2T: (config.draft_vocab_size,), T2D: (config.target_vocab_size,)}

@@ -86,9 +86,11 @@ class HeadWeights:
         return read_layer(prefix, shape, self.vector, self.optional, self.linear)
 
     def stack(self, layers: tuple[Layer, ...], max_positions: int, entry: Entry | None = None) -> Stack:
-        """The layers with the final norm."""
-        rope = rope_table(layer_config(self.config), max_positions).to(self.backend.device)
-        return Stack(layers, self.vector("norm.weight"), rope, 1.0, self.config.norm_eps, entry)
+        """The layers with the final norm; without one, what comes out of it has no meaning."""
+        device, norm = self.backend.device, self.optional("norm.weight")
+        rope = rope_table(layer_config(self.config), max_positions).to(device)
+        norm = torch.ones(self.config.hidden_size, device=device) if norm is None else norm
+        return Stack(layers, norm, rope, 1.0, self.config.norm_eps, entry)
 
 
 def layer_config(config: HeadConfig) -> ModelConfig:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import Entry, LayerKV, Taps
+from foredraft.backends.base import Entry, LayerKV, Stack, Taps
 from foredraft.batch import ForwardBatch
 from foredraft.heads.eagle.config import layer_names
 from foredraft.heads.weights import HeadWeights, TapReader, layer_shape, norm_each
@@ -26,21 +26,28 @@ class EagleHead:
         config = self.config = weights.config
         self.backend = backend = weights.backend
         self.taps, self.kv = taps, kv
-        layers = tuple(
+        self.layers = tuple(
             weights.layer(name, replace(layer_shape(config, index), first_key=1))
             for index, name in enumerate(layer_names(config))
         )
+        self.embedding, self.fc, self.output = (
+            weights.embedding(target),
+            weights.linear("fc.weight"),
+            weights.output(target),
+        )
+        self.stack = self._stack(weights, target, max_positions)
+        self.token_ids = weights.token_ids  # [draft_vocab]
+        outputs = torch.empty((len(kv[0].k), config.hidden_size), dtype=backend.activation_dtype, device=backend.device)
+        self.outputs = Taps((config.num_layers,), outputs)  # what the rows behind read of every row that was run
+
+    def _stack(self, weights: HeadWeights, target: Decoder, max_positions: int) -> Stack:
+        config = self.config
         self.input_norm = weights.optional("input_norm.weight")  # over all taps
         fc_norms = range(len(config.taps) if config.fc_norm else 0)
         self.fc_norms = [weights.vector(f"fc_norm.{index}.weight") for index in fc_norms]
-        self.fc = weights.linear("fc.weight")
         self.hidden_norm = weights.vector("midlayer.hidden_norm.weight")
         entry_norm = None if config.norm_before_residual else self.hidden_norm
-        self.stack = weights.stack(layers, max_positions, Entry(weights.embedding(target), entry_norm))
-        self.output = weights.output(target)
-        self.token_ids = weights.token_ids  # [draft_vocab]
-        outputs = torch.empty((len(kv[0].k), config.hidden_size), dtype=backend.activation_dtype, device=backend.device)
-        self.outputs = Taps((len(layers),), outputs)  # what the rows behind read of every row that was run
+        return weights.stack(self.layers, max_positions, Entry(self.embedding, entry_norm))
 
     def advance(self, batch: ForwardBatch) -> Tensor:
         """Run committed tokens, whose features are in the taps: the logits of wanted rows over the draft vocabulary."""
@@ -72,3 +79,21 @@ class EagleHead:
     def _logits(self, batch: ForwardBatch, normed: Tensor) -> Tensor:
         wanted = normed if batch.logit_rows is None else normed[batch.logit_rows]
         return self.backend.logits(wanted, self.output)
+
+
+class FusedEagleHead(EagleHead):
+    """EAGLE-1: rows are made of the embedding and the feature by fc, and the output head reads what the layers leave.
+    The feature of committed tokens is what the target's own output head reads."""
+
+    def _stack(self, weights: HeadWeights, target: Decoder, max_positions: int) -> Stack:
+        self.final_norm, self.final_eps = target.norm, target.config.rms_norm_eps
+        return weights.stack(self.layers, max_positions)
+
+    def tapped(self, batch: ForwardBatch) -> Tensor:
+        return self.backend.rms_norm(self.taps.previous(batch), self.final_norm, self.final_eps)
+
+    def run(self, batch: ForwardBatch, feature: Tensor) -> tuple[Tensor, Tensor]:
+        backend = self.backend
+        rows = torch.cat([backend.embed(batch.token_ids, self.embedding), feature], dim=1)
+        y, _ = backend.run_layers(backend.linear(rows, self.fc), self.stack, self.kv, batch, self.outputs)
+        return y, y

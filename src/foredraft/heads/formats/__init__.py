@@ -10,12 +10,12 @@ from pathlib import Path
 
 from foredraft.errors import InvalidModel
 from foredraft.heads.files import HeadFiles
-from foredraft.heads.formats import eagle3, foredraft
+from foredraft.heads.formats import eagle1, eagle3, foredraft, medusa
 from foredraft.heads.formats.published import Published
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.fields import shown
 
-READERS = (foredraft, eagle3)
+READERS = (foredraft, eagle3, medusa, eagle1)
 
 
 def holds_head(folder: Path) -> bool:

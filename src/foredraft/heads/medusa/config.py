@@ -15,4 +15,4 @@ def _tensors(config: HeadConfig) -> Shapes:
     return shapes
 
 
-RULES = Rules(_tensors, as_wide_as_target=True)
+RULES = Rules(_tensors, as_wide_as_target=True, variants=frozenset({"shares_output", "output_per_offset"}))

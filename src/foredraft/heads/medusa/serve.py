@@ -25,7 +25,9 @@ class MedusaHead:
             [layer(index, range(offset, offset + 1)) for offset in range(self.offsets)]
             for index in range(1, config.num_layers)
         ]
-        self.output = weights.output(target)
+        # One for all offsets, or one for each.
+        names = [f"lm_heads.{offset}.weight" for offset in range(self.offsets if config.output_per_offset else 0)]
+        self.outputs = [weights.linear(name, is_head=True) for name in names] or [weights.output(target)]
         self.token_ids = weights.token_ids  # [draft_vocab]
 
     def logits(self, slots: Tensor) -> Tensor:
@@ -36,4 +38,7 @@ class MedusaHead:
         for layer in self.further:
             mixed = torch.stack([self.backend.linear(x, offset) for x, offset in zip(rows, layer, strict=True)])
             rows = rows + self.backend.silu(mixed)
-        return self.backend.logits(rows.transpose(0, 1).flatten(0, 1), self.output)
+        if len(self.outputs) == 1:
+            return self.backend.logits(rows.transpose(0, 1).flatten(0, 1), self.outputs[0])
+        logits = [self.backend.logits(x, output) for x, output in zip(rows, self.outputs, strict=True)]
+        return torch.stack(logits, dim=1).flatten(0, 1)
