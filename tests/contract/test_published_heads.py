@@ -9,10 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from foredraft.errors import InvalidModel
+from foredraft.heads.catalog import find_heads
 from foredraft.heads.dflash.serve import Corrected
+from foredraft.heads.formats import open_head
+from foredraft.llm import LLM
+from foredraft.models.catalog import open_checkpoint
+from foredraft.params import SamplingParams
 from foredraft.types import Draft
 from tests.backends import KERNELS
-from tests.published import eagle1, eagle3, medusa
+from tests.published.layouts import LAYOUTS
 from tests.published.shapes import BlockReference, OffsetReference, PathReference, Reference, TargetShape
 from tests.served_heads import CHAIN, TOKENS, TREE, Target
 from tests.tiny_models import VOCAB, random_model, save_model
@@ -20,9 +26,14 @@ from tests.tiny_models import VOCAB, random_model, save_model
 LAYERS = 8
 MOST_ROWS = 8  # of a block
 TOLERANCE = 1e-4
-UNSUPPORTED = {"eagle3/peagle"}
-FAMILIES = {"eagle1": eagle1.LAYOUTS, "eagle3": eagle3.LAYOUTS, "medusa": medusa.LAYOUTS}
-LAYOUTS = {f"{family}/{name}": layout for family, layouts in FAMILIES.items() for name, layout in layouts.items()}
+REFUSED = {  # with a sentence that says
+    "eagle3/peagle": "a P-EAGLE head",
+    "dflash/zlab-sliding": "sliding window",
+    "dflash/zlab-sliding-both-ways": "sliding window",
+    "dflash/zlab-use-swa": "sliding window",
+    "dflash/speculators-sliding": "sliding window",
+    **{name: "" for name in LAYOUTS if name.startswith(("mtp/", "gguf/"))},
+}
 
 
 class Model:
@@ -86,7 +97,7 @@ def expected_logits(reference: Reference, streams: list[Tensor], path: list[int]
 
 
 @pytest.mark.parametrize("kernels", KERNELS, indirect=True)
-@pytest.mark.parametrize("name", sorted(LAYOUTS.keys() - UNSUPPORTED))
+@pytest.mark.parametrize("name", sorted(LAYOUTS.keys() - REFUSED))
 def test_served_logits_are_those_of_the_publisher(name: str, kernels: str, model: Model, tmp_path: Path) -> None:
     """Of a corrected block, those of the few most probable tokens of each row."""
     LAYOUTS[name].write(tmp_path, model.shape, 7)
@@ -101,3 +112,30 @@ def test_served_logits_are_those_of_the_publisher(name: str, kernels: str, model
             is_short = int(known.sum()) == Corrected.SHORTLIST and "dspark" in name and len(path) > 0
             assert torch.equal(known, expected.isfinite()) or is_short
             assert (row - expected)[known].abs().max() < TOLERANCE * expected[known].std()
+
+
+@pytest.mark.parametrize("name", sorted(name for name, sentence in REFUSED.items() if sentence))
+def test_what_is_not_supported_is_refused_with_a_sentence(name: str, model: Model, tmp_path: Path) -> None:
+    LAYOUTS[name].write(tmp_path, model.shape, 7)
+    with pytest.raises(InvalidModel, match=REFUSED[name]) as error:
+        open_head(tmp_path, open_checkpoint(model.folder))
+    assert str(error.value).endswith(".") and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
+@pytest.mark.parametrize(
+    "name", ["eagle3/nvidia", "eagle3/speculators-3.1", "dflash/zlab", "medusa/new", "eagle1/eagle1"]
+)
+def test_texts_are_those_without_speculation(name: str, dtype: str, model: Model, tmp_path: Path) -> None:
+    """In every precision, greedy and sampled, and some drafts are made."""
+    LAYOUTS[name].write(tmp_path, model.shape, 7)
+    llm = LLM(str(model.folder), head=str(tmp_path), spec="off", dtype=dtype, device="cpu")
+    (kind,) = find_heads(str(tmp_path), open_checkpoint(model.folder))
+    prompts = [TOKENS[:20], TOKENS[5:30]]
+    for params in (
+        SamplingParams(max_tokens=12, ignore_eos=True),
+        SamplingParams(max_tokens=12, temperature=1, seed=3),
+    ):
+        plain, drafted = (llm.generate(prompts, params, spec=spec) for spec in ("off", kind))
+        assert [output.token_ids for output in plain] == [output.token_ids for output in drafted]
+        assert all(output.metrics.drafted_tokens > 0 for output in drafted)

@@ -145,7 +145,7 @@ MISTAKES: dict[str, tuple[Change, str]] = {
     ),
     "an unknown architecture": (
         lambda config, tensors: config.update(architectures=["GidgetModel"]),
-        r"architectures is \['GidgetModel'\], which is no head that Foredraft knows",
+        r"architectures is \['GidgetModel'\], no head that Foredraft knows, which is not supported",
     ),
     "an unknown layer": (
         lambda config, tensors: config.update(model_type="rwkv"),

@@ -34,9 +34,9 @@ class HeadConfig:
     digest: its sizes say whether it fits.
 
     Tap k is the residual stream after k layers: `target_num_layers` is the one before the final norm.
-    `block` is an EAGLE head's default depth, the number of a Medusa head's offsets, the rows of a DFlash block, or how
-    deep a draft model was measured. The rows of a block are `injected`, so that each knows the anchor and the last
-    feature, and taps are normed; or `masked`, as in other engines: the anchor's embedding, then that of
+    `block` is an EAGLE head's default depth, the number of a Medusa head's offsets, the tokens that a DFlash block
+    drafts, or how deep a draft model was measured. The rows of a block are `injected`, so that each knows the anchor
+    and the last feature, and taps are normed; or `masked`, as in other engines: the anchor's embedding, then that of
     `mask_token_id`, and taps as they are.
     """
 
@@ -77,6 +77,9 @@ class HeadConfig:
     # and none after the last.
     fuses_embedding: bool = False
     output_per_offset: bool = False  # of a Medusa head: lm_heads, one for each
+    sample_from_anchor: bool = True  # else row k of a block predicts its own token, and there is one more, the anchor's
+    causal: bool = False  # the rows of a block see those before them only
+    markov_gate: bool = False  # the Markov term is scaled by what the row and the previous token make of it
     acceptance: tuple[float, ...] = ()  # measured by depth on held-out text; empty before it is measured
     provenance: dict[str, str | int | float] = field(default_factory=dict)
 
@@ -179,8 +182,10 @@ class HeadConfig:
             yield "head_dim", f"is {self.head_dim}, but an even number is needed"
         if self.num_layers > MAX_LAYERS:
             yield "num_layers", f"is {self.num_layers}, but at most {MAX_LAYERS} are supported"
-        if self.block > MAX_BLOCK:
-            yield "block", f"is {self.block}, but at most {MAX_BLOCK} are supported"
+        if (most := MAX_BLOCK - (not self.sample_from_anchor)) < self.block:
+            yield "block", f"is {self.block}, but at most {most} are supported"
+        if self.markov_gate and self.correction != "markov":
+            yield "markov_gate", f"is true, which does not fit correction {self.correction!r}"
         if self.draft_vocab_size > self.target_vocab_size:
             more = f"more than the {self.target_vocab_size} tokens of the target"
             yield "draft_vocab_size", f"is {self.draft_vocab_size}, {more}"

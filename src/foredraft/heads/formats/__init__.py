@@ -10,12 +10,21 @@ from pathlib import Path
 
 from foredraft.errors import InvalidModel
 from foredraft.heads.files import HeadFiles
-from foredraft.heads.formats import eagle1, eagle3, foredraft, medusa
+from foredraft.heads.formats import dflash, eagle1, eagle3, foredraft, medusa
 from foredraft.heads.formats.published import Published
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.fields import shown
 
-READERS = (foredraft, eagle3, medusa, eagle1)
+_UNSUPPORTED = {  # by what the name of an architecture contains, in small letters
+    "peagle": "a P-EAGLE head, whose rows stand for tokens that are not known yet",
+    "dflash2": "a DFlash2 head with convolutions and a selector",
+    "domino": "a Domino head with a GRU",
+    "jetspec": "a JetSpec head with a causal head of its own",
+    "xpress": "an Xpress head",
+    "mtp": "a layer for multi-token prediction",
+    "assistant": "an assistant that reads the target's keys and values",
+}
+READERS = (foredraft, eagle3, dflash, medusa, eagle1)
 
 
 def holds_head(folder: Path) -> bool:
@@ -29,9 +38,12 @@ def open_head(folder: Path, target: Checkpoint) -> HeadFiles:
     published = Published(folder)
     reader = next((reader for reader in READERS if reader.fits(published)), None)
     if reader is None:
+        names = [*published.architectures, *filter(None, [published.speculators_type])]
+        what = (text for part, text in _UNSUPPORTED.items() if any(part in name.lower() for name in names))
+        known = next(what, "no head that Foredraft knows")
         raise InvalidModel(
-            f"{folder}: architectures is {shown(published.architectures)}, which is no head that Foredraft knows; give "
-            "a folder that `foredraft train` has written, or a head that docs/heads.md lists."
+            f"{folder}: architectures is {shown(published.architectures)}, {known}, which is not supported; give a "
+            "folder that `foredraft train` has written, or an EAGLE, EAGLE-3, DFlash, DSpark or Medusa head."
         )
     config, _ = reader.read(published, target)
     # Its tensors are read again when the head is used, which may be never.
