@@ -32,7 +32,7 @@ REFUSED = {  # with a sentence that says
     "dflash/zlab-sliding-both-ways": "sliding window",
     "dflash/zlab-use-swa": "sliding window",
     "dflash/speculators-sliding": "sliding window",
-    **{name: "" for name in LAYOUTS if name.startswith(("mtp/", "gguf/"))},
+    **{name: "" for name in LAYOUTS if name.startswith("mtp/")},
 }
 
 
@@ -102,7 +102,7 @@ def test_served_logits_are_those_of_the_publisher(name: str, kernels: str, model
     """Of a corrected block, those of the few most probable tokens of each row."""
     LAYOUTS[name].write(tmp_path, model.shape, 7)
     reference = LAYOUTS[name].reference(tmp_path, model.shape, *model.weights)
-    target = Target(model.folder, tmp_path, dtype="float32")
+    target = Target(model.folder, next(tmp_path.glob("*.gguf"), tmp_path), dtype="float32")
     sequence = target.sequence(TOKENS)
     deepest = MOST_ROWS if isinstance(reference, PathReference) else target.drafter.shape.depth - 1
     for draft in (up_to(CHAIN, deepest), up_to(TREE, deepest)):

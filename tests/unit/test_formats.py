@@ -78,6 +78,28 @@ def test_an_exported_eagle_head_comes_back(engine: Engine, draft_vocab: int, mod
     assert all(torch.equal(tensors[name], expected[name]) for name in expected)
 
 
+@pytest.mark.parametrize(
+    ("kind", "engine"), [("dflash", Engine.vllm), ("dflash", Engine.speculators), ("medusa", Engine.vllm)]
+)
+def test_exported_heads_of_other_kinds_come_back(kind: str, engine: Engine, model: Path, tmp_path: Path) -> None:
+    """What an export has no place for is made again: norm and masks are the target's."""
+    target = open_checkpoint(model)
+    changes: dict[str, Any] = {"taps": (0, 2), "correction": "markov", "block_input": "masked", "mask_token_id": 7}
+    head = random_head(tiny_config(kind, model, **(changes if kind == "dflash" else {})))
+    if kind == "dflash":
+        head.mask_embedding.weight.copy_(target.weight("model.embed_tokens.weight").dense()[7])
+    else:
+        head.norm.weight.copy_(target.vector("model.norm.weight"))
+    save_head(head, tmp_path / "head", torch.bfloat16)
+    export(tmp_path / "head", engine, tmp_path / "out", target, "tiny")
+    files, ours = opened(tmp_path / "out", model), HeadConfig.read(tmp_path / "head")
+    assert (files.config.block, files.config.taps, files.config.rank) == (ours.block, ours.taps, ours.rank)
+    expected = read_tensors(tmp_path / "head", ours)
+    tensors = {name: decoded(tensor) for name, tensor in files.read().items() if name != "embed_tokens.weight"}
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(tensors[name].to(expected[name].dtype), expected[name]) for name in expected)
+
+
 def test_a_vocabulary_in_any_order_is_read_in_rising_order(model: Path, eagle: Path, tmp_path: Path) -> None:
     def reverse(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         places = torch.arange(len(tensors["d2t"]))

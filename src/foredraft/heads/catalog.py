@@ -18,15 +18,15 @@ SHIPPED = Path(__file__).parent / "shipped"  # a folder per model, with a folder
 
 def find_heads(head: str | None, checkpoint: Checkpoint) -> dict[str, HeadFiles]:
     """Heads by kind. `head` is "auto" for those that come with Foredraft and belong to this model, None for none, else
-    the folder of a head, a folder of such folders, or a hub id. Whatever is wrong with a head that was named is an
-    error."""
+    the folder or GGUF file of a head, a folder of such folders, or a hub id. Whatever is wrong with a head that was
+    named is an error."""
     if head is None:
         return {}
     if head == "auto":
         return shipped_heads(checkpoint)
     place = resolve(head)
     folders = [place]
-    if not (place / CONFIG_FILE).is_file():
+    if place.is_dir() and not (place / CONFIG_FILE).is_file():
         # Training may have written a draft model beside the heads: that is a model, which a spec names.
         configs = sorted(place.glob(f"*/{CONFIG_FILE}"))
         folders = [file.parent for file in configs if holds_head(file.parent)]

@@ -121,6 +121,8 @@ def _rope(path: Path, architecture: str, raw: dict[str, Any], head_dim: int) -> 
     kind = fields.text("rope_type", fields.text("type", "default"))
     if architecture == "phi3" and kind in ("su", "yarn"):  # older names
         kind = "longrope"
+    if kind == "yarn" and theta <= 1:
+        raise fields.error("rope_theta", f"is {theta}, but yarn needs more than 1")
     return theta, dim, _rope_scaling(kind, fields, dim, Fields(path, raw).integer("max_position_embeddings"))
 
 

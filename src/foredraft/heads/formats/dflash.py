@@ -74,7 +74,7 @@ def read(published: Published, target: Checkpoint) -> tuple[HeadConfig, Tensors]
         causal=causal,
         markov_gate="markov_head.gate_proj.weight" in tensors,
     )
-    check_config(published, config, target)
+    check_config(published.folder, config, target)
     if fields.integer("num_target_layers", config.target_num_layers) != config.target_num_layers:
         found = f"num_target_layers is {options['num_target_layers']}"
         raise published.refuse(f"{found}, but the model has {config.target_num_layers} layers; {REMEDY}.")

@@ -40,7 +40,7 @@ def read(published: Published, target: Checkpoint) -> tuple[HeadConfig, Tensors]
         qk_norm=layers.qk_norm,
         biases=(*found_biases(published, ["layers.0"], published.raw), *["fc"] * has_bias),
     )
-    check_config(published, config, target)
+    check_config(published.folder, config, target)
     with_vocabulary(published, tensors, config, ("lm_head.weight",))
     check_tensors(published.folder, config, tensors, lambda name: name.replace("midlayer.", "layers.0.", 1), REMEDY)
     return config, tensors

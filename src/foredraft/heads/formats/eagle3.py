@@ -62,7 +62,7 @@ def read(published: Published, target: Checkpoint) -> tuple[HeadConfig, Tensors]
         qk_norm="midlayer.self_attn.q_norm.weight" in tensors or layers.qk_norm,
         biases=found_biases(published, [old], raw),
     )
-    check_config(published, config, target)
+    check_config(published.folder, config, target)
     with_vocabulary(published, tensors, config, ("lm_head.weight",))
     check_tensors(published.folder, config, tensors, lambda name: name.replace("midlayer.", f"{old}.", 1), REMEDY)
     return config, tensors

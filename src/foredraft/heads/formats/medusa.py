@@ -47,7 +47,7 @@ def read(published: Published, target: Checkpoint) -> tuple[HeadConfig, Tensors]
         shares_output="lm_head.weight" not in tensors and "lm_heads.0.weight" not in tensors,
         output_per_offset="lm_heads.0.weight" in tensors,
     )
-    check_config(published, config, target)
+    check_config(published.folder, config, target)
     _fill_biases(tensors, config)
     tensors["norm.weight"] = target.vector("model.norm.weight")
     if (token_map := tensors.pop("token_map", None)) is not None:

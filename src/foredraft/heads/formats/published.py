@@ -136,12 +136,12 @@ class Published:
         return name if isinstance(name, str) and name else "another model"
 
 
-def check_config(published: Published, config: HeadConfig, target: Checkpoint) -> None:
+def check_config(place: Path, config: HeadConfig, target: Checkpoint) -> None:
     """Raise InvalidModel unless the fields of a translated config fit each other and the target. Nothing that is as
     large as they say should be made before."""
-    check_target(published.folder, config, target)
+    check_target(place, config, target)
     if problem := config.problem():
-        raise InvalidModel(f"{published.file}: {problem[0]} {problem[1]}; {REMEDY}.")
+        raise InvalidModel(f"{place}: {problem[0]} {problem[1]}; {REMEDY}.")
 
 
 def head_fields(published: Published, layers: ModelConfig, target: Checkpoint) -> dict[str, Any]:
