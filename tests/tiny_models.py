@@ -39,6 +39,12 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -60,6 +66,7 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {
     "llama-linear": lambda: _transformers().LlamaConfig(
         **SMALL, rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
     ),
+    "llama-yarn": lambda: _transformers().LlamaConfig(**SMALL, rope_parameters=YARN),
     "llama-wide-head": lambda: _transformers().LlamaConfig(**SMALL, head_dim=32),
     "mistral": lambda: _transformers().MistralConfig(**SMALL, sliding_window=None),
     "mistral-sliding": lambda: _transformers().MistralConfig(**SMALL, sliding_window=50),
@@ -80,11 +87,13 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {
 }
 
 
-def random_model(name: str, seed: int = 0, vocab_size: int = VOCAB) -> Any:
-    """A transformers model with random weights, norms and biases included, so that a forgotten one shows."""
+def random_model(name: str, seed: int = 0, **sizes: int) -> Any:
+    """A transformers model with random weights, norms and biases included, so that a forgotten one shows. `sizes` are
+    fields of its config."""
     torch.manual_seed(seed)
     config = ARCHITECTURES[name]()
-    config.vocab_size = vocab_size
+    for field, value in sizes.items():
+        setattr(config, field, value)
     model = _transformers().AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():

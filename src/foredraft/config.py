@@ -18,14 +18,16 @@ QUANT_GROUP = 32  # weights of int8 and int4 share one scale (and minimum) per 3
 class RopeScaling:
     """How rotary frequencies are stretched beyond the trained context.
 
-    `kind` is "linear", "llama3", "longrope", or "factors": each frequency is divided by its `long_factor` at every
-    length. Fields that a kind does not use keep their defaults.
+    `kind` is "linear", "llama3", "yarn", "longrope", or "factors": each frequency is divided by its `long_factor` at
+    every length. Fields that a kind does not use keep their defaults.
     """
 
     kind: str
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
     original_max_position_embeddings: int = 0
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()

@@ -11,7 +11,7 @@ from foredraft.control.economics import VerifyCurve
 from foredraft.engine import loading
 from foredraft.engine.best_head import DraftTimes, HeadTimer, best_head
 from foredraft.heads.base import HeadConfig
-from foredraft.heads.catalog import HeadFiles
+from foredraft.heads.files import HeadFiles
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
 from foredraft.proposers.base import Proposer
@@ -40,6 +40,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def head(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     config = tiny_config("eagle", folder, acceptance=(0.7, 0.7))
     return str(save_head(random_head(config), tmp_path_factory.mktemp("head")))
+
+
+def files_of(folder: Path, config: HeadConfig) -> HeadFiles:
+    """A head that is not read."""
+    return HeadFiles(folder, config, dict)
 
 
 @pytest.mark.parametrize("acceptance", ["match", "rejection"])
@@ -84,14 +89,14 @@ FAST, SLOW = DraftTimes(0.2, 0.2, 4), DraftTimes(0.2, 0.8, 4)
 def test_the_machine_decides_which_head_is_best(
     tmp_path: Path, curve: VerifyCurve, times: dict[str, DraftTimes], best: str | None
 ) -> None:
-    heads = {kind: HeadFiles(tmp_path, head_config(kind, acceptance=(0.7,) * 4)) for kind in times}
+    heads = {kind: files_of(tmp_path, head_config(kind, acceptance=(0.7,) * 4)) for kind in times}
     assert best_head(heads, lambda config: times[config.kind], curve) == (best and ProposerChoice(best))
 
 
 def test_a_head_that_accepts_more_may_take_more_time(tmp_path: Path) -> None:
     def chosen(rate: float) -> ProposerChoice | None:
         rates = {"eagle": 0.7, "draft_model": rate}
-        heads = {kind: HeadFiles(tmp_path, head_config(kind, acceptance=(r,) * 4)) for kind, r in rates.items()}
+        heads = {kind: files_of(tmp_path, head_config(kind, acceptance=(r,) * 4)) for kind, r in rates.items()}
         return best_head(heads, lambda config: SLOW if config.kind == "draft_model" else FAST, FLAT)
 
     assert chosen(0.95) == ProposerChoice("draft_model")
@@ -99,7 +104,7 @@ def test_a_head_that_accepts_more_may_take_more_time(tmp_path: Path) -> None:
 
 
 def test_a_head_without_a_measured_acceptance_is_tried(tmp_path: Path) -> None:
-    heads = {"medusa": HeadFiles(tmp_path, head_config("medusa", acceptance=()))}
+    heads = {"medusa": files_of(tmp_path, head_config("medusa", acceptance=()))}
     assert best_head(heads, lambda config: FAST, FLAT) == ProposerChoice("medusa")
     assert best_head({}, lambda config: FAST, FLAT) is None
 
@@ -108,7 +113,7 @@ def test_a_head_that_cannot_pay_is_not_timed(tmp_path: Path) -> None:
     def timed(config: HeadConfig) -> DraftTimes:
         raise AssertionError("rows are too dear for any draft")
 
-    heads = {"eagle": HeadFiles(tmp_path, head_config("eagle", acceptance=(0.7,) * 4))}
+    heads = {"eagle": files_of(tmp_path, head_config("eagle", acceptance=(0.7,) * 4))}
     assert best_head(heads, timed, LINEAR) is None
 
 

@@ -18,7 +18,7 @@ from foredraft.heads.draft_model.serve import load_draft_model
 from foredraft.heads.draft_model.train import as_head
 from foredraft.heads.engines import Engine
 from foredraft.heads.export import export
-from foredraft.heads.files import read_tensors, target_digest, write_head
+from foredraft.heads.files import read_tensors, read_weights, target_digest, write_head
 from foredraft.heads.weights import HeadWeights
 from foredraft.llm import LLM
 from foredraft.models.catalog import open_checkpoint
@@ -74,7 +74,9 @@ def test_its_logits_are_those_of_the_whole_model_with_the_embeddings_of_other_to
     tokens = [(7 * place * place + 4 * place + 3) % VOCAB for place in range(40)]  # every other one is unknown
     backend = choose_backend(backend_name, "float32", torch.device("cpu"), threads=2)
     config, theirs = HeadConfig.read(head), open_checkpoint(folder).weight("model.embed_tokens.weight")
-    decoder = load_draft_model(HeadWeights(head, config, "float32", True, backend), theirs, 64, backend)
+    decoder = load_draft_model(
+        HeadWeights(config, read_weights(head, config), "float32", True, backend), theirs, 64, backend
+    )
     kv = KVCache(num_blocks=4, block_size=16)
     runner = Runner(decoder, backend, kv.add_group("draft", decoder.config, backend))
     params = SamplingParams(prompt_logprobs=0)  # asks for the logits of every prompt position

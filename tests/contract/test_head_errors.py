@@ -81,7 +81,7 @@ def test_a_tap_that_is_not_written(folder: Path) -> None:
 
 def test_folders_that_hold_no_head_or_two(folder: Path, eagle: Path, tmp_path: Path) -> None:
     refused(folder, tmp_path, "has no config.json, neither itself nor in its folders")
-    refused(folder, folder, "is missing; train or download the head again")
+    refused(folder, folder, r"architectures is \['LlamaForCausalLM'\], no head that Foredraft knows")
     changed(eagle, tmp_path / "one"), changed(eagle, tmp_path / "two")
     refused(folder, tmp_path, "has two eagle heads, one and two")
     shutil.rmtree(tmp_path / "two")

@@ -16,10 +16,11 @@ from foredraft.llm import LLM
 from foredraft.params import SamplingParams
 from foredraft.proposers.model.drafter import TreeDrafter
 from foredraft.types import Draft
-from tests.contract.test_heads import CASES, CHAIN, REFERENCES, TOKENS, TREE, Target
+from tests.contract.test_heads import CASES, REFERENCES
 from tests.contract.test_run_ahead import CASES as AHEAD_CASES
 from tests.contract.test_run_ahead import drafts_of
-from tests.tiny_heads import KINDS, random_head, save_heads, tiny_config
+from tests.served_heads import CHAIN, TOKENS, TREE, Target
+from tests.tiny_heads import KINDS, random_head, save_head, save_heads, tiny_config
 from tests.tiny_models import VOCAB, random_model, save_model
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -53,7 +54,7 @@ def test_served_logits_are_those_of_the_module(
     folder: Path, tmp_path: Path, kind: str, correction: str, rows: str, draft: Draft
 ) -> None:
     head = random_head(tiny_config(kind, folder, correction, block_input=rows))
-    target = Target(folder, head, tmp_path, dtype="float32", exact=False, device=DEVICE)
+    target = Target(folder, save_head(head, tmp_path), dtype="float32", exact=False, device=DEVICE)
     sequence = target.sequence(TOKENS)
     with torch.no_grad():
         expected = REFERENCES[kind](head, target, sequence, draft)

@@ -112,20 +112,22 @@ def test_a_tap_is_the_residual_stream_after_so_many_layers(decoder: Decoder) -> 
     assert int(taps.cache.isnan().all(1).sum()) == BLOCKS * BLOCK - batch.num_rows, "no other slot is written"
 
 
-def test_the_first_layer_may_read_the_embedding_too(decoder: Decoder) -> None:
-    """As that of an EAGLE head does. What the rows leave can be kept in full precision."""
+@pytest.mark.parametrize("has_norm", [True, False])
+def test_the_first_layer_may_read_the_embedding_too(decoder: Decoder, has_norm: bool) -> None:
+    """As that of an EAGLE head does, and behind it the rows, normed or as they are."""
     backend = NativeBackend("float32", 2)
     x, kv, batch = scene(decoder, backend)
     layer, width = decoder.layers[0], x.shape[1]
     wide = Linear((backend.pack(random_weight("f32", layer.qkv.outputs, 2 * width)),), layer.qkv.outputs, 2 * width)
     halves = [backend.pack(random_weight("q4", VOCAB // 2, width)) for _ in range(2)]
-    entry = Entry(Linear(tuple(halves), 2 * (VOCAB // 2), width), torch.randn(width))
+    entry = Entry(Linear(tuple(halves), 2 * (VOCAB // 2), width), torch.randn(width) if has_norm else None)
     stack = replace(stack_of(decoder), layers=(replace(layer, qkv=wide), *decoder.layers[1:]), entry=entry)
     expected = run_layers(backend, x.clone(), stack, kv, batch)
     found = backend.run_layers(x.clone(), stack, kv, batch)
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
     embedded = backend.rms_norm(backend.embed(batch.token_ids, entry.embedding), layer.input_norm, stack.norm_eps)
-    assert torch.equal(entered(backend, x, stack, batch)[:, :width], embedded)
+    both = entered(backend, x, stack, batch)
+    assert torch.equal(both[:, :width], embedded) and torch.equal(both[:, width:], x) != has_norm
     wrong: dict[str, Stack] = {
         "no entry": replace(stack, entry=None),
         "narrow layer": replace(stack_of(decoder), entry=entry),
@@ -140,6 +142,21 @@ def test_the_first_layer_may_read_the_embedding_too(decoder: Decoder) -> None:
     unknown = replace(batch, token_ids=batch.token_ids + VOCAB)
     with pytest.raises(ValueError, match="outside its table"):
         backend.run_layers(x.clone(), stack, kv, unknown)
+
+
+def test_only_the_first_layer_may_read_rows_as_they_are(decoder: Decoder) -> None:
+    """As that of an EAGLE-1 head does."""
+    backend = NativeBackend("float32", 2)
+    x, kv, batch = scene(decoder, backend)
+    plain = [replace(layer, input_norm=None) for layer in decoder.layers]
+    stack = replace(stack_of(decoder), layers=(plain[0], *decoder.layers[1:]))
+    expected = run_layers(backend, x.clone(), stack, kv, batch)
+    found = backend.run_layers(x.clone(), stack, kv, batch)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    assert torch.equal(entered(backend, x, stack, batch), x)
+    wrong = replace(stack, layers=(decoder.layers[0], plain[1], *decoder.layers[2:]))
+    with pytest.raises(ValueError, match=r"\.$"):
+        backend.run_layers(x.clone(), wrong, kv, batch)
 
 
 def test_taps_may_be_kept_in_full_precision(decoder: Decoder) -> None:

@@ -47,11 +47,12 @@ class TestModels:
         self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from foredraft.heads import catalog
+        from foredraft.heads.files import HeadFiles
 
         folder = save_model(random_model("llama"), tmp_path / "model")
         assert command("models", "info", str(folder), "--json").records[0]["heads"] == []
         files = {
-            kind: catalog.HeadFiles(tmp_path / kind, tiny_config(kind, folder, acceptance=rates))
+            kind: HeadFiles(tmp_path / kind, tiny_config(kind, folder, acceptance=rates), dict)
             for kind, rates in (("eagle", (0.66, 0.7)), ("medusa", ()))
         }
         monkeypatch.setattr(catalog, "shipped_heads", lambda checkpoint: files)

@@ -155,7 +155,7 @@ class AttentionShape:
 class Layer:
     """The weights of one transformer layer, packed."""
 
-    input_norm: Tensor
+    input_norm: Tensor | None  # None, of a first layer only: q, k and v read the residual stream as it is
     qkv: Linear
     q_norm: Tensor | None
     k_norm: Tensor | None
@@ -169,10 +169,10 @@ class Layer:
 @dataclass(frozen=True, eq=False)
 class Entry:
     """What the first layer of an EAGLE head reads instead of the normed residual stream: the embedding of the row's
-    token after the layer's own norm, and behind it the residual stream after another norm."""
+    token after the layer's own norm, and behind it the residual stream, after another norm if there is one."""
 
     embedding: Linear
-    norm: Tensor
+    norm: Tensor | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -318,27 +318,38 @@ def run_layers(
     """What a layer is: the verb of this name, verb by verb. A backend may do the same in fewer calls."""
     layers, multiplier, eps = stack.layers, stack.residual_multiplier, stack.norm_eps
     store_tap(backend, taps, 0, x, batch)
-    normed = (
-        backend.rms_norm(x, layers[0].input_norm, eps) if stack.entry is None else entered(backend, x, stack, batch)
-    )
+    normed = entered(backend, x, stack, batch)
     for index, layer in enumerate(layers):
         qkv = backend.linear(normed, layer.qkv)
         q = backend.rope_and_store(qkv, (layer.q_norm, layer.k_norm), stack.rope, kv[index], layer.shape, batch)
         attended = backend.linear(backend.attend(q, kv[index], layer.shape, batch), layer.output)
         x, normed = backend.add_rms_norm(x, attended, multiplier, layer.post_norm, eps)
         update = backend.linear(backend.gated(backend.linear(normed, layer.gate_up)), layer.down)
-        next_norm = layers[index + 1].input_norm if index + 1 < len(layers) else stack.norm
-        x, normed = backend.add_rms_norm(x, update, multiplier, next_norm, eps)
+        x, normed = backend.add_rms_norm(x, update, multiplier, next_norm(stack, index), eps)
         store_tap(backend, taps, index + 1, x, batch)
     return x, normed
 
 
 def entered(backend: Backend, x: Tensor, stack: Stack, batch: ForwardBatch) -> Tensor:
-    """What the first layer of a stack with an entry reads: [rows, 2 × width]."""
-    assert stack.entry is not None
-    embedded = backend.embed(batch.token_ids, stack.entry.embedding)
-    normed = backend.rms_norm(embedded, stack.layers[0].input_norm, stack.norm_eps)
-    return torch.cat([normed, backend.rms_norm(x, stack.entry.norm, stack.norm_eps)], dim=1)
+    """What the first layer of a stack reads: [rows, width], with an entry [rows, 2 × width]."""
+    entry, eps = stack.entry, stack.norm_eps
+
+    def normed(rows: Tensor, norm: Tensor | None) -> Tensor:
+        return rows if norm is None else backend.rms_norm(rows, norm, eps)
+
+    if entry is None:
+        return normed(x, stack.layers[0].input_norm)
+    embedded = normed(backend.embed(batch.token_ids, entry.embedding), stack.layers[0].input_norm)
+    return torch.cat([embedded, normed(x, entry.norm)], dim=1)
+
+
+def next_norm(stack: Stack, index: int) -> Tensor:
+    """The norm of what a layer leaves: the one that the next layer reads it through, or the last one."""
+    if index + 1 == len(stack.layers):
+        return stack.norm
+    norm = stack.layers[index + 1].input_norm
+    assert norm is not None, "only a first layer may have none"
+    return norm
 
 
 @torch.inference_mode()

@@ -16,7 +16,7 @@ from foredraft.control.records import UNKNOWN
 from foredraft.engine import disk_cache
 from foredraft.engine.blocks import BlockPool
 from foredraft.heads.base import HeadConfig
-from foredraft.heads.catalog import HeadFiles
+from foredraft.heads.files import HeadFiles
 from foredraft.params import SamplingParams
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.registry import ProposerChoice, proposer_class

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from foredraft.config import ModelConfig
+from foredraft.config import ModelConfig, RopeScaling
 from foredraft.errors import InvalidModel
 from foredraft.heads.kinds import KINDS, part
 from foredraft.models.fields import MAX_LAYERS, is_number, is_positive, is_whole, read_json, shown
@@ -16,6 +16,10 @@ from foredraft.models.fields import MAX_LAYERS, is_number, is_positive, is_whole
 CONFIG_FILE = "config.json"
 CORRECTIONS = ("none", "markov", "refiner")
 BLOCK_INPUTS = ("injected", "masked")
+PROJECTIONS = {  # the matrices of a layer, by the module that has them
+    "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),
+    "mlp": ("gate_proj", "up_proj", "down_proj"),
+}
 MAX_BLOCK = 64  # tokens of a draft: four times as many as any head has, and blocks of so many rows stay small
 D2T, T2D = "d2t", "t2d"  # int64 [draft_vocab]: target id = i + d2t[i]; bool [target_vocab]
 _MOST = 2**31 - 1  # of sizes, which the shapes of the tensors then confirm
@@ -26,12 +30,13 @@ Shapes = dict[str, tuple[int, ...]]
 @dataclass(frozen=True)
 class HeadConfig:
     """One trained head. It belongs to the target whose digest it names and reads that model's residual streams; only a
-    distilled draft model, which counts as a head here, reads tokens alone.
+    distilled draft model, which counts as a head here, reads tokens alone. A head that others have published names no
+    digest: its sizes say whether it fits.
 
     Tap k is the residual stream after k layers: `target_num_layers` is the one before the final norm.
-    `block` is an EAGLE head's default depth, the number of a Medusa head's offsets, the rows of a DFlash block, or how
-    deep a draft model was measured. The rows of a block are `injected`, so that each knows the anchor and the last
-    feature, and taps are normed; or `masked`, as in other engines: the anchor's embedding, then that of
+    `block` is an EAGLE head's default depth, the number of a Medusa head's offsets, the tokens that a DFlash block
+    drafts, or how deep a draft model was measured. The rows of a block are `injected`, so that each knows the anchor
+    and the last feature, and taps are normed; or `masked`, as in other engines: the anchor's embedding, then that of
     `mask_token_id`, and taps as they are.
     """
 
@@ -56,6 +61,25 @@ class HeadConfig:
     rank: int = 0  # of the correction
     block_input: str = "injected"  # one of BLOCK_INPUTS
     mask_token_id: int = 0  # of masked rows; a token that is hardly ever the anchor
+    # What training here never makes otherwise, and heads of others may; Rules.variants says which kinds.
+    shares_embedding: bool = True  # the target's; else embed_tokens is the head's own
+    shares_output: bool = False  # the target's output head
+    rope_scaling: RopeScaling | None = None
+    sliding_window: int = 0  # of the layers in sliding_layers, in tokens
+    sliding_layers: tuple[int, ...] = ()
+    biases: tuple[str, ...] = ()  # of the PROJECTIONS, in every layer, and of fc
+    qk_norm: bool = False  # norms of q and k; layers of a DFlash head have them always
+    norm_before_fc: bool = False  # a norm over all taps side by side
+    fc_norm: bool = False  # a norm of each tap, after that
+    norm_before_residual: bool = False  # the residual stream starts with the feature after its norm
+    norm_output: bool = False  # the output is fed back after the final norm
+    # EAGLE-1: fc makes one row of the embedding and the target's last state; there is no norm before the first layer,
+    # and none after the last.
+    fuses_embedding: bool = False
+    output_per_offset: bool = False  # of a Medusa head: lm_heads, one for each
+    sample_from_anchor: bool = True  # else row k of a block predicts its own token, and there is one more, the anchor's
+    causal: bool = False  # the rows of a block see those before them only
+    markov_gate: bool = False  # the Markov term is scaled by what the row and the previous token make of it
     acceptance: tuple[float, ...] = ()  # measured by depth on held-out text; empty before it is measured
     provenance: dict[str, str | int | float] = field(default_factory=dict)
 
@@ -90,15 +114,21 @@ class HeadConfig:
         raw = read_json(file)
         types = {each.name: str(each.type) for each in fields(cls)}
         for name in types:
-            if name not in raw and name not in _OPTIONAL:
+            if name not in raw and name not in _DEFAULTS:
                 raise _error(file, name, "is missing")
         if unknown := sorted(raw.keys() - types.keys()):
             raise _error(file, unknown[0], "is not a field of a head that this version of Foredraft knows")
         values = {name: _typed(file, name, types[name], value) for name, value in raw.items()}
         config = cls(**values)
-        if problem := next(config._problems(), None):
+        if not config.target_digest:
+            raise _error(file, "target_digest", "is empty, but a head that was trained here names its target")
+        if problem := config.problem():
             raise _error(file, *problem)
         return config
+
+    def problem(self) -> tuple[str, str] | None:
+        """The first field that does not fit the others, and what is wrong with it."""
+        return next(self._problems(), None)
 
     def _problems(self) -> Iterator[tuple[str, str]]:
         """Fields, each possible by itself, that do not fit each other. Later ones rely on earlier ones."""
@@ -112,9 +142,12 @@ class HeadConfig:
         if self.correction not in rules.corrections:
             able = _able(lambda kind: self.correction in kind.corrections)
             yield "correction", f"is {self.correction!r}, but only a {able} head may have one"
+        for name in _VARIANTS - rules.variants:
+            if getattr(self, name) != _DEFAULTS[name]:
+                yield name, f"is {shown(getattr(self, name))}, which {self.kind} heads do not know"
         if self.block_input not in BLOCK_INPUTS:
             yield "block_input", f"is {shown(self.block_input)}, but {', '.join(BLOCK_INPUTS)} are known"
-        is_as_wide = self.hidden_size == self.target_hidden_size
+        is_as_wide = self.hidden_size == self.target_hidden_size or not self.shares_embedding
         if self.block_input not in rules.block_inputs or (self.block_input == "masked" and not is_as_wide):
             able = _able(lambda kind: self.block_input in kind.block_inputs)
             yield "block_input", f"is {self.block_input!r}, but only a {able} head as wide as its target may be"
@@ -130,14 +163,29 @@ class HeadConfig:
         if rules.as_wide_as_target and not is_as_wide:
             width = f"{self.kind} heads are as wide as their target: {self.target_hidden_size}"
             yield "hidden_size", f"is {self.hidden_size}, but {width}"
+        if self.shares_output and self.hidden_size != self.target_hidden_size:
+            width = f"the target's output head, which it shares, reads {self.target_hidden_size}"
+            yield "hidden_size", f"is {self.hidden_size}, but {width}"
+        if self.shares_output and self.draft_vocab_size != self.target_vocab_size:
+            width = f"the target's output head, which it shares, has {self.target_vocab_size} tokens"
+            yield "draft_vocab_size", f"is {self.draft_vocab_size}, but {width}"
+        known = [*(name for names in PROJECTIONS.values() for name in names), "fc"]
+        if not set(self.biases) <= set(known):
+            yield "biases", f"is {shown(list(self.biases))}, but {', '.join(known)} are known"
+        if any(not 0 <= layer < self.num_layers for layer in self.sliding_layers):
+            yield "sliding_layers", f"is {shown(list(self.sliding_layers))}, but there are {self.num_layers} layers"
+        if bool(self.sliding_window) != bool(self.sliding_layers):
+            yield "sliding_window", f"is {self.sliding_window}, which does not fit {len(self.sliding_layers)} layers"
         if self.num_heads % self.num_kv_heads:
             yield "num_heads", f"is {self.num_heads}, no multiple of num_kv_heads={self.num_kv_heads}"
         if self.head_dim % 2:
             yield "head_dim", f"is {self.head_dim}, but an even number is needed"
-        if self.num_layers > rules.most_layers:
-            yield "num_layers", f"is {self.num_layers}, but at most {rules.most_layers} are supported"
-        if self.block > MAX_BLOCK:
-            yield "block", f"is {self.block}, but at most {MAX_BLOCK} are supported"
+        if self.num_layers > MAX_LAYERS:
+            yield "num_layers", f"is {self.num_layers}, but at most {MAX_LAYERS} are supported"
+        if (most := MAX_BLOCK - (not self.sample_from_anchor)) < self.block:
+            yield "block", f"is {self.block}, but at most {most} are supported"
+        if self.markov_gate and self.correction != "markov":
+            yield "markov_gate", f"is true, which does not fit correction {self.correction!r}"
         if self.draft_vocab_size > self.target_vocab_size:
             more = f"more than the {self.target_vocab_size} tokens of the target"
             yield "draft_vocab_size", f"is {self.draft_vocab_size}, {more}"
@@ -150,12 +198,12 @@ class HeadConfig:
 class Rules:
     """What sets the heads of one kind apart on disk."""
 
-    tensors: Callable[[HeadConfig], Shapes]  # all but d2t and t2d; the names are those that vLLM reads
+    tensors: Callable[[HeadConfig], Shapes]  # all but the vocabulary's; the names are those that vLLM reads
     reads_taps: bool = True
     as_wide_as_target: bool = False
-    most_layers: int = MAX_LAYERS
     corrections: tuple[str, ...] = CORRECTIONS[:1]
     block_inputs: tuple[str, ...] = BLOCK_INPUTS[:1]
+    variants: frozenset[str] = frozenset()  # fields that heads of others may have otherwise than those trained here
 
 
 def rules_of(kind: str) -> Rules:
@@ -170,34 +218,57 @@ def _able(fits: Callable[[Rules], bool]) -> str:
 
 def tensor_shapes(config: HeadConfig) -> Shapes:
     """Every tensor of a head, nothing else."""
-    vocabulary: Shapes = {D2T: (config.draft_vocab_size,), T2D: (config.target_vocab_size,)}
-    return rules_of(config.kind).tensors(config) | vocabulary
+    rules, hidden = rules_of(config.kind), config.hidden_size
+    shapes = rules.tensors(config)
+    if rules.reads_taps and not config.shares_output:
+        offsets = [f"lm_heads.{offset}.weight" for offset in range(config.block)]
+        names = offsets if config.output_per_offset else ["lm_head.weight"]
+        shapes |= dict.fromkeys(names, (config.draft_vocab_size, hidden))
+    if not config.shares_embedding:
+        shapes["embed_tokens.weight"] = (config.target_vocab_size, hidden)
+    return shapes | {D2T: (config.draft_vocab_size,), T2D: (config.target_vocab_size,)}
 
 
-def layer_tensors(prefix: str, config: HeadConfig, inputs: int) -> Shapes:
+def layer_tensors(prefix: str, config: HeadConfig, inputs: int, qk_norm: bool = False) -> Shapes:
     """Those of a decoder layer whose q, k and v read rows of `inputs`."""
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    return {
+    attention: Shapes = {
+        "q_proj": (queries, inputs),
+        "k_proj": (keys, inputs),
+        "v_proj": (keys, inputs),
+        "o_proj": (hidden, queries),
+    }
+    mlp: Shapes = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+    shapes: Shapes = {
         f"{prefix}.input_layernorm.weight": (hidden,),
         f"{prefix}.post_attention_layernorm.weight": (hidden,),
-        f"{prefix}.self_attn.q_proj.weight": (queries, inputs),
-        f"{prefix}.self_attn.k_proj.weight": (keys, inputs),
-        f"{prefix}.self_attn.v_proj.weight": (keys, inputs),
-        f"{prefix}.self_attn.o_proj.weight": (hidden, queries),
-        f"{prefix}.mlp.gate_proj.weight": (inner, hidden),
-        f"{prefix}.mlp.up_proj.weight": (inner, hidden),
-        f"{prefix}.mlp.down_proj.weight": (hidden, inner),
     }
+    for module, matrices in (("self_attn", attention), ("mlp", mlp)):
+        for name, shape in matrices.items():
+            shapes[f"{prefix}.{module}.{name}.weight"] = shape
+            if name in config.biases:
+                shapes[f"{prefix}.{module}.{name}.bias"] = shape[:1]
+    if qk_norm:
+        shapes |= {f"{prefix}.self_attn.{side}_norm.weight": (config.head_dim,) for side in "qk"}
+    return shapes
 
 
-_OPTIONAL = ("correction", "rank", "block_input", "mask_token_id", "acceptance", "provenance")
-_MAY_BE_0 = ("rank", "mask_token_id")
+_DEFAULTS = {
+    each.name: each.default if each.default_factory is MISSING else each.default_factory()
+    for each in fields(HeadConfig)
+    if each.default is not MISSING or each.default_factory is not MISSING
+}
+_OURS = {"correction", "rank", "block_input", "mask_token_id", "acceptance", "provenance"}
+_VARIANTS = _DEFAULTS.keys() - _OURS
+_MAY_BE_0 = ("rank", "mask_token_id", "sliding_window")
 
 
 def _typed(file: Path, name: str, kind: str, value: Any) -> Any:
     """The value as its field's type, or InvalidModel."""
-    if kind == "str" and isinstance(value, str):
+    if kind in ("str", "bool") and isinstance(value, str if kind == "str" else bool):
+        return value
+    if kind.endswith("None") and value is None:  # a scaled rope is nothing that training writes
         return value
     if kind == "int" and is_whole(value) and (name in _MAY_BE_0 or value >= 1) and 0 <= value <= _MOST:
         return value
@@ -207,10 +278,15 @@ def _typed(file: Path, name: str, kind: str, value: Any) -> Any:
         return tuple(value)
     if kind.startswith("tuple[float") and isinstance(value, list) and all(map(is_number, value)):
         return tuple(float(item) for item in value)
+    if kind.startswith("tuple[str") and isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return tuple(value)
     if kind.startswith("dict") and isinstance(value, dict):
         return value
     needed = {
         "str": "a text",
+        "bool": "true or false",
+        "RopeScaling | None": "null",
+        "tuple[str, ...]": "a list of texts",
         "int": f"a whole number from 1 to {_MOST}",
         "float": "a positive number that float32 holds",
     }.get(kind, "an object" if kind.startswith("dict") else "a list of numbers")

@@ -3,41 +3,33 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from foredraft.errors import InvalidModel
 from foredraft.heads.base import CONFIG_FILE, HeadConfig
-from foredraft.heads.files import check_target, read_weights
+from foredraft.heads.files import HeadFiles, check_target, read_weights
+from foredraft.heads.formats import holds_head, open_head
 from foredraft.models.catalog import resolve
 from foredraft.models.checkpoint import Checkpoint
-from foredraft.models.fields import read_json
 
 SHIPPED = Path(__file__).parent / "shipped"  # a folder per model, with a folder per head
 
 
-@dataclass(frozen=True)
-class HeadFiles:
-    """A head on disk that belongs to the model at hand."""
-
-    folder: Path
-    config: HeadConfig
-
-
 def find_heads(head: str | None, checkpoint: Checkpoint) -> dict[str, HeadFiles]:
     """Heads by kind. `head` is "auto" for those that come with Foredraft and belong to this model, None for none, else
-    the folder of a head, a folder of such folders, or a hub id. Whatever is wrong with a head that was named is an
-    error."""
+    the folder or GGUF file of a head, a folder of such folders, or a hub id. Whatever is wrong with a head that was
+    named is an error."""
     if head is None:
         return {}
     if head == "auto":
         return shipped_heads(checkpoint)
     place = resolve(head)
     folders = [place]
-    if not (place / CONFIG_FILE).is_file():
+    if place.is_dir() and not (place / CONFIG_FILE).is_file():
         # Training may have written a draft model beside the heads: that is a model, which a spec names.
         configs = sorted(place.glob(f"*/{CONFIG_FILE}"))
-        folders = [file.parent for file in configs if "model_type" not in read_json(file)]
+        folders = [file.parent for file in configs if holds_head(file.parent)]
     if not folders:
         raise InvalidModel(
             f"head={head!r} has no {CONFIG_FILE}, neither itself nor in its folders; give a folder that `foredraft "
@@ -45,15 +37,14 @@ def find_heads(head: str | None, checkpoint: Checkpoint) -> dict[str, HeadFiles]
         )
     found: dict[str, HeadFiles] = {}
     for folder in folders:
-        config = HeadConfig.read(folder)
-        check_target(folder, config, checkpoint)
-        read_weights(folder, config)
-        if config.kind in found:
+        files = open_head(folder, checkpoint)
+        kind = files.config.kind
+        if kind in found:
             raise InvalidModel(
-                f"head={head!r} has two {config.kind} heads, {found[config.kind].folder.name} and {folder.name}; "
-                "name the folder of one of them."
+                f"head={head!r} has two {kind} heads, {found[kind].folder.name} and {folder.name}; name the folder of "
+                "one of them."
             )
-        found[config.kind] = HeadFiles(folder, config)
+        found[kind] = files
     return found
 
 
@@ -64,5 +55,5 @@ def shipped_heads(checkpoint: Checkpoint, shipped: Path = SHIPPED) -> dict[str, 
         config = HeadConfig.read(file.parent)
         with suppress(InvalidModel):
             check_target(file.parent, config, checkpoint)
-            found[config.kind] = HeadFiles(file.parent, config)
+            found[config.kind] = HeadFiles(file.parent, config, partial(read_weights, file.parent, config))
     return found

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,19 @@ from foredraft.heads.coding import coded, decoded, encoded
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.fields import read_json, shown
 
+Tensors = Mapping[str, Tensor | Weight]  # by their names; weights where the file has 8 or 4 bits
 SHARD_BYTES = 15 << 20  # a file of a head stays below 16 MiB, which every host of repositories takes
 _REPLACED = ("*.json", "model*.safetensors")  # what a folder loses when a head or a draft model is written to it
 _AGAIN = "train or download the head again"
+
+
+@dataclass(frozen=True)
+class HeadFiles:
+    """A head on disk that belongs to the model at hand."""
+
+    folder: Path
+    config: HeadConfig
+    read: Callable[[], Tensors]  # all tensors of the head, checked against its config
 
 
 def target_digest(checkpoint: Checkpoint) -> str:
@@ -35,7 +46,7 @@ def target_digest(checkpoint: Checkpoint) -> str:
 
 
 def check_target(folder: Path, config: HeadConfig, checkpoint: Checkpoint) -> None:
-    """Raise InvalidModel unless the head was trained for this target."""
+    """Raise InvalidModel unless the head was trained for this target, as far as it says which one that is."""
     for name in ("hidden_size", "vocab_size", "num_layers"):
         wanted, found = getattr(config, f"target_{name}"), getattr(checkpoint.config, name)
         if wanted != found:
@@ -43,7 +54,7 @@ def check_target(folder: Path, config: HeadConfig, checkpoint: Checkpoint) -> No
                 f"{folder}: the head was trained for {config.target_name} with target_{name} {wanted}, but "
                 f"{checkpoint.path} has {found}; use the head of this model, or train one."
             )
-    if config.target_digest != target_digest(checkpoint):
+    if config.target_digest and config.target_digest != target_digest(checkpoint):
         raise InvalidModel(
             f"{folder}: the head was trained for {config.target_name}, whose weights are not those of "
             f"{checkpoint.path}; use the head of this model, or train one."
@@ -91,7 +102,7 @@ def write_head(
 ) -> None:
     """The head in `folder`, in place of the one that is there; large heads in several files. Floating tensors should be
     bfloat16; `bits` names those that are written in 8 or 4."""
-    _check_tensors(folder, config, weights)
+    check_tensors(folder, config, weights)
     check_out(folder)
     tensors = encoded(weights, bits or {})
     config.write(folder)  # first: by it the folder is known if writing stops half-way
@@ -138,27 +149,34 @@ def read_weights(folder: Path, config: HeadConfig) -> dict[str, Tensor | Weight]
             raise InvalidModel(f"{file}: tensor {shown(min(twice))} is there twice; {_AGAIN}.")
         tensors |= shard
     weights = coded(tensors)
-    _check_tensors(folder, config, weights)
+    check_tensors(folder, config, weights)
     return weights
 
 
-def _check_tensors(folder: Path, config: HeadConfig, weights: Mapping[str, Tensor | Weight]) -> None:
-    """Raise InvalidModel unless the tensors are exactly those that `config` describes, and the vocabularies agree."""
+def check_tensors(
+    folder: Path, config: HeadConfig, weights: Tensors, named: Callable[[str], str] = str, remedy: str = _AGAIN
+) -> None:
+    """Raise InvalidModel unless the tensors are exactly those that `config` describes, and the vocabularies agree.
+    `named` gives the name that a tensor has in the file."""
     expected = tensor_shapes(config)
     tensors = {name: weight if isinstance(weight, Tensor) else weight.values for name, weight in weights.items()}
     for name, shape in expected.items():
         if name not in tensors:
-            raise InvalidModel(f"{folder}: tensor {name!r} is missing, but {config.kind} heads need it; {_AGAIN}.")
+            raise InvalidModel(
+                f"{folder}: tensor {named(name)!r} is missing, but {config.kind} heads need it; {remedy}."
+            )
         if tuple(tensors[name].shape) != shape:
             raise InvalidModel(
-                f"{folder}: tensor {name!r} has shape {list(tensors[name].shape)}, but config.json asks for "
-                f"{list(shape)}; {_AGAIN}."
+                f"{folder}: tensor {named(name)!r} has shape {list(tensors[name].shape)}, but config.json asks for "
+                f"{list(shape)}; {remedy}."
             )
     unknown = sorted(tensors.keys() - expected.keys())
     if unknown:
-        raise InvalidModel(f"{folder}: tensor {shown(unknown[0])} is not a tensor of {config.kind} heads; {_AGAIN}.")
+        raise InvalidModel(
+            f"{folder}: tensor {shown(named(unknown[0]))} is not a tensor of {config.kind} heads; {remedy}."
+        )
     if tensors[D2T].dtype != torch.int64 or tensors[T2D].dtype != torch.bool:
-        raise InvalidModel(f"{folder}: d2t must be int64 and t2d bool; {_AGAIN}.")
+        raise InvalidModel(f"{folder}: d2t must be int64 and t2d bool; {remedy}.")
     ids = tensors[D2T].cpu() + torch.arange(config.draft_vocab_size)
     if not torch.equal(ids, tensors[T2D].cpu().nonzero()[:, 0]):
-        raise InvalidModel(f"{folder}: d2t and t2d name different draft vocabularies; {_AGAIN}.")
+        raise InvalidModel(f"{folder}: d2t and t2d name different draft vocabularies; {remedy}.")

@@ -9,15 +9,16 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from foredraft.backends.base import LayerKV, Linear
+from foredraft.backends.base import LayerKV
 from foredraft.backends.choose import choose_backend
 from foredraft.backends.row_tiles import set_tiles_beside
 from foredraft.batch import PackedBatch, pack
 from foredraft.config import DTYPES
 from foredraft.errors import InvalidSpec
 from foredraft.heads.base import MAX_BLOCK
-from foredraft.heads.catalog import HeadFiles
+from foredraft.heads.files import HeadFiles
 from foredraft.heads.weights import HeadWeights, TapReader, layer_config
+from foredraft.models.decoder import Decoder
 from foredraft.proposers.model.candidates import NodeLogits
 from foredraft.proposers.model.computed_tokens import ComputedTokens
 from foredraft.proposers.model.drafter import TreeDrafter
@@ -82,7 +83,7 @@ class HeadRunner(ABC):
         self._name, self._target = name, target
         self._lanes: dict[int, int] = {}  # the sequences of a call, by their ids
         self._taps = TapReader(files.config, taps, backend)
-        self._weights = HeadWeights(files.folder, files.config, target.dtype if is_auto else dtype, is_auto, backend)
+        self._weights = HeadWeights(files.config, files.read(), target.dtype if is_auto else dtype, is_auto, backend)
         self._load()
         set_tiles_beside(shared, backend, self._weights.linears)
 
@@ -90,13 +91,13 @@ class HeadRunner(ABC):
     def _load(self) -> None:
         """Make the head out of its weights and taps."""
 
-    def _add_layers(self) -> tuple[HeadWeights, Linear, TapReader, list[LayerKV], int]:
-        """What a head with layers is loaded from: with the target's embedding, the K and V of these layers in the
-        target's cache, which has scratch blocks for draft tokens, and the number of positions."""
+    def _add_layers(self) -> tuple[HeadWeights, Decoder, TapReader, list[LayerKV], int]:
+        """What a head with layers is loaded from: with the target, the K and V of these layers in the target's cache,
+        which has scratch blocks for draft tokens, and the number of positions."""
         target, config = self._target, layer_config(self._weights.config)
         blocks = scratch_blocks(target.max_num_seqs, self.block_size)
         kv = target.kv.add_group(self._name, config, self.backend, blocks)
-        return self._weights, target.runner.decoder.embedding, self._taps, kv, target.max_model_len + MOST_NODES
+        return self._weights, target.runner.decoder, self._taps, kv, target.max_model_len + MOST_NODES
 
     def close(self) -> None:
         self._target.draft_models.release(self._name)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
@@ -13,8 +11,8 @@ from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel
 from foredraft.heads.base import D2T, HeadConfig
 from foredraft.heads.coding import decoded
-from foredraft.heads.files import read_weights
-from foredraft.models.decoder import attention_shape, pack_linear, read_layer
+from foredraft.heads.files import Tensors
+from foredraft.models.decoder import Decoder, attention_shape, pack_linear, read_layer
 from foredraft.models.quantise import convert
 from foredraft.models.rope import rope_table
 
@@ -22,12 +20,12 @@ _DTYPES = {"f32": "float32", "bf16": "bfloat16", "q8": "int8", "q4": "int4"}  # 
 
 
 class HeadWeights:
-    """Reads the tensors of a head, converts them to `dtype`, one of config.DTYPES, and packs them. With `keeps_codes`,
-    what the file has in 8 or 4 bits stays so: wider weights take longer to read and say no more."""
+    """Converts the tensors of a head to `dtype`, one of config.DTYPES, and packs them. With `keeps_codes`, what the
+    file has in 8 or 4 bits stays so: wider weights take longer to read and say no more."""
 
-    def __init__(self, folder: Path, config: HeadConfig, dtype: str, keeps_codes: bool, backend: Backend) -> None:
+    def __init__(self, config: HeadConfig, tensors: Tensors, dtype: str, keeps_codes: bool, backend: Backend) -> None:
         self.config, self._dtype, self._keeps_codes, self.backend = config, dtype, keeps_codes, backend
-        self._tensors = read_weights(folder, config)
+        self._tensors = tensors
         self.linears: list[Linear] = []  # that were made of them
 
     @property
@@ -39,14 +37,33 @@ class HeadWeights:
     def vector(self, name: str) -> Tensor:
         return decoded(self._tensors[name]).float().clone().to(self.backend.device)
 
+    def optional(self, name: str) -> Tensor | None:
+        return self.vector(name) if name in self._tensors else None
+
     def matrix(self, name: str) -> Tensor:
         """Dense float32, for what is computed once."""
         return decoded(self._tensors[name]).float()
 
-    def linear(self, *names: str, bias: Tensor | None = None, is_head: bool = False) -> Linear:
-        """One layer out of tensors that read the same input. As in a target, 4 bits are not for output heads and
-        tables, unless the file has them so."""
-        return self._packed([self._weight(name, is_head) for name in names], bias)
+    def linear(self, *names: str, is_head: bool = False) -> Linear:
+        """One layer out of tensors that read the same input, with the biases that they have. As in a target, 4 bits are
+        not for output heads and tables, unless the file has them so."""
+        weights = [self._weight(name, is_head) for name in names]
+        biases = [self.optional(name.removesuffix("weight") + "bias") for name in names]
+        if all(bias is None for bias in biases):
+            return self._packed(weights)
+        device = self.backend.device
+        filled = [
+            torch.zeros(w.outputs, device=device) if b is None else b for w, b in zip(weights, biases, strict=True)
+        ]
+        return self._packed(weights, torch.cat(filled))
+
+    def embedding(self, target: Decoder) -> Linear:
+        """The head's own, or the one that it shares."""
+        return target.embedding if self.config.shares_embedding else self.linear("embed_tokens.weight", is_head=True)
+
+    def output(self, target: Decoder) -> Linear:
+        """The head's own output head, or the one that it shares."""
+        return target.head if self.config.shares_output else self.linear("lm_head.weight", is_head=True)
 
     def extended(self, name: str, rows: Tensor) -> Linear:
         """A table with further rows below those of a tensor, in the precision of these."""
@@ -66,15 +83,14 @@ class HeadWeights:
         return convert(weight, self._dtype, least_bits=8 if is_head else 4)
 
     def layer(self, prefix: str, shape: AttentionShape) -> Layer:
-        def optional(name: str) -> Tensor | None:
-            return self.vector(name) if name in self._tensors else None
-
-        return read_layer(prefix, shape, self.vector, optional, self.linear)
+        return read_layer(prefix, shape, self.vector, self.optional, self.linear)
 
     def stack(self, layers: tuple[Layer, ...], max_positions: int, entry: Entry | None = None) -> Stack:
-        """The layers with the final norm."""
-        rope = rope_table(layer_config(self.config), max_positions).to(self.backend.device)
-        return Stack(layers, self.vector("norm.weight"), rope, 1.0, self.config.norm_eps, entry)
+        """The layers with the final norm; without one, what comes out of it has no meaning."""
+        device, norm = self.backend.device, self.optional("norm.weight")
+        rope = rope_table(layer_config(self.config), max_positions).to(device)
+        norm = torch.ones(self.config.hidden_size, device=device) if norm is None else norm
+        return Stack(layers, norm, rope, 1.0, self.config.norm_eps, entry)
 
 
 def layer_config(config: HeadConfig) -> ModelConfig:
@@ -91,11 +107,22 @@ def layer_config(config: HeadConfig) -> ModelConfig:
         max_position_embeddings=0,
         rms_norm_eps=config.norm_eps,
         rope_theta=config.rope_theta,
+        rope_scaling=config.rope_scaling,
+        sliding_window=config.sliding_window or None,
+        sliding_layers=config.sliding_layers,
     )
 
 
-def layer_shape(config: HeadConfig) -> AttentionShape:
-    return attention_shape(layer_config(config), 0)
+def layer_shape(config: HeadConfig, layer: int = 0) -> AttentionShape:
+    return attention_shape(layer_config(config), layer)
+
+
+def norm_each(taps: Tensor, norms: list[Tensor], eps: float, backend: Backend) -> Tensor:
+    """Taps side by side [rows, taps × width], each after a norm of its own; as they are where there are no norms."""
+    if not norms:
+        return taps
+    parts = zip(taps.chunk(len(norms), dim=1), norms, strict=True)
+    return torch.cat([backend.rms_norm(tap.contiguous(), norm, eps) for tap, norm in parts], dim=1)
 
 
 class TapReader:

@@ -68,7 +68,8 @@ typedef struct {
     int64_t num_parts, outputs, inputs;
 } fd_projection;
 
-/* One transformer layer; q_norm and k_norm may be NULL. */
+/* One transformer layer; q_norm and k_norm may be NULL, and input_norm of a first layer, whose q, k and v then read rows
+ * as they are. */
 typedef struct {
     const float *input_norm, *q_norm, *k_norm, *post_norm;
     fd_projection qkv, output, gate_up, down;
@@ -76,10 +77,10 @@ typedef struct {
 } fd_layer;
 
 /* What the first layer's q, k and v read where it is not the normed residual stream: the embedding of the row's token
- * after that layer's norm, and behind it the residual stream after a norm of its own. */
+ * after that layer's norm, and behind it the residual stream, after a norm of its own if there is one. */
 typedef struct {
     fd_projection embedding; /* [vocab, width] */
-    const float *norm;       /* [width] */
+    const float *norm;       /* [width], may be NULL */
 } fd_entry;
 
 /* Layers one after the other, and what they share. */

@@ -30,7 +30,7 @@ static int check_projection(const fd_projection *projection, int64_t outputs, in
 /* `inputs` is what q, k and v read. */
 static int check_layer(const fd_stack *stack, const fd_layer *layer, int64_t inputs) {
     const fd_attention *shape = &layer->shape;
-    if (!layer->input_norm || !layer->post_norm) return FD_NULL;
+    if ((!layer->input_norm && layer != stack->layers) || !layer->post_norm) return FD_NULL;
     if (shape->heads < 1 || shape->kv_heads < 1 || shape->head_dim < 1) return FD_SHAPE;
     if (shape->rotary_dim && shape->rotary_dim != stack->rotary_dim) return FD_SHAPE;
     int64_t width = stack->width, inner = layer->down.inputs;
@@ -76,6 +76,13 @@ static void tap(const fd_taps *taps, int64_t depth, const float *x, int64_t widt
     }
 }
 
+/* fd_rms_norm, or a copy where there is no weight. */
+static int norm_if(const float *x, const float *weight, float eps, int64_t rows, int64_t width, float *out) {
+    if (weight) return fd_rms_norm(x, weight, eps, rows, width, out);
+    memcpy(out, x, 4 * (size_t)(rows * width));
+    return FD_OK;
+}
+
 /* What the first layer reads of an entry: [rows, 2 * width]. */
 static int enter(const fd_stack *stack, const fd_batch *batch, const float *x, float *embedded, float *out) {
     const fd_projection *embedding = &stack->entry->embedding;
@@ -86,8 +93,8 @@ static int enter(const fd_stack *stack, const fd_batch *batch, const float *x, f
         first += embedding->parts[i]->outputs;
     }
     for (int64_t row = 0; row < batch->rows && !error; row++, out += 2 * width) {
-        error = fd_rms_norm(embedded + row * width, stack->layers[0].input_norm, stack->eps, 1, width, out);
-        if (!error) error = fd_rms_norm(x + row * width, stack->entry->norm, stack->eps, 1, width, out + width);
+        error = norm_if(embedded + row * width, stack->layers[0].input_norm, stack->eps, 1, width, out);
+        if (!error) error = norm_if(x + row * width, stack->entry->norm, stack->eps, 1, width, out + width);
     }
     return error;
 }
@@ -120,7 +127,7 @@ int fd_run_layers(const fd_stack *stack, const fd_kv *const *kv, const fd_batch 
     if (stack->entry) {
         const fd_projection *embedding = &stack->entry->embedding;
         int error = check_projection(embedding, embedding->outputs, stack->width);
-        if (!error && (!stack->entry->norm || !batch->token_ids)) error = FD_NULL;
+        if (!error && !batch->token_ids) error = FD_NULL;
         if (error) return error;
     }
     for (int64_t i = 0; i < stack->count; i++) {
@@ -147,7 +154,7 @@ int fd_run_layers(const fd_stack *stack, const fd_kv *const *kv, const fd_batch 
     if (entered) {
         entry = to.update + rows * stack->width;
         error = enter(stack, batch, x, to.update, entry);
-    } else error = fd_rms_norm(x, stack->layers[0].input_norm, stack->eps, rows, stack->width, normed);
+    } else error = norm_if(x, stack->layers[0].input_norm, stack->eps, rows, stack->width, normed);
     for (int64_t i = 0; i < stack->count && !error; i++, entry = normed) {
         const float *next_norm = i + 1 < stack->count ? stack->layers[i + 1].input_norm : stack->norm;
         error = run_layer(stack, &stack->layers[i], next_norm, kv[i], batch, &to, entry, x, normed);

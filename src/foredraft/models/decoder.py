@@ -147,7 +147,7 @@ def read_layer(
     """The layer whose tensors have names that begin with `prefix`, in the Llama layout."""
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     return Layer(
-        input_norm=vector(f"{prefix}.input_layernorm.weight"),
+        input_norm=optional(f"{prefix}.input_layernorm.weight"),
         qkv=linear(f"{attention}.q_proj.weight", f"{attention}.k_proj.weight", f"{attention}.v_proj.weight"),
         q_norm=optional(f"{attention}.q_norm.weight"),
         k_norm=optional(f"{attention}.k_norm.weight"),

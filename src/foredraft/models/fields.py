@@ -104,6 +104,10 @@ class Fields:
             raise self.error(key, f"is {shown(value)}, but a token id or a list of token ids is needed")
         return tuple(ids)
 
+    def key(self, key: str) -> str:
+        """The whole name of a field."""
+        return self._prefix + key
+
     def error(self, key: str, problem: str) -> InvalidModel:
         return InvalidModel(f"{self._path}: field {self._prefix}{key} {problem}; download or convert the model again.")
 

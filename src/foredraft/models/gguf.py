@@ -28,7 +28,7 @@ _MODEL_NAMES = {
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-_LAYER_NAMES = {
+LAYER_NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -72,15 +72,20 @@ def _stored_tensors(header: GGUFHeader, config: ModelConfig) -> Iterator[StoredT
 
 
 def _read(header: GGUFHeader, config: ModelConfig, entry: TensorEntry, name: str, wanted: slice) -> Weight:
-    """Rows in Hugging Face order. They move whole and as bytes, so quantised codes are kept."""
+    heads = 0  # whose rows are interleaved
+    if config.architecture in _INTERLEAVED_ARCHITECTURES:
+        heads = config.num_heads if ".q_proj." in name else config.num_kv_heads if ".k_proj." in name else 0
+    return read_entry(header, entry, wanted, heads)
+
+
+def read_entry(header: GGUFHeader, entry: TensorEntry, wanted: slice, heads: int = 0) -> Weight:
+    """Rows in Hugging Face order; `heads` are those whose rows are interleaved. They move whole and as bytes, so
+    quantised codes are kept."""
     if hasattr(mmap, "MADV_DONTNEED"):
         # Give the pages of earlier tensors back: a loaded model needs its packed weights, not the file as well. Where
         # one is still in use it is read again.
         header.data.madvise(mmap.MADV_DONTNEED)
     rows = np.frombuffer(header.data, np.uint8, entry.num_bytes, entry.start).reshape(entry.shape[0], -1)[wanted]
-    heads = 0  # whose rows are interleaved
-    if config.architecture in _INTERLEAVED_ARCHITECTURES:
-        heads = config.num_heads if ".q_proj." in name else config.num_kv_heads if ".k_proj." in name else 0
     if heads:
         pairs = rows.reshape(heads, -1, 2, rows.shape[1])
         rows = pairs.swapaxes(1, 2).reshape(rows.shape)
@@ -95,9 +100,9 @@ def _layout_name(entry: TensorEntry, config: ModelConfig) -> str:
     if entry.name in _MODEL_NAMES:
         return _MODEL_NAMES[entry.name]
     match = _LAYER_PATTERN.fullmatch(entry.name)
-    if match is None or match[2] not in _LAYER_NAMES:
+    if match is None or match[2] not in LAYER_NAMES:
         return entry.name
-    module = _LAYER_NAMES[match[2]]
+    module = LAYER_NAMES[match[2]]
     if module == "mlp.up_proj" and entry.shape[0] == 2 * config.intermediate_size:
         module = "mlp.gate_up_proj"
     return f"model.layers.{match[1]}.{module}.{match[3]}"

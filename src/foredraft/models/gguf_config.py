@@ -54,7 +54,7 @@ def config_from_header(header: GGUFHeader) -> ModelConfig:
         rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon", positive=True),
         rope_theta=fields.number("rope.freq_base", 10000.0, positive=True),
         rope_dim=0 if rope_dim == head_dim else rope_dim,
-        rope_scaling=_rope_scaling(header, fields, rope_dim // 2),
+        rope_scaling=rope_scaling(header, fields, rope_dim // 2),
         no_rope_layers=tuple(no_rope_layers) if architecture == "smollm3" else (),
         qk_norm=architecture == "qwen3",
         sliding_window=fields.integer("attention.sliding_window", 0) or None,
@@ -68,7 +68,8 @@ def config_from_header(header: GGUFHeader) -> ModelConfig:
     )
 
 
-def _rope_scaling(header: GGUFHeader, fields: Fields, num_frequencies: int) -> RopeScaling | None:
+def rope_scaling(header: GGUFHeader, fields: Fields, num_frequencies: int) -> RopeScaling | None:
+    """How the rope of a file is stretched; `fields` are those of its architecture."""
     context = fields.integer("context_length")
     original = fields.integer("rope.scaling.original_context_length", 0) or context
     if "rope_factors_long.weight" in header.tensors and "rope_factors_short.weight" in header.tensors:

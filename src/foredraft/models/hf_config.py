@@ -121,6 +121,8 @@ def _rope(path: Path, architecture: str, raw: dict[str, Any], head_dim: int) -> 
     kind = fields.text("rope_type", fields.text("type", "default"))
     if architecture == "phi3" and kind in ("su", "yarn"):  # older names
         kind = "longrope"
+    if kind == "yarn" and theta <= 1:
+        raise fields.error("rope_theta", f"is {theta}, but yarn needs more than 1")
     return theta, dim, _rope_scaling(kind, fields, dim, Fields(path, raw).integer("max_position_embeddings"))
 
 
@@ -150,4 +152,27 @@ def _rope_scaling(kind: str, fields: Fields, dim: int, max_positions: int) -> Ro
             long_factor=fields.factors("long_factor", dim // 2),
             attention_factor=fields.number("attention_factor", stretch, positive=True),
         )
-    raise fields.error("rope_type", f"is {shown(kind)}, but default, linear, llama3 and longrope are supported")
+    if kind == "yarn":
+        return _yarn(fields, original)
+    raise fields.error("rope_type", f"is {shown(kind)}, but default, linear, llama3, yarn and longrope are supported")
+
+
+def _yarn(fields: Fields, original: int) -> RopeScaling:
+    factor, fast, slow = (
+        fields.number(name, default, positive=True)
+        for name, default in (("factor", None), ("beta_fast", 32.0), ("beta_slow", 1.0))
+    )
+    scale, scale_of_all = fields.number("mscale", 0.0), fields.number("mscale_all_dim", 0.0)
+
+    def magnitude(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
+
+    own = magnitude(scale) / magnitude(scale_of_all) if scale and scale_of_all else magnitude(1.0)
+    return RopeScaling(
+        "yarn",
+        factor,
+        beta_fast=fast,
+        beta_slow=slow,
+        original_max_position_embeddings=original,
+        attention_factor=fields.number("attention_factor", own, positive=True),
+    )

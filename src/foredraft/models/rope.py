@@ -33,6 +33,8 @@ def _scaled(frequencies: Tensor, scaling: RopeScaling, config: ModelConfig, max_
         return frequencies / scaling.factor, 1.0
     if scaling.kind == "llama3":
         return _llama3(frequencies, scaling), 1.0
+    if scaling.kind == "yarn":
+        return _yarn(frequencies, scaling, config), scaling.attention_factor or 1.0
     if scaling.kind == "factors":
         return frequencies / torch.tensor(scaling.long_factor), scaling.attention_factor or 1.0
     return _longrope(frequencies, scaling, config, max_positions)
@@ -45,6 +47,22 @@ def _llama3(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     blend = (context / wavelengths - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     blend = blend.clamp(0, 1)
     return (1 - blend) * frequencies / scaling.factor + blend * frequencies
+
+
+def _yarn(frequencies: Tensor, scaling: RopeScaling, config: ModelConfig) -> Tensor:
+    """Waves that turn less than `beta_slow` times within the trained context are stretched by `factor`, those that turn
+    more than `beta_fast` times are kept, and a ramp over the dimensions lies between."""
+
+    def dimension(turns: float) -> float:
+        """Whose wave turns so often within the trained context."""
+        wavelength = scaling.original_max_position_embeddings / (2 * math.pi * turns)
+        return config.rotary_dim * math.log(wavelength) / (2 * math.log(config.rope_theta))
+
+    first = max(math.floor(dimension(scaling.beta_fast)), 0)
+    last = min(math.ceil(dimension(scaling.beta_slow)), config.rotary_dim - 1)
+    ramp = (torch.arange(len(frequencies), dtype=torch.float32) - first) / max(last - first, 0.001)
+    stretched = ramp.clamp(0, 1)
+    return frequencies * (1 - stretched) + frequencies / scaling.factor * stretched
 
 
 def _longrope(

@@ -35,7 +35,7 @@ class SafetensorsCheckpoint(Checkpoint):
         sampling = read_json(generation)
         eos_token_ids = Fields(generation, sampling).token_ids("eos_token_id") or config.eos_token_ids
         config = replace(config, eos_token_ids=eos_token_ids)
-        stored = (tensor for file in _shard_files(folder) for tensor in _stored_tensors(file))
+        stored = (tensor for file in shard_files(folder) for tensor in _stored_tensors(file))
         read_tokenizer = partial(Tokenizer.from_folder, folder, config.eos_token_ids)
         super().__init__(folder, config, _sampling_defaults(generation, sampling), stored, read_tokenizer)
 
@@ -53,7 +53,8 @@ def _sampling_defaults(file: Path, generation: dict[str, Any]) -> dict[str, Any]
     return defaults
 
 
-def _shard_files(folder: Path) -> list[Path]:
+def shard_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder, which its index lists where there are several."""
     index = folder / _INDEX
     if index.is_file():
         weight_map = read_json(index).get("weight_map")
@@ -83,15 +84,24 @@ def _shard_files(folder: Path) -> list[Path]:
     raise InvalidModel(f"{folder} has no .safetensors files; download the model again, or name a GGUF file.")
 
 
-def _stored_tensors(file: Path) -> Iterator[StoredTensor]:
-    """The tensors of a file. The library compares the header's length, shapes and offsets with the file's size."""
+def stored_names(file: Path) -> list[str]:
+    """The names of the tensors of a file."""
+    return list(_opened(file).keys())
+
+
+def _opened(file: Path) -> Any:
+    """The library's own type is not annotated."""
     from safetensors import SafetensorError, safe_open
 
-    shard: Any  # the library's own type is not annotated
     try:
-        shard = safe_open(file, framework="pt")
+        return safe_open(file, framework="pt")
     except (SafetensorError, OSError) as error:
         raise InvalidModel(f"{file} is truncated or damaged ({error}); download it again.") from error
+
+
+def _stored_tensors(file: Path) -> Iterator[StoredTensor]:
+    """The tensors of a file. The library compares the header's length, shapes and offsets with the file's size."""
+    shard = _opened(file)
     for name in list(shard.keys()):
         if name.endswith(_BUFFER_SUFFIX):
             continue

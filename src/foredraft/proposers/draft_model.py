@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from foredraft.backends.base import Backend
 from foredraft.config import DTYPES
 from foredraft.errors import InvalidSpec
-from foredraft.heads.catalog import HeadFiles
 from foredraft.heads.draft_model.serve import load_draft_model
+from foredraft.heads.files import HeadFiles
 from foredraft.heads.weights import HeadWeights
 from foredraft.models.catalog import open_checkpoint, resolve
 from foredraft.models.decoder import Decoder
@@ -68,7 +68,7 @@ def _distilled(files: HeadFiles, dtype: str, target: TargetModel) -> WholeModel:
     weights_dtype = target.dtype if is_auto else dtype
 
     def load(backend: Backend) -> Decoder:
-        weights = HeadWeights(files.folder, files.config, weights_dtype, is_auto, backend)
+        weights = HeadWeights(files.config, files.read(), weights_dtype, is_auto, backend)
         embedding = target.checkpoint.weight("model.embed_tokens.weight")
         return load_draft_model(weights, embedding, target.max_model_len, backend)
 

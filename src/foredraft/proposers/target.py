@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what only draft models need, and what would bring torch along
-    from foredraft.heads.catalog import HeadFiles
+    from foredraft.heads.files import HeadFiles
     from foredraft.models.checkpoint import Checkpoint
     from foredraft.models.tokenizer import Tokenizer
     from foredraft.proposers.model.shared_models import SharedModels

@@ -31,6 +31,7 @@ from foredraft.backends.base import (
     Taps,
     Weight,
     entered,
+    next_norm,
     store_tap,
 )
 from foredraft.backends.cuda import linear, rows
@@ -141,8 +142,9 @@ class CudaBackend(Backend):
         plan, of = _as_plan(batch), self._operand_dtype
         layers, multiplier, eps = stack.layers, stack.residual_multiplier, stack.norm_eps
         store_tap(self, taps, 0, x, batch)
-        if stack.entry is None:
-            normed = rows.add_norm(x, None, 1.0, layers[0].input_norm, eps, of(layers[0].qkv))
+        first = layers[0].input_norm
+        if stack.entry is None and first is not None:
+            normed = rows.add_norm(x, None, 1.0, first, eps, of(layers[0].qkv))
         else:
             normed = entered(self, x, stack, batch)
         for index, (layer, cache) in enumerate(zip(layers, kv, strict=True)):
@@ -157,9 +159,8 @@ class CudaBackend(Backend):
             else:
                 active = rows.gated(linear.sums(normed, layer.gate_up), of(layer.down))
             update = linear.sums(active, layer.down)
-            following = layers[index + 1] if index + 1 < len(layers) else None
-            norm = stack.norm if following is None else following.input_norm
-            normed = rows.add_norm(x, update, multiplier, norm, eps, of((following or layer).qkv))
+            following = layers[min(index + 1, len(layers) - 1)]
+            normed = rows.add_norm(x, update, multiplier, next_norm(stack, index), eps, of(following.qkv))
             store_tap(self, taps, index + 1, x, batch)
         return x, normed
 

@@ -10,7 +10,7 @@ import torch
 
 from foredraft.backends.tree_ops import Nodes
 from foredraft.batch import ForwardBatch, PackedBatch
-from foredraft.heads.dflash.serve import CORRECTIONS, Correction, DFlashHead, blocks_behind, pack_blocks
+from foredraft.heads.dflash.serve import Correction, DFlashHead, blocks_behind, correction, pack_blocks
 from foredraft.heads.propose import HeadDrafter, HeadRunner, new_nodes
 from foredraft.proposers.model.candidates import NodeLogits
 from foredraft.proposers.model.computed_tokens import ComputedTokens
@@ -26,7 +26,7 @@ class DFlashRunner(HeadRunner):
     def _load(self) -> None:
         self._computed = ComputedTokens(self.block_size)
         self._head = head = DFlashHead(*self._add_layers())
-        self._correction = CORRECTIONS[self._weights.config.correction](head, self._weights)
+        self._correction = correction(head, self._weights)
         self._context, self._blocks = (Replayed(head.backend, head.stack.layers[0].shape) for _ in range(2))
         self._context.warm(self.block_size, self._target.max_model_len, head.context)
         self._blocks.warm(self.block_size, self._target.max_model_len, head.blocks)
@@ -57,9 +57,9 @@ class DFlashRunner(HeadRunner):
             return NodeLogits(torch.empty(0, 1))
         self._lend(ended, begins=True)
         sequences = [work.sequence for work in ended]
-        y = self._blocks(pack_blocks(sequences, head.block, self.block_size), head.blocks)
+        y = self._blocks(pack_blocks(sequences, head.shape, self.block_size), head.blocks)
         anchors = torch.tensor([sequence.token_ids[-1] for sequence in sequences], device=self.backend.device)
-        logits = self._correction.begin(y.view(len(sequences), head.block, -1), anchors)
+        logits = self._correction.begin(head.drafting(y), anchors)
         return NodeLogits(logits, head.token_ids)
 
     def _packed(self, works: Items[Work]) -> PackedBatch:
@@ -83,10 +83,10 @@ class DFlashAhead:
         head = self._head
         assert head.backend.tree_ops is not None
         head.context(plan)
-        rows = blocks_behind(plan, ends.lengths, ends.tokens, head.block)
-        batch = head.backend.tree_ops.batch(plan, rows, head.block)
-        y = head.blocks(batch)
-        return NodeLogits(self._correction.begin(y.view(len(ends.tokens), head.block, -1), ends.tokens), head.token_ids)
+        rows = blocks_behind(plan, ends.lengths, ends.tokens, head.shape)
+        batch = head.backend.tree_ops.batch(plan, rows, head.shape.rows)
+        y = head.drafting(head.blocks(batch))
+        return NodeLogits(self._correction.begin(y, ends.tokens), head.token_ids)
 
     def extend(self, nodes: Nodes, batch: ForwardBatch, depth: int) -> NodeLogits:
         return NodeLogits(*self._correction.after(batch.sequences.long(), depth, nodes.token_ids))

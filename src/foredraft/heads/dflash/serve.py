@@ -1,13 +1,16 @@
 """A DFlash head as it is served: a block of rows in one pass, and a correction along the block.
 
 The target's features are K and V of committed positions in every layer, at the slots of those positions. The rows of a
-block see them and each other, in both directions. With n committed tokens, row k stands at position n-1+k and predicts
-token n+k. A correction tells a row the token before its own; it is applied to the few most probable tokens only.
+block see them and each other, in both directions unless they are causal. With n committed tokens, row k stands at
+position n-1+k and predicts token n+k; in blocks that do not sample from the anchor it predicts the token at its own
+position, so that there is one more row and the first is dropped. A correction tells a row the token before its own; it
+is applied to the few most probable tokens only.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,18 +18,20 @@ from torch import Tensor
 
 from foredraft.backends.base import LayerKV, Linear
 from foredraft.batch import ForwardBatch, PackedBatch
-from foredraft.heads.weights import HeadWeights, TapReader, layer_shape
+from foredraft.heads.weights import HeadWeights, TapReader, layer_shape, norm_each
+from foredraft.models.decoder import Decoder
 from foredraft.types import Sequence
 
 
 class DFlashHead:
     def __init__(
-        self, weights: HeadWeights, embedding: Linear, taps: TapReader, kv: list[LayerKV], max_positions: int
+        self, weights: HeadWeights, target: Decoder, taps: TapReader, kv: list[LayerKV], max_positions: int
     ) -> None:
-        """`embedding` is the target's."""
-        config, shape = weights.config, layer_shape(weights.config)
+        config = weights.config
         self.backend = backend = weights.backend
-        self.embedding, self.taps, self.kv, self.block = embedding, taps, kv, config.block
+        self.embedding, self.taps, self.kv = weights.embedding(target), taps, kv
+        self.shape = BlockShape(config.block + (not config.sample_from_anchor), config.causal)
+        self.dropped = self.shape.rows - config.block
         self.tap_norms: list[Tensor] = []  # none where taps are read as they are
         self.injected: tuple[Linear, Linear] | None = None  # of anchors and of last features; None: rows are masked
         self.fc = weights.linear("fc.weight")
@@ -37,10 +42,11 @@ class DFlashHead:
         # [block, hidden], or [1, hidden] for all rows but the anchor's
         self.masks = weights.vector("mask_embedding.weight").to(backend.activation_dtype)
         prefixes = [f"layers.{index}" for index in range(config.num_layers)]
-        self.stack = weights.stack(tuple(weights.layer(prefix, shape) for prefix in prefixes), max_positions)
+        layers = (weights.layer(prefix, layer_shape(config, index)) for index, prefix in enumerate(prefixes))
+        self.stack = weights.stack(tuple(layers), max_positions)
         self.keys_values = [weights.linear(*(f"{p}.self_attn.{side}_proj.weight" for side in "kv")) for p in prefixes]
-        self.context_shape = replace(shape, num_heads=0)  # of rows that only give keys and values
-        self.output = weights.linear("lm_head.weight", is_head=True)
+        self.context_shape = replace(layer_shape(config), num_heads=0)  # of rows that only give keys and values
+        self.output = weights.output(target)
         self.token_ids = weights.token_ids  # [draft_vocab]
         slots = len(kv[0].k)
         # [slots, hidden] of committed positions
@@ -50,9 +56,7 @@ class DFlashHead:
         """Make committed positions part of what blocks see. Returns their features [rows, hidden]."""
         backend, eps = self.backend, self.stack.norm_eps
         taps = self.taps.rows(batch.slots.clamp(min=0))
-        if self.tap_norms:
-            parts = zip(taps.chunk(len(self.tap_norms), dim=1), self.tap_norms, strict=True)
-            taps = torch.cat([backend.rms_norm(tap.contiguous(), norm, eps) for tap, norm in parts], 1)
+        taps = norm_each(taps, self.tap_norms, eps, backend)
         rows = backend.rms_norm(backend.linear(taps, self.fc), self.hidden_norm, eps)
         for layer, keys_values, kv in zip(self.stack.layers, self.keys_values, self.kv, strict=True):
             projected = backend.linear(rows, keys_values)
@@ -75,9 +79,19 @@ class DFlashHead:
             x = backend.linear(anchors, anchor) + backend.linear(features, feature) + self.masks[places]
         return backend.run_layers(x, self.stack, self.kv, batch)[1]
 
+    def drafting(self, y: Tensor) -> Tensor:
+        """The rows that predict a token, by sequence: [sequences, block, hidden]."""
+        return y.view(-1, self.shape.rows, y.shape[1])[:, self.dropped :]
 
-def pack_blocks(sequences: list[Sequence], block: int, block_size: int) -> PackedBatch:
+
+class BlockShape(NamedTuple):
+    rows: int
+    causal: bool
+
+
+def pack_blocks(sequences: list[Sequence], shape: BlockShape, block_size: int) -> PackedBatch:
     """A block of rows for every sequence. Its K and V lie behind the blocks of the sequence's own tokens."""
+    block = shape.rows
     count, rows = len(sequences), np.arange(block)
     lengths = np.array([sequence.num_tokens for sequence in sequences])
     block_tables = np.zeros((count, max(len(sequence.block_table) for sequence in sequences)), np.int32)
@@ -89,7 +103,8 @@ def pack_blocks(sequences: list[Sequence], block: int, block_size: int) -> Packe
     )
     anchors = np.array([sequence.token_ids[-1] for sequence in sequences]).repeat(block)
     positions = (lengths[:, None] - 1 + rows[None, :]).reshape(-1)
-    prefix_lens, path_lens = (lengths - 1).repeat(block), np.full(count * block, block)
+    prefix_lens = (lengths - 1).repeat(block)
+    path_lens = np.tile(rows + 1, count) if shape.causal else np.full(count * block, block)
     return PackedBatch(
         wide=np.array([anchors, positions, slots.reshape(-1)], np.int64),
         narrow=np.array([np.arange(count).repeat(block), prefix_lens, path_lens], np.int32),
@@ -103,10 +118,10 @@ def pack_blocks(sequences: list[Sequence], block: int, block_size: int) -> Packe
     )
 
 
-def blocks_behind(plan: ForwardBatch, lengths: Tensor, anchors: Tensor, block: int) -> ForwardBatch:
+def blocks_behind(plan: ForwardBatch, lengths: Tensor, anchors: Tensor, shape: BlockShape) -> ForwardBatch:
     """What `pack_blocks` makes, on the device: a block behind each of the first sequences of a plan, which have
     `lengths` tokens with `anchors` as their last; those of length 0 store nothing."""
-    size, count, device = plan.block_size, len(lengths), lengths.device
+    size, count, device, block = plan.block_size, len(lengths), lengths.device, shape.rows
     rows = torch.arange(block, device=device)
     places = (lengths + size - 1)[:, None] // size * size + rows[None, :]  # [sequences, block]
     sequences = torch.arange(count, device=device)[:, None].expand(count, block)
@@ -119,7 +134,7 @@ def blocks_behind(plan: ForwardBatch, lengths: Tensor, anchors: Tensor, block: i
         block_tables=plan.block_tables,
         prefix_lens=(lengths - 1).clamp(min=0).int().repeat_interleave(block),
         paths=places.int().repeat_interleave(block, 0),
-        path_lens=torch.full((count * block,), block, dtype=torch.int32, device=device),
+        path_lens=(rows + 1 if shape.causal else torch.full_like(rows, block)).int().repeat(count),
         logit_rows=None,
         block_size=size,
         max_keys=plan.max_keys,
@@ -171,14 +186,32 @@ class Markov(Corrected):
         self.first, self.weight = (weights.linear(f"markov_head.markov_{part}", is_head=True) for part in ("w1", "w2"))
 
     def begin(self, y: Tensor, anchors: Tensor) -> Tensor:
-        backend, uncorrected = self.head.backend, super().begin(y, anchors)
+        uncorrected = super().begin(y, anchors)
         self.shortlist()
-        return uncorrected + backend.logits(backend.embed(anchors, self.first), self.weight)
+        self._y = y
+        return uncorrected + self.head.backend.logits(self._factors(y[:, 0], anchors), self.weight)
 
     def after(self, lanes: Tensor, depth: int, previous: Tensor) -> tuple[Tensor, Tensor]:
         columns = self.columns[lanes, depth]
-        added = self.product(depth, lanes, self.head.backend.embed(previous, self.first))
+        added = self.product(depth, lanes, self._factors(self._y[lanes, depth], previous))
         return self.logits[lanes[:, None], depth, columns] + added, self.head.token_ids[columns]
+
+    def _factors(self, y: Tensor, previous: Tensor) -> Tensor:
+        """[rows, rank], from the output of rows [rows, hidden] and the tokens before theirs."""
+        return self.head.backend.embed(previous, self.first)
+
+
+class GatedMarkov(Markov):
+    """logits += W2 · (sigmoid(Wg · [y; W1[previous token]]) * W1[previous token])."""
+
+    def __init__(self, head: DFlashHead, weights: HeadWeights) -> None:
+        super().__init__(head, weights)
+        self.gate = weights.linear("markov_head.gate_proj.weight")
+
+    def _factors(self, y: Tensor, previous: Tensor) -> Tensor:
+        codes = super()._factors(y, previous)
+        gates = self.head.backend.linear(torch.cat([y.to(codes.dtype), codes], dim=1), self.gate)
+        return (codes / (1 + (-gates.float()).exp())).to(codes.dtype)
 
 
 class Refiner(Corrected):
@@ -211,3 +244,8 @@ class Refiner(Corrected):
 
 
 CORRECTIONS = {"none": Correction, "markov": Markov, "refiner": Refiner}
+
+
+def correction(head: DFlashHead, weights: HeadWeights) -> Correction:
+    kind = GatedMarkov if weights.config.markov_gate else CORRECTIONS[weights.config.correction]
+    return kind(head, weights)

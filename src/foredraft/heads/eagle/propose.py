@@ -10,7 +10,7 @@ from torch import Tensor
 
 from foredraft.backends.tree_ops import Nodes
 from foredraft.batch import ForwardBatch
-from foredraft.heads.eagle.serve import EagleHead
+from foredraft.heads.eagle.serve import EagleHead, FusedEagleHead
 from foredraft.heads.propose import HeadDrafter, HeadRunner
 from foredraft.proposers.model.candidates import NodeLogits
 from foredraft.proposers.model.computed_tokens import ComputedTokens
@@ -24,7 +24,8 @@ class EagleRunner(HeadRunner):
 
     def _load(self) -> None:
         self._computed = ComputedTokens(self.block_size)
-        self._head = head = EagleHead(*self._add_layers())
+        served = FusedEagleHead if self._weights.config.fuses_embedding else EagleHead
+        self._head = head = served(*self._add_layers())
         self._advance, self._extend = (Replayed(head.backend, head.stack.layers[0].shape) for _ in range(2))
         self._advance.warm(self.block_size, self._target.max_model_len, head.advance)
         self._extend.warm(self.block_size, self._target.max_model_len, head.extend)

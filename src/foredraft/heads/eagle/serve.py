@@ -1,4 +1,4 @@
-"""An EAGLE head as it is served: one decoder layer over [embedding; feature].
+"""An EAGLE head as it is served: one decoder layer over [embedding; feature], and maybe further ones behind it.
 
 The row of token s is made of its embedding and the feature of position s-1, and gives the logits of token s+1. Its K
 and V lie at slot s, so that they are a function of the tokens up to there, as the target's are; the first token has
@@ -12,27 +12,42 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import Entry, LayerKV, Linear, Taps
+from foredraft.backends.base import Entry, LayerKV, Stack, Taps
 from foredraft.batch import ForwardBatch
-from foredraft.heads.weights import HeadWeights, TapReader, layer_shape
+from foredraft.heads.eagle.config import layer_names
+from foredraft.heads.weights import HeadWeights, TapReader, layer_shape, norm_each
+from foredraft.models.decoder import Decoder
 
 
 class EagleHead:
     def __init__(
-        self, weights: HeadWeights, embedding: Linear, taps: TapReader, kv: list[LayerKV], max_positions: int
+        self, weights: HeadWeights, target: Decoder, taps: TapReader, kv: list[LayerKV], max_positions: int
     ) -> None:
-        """`embedding` is the target's."""
+        config = self.config = weights.config
         self.backend = backend = weights.backend
         self.taps, self.kv = taps, kv
-        layer = weights.layer("midlayer", replace(layer_shape(weights.config), first_key=1))
-        entry = Entry(embedding, weights.vector("midlayer.hidden_norm.weight"))
-        self.fc = weights.linear("fc.weight")
-        self.stack = weights.stack((layer,), max_positions, entry)
-        self.output = weights.linear("lm_head.weight", is_head=True)
+        self.layers = tuple(
+            weights.layer(name, replace(layer_shape(config, index), first_key=1))
+            for index, name in enumerate(layer_names(config))
+        )
+        self.embedding, self.fc, self.output = (
+            weights.embedding(target),
+            weights.linear("fc.weight"),
+            weights.output(target),
+        )
+        self.stack = self._stack(weights, target, max_positions)
         self.token_ids = weights.token_ids  # [draft_vocab]
-        slots, hidden = len(kv[0].k), weights.config.hidden_size
-        outputs = torch.empty((slots, hidden), dtype=backend.activation_dtype, device=backend.device)
-        self.outputs = Taps((1,), outputs)  # of every row that was run, before its norm
+        outputs = torch.empty((len(kv[0].k), config.hidden_size), dtype=backend.activation_dtype, device=backend.device)
+        self.outputs = Taps((config.num_layers,), outputs)  # what the rows behind read of every row that was run
+
+    def _stack(self, weights: HeadWeights, target: Decoder, max_positions: int) -> Stack:
+        config = self.config
+        self.input_norm = weights.optional("input_norm.weight")  # over all taps
+        fc_norms = range(len(config.taps) if config.fc_norm else 0)
+        self.fc_norms = [weights.vector(f"fc_norm.{index}.weight") for index in fc_norms]
+        self.hidden_norm = weights.vector("midlayer.hidden_norm.weight")
+        entry_norm = None if config.norm_before_residual else self.hidden_norm
+        return weights.stack(self.layers, max_positions, Entry(self.embedding, entry_norm))
 
     def advance(self, batch: ForwardBatch) -> Tensor:
         """Run committed tokens, whose features are in the taps: the logits of wanted rows over the draft vocabulary."""
@@ -45,12 +60,40 @@ class EagleHead:
 
     def tapped(self, batch: ForwardBatch) -> Tensor:
         """What the rows of committed tokens read: [rows, hidden]."""
-        return self.backend.linear(self.taps.previous(batch), self.fc)
+        backend, eps, taps = self.backend, self.config.norm_eps, self.taps.previous(batch)
+        if self.input_norm is not None:
+            taps = backend.rms_norm(taps, self.input_norm, eps)
+        return backend.linear(norm_each(taps, self.fc_norms, eps, backend), self.fc)
 
     def run(self, batch: ForwardBatch, feature: Tensor) -> tuple[Tensor, Tensor]:
-        """The output of rows, which the next ones read, and its norm. May overwrite `feature`."""
-        return self.backend.run_layers(feature, self.stack, self.kv, batch, self.outputs)
+        """What the next rows read of these, and what the output head reads. May overwrite `feature`."""
+        backend = self.backend
+        if self.config.norm_before_residual:
+            feature = backend.rms_norm(feature, self.hidden_norm, self.config.norm_eps)
+        if not self.config.norm_output:
+            return backend.run_layers(feature, self.stack, self.kv, batch, self.outputs)
+        normed = backend.run_layers(feature, self.stack, self.kv, batch)[1].to(backend.activation_dtype)
+        backend.store(normed, self.outputs.cache, 0, batch.slots)
+        return normed, normed
 
     def _logits(self, batch: ForwardBatch, normed: Tensor) -> Tensor:
         wanted = normed if batch.logit_rows is None else normed[batch.logit_rows]
         return self.backend.logits(wanted, self.output)
+
+
+class FusedEagleHead(EagleHead):
+    """EAGLE-1: rows are made of the embedding and the feature by fc, and the output head reads what the layers leave.
+    The feature of committed tokens is what the target's own output head reads."""
+
+    def _stack(self, weights: HeadWeights, target: Decoder, max_positions: int) -> Stack:
+        self.final_norm, self.final_eps = target.norm, target.config.rms_norm_eps
+        return weights.stack(self.layers, max_positions)
+
+    def tapped(self, batch: ForwardBatch) -> Tensor:
+        return self.backend.rms_norm(self.taps.previous(batch), self.final_norm, self.final_eps)
+
+    def run(self, batch: ForwardBatch, feature: Tensor) -> tuple[Tensor, Tensor]:
+        backend = self.backend
+        rows = torch.cat([backend.embed(batch.token_ids, self.embedding), feature], dim=1)
+        y, _ = backend.run_layers(backend.linear(rows, self.fc), self.stack, self.kv, batch, self.outputs)
+        return y, y

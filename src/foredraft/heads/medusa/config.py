@@ -7,7 +7,7 @@ from foredraft.heads.base import HeadConfig, Rules, Shapes
 
 def _tensors(config: HeadConfig) -> Shapes:
     hidden = config.hidden_size
-    shapes: Shapes = {"norm.weight": (hidden,), "lm_head.weight": (config.draft_vocab_size, hidden)}
+    shapes: Shapes = {"norm.weight": (hidden,)}
     for offset in range(config.block):
         for layer in range(config.num_layers):
             shapes[f"blocks.{offset}.layers.{layer}.weight"] = (hidden, hidden)
@@ -15,4 +15,4 @@ def _tensors(config: HeadConfig) -> Shapes:
     return shapes
 
 
-RULES = Rules(_tensors, as_wide_as_target=True)
+RULES = Rules(_tensors, as_wide_as_target=True, variants=frozenset({"shares_output", "output_per_offset"}))

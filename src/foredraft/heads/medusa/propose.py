@@ -21,7 +21,7 @@ class MedusaRunner(HeadRunner):
     _logits: Tensor  # [sequences × offsets, draft_vocab] of this call
 
     def _load(self) -> None:
-        self._head = MedusaHead(self._weights, self._taps)
+        self._head = MedusaHead(self._weights, self._target.runner.decoder, self._taps)
 
     def logits(self, works: Items[Work]) -> NodeLogits:
         head = self._head

@@ -10,14 +10,13 @@ from torch import Tensor
 
 from foredraft.backends.base import Linear
 from foredraft.heads.weights import HeadWeights, TapReader
+from foredraft.models.decoder import Decoder
 
 
 class MedusaHead:
-    def __init__(self, weights: HeadWeights, taps: TapReader) -> None:
+    def __init__(self, weights: HeadWeights, target: Decoder, taps: TapReader) -> None:
         def layer(index: int, offsets: range) -> Linear:
-            names = [f"blocks.{offset}.layers.{index}" for offset in offsets]
-            biases = torch.cat([weights.vector(f"{name}.bias") for name in names])
-            return weights.linear(*(f"{name}.weight" for name in names), bias=biases)
+            return weights.linear(*(f"blocks.{offset}.layers.{index}.weight" for offset in offsets))
 
         config, self.backend, self.taps = weights.config, weights.backend, taps
         self.norm, self.norm_eps, self.offsets = weights.vector("norm.weight"), config.norm_eps, config.block
@@ -26,7 +25,9 @@ class MedusaHead:
             [layer(index, range(offset, offset + 1)) for offset in range(self.offsets)]
             for index in range(1, config.num_layers)
         ]
-        self.output = weights.linear("lm_head.weight", is_head=True)
+        # One for all offsets, or one for each.
+        names = [f"lm_heads.{offset}.weight" for offset in range(self.offsets if config.output_per_offset else 0)]
+        self.outputs = [weights.linear(name, is_head=True) for name in names] or [weights.output(target)]
         self.token_ids = weights.token_ids  # [draft_vocab]
 
     def logits(self, slots: Tensor) -> Tensor:
@@ -37,4 +38,7 @@ class MedusaHead:
         for layer in self.further:
             mixed = torch.stack([self.backend.linear(x, offset) for x, offset in zip(rows, layer, strict=True)])
             rows = rows + self.backend.silu(mixed)
-        return self.backend.logits(rows.transpose(0, 1).flatten(0, 1), self.output)
+        if len(self.outputs) == 1:
+            return self.backend.logits(rows.transpose(0, 1).flatten(0, 1), self.outputs[0])
+        logits = [self.backend.logits(x, output) for x, output in zip(rows, self.outputs, strict=True)]
+        return torch.stack(logits, dim=1).flatten(0, 1)

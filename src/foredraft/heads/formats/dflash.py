@@ -1,0 +1,141 @@
+"""DFlash and DSpark heads: those of z-lab and DeepSpec, and in the speculators format.
+
+`target_layer_ids` number the target's layers from 0 and mean their outputs; -1 is the embedding. In the speculators
+format, `aux_hidden_state_layer_ids` name the stream after so many layers. What z-lab nests in `dflash_config` may stand
+at the top too. A confidence output is checked and left out: trees go by the probabilities of tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from foredraft.config import ModelConfig
+from foredraft.heads.base import HeadConfig
+from foredraft.heads.files import Tensors, check_tensors
+from foredraft.heads.formats.published import (
+    REMEDY,
+    Published,
+    check_config,
+    found_biases,
+    head_fields,
+    with_vocabulary,
+)
+from foredraft.models.checkpoint import Checkpoint
+from foredraft.models.fields import Fields, shown
+
+_MASK = "mask_embedding.weight"
+_MARKOV = ("markov_head.markov_w1", "markov_head.markov_w2")
+
+
+def fits(published: Published) -> bool:
+    if published.speculators_type is not None:
+        return published.speculators_type in ("dflash", "dspark")
+    named = any(name in ("DFlashDraftModel", "Qwen3DSparkModel") for name in published.architectures)
+    return named and not any(name.startswith(("conv", "selector", "causal_head")) for name in published.names)
+
+
+def read(published: Published, target: Checkpoint) -> tuple[HeadConfig, Tensors]:
+    raw = published.section("transformer_layer_config") or published.raw
+    options = {**raw, **published.raw, **published.section("dflash_config")}
+    fields = Fields(published.file, options)
+    tensors = published.tensors()
+    for name in _MARKOV:
+        if f"{name}.weight" in tensors:
+            tensors[name] = tensors.pop(f"{name}.weight")
+    has_markov = _MARKOV[0] in tensors
+    if has_markov and (kind := fields.text("markov_head_type", "vanilla")) not in ("vanilla", "gated"):
+        raise published.refuse(f"markov_head_type is {shown(kind)}, but only vanilla and gated are supported.")
+    from_anchor = fields.flag("sample_from_anchor", has_markov)
+    rows = fields.integer("block_size", most=1024)
+    if rows == 1 and not from_anchor:
+        raise fields.error("block_size", "is 1, but a block that does not sample from its anchor needs 2")
+    layers, causal = _attention(published, options, rows)
+    mask = next(iter(fields.token_ids("mask_token_id")), None)
+    if mask is None:
+        raise fields.error("mask_token_id", "is missing")
+    config = HeadConfig.of_sizes(
+        layers,
+        target.config,
+        kind="dflash",
+        **head_fields(published, layers, target),
+        taps=_taps(published, options, target.config.num_layers),
+        draft_vocab_size=fields.integer("draft_vocab_size", layers.vocab_size),
+        block=rows - (not from_anchor),
+        block_input="masked",
+        mask_token_id=mask,
+        correction="markov" if has_markov else "none",
+        rank=tensors[_MARKOV[0]].shape[-1] if has_markov else 0,
+        shares_embedding="embed_tokens.weight" not in tensors,
+        shares_output="lm_head.weight" not in tensors,
+        biases=found_biases(published, ["layers.0"], raw),
+        sample_from_anchor=from_anchor,
+        causal=causal,
+        markov_gate="markov_head.gate_proj.weight" in tensors,
+    )
+    check_config(published.folder, config, target)
+    if fields.integer("num_target_layers", config.target_num_layers) != config.target_num_layers:
+        found = f"num_target_layers is {options['num_target_layers']}"
+        raise published.refuse(f"{found}, but the model has {config.target_num_layers} layers; {REMEDY}.")
+    _drop_confidence(published, tensors, config, fields)
+    if not config.shares_embedding:
+        tensors[_MASK] = tensors["embed_tokens.weight"][mask : mask + 1]
+    else:
+        tensors[_MASK] = target.weight("model.embed_tokens.weight").rows(mask, mask + 1).dense()
+    with_vocabulary(published, tensors, config, ("lm_head.weight", _MARKOV[1]))
+    check_tensors(published.folder, config, tensors, _named, REMEDY)
+    return config, tensors
+
+
+def _named(name: str) -> str:
+    return f"{name}.weight" if name in _MARKOV else name
+
+
+def _taps(published: Published, options: dict[str, Any], num_layers: int) -> tuple[int, ...]:
+    ids = published.ids(options, "target_layer_ids")
+    if ids is not None:
+        return tuple(layer + 1 for layer in ids)
+    return published.ids(options, "aux_hidden_state_layer_ids") or (2, num_layers // 2, num_layers - 3)
+
+
+def _attention(published: Published, options: dict[str, Any], rows: int) -> tuple[ModelConfig, bool]:
+    """The layers, with the windows that our attention has to have, and whether rows see only those before them."""
+    layers, fields = published.layers(), Fields(published.file, options)
+    if published.speculators_type is not None:
+        if not layers.sliding_layers:
+            return layers, False
+        if not fields.flag("sliding_window_non_causal", False):
+            raise _mixed(published)
+        # Theirs counts tokens before the block, for all of its rows alike; ours ends with the last key.
+        assert layers.sliding_window is not None
+        return replace(layers, sliding_window=layers.sliding_window + rows), False
+    if not options.get("layer_types") and fields.flag("use_swa", False):
+        window = fields.integer("swa_window_size", fields.integer("sliding_window"))
+        layers = replace(layers, sliding_window=window, sliding_layers=tuple(range(layers.num_layers)))
+    causal = fields.flag("is_causal", fields.flag("causal", False))
+    if layers.sliding_layers and not causal:
+        said = "is_causal" in options or "causal" in options or not options.get("layer_types")
+        if said or len(layers.sliding_layers) < layers.num_layers:
+            raise _mixed(published)
+        causal = True  # which layers with a window are unless the config says otherwise
+    return layers, causal
+
+
+def _mixed(published: Published) -> Exception:
+    return published.refuse(
+        "rows of its blocks see other keys in layers with a sliding window than in those without, or a window that is "
+        "not causal, which is not supported; use a head without sliding windows."
+    )
+
+
+def _drop_confidence(published: Published, tensors: dict[str, Tensor], config: HeadConfig, fields: Fields) -> None:
+    with_markov = fields.flag("confidence_head_with_markov", config.rank > 0)
+    width = config.hidden_size + config.rank * with_markov
+    expected = {"confidence_head.proj.weight": (1, width), "confidence_head.proj.bias": (1,)}
+    found = {name: tuple(tensors.pop(name).shape) for name in expected if name in tensors}
+    for name, shape in found.items():
+        if shape != expected[name]:
+            raise published.refuse(
+                f"tensor {name!r} has shape {list(shape)}, but config.json asks for {list(expected[name])}; {REMEDY}."
+            )
