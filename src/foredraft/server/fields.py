@@ -10,6 +10,7 @@ from pydantic import WithJsonSchema
 from foredraft.errors import ForedraftError
 from foredraft.params import SamplingParams
 from foredraft.server.bodies import Body, Many, RequestModel
+from foredraft.server.constraint import GrammarFields, grammar_of
 from foredraft.server.errors import as_api_error, bad_request, not_supported
 from foredraft.server.service import Service
 
@@ -17,7 +18,7 @@ from foredraft.server.service import Service
 LogitBias = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}})]
 
 
-class GenerationRequest(Body):
+class GenerationRequest(GrammarFields, Body):
     """What every API that generates takes. Beside `temperature` and `top_p` these are extensions of this server."""
 
     stream: bool | None = None
@@ -30,7 +31,6 @@ class GenerationRequest(Body):
     stop_token_ids: Many[int] | None = None
     acceptance: str | None = None
     cache_salt: str | None = None
-    grammar: dict[str, Any] | None = None
     spec: str | None = None
     priority: int | None = None
     chat_template: Any = None
@@ -49,6 +49,8 @@ class GenerationRequest(Body):
         name or meaning here. Checked against the operator's limits and the library's; raises ApiError."""
         names = type(self).model_fields.keys() & set(SamplingParams.names())
         given = {**{name: getattr(self, name) for name in names}, **others}
+        if "grammar" not in others:
+            given["grammar"] = grammar_of(self)
         limits = service.limits
         most = min(limits.max_tokens, service.llm.max_model_len)
         _in_range("max_tokens", max_tokens, most)

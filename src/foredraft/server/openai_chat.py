@@ -49,7 +49,7 @@ async def create_chat_completion(body: ChatRequest, request: Request, service: S
     if body.tools:
         check_count(service.limits.max_tools, "tools", body.tools)
     choice = choose(body.tools, body.tool_choice)
-    grammar = grammar_of(body.grammar, body.response_format, choice)
+    grammar = grammar_of(body, body.response_format, choice)
     if body.top_logprobs is not None and not body.logprobs:
         raise bad_request("top_logprobs needs logprobs=true.", "top_logprobs")
     top = (body.top_logprobs or 0) if body.logprobs else None
