@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the server needs the packages of the extra `server`")
 
-from foredraft.server.constraint import ResponseFormat, grammar_of
+from foredraft.server.constraint import GrammarFields, ResponseFormat, grammar_of
 from foredraft.server.errors import ApiError
 from foredraft.server.openai_chat import ChatAnswer
 from foredraft.server.sse import json_pieces
@@ -76,7 +76,7 @@ def test_choices() -> None:
     assert choose(None, None) == choose([REQUEST], "none") == ToolChoice()
     assert not choose([REQUEST], "auto").is_required and choose([REQUEST], "required").is_required
     assert choose([REQUEST], named).named == REQUEST.function
-    assert grammar_of(None, None, choose([REQUEST], named)) == {"type": "object"}
+    assert grammar_of(GrammarFields(), None, choose([REQUEST], named)) == {"type": "object"}
     for tools, wanted in ((None, "required"), ([REQUEST], "sometimes"), (None, named)):
         with pytest.raises(ApiError, match="tool_choice"):
             choose(tools, wanted)
@@ -85,16 +85,16 @@ def test_choices() -> None:
 def test_grammars() -> None:
     schema = {"type": "object"}
     wanted = ResponseFormat.model_validate({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
-    assert grammar_of(None, wanted, AUTO) == schema
-    assert grammar_of(None, ResponseFormat(type="json_object"), AUTO) == {"type": "object"}
-    assert grammar_of(None, ResponseFormat(type="text"), AUTO) is None
-    assert grammar_of({"regex": "a+"}, None, AUTO) == {"regex": "a+"}
-    assert grammar_of(None, None, ToolChoice((WEATHER,), named=WEATHER)) == WEATHER.parameters
-    required = grammar_of(None, None, ToolChoice((WEATHER,), is_required=True))
+    assert grammar_of(GrammarFields(), wanted, AUTO) == schema
+    assert grammar_of(GrammarFields(), ResponseFormat(type="json_object"), AUTO) == {"type": "object"}
+    assert grammar_of(GrammarFields(), ResponseFormat(type="text"), AUTO) is None
+    assert grammar_of(GrammarFields(grammar={"regex": "a+"}), None, AUTO) == {"regex": "a+"}
+    assert grammar_of(GrammarFields(), None, ToolChoice((WEATHER,), named=WEATHER)) == WEATHER.parameters
+    required = grammar_of(GrammarFields(), None, ToolChoice((WEATHER,), is_required=True))
     assert required is not None
     assert required["anyOf"][0]["properties"] == {"name": {"const": "weather"}, "arguments": WEATHER.parameters}
     with pytest.raises(ApiError, match="Only one"):
-        grammar_of({"regex": "a+"}, wanted, AUTO)
+        grammar_of(GrammarFields(grammar={"regex": "a+"}), wanted, AUTO)
 
 
 @pytest.mark.parametrize("has_system", [True, False])

@@ -1,12 +1,14 @@
-"""From `response_format` and `tool_choice` to the grammar that an answer must follow."""
+"""From the fields that shape an answer to the one grammar that it must follow: `grammar`, what clients of vLLM send,
+`response_format` and `tool_choice`."""
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal
 
 from pydantic import Field
 
-from foredraft.server.bodies import RequestModel
+from foredraft.server.bodies import Many, RequestModel
 from foredraft.server.errors import bad_request
 from foredraft.server.tools import ToolChoice
 
@@ -25,12 +27,66 @@ class ResponseFormat(RequestModel):
     json_schema: JsonSchema | None = None
 
 
-def grammar_of(given: Grammar | None, wanted: ResponseFormat | None, choice: ToolChoice) -> Grammar | None:
+class StructuredOutputs(RequestModel):
+    """What vLLM calls structured outputs: one of these."""
+
+    json_: str | Grammar | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: Many[str] | None = None
+    json_object: bool | None = None
+
+
+class GrammarFields(RequestModel):
+    """The fields that give a grammar as such; `guided_…` are vLLM's older names."""
+
+    grammar: Grammar | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | Grammar | None = None
+    guided_regex: str | None = None
+    guided_choice: Many[str] | None = None
+
+    def grammars(self) -> dict[str, Grammar]:
+        """Those that are given, by the field that gives them."""
+        wanted = self.structured_outputs or StructuredOutputs()
+        given = {
+            "grammar": self.grammar,
+            "structured_outputs.json": _schema("structured_outputs.json", wanted.json_),
+            "structured_outputs.regex": _kind("regex", wanted.regex),
+            "structured_outputs.choice": _kind("choice", wanted.choice),
+            "structured_outputs.json_object": _ANY_OBJECT if wanted.json_object else None,
+            "guided_json": _schema("guided_json", self.guided_json),
+            "guided_regex": _kind("regex", self.guided_regex),
+            "guided_choice": _kind("choice", self.guided_choice),
+        }
+        return {name: grammar for name, grammar in given.items() if grammar is not None}
+
+
+def grammar_of(
+    given: GrammarFields, wanted: ResponseFormat | None = None, choice: ToolChoice | None = None
+) -> Grammar | None:
     """The one grammar of a request: given as such, as a response format, or through a tool that must be called."""
-    grammars = [each for each in (given, _of_format(wanted), _of_tools(choice)) if each is not None]
+    others = {"response_format": _of_format(wanted), "tool_choice": _of_tools(choice or ToolChoice())}
+    grammars = given.grammars() | {name: grammar for name, grammar in others.items() if grammar is not None}
     if len(grammars) > 1:
-        raise bad_request("Only one of grammar, response_format and a required tool_choice can shape an answer.")
-    return grammars[0] if grammars else None
+        raise bad_request(f"Only one field can shape an answer, but these do: {', '.join(grammars)}.")
+    return next(iter(grammars.values()), None)
+
+
+def _kind(kind: str, value: str | list[str] | None) -> Grammar | None:
+    return None if value is None else {kind: value}
+
+
+def _schema(field: str, given: str | Grammar | None) -> Grammar | None:
+    """A JSON schema, which clients send as an object or as its text."""
+    if not isinstance(given, str):
+        return given
+    try:
+        schema = json.loads(given)
+    except (ValueError, RecursionError):
+        schema = None
+    if not isinstance(schema, dict):
+        raise bad_request(f"{field} must be a JSON schema: an object, or the text of one.", field)
+    return schema
 
 
 def _of_format(wanted: ResponseFormat | None) -> Grammar | None:

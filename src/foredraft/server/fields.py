@@ -10,6 +10,7 @@ from pydantic import WithJsonSchema
 from foredraft.errors import ForedraftError
 from foredraft.params import SamplingParams
 from foredraft.server.bodies import Body, Many, RequestModel
+from foredraft.server.constraint import GrammarFields, grammar_of
 from foredraft.server.errors import as_api_error, bad_request, not_supported
 from foredraft.server.service import Service
 
@@ -17,7 +18,7 @@ from foredraft.server.service import Service
 LogitBias = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}})]
 
 
-class GenerationRequest(Body):
+class GenerationRequest(GrammarFields, Body):
     """What every API that generates takes. Beside `temperature` and `top_p` these are extensions of this server."""
 
     stream: bool | None = None
@@ -27,10 +28,10 @@ class GenerationRequest(Body):
     min_p: float | None = None
     repetition_penalty: float | None = None
     ignore_eos: bool | None = None
+    min_tokens: int | None = None
     stop_token_ids: Many[int] | None = None
     acceptance: str | None = None
     cache_salt: str | None = None
-    grammar: dict[str, Any] | None = None
     spec: str | None = None
     priority: int | None = None
     chat_template: Any = None
@@ -49,6 +50,8 @@ class GenerationRequest(Body):
         name or meaning here. Checked against the operator's limits and the library's; raises ApiError."""
         names = type(self).model_fields.keys() & set(SamplingParams.names())
         given = {**{name: getattr(self, name) for name in names}, **others}
+        if "grammar" not in others:
+            given["grammar"] = grammar_of(self)
         limits = service.limits
         most = min(limits.max_tokens, service.llm.max_model_len)
         _in_range("max_tokens", max_tokens, most)
@@ -74,6 +77,7 @@ class OpenAIRequest(GenerationRequest):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: LogitBias | None = None
+    prompt_logprobs: int | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
 
@@ -81,6 +85,8 @@ class OpenAIRequest(GenerationRequest):
         super().check(service)
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options is only allowed with stream=true.", "stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise bad_request("prompt_logprobs is only allowed without stream=true.", "prompt_logprobs")
 
     @property
     def includes_usage(self) -> bool:

@@ -15,7 +15,7 @@ from foredraft.server.constraint import ResponseFormat, grammar_of
 from foredraft.server.errors import bad_request, json_bytes
 from foredraft.server.fields import OpenAIRequest, check_count
 from foredraft.server.generation import Generation, begin
-from foredraft.server.messages import ChatMessage, conversation
+from foredraft.server.messages import ChatMessage, TemplateFields, conversation
 from foredraft.server.openai_completions import CompletionAnswer
 from foredraft.server.reports import Logprobs
 from foredraft.server.service import Served
@@ -28,7 +28,7 @@ _MARK = "\ue000"  # stands for the text of a content event; no name of a model a
 router = APIRouter(route_class=BodyRoute)
 
 
-class ChatRequest(OpenAIRequest):
+class ChatRequest(TemplateFields, OpenAIRequest):
     messages: Many[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -49,13 +49,13 @@ async def create_chat_completion(body: ChatRequest, request: Request, service: S
     if body.tools:
         check_count(service.limits.max_tools, "tools", body.tools)
     choice = choose(body.tools, body.tool_choice)
-    grammar = grammar_of(body.grammar, body.response_format, choice)
+    grammar = grammar_of(body, body.response_format, choice)
     if body.top_logprobs is not None and not body.logprobs:
         raise bad_request("top_logprobs needs logprobs=true.", "top_logprobs")
     top = (body.top_logprobs or 0) if body.logprobs else None
     wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     params = body.sampling_params(service, wanted, logprobs=top, grammar=grammar)
-    prompt = conversation(service, body.messages, body.tools if choice.tools else None)
+    prompt = conversation(service, body.messages, body.tools if choice.tools else None, body)
     generation = await begin(service, request, body, [prompt], params)
     logprobs = None if top is None else Logprobs(service.llm.tokenizer, top)
     traced = service.llm.tokenizer if body.speculation_trace else None
@@ -83,6 +83,11 @@ class ChatAnswer(CompletionAnswer):
         self._parsers = [CallParser(tools) for _ in range(generation.num_choices)]
         self._num_calls = [0] * generation.num_choices
         self._frames: dict[int, tuple[bytes, bytes]] = {}  # of a choice's content events, around the text
+
+    def body(self) -> dict[str, Any]:
+        """The log probabilities of the prompt, which all choices share, stand beside them, as vLLM has it."""
+        prompt_logprobs = reports.prompt_logprobs(self._generation, self._generation.outputs[0])
+        return super().body() | ({} if prompt_logprobs is None else {"prompt_logprobs": prompt_logprobs})
 
     def _choice(self, index: int, output: CompletionOutput) -> dict[str, Any]:
         content, calls = self._parsed(index, output.text, is_end=True)

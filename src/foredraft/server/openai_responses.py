@@ -17,7 +17,6 @@ from foredraft.server.generation import Generation, Tokens, begin
 from foredraft.server.messages import ChatMessage, TextPart, conversation
 from foredraft.server.service import Served
 from foredraft.server.sse import event, respond
-from foredraft.server.tools import ToolChoice
 
 PATH = "/v1/responses"
 router = APIRouter(route_class=BodyRoute)
@@ -64,7 +63,7 @@ async def create_response(body: ResponsesRequest, request: Request, service: Ser
     check_count(service.limits.max_messages, "input", messages)
     wanted = body.text.format if body.text else None
     response_format = ResponseFormat(type=wanted.type, json_schema=wanted) if wanted else None
-    grammar = grammar_of(body.grammar, response_format, ToolChoice())
+    grammar = grammar_of(body, response_format)
     params = body.sampling_params(service, body.max_output_tokens, grammar=grammar)
     prompt = conversation(service, messages)
     generation = await begin(service, request, body, [prompt], params)
