@@ -203,7 +203,6 @@ def test_prompts_fit_into_the_time(machine: ModuleType) -> None:
 
 def test_a_comparison_is_condensed_to_medians_and_ratios(pages: ModuleType) -> None:
     from page_sections import CHAT, COPY, peers_body
-
     from peers import FOREDRAFT, LLAMA, PEERS, Results, peers_record
 
     results = Results(about={"llama.cpp": {"version": "1", "settings": "its own lookup"}})
