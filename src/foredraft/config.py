@@ -133,7 +133,7 @@ class EngineConfig:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise InvalidParameter(f"device={self.device!r} is not known; use auto, cpu or cuda.")
         if self.head is not None and not (isinstance(self.head, str) and self.head):
-            raise InvalidParameter(f"head={self.head!r} must be auto, None, a folder or a hub id.")
+            raise InvalidParameter(f"head={self.head!r} must be auto, None, a folder, a GGUF file or a hub id.")
         if not isinstance(self.prefix_salt, str):
             raise InvalidParameter(f"prefix_salt={self.prefix_salt!r} must be a text.")
         if self.refill > self.max_num_seqs:

@@ -87,7 +87,7 @@ def test_folders_that_hold_no_head_or_two(folder: Path, eagle: Path, tmp_path: P
     shutil.rmtree(tmp_path / "two")
     shutil.copytree(folder, tmp_path / "draft")  # as `foredraft train eagle draft` writes one beside the heads
     assert set(find_heads(str(tmp_path), open_checkpoint(folder))) == {"eagle"}
-    with pytest.raises(InvalidParameter, match="head=3 must be auto, None, a folder or a hub id"):
+    with pytest.raises(InvalidParameter, match="head=3 must be auto, None, a folder, a GGUF file or a hub id"):
         LLM(str(folder), head=3)  # type: ignore[arg-type]
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,7 @@ REFUSED = {  # with a sentence that says
     "dflash/speculators-sliding": "sliding window",
     **{name: "" for name in LAYOUTS if name.startswith("mtp/")},
 }
+SERVED = sorted(LAYOUTS.keys() - REFUSED)
 
 
 class Model:
@@ -96,13 +100,11 @@ def expected_logits(reference: Reference, streams: list[Tensor], path: list[int]
     return reference.path_logits(streams, TOKENS, path)[-1]
 
 
-@pytest.mark.parametrize("kernels", KERNELS, indirect=True)
-@pytest.mark.parametrize("name", sorted(LAYOUTS.keys() - REFUSED))
-def test_served_logits_are_those_of_the_publisher(name: str, kernels: str, model: Model, tmp_path: Path) -> None:
+def compare(name: str, model: Model, place: Path, tolerance: float, **options: Any) -> None:
     """Of a corrected block, those of the few most probable tokens of each row."""
-    LAYOUTS[name].write(tmp_path, model.shape, 7)
-    reference = LAYOUTS[name].reference(tmp_path, model.shape, *model.weights)
-    target = Target(model.folder, next(tmp_path.glob("*.gguf"), tmp_path), dtype="float32")
+    LAYOUTS[name].write(place, model.shape, 7)
+    reference = LAYOUTS[name].reference(place, model.shape, *model.weights)
+    target = Target(model.folder, next(place.glob("*.gguf"), place), dtype="float32", **options)
     sequence = target.sequence(TOKENS)
     deepest = MOST_ROWS if isinstance(reference, PathReference) else target.drafter.shape.depth - 1
     for draft in (up_to(CHAIN, deepest), up_to(TREE, deepest)):
@@ -111,7 +113,13 @@ def test_served_logits_are_those_of_the_publisher(name: str, kernels: str, model
             known = row.isfinite()
             is_short = int(known.sum()) == Corrected.SHORTLIST and "dspark" in name and len(path) > 0
             assert torch.equal(known, expected.isfinite()) or is_short
-            assert (row - expected)[known].abs().max() < TOLERANCE * expected[known].std()
+            assert (row - expected)[known].abs().max() < tolerance * expected[known].std()
+
+
+@pytest.mark.parametrize("kernels", KERNELS, indirect=True)
+@pytest.mark.parametrize("name", SERVED)
+def test_served_logits_are_those_of_the_publisher(name: str, kernels: str, model: Model, tmp_path: Path) -> None:
+    compare(name, model, tmp_path, TOLERANCE)
 
 
 @pytest.mark.parametrize("name", sorted(name for name, sentence in REFUSED.items() if sentence))
@@ -139,3 +147,36 @@ def test_texts_are_those_without_speculation(name: str, dtype: str, model: Model
         plain, drafted = (llm.generate(prompts, params, spec=spec) for spec in ("off", kind))
         assert [output.token_ids for output in plain] == [output.token_ids for output in drafted]
         assert all(output.metrics.drafted_tokens > 0 for output in drafted)
+
+
+MUTANTS = 40  # of each layout
+VALUES: list[Any] = [None, 0, 1, -1, 3, 2**40, 1e308, True, False, "", "yarn", [], {}, [1], ["a"], [-5, 99], {"a": 1}]
+
+
+def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where something stands in a config."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in items:
+        yield (*place, key)
+        yield from places(part, (*place, key))
+
+
+@pytest.mark.parametrize("name", [name for name in SERVED if not name.startswith("gguf/")])
+def test_a_changed_config_is_read_or_refused_with_a_sentence(name: str, model: Model, tmp_path: Path) -> None:
+    LAYOUTS[name].write(tmp_path, model.shape, 7)
+    file, chance = tmp_path / "config.json", random.Random(name)
+    text, target, refused = file.read_text(), open_checkpoint(model.folder), 0
+    for _ in range(MUTANTS):
+        config = json.loads(text)
+        *way, last = chance.choice(list(places(config)))
+        part = config
+        for key in way:
+            part = part[key]
+        part[last] = chance.choice(VALUES)
+        file.write_text(json.dumps(config))
+        try:
+            open_head(tmp_path, target)
+        except InvalidModel as error:
+            assert str(error).endswith(".") and "\n" not in str(error)
+            refused += 1
+    assert 0 < refused < MUTANTS

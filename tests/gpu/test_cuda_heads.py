@@ -17,6 +17,7 @@ from foredraft.params import SamplingParams
 from foredraft.proposers.model.drafter import TreeDrafter
 from foredraft.types import Draft
 from tests.contract.test_heads import CASES, REFERENCES
+from tests.contract.test_published_heads import SERVED, Model, compare
 from tests.contract.test_run_ahead import CASES as AHEAD_CASES
 from tests.contract.test_run_ahead import drafts_of
 from tests.served_heads import CHAIN, TOKENS, TREE, Target
@@ -62,6 +63,16 @@ def test_served_logits_are_those_of_the_module(
         known = row > -torch.inf
         there = torch.full((VOCAB,), -torch.inf).index_copy_(0, head.token_ids, module_row)
         assert (row - there)[known].abs().max() < 1e-3 * expected.std()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return Model(tmp_path_factory.mktemp("published"))
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_heads_of_others_give_the_logits_of_their_publishers(name: str, model: Model, tmp_path: Path) -> None:
+    compare(name, model, tmp_path, 1e-3, exact=False, device=DEVICE)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="takes minutes")

@@ -78,7 +78,7 @@ _DECLARED = {
     "device": Device,
     "threads": Threads,
     "head": Annotated[
-        str, typer.Option(help="Trained heads: auto, none, a folder that `foredraft train` wrote, or a hub id.")
+        str, typer.Option(help="Trained heads: auto, none, or the folder, GGUF file or hub id of a head.")
     ],
     "exact": Annotated[
         bool, typer.Option("--exact/--no-exact", help="Bits that do not depend on batch mates, chunks or drafts.")
