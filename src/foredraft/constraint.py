@@ -7,10 +7,16 @@ from typing import Any, Protocol
 
 
 class Constraint(Protocol):
-    """What a request's grammar allows its output to be. A path is the tokens behind those that were accepted."""
+    """What a request's grammar, or its `min_tokens`, allows its output to be. A path is the tokens behind
+    those that were accepted."""
 
-    num_accepted: int  # output tokens
-    error: str | None  # why nothing more can be allowed
+    @property
+    def num_accepted(self) -> int:
+        """Output tokens."""
+
+    @property
+    def error(self) -> str | None:
+        """Why nothing more can be allowed."""
 
     def mask(self, path: Items[int]) -> Any:
         """Which tokens may follow a path: a bool tensor [vocab], with one at least unless there is an error."""

@@ -34,7 +34,16 @@ NEUTRAL: dict[str, float | int] = {
     "min_p": 0.0,
     "repetition_penalty": 1.0,
 }
-_NEVER_NONE = ("ignore_eos", "presence_penalty", "frequency_penalty", "n", "acceptance", "cache_salt", "remember")
+_NEVER_NONE = (
+    "ignore_eos",
+    "presence_penalty",
+    "frequency_penalty",
+    "n",
+    "acceptance",
+    "cache_salt",
+    "remember",
+    "min_tokens",
+)
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,7 @@ class SamplingParams:
     stop: str | list[str] | tuple[str, ...] | None = None
     stop_token_ids: list[int] | tuple[int, ...] | None = None
     ignore_eos: bool = False
+    min_tokens: int = 0  # before so many, no end-of-text token, stop token or stop string ends the output
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     presence_penalty: float = 0.0
@@ -72,6 +82,7 @@ class SamplingParams:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, getattr(SamplingParams, name))
         _whole(self, "max_tokens", low=1, high=MAX_WHOLE)
+        _whole(self, "min_tokens", low=0, high=self.max_tokens)
         _temperature(self)
         _number(self, "top_p", low=0.0, high=1.0, open_low=True)
         _whole(self, "top_k", low=-1, high=MAX_WHOLE)

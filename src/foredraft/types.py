@@ -102,6 +102,7 @@ class TokenLogprob:
     token_id: int
     logprob: float
     top: dict[int, float] = field(default_factory=dict)
+    rank: int = 1  # of the token among all; the most likely one has 1
 
 
 class Verdict(NamedTuple):

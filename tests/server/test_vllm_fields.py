@@ -79,3 +79,42 @@ class TestGrammars:
     def test_a_text_that_is_no_schema(self, server: RunningServer, text: str) -> None:
         status, body = server.post(COMPLETE, complete(guided_json=text))
         assert (status, body["error"]["param"]) == (400, "guided_json")
+
+
+def test_min_tokens(server: RunningServer) -> None:
+    (end, *_) = sorted(server.service.llm.engine.eos_token_ids)
+    for path, request in ((COMPLETE, complete), (CHAT, chat)):
+        status, body = server.post(path, request(min_tokens=7, logit_bias={str(end): 100}))
+        assert status == 200, body
+        assert body["usage"]["completion_tokens"] == 8 and body["choices"][0]["finish_reason"] == "stop"
+    status, body = server.post(COMPLETE, complete(min_tokens=61))
+    assert (status, body["error"]["param"]) == (400, "min_tokens")
+
+
+class TestPromptLogprobs:
+    def test_of_a_completion(self, server: RunningServer) -> None:
+        tokens = server.post("/tokenize", {"prompt": "hello"})[1]["tokens"]
+        status, body = server.post(COMPLETE, complete(prompt_logprobs=2, n=2))
+        assert status == 200, body
+        assert body["choices"][0]["prompt_logprobs"] == body["choices"][1]["prompt_logprobs"]
+        first, *entries = body["choices"][0]["prompt_logprobs"]
+        assert first is None and len(entries) == len(tokens) - 1
+        for token, entry in zip(tokens[1:], entries, strict=True):
+            own = entry[str(token)]
+            assert len(entry) in (2, 3)
+            better = [each for each in entry.values() if each["logprob"] > own["logprob"]]
+            assert own["rank"] == 1 + len(better) or (own["rank"] > 2 and len(better) == 2)
+            assert sorted(each["rank"] for each in entry.values())[:2] == [1, 2]
+            assert own["decoded_token"] == server.post("/detokenize", {"tokens": [token]})[1]["prompt"]
+
+    def test_of_a_chat(self, server: RunningServer) -> None:
+        status, body = server.post(CHAT, chat(prompt_logprobs=0, max_tokens=2))
+        assert status == 200, body
+        assert len(body["prompt_logprobs"]) == body["usage"]["prompt_tokens"]
+        assert body["prompt_logprobs"][0] is None and all(len(entry) == 1 for entry in body["prompt_logprobs"][1:])
+        assert "prompt_logprobs" not in server.post(CHAT, chat(max_tokens=2))[1]
+
+    @pytest.mark.parametrize("fields", [{"prompt_logprobs": -1}, {"prompt_logprobs": 2, "stream": True}])
+    def test_what_is_refused(self, server: RunningServer, fields: dict[str, Any]) -> None:
+        status, body = server.post(COMPLETE, complete(**fields))
+        assert (status, body["error"]["param"]) == (400, "prompt_logprobs")

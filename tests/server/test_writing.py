@@ -101,7 +101,7 @@ def test_large_answers_are_written_in_another_thread(is_large: bool) -> None:
 def test_what_is_large() -> None:
     def generation(num_tokens: int, logprobs: int | None) -> Any:
         outputs = {index: SimpleNamespace(token_ids=[0] * num_tokens) for index in range(16)}
-        return SimpleNamespace(outputs=outputs, _params=SimpleNamespace(logprobs=logprobs))
+        return SimpleNamespace(outputs=outputs, _params=SimpleNamespace(logprobs=logprobs, prompt_logprobs=None))
 
     is_large: Any = Generation.is_large
     assert is_large.fget(generation(500, 50))

@@ -163,7 +163,7 @@ class TestGenerate:
     def test_several_samples_and_logprobs_in_json(self, command: Command) -> None:
         (record,) = command("generate", "one", "--n", "2", "--logprobs", "1", "--json").records
         assert [sample["seed"] for sample in record["samples"]] == [7, 8]
-        assert record["logprobs"][0] == {"token_id": 0, "logprob": -0.5, "top": {"0": -0.5}}
+        assert record["logprobs"][0] == {"token_id": 0, "logprob": -0.5, "top": {"0": -0.5}, "rank": 1}
 
     def test_many_texts_are_told_apart(self, command: Command) -> None:
         assert command("generate", "one", "two").out == "[0]\nHello there.\n\n[1]\nHello there.\n\n"

@@ -27,10 +27,18 @@ class Detokenizer:
     decoded at once when it is read, provided that no stop string has to be found in it.
     """
 
-    def __init__(self, tokenizer: Decodes, prompt: list[int], stops: StopStrings, is_followed: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Decodes,
+        prompt: list[int],
+        stops: StopStrings,
+        is_followed: bool = True,
+        min_tokens: int = 0,  # in the text of so many, stop strings do not count
+    ) -> None:
         self._tokenizer = tokenizer
         self._stops = stops
         self._state = START  # of the search for stop strings, after `text`
+        self._num_unsearched = min_tokens + 1  # tokens up to the first one whose text is searched
         self._is_deferred = not is_followed and not stops.strings
         self._deferred: list[int] = []  # tokens that are still to be decoded
         self._ids = list(prompt[-_CONTEXT_TOKENS:])
@@ -46,6 +54,7 @@ class Detokenizer:
 
     def append(self, token: int) -> str | None:
         """Take one token; returns the stop string that it completes, if any, which then ends `text`."""
+        self._num_unsearched -= self._num_unsearched > 0
         if self._is_deferred:
             self._deferred.append(token)
             return None
@@ -123,7 +132,7 @@ class Detokenizer:
     def _extend(self, piece: str) -> str | None:
         known = len(self._text)
         self._text += piece
-        if not self._stops.strings:
+        if not self._stops.strings or self._num_unsearched:
             return None
         self._state, found = self._stops.advance(self._state, piece)
         if found is None:

@@ -14,6 +14,7 @@ import torch
 
 from foredraft.batch import pack
 from foredraft.config import ModelConfig
+from foredraft.constraint import Constraint
 from foredraft.engine.chunks import ChunkLimit
 from foredraft.engine.detokenizer import Decodes, Detokenizer
 from foredraft.engine.scheduler import Scheduler
@@ -28,6 +29,7 @@ from foredraft.proposers.registry import Spec
 from foredraft.runtime.kv import KVCache
 from foredraft.runtime.runner import ForwardOutput, Runner
 from foredraft.sampling.grammar import CompiledGrammar, Grammars
+from foredraft.sampling.min_tokens import MinTokens
 from foredraft.sampling.noise import derived_seed, prompt_key
 from foredraft.sampling.verify import verify
 from foredraft.types import (
@@ -157,11 +159,11 @@ class Engine:
                 priority=priority,
                 num_lookahead_tokens=num_lookahead_tokens,
                 prompt_key=key,
-                constraint=None if grammar is None else grammar.constraint(params.ignore_eos),
+                constraint=self._constraint(params, grammar),
                 counters=Counters(arrival_time=now),
             )
             self._next_id += 1
-            detokenizer = Detokenizer(self.tokenizer, prompt, stops, is_followed)
+            detokenizer = Detokenizer(self.tokenizer, prompt, stops, is_followed, params.min_tokens)
             self._live[sequence.id] = _Live(detokenizer, is_followed, is_followed or params.logprobs is not None)
             self.speculation.register(sequence, spec)
             self._by_request.setdefault(request_id, []).append(sequence)
@@ -241,6 +243,14 @@ class Engine:
                 "prompt."
             )
         return max_tokens
+
+    def _constraint(self, params: SamplingParams, grammar: CompiledGrammar | None) -> Constraint | None:
+        """What one sample of a request may write."""
+        constraint = None if grammar is None else grammar.constraint(params.ignore_eos)
+        if not params.min_tokens:
+            return constraint
+        ends = params.stop_token_set | (frozenset() if params.ignore_eos else self.eos_token_ids)
+        return MinTokens(params.min_tokens, ends, self.config.vocab_size, constraint)
 
     def _with_target_argmax(self, logits: torch.Tensor, works: Items[Work], verdicts: list[Verdict]) -> list[Verdict]:
         """Add the target argmax after every draft node, where a proposer wants it."""

@@ -126,7 +126,8 @@ def token_logprob(logits: Tensor, token: int, top: int) -> TokenLogprob:
     """The model's own log probability of a token and of its `top` best, before temperature, penalties and floors."""
     logprobs = logits.log_softmax(-1)
     values, ids = logprobs.topk(min(top, len(logprobs)))
-    return TokenLogprob(token, float(logprobs[token]), dict(zip(ids.tolist(), values.tolist(), strict=True)))
+    rank = 1 + int((logprobs > logprobs[token]).sum())
+    return TokenLogprob(token, float(logprobs[token]), dict(zip(ids.tolist(), values.tolist(), strict=True)), rank)
 
 
 def _prompt_logprobs(logits: Tensor, first_row: int, work: Work) -> tuple[TokenLogprob, ...]:

@@ -28,6 +28,7 @@ class GenerationRequest(GrammarFields, Body):
     min_p: float | None = None
     repetition_penalty: float | None = None
     ignore_eos: bool | None = None
+    min_tokens: int | None = None
     stop_token_ids: Many[int] | None = None
     acceptance: str | None = None
     cache_salt: str | None = None
@@ -76,6 +77,7 @@ class OpenAIRequest(GenerationRequest):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: LogitBias | None = None
+    prompt_logprobs: int | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
 
@@ -83,6 +85,8 @@ class OpenAIRequest(GenerationRequest):
         super().check(service)
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options is only allowed with stream=true.", "stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise bad_request("prompt_logprobs is only allowed without stream=true.", "prompt_logprobs")
 
     @property
     def includes_usage(self) -> bool:

@@ -47,6 +47,7 @@ class Generation:
         self.client_left = False
         self.num_choices = len(streams) * params.n
         self._service = service
+        self.tokenizer = service.llm.tokenizer
         self._record = record_of(request)
         self.id = self._record.id
         self._streams = streams
@@ -77,7 +78,10 @@ class Generation:
     def is_large(self) -> bool:
         """Whether writing the answers as a whole takes so long that others would notice."""
         num_tokens = sum(len(output.token_ids) for output in self.outputs.values())
-        return num_tokens * (1 + (self._params.logprobs or 0)) > 20_000
+        size = num_tokens * (1 + (self._params.logprobs or 0))
+        if self._params.prompt_logprobs is not None:
+            size += self.num_prompt_tokens * self._params.n * (1 + self._params.prompt_logprobs)
+        return size > 20_000
 
     async def admitted(self) -> None:
         """Wait until the engine has taken the whole request; raises ApiError or ClientGone."""

@@ -84,6 +84,11 @@ class ChatAnswer(CompletionAnswer):
         self._num_calls = [0] * generation.num_choices
         self._frames: dict[int, tuple[bytes, bytes]] = {}  # of a choice's content events, around the text
 
+    def body(self) -> dict[str, Any]:
+        """The log probabilities of the prompt, which all choices share, stand beside them, as vLLM has it."""
+        prompt_logprobs = reports.prompt_logprobs(self._generation, self._generation.outputs[0])
+        return super().body() | ({} if prompt_logprobs is None else {"prompt_logprobs": prompt_logprobs})
+
     def _choice(self, index: int, output: CompletionOutput) -> dict[str, Any]:
         content, calls = self._parsed(index, output.text, is_end=True)
         message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}

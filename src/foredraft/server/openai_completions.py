@@ -79,7 +79,9 @@ class CompletionAnswer:
     def _choice(self, index: int, output: CompletionOutput) -> dict[str, Any]:
         """The complete answer, up to its finish reason."""
         logprobs = self._logprobs.completion(output.logprobs or (), 0) if self._logprobs else None
-        return {"text": output.text, "logprobs": logprobs, "finish_reason": output.finish_reason}
+        choice = {"text": output.text, "logprobs": logprobs, "finish_reason": output.finish_reason}
+        prompt_logprobs = reports.prompt_logprobs(self._generation, output)
+        return choice if prompt_logprobs is None else {**choice, "prompt_logprobs": prompt_logprobs}
 
     def begin(self) -> bytes:
         return b""

@@ -88,6 +88,25 @@ def speculation_trace(events: Iterable[TokenEvent], tokenizer: Tokenizer) -> lis
     return steps
 
 
+def prompt_logprobs(generation: Generation, output: CompletionOutput) -> list[Any] | None:
+    """vLLM's shape: one object per prompt token, by token id. The first token has no log probability."""
+    if output.prompt_logprobs is None:
+        return None
+    own_text = generation.tokenizer.own_text
+    entries: list[Any] = [None]
+    for each in output.prompt_logprobs:
+        best = sorted(each.top.items(), key=lambda item: (-item[1], item[0]))
+        ranked = {each.token_id: (each.logprob, each.rank)}
+        ranked |= {token: (value, rank) for rank, (token, value) in enumerate(best, 1) if token != each.token_id}
+        entries.append(
+            {
+                str(token): {"logprob": max(value, _LEAST_LOGPROB), "rank": rank, "decoded_token": own_text(token)}
+                for token, (value, rank) in ranked.items()
+            }
+        )
+    return entries
+
+
 def _sums(lists: Iterable[list[int]]) -> list[int]:
     return [sum(column) for column in zip_longest(*lists, fillvalue=0)]
 
