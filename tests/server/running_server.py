@@ -24,6 +24,7 @@ from tests.tiny_models import random_model, save_model
 
 NAME = "tiny"
 TEMPLATE = (
+    "{% if mood is defined %}<s>mood: {{ mood }}\n{% endif %}"
     "{% for tool in tools or [] %}<tool>{{ tool.function.name }}</tool>{% endfor %}"
     "{% for message in messages %}<s>{{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<s>assistant: {% endif %}"

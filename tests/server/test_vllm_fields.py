@@ -118,3 +118,53 @@ class TestPromptLogprobs:
     def test_what_is_refused(self, server: RunningServer, fields: dict[str, Any]) -> None:
         status, body = server.post(COMPLETE, complete(**fields))
         assert (status, body["error"]["param"]) == (400, "prompt_logprobs")
+
+
+class TestTemplates:
+    """The template writes `<s>role: content` and a newline for every message."""
+
+    def prompt(self, server: RunningServer, messages: list[dict[str, Any]], **fields: Any) -> str:
+        status, body = server.post("/tokenize", {"messages": messages, **fields})
+        assert status == 200, body
+        return server.post("/detokenize", {"tokens": body["tokens"]})[1]["prompt"]
+
+    def test_variables(self, server: RunningServer) -> None:
+        given = {"chat_template_kwargs": {"mood": "calm <s>", "messages": [], "tools": 3}}
+        plain = self.prompt(server, HELLO)
+        assert self.prompt(server, HELLO, **given) == f"<s>mood: calm <s>\n{plain}"
+        tokens = server.post("/tokenize", {"messages": HELLO, **given})[1]["tokens"]
+        assert tokens.count(tokens[0]) == 3, "a control token in a variable is text"
+        begun = server.post(CHAT, chat(max_tokens=1, **given))[1]
+        assert begun["usage"]["prompt_tokens"] == len(tokens)
+
+    def test_a_message_of_the_assistant_is_continued(self, server: RunningServer) -> None:
+        messages = [*HELLO, {"role": "assistant", "content": "once  "}]
+        continued = "<s>user: hello\n<s>assistant: once  "
+        assert self.prompt(server, messages) == continued
+        assert self.prompt(server, messages, continue_final_message=True) == continued
+        begun = f"{continued}\n<s>assistant: "
+        assert self.prompt(server, messages, continue_final_message=False) == begun
+        assert self.prompt(server, messages, add_generation_prompt=True) == begun
+        assert self.prompt(server, HELLO, continue_final_message=True) == "<s>user: hello"
+        assert self.prompt(server, HELLO, add_generation_prompt=False) == "<s>user: hello\n"
+
+    @pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses"])
+    def test_every_api_continues(self, server: RunningServer, path: str) -> None:
+        messages = [*HELLO, {"role": "assistant", "content": "once"}]
+        fields = {"model": NAME, "temperature": 0, "ignore_eos": True}
+        prompt = server.post("/tokenize", {"messages": messages})[1]["tokens"]
+        expected = server.post(COMPLETE, {**fields, "prompt": prompt, "max_tokens": 9})[1]["choices"][0]["text"]
+        length = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+        conversation = {"input" if path == "/v1/responses" else "messages": messages}
+        status, body = server.post(path, {**fields, **conversation, length: 9})
+        assert status == 200, body
+        answers = {
+            CHAT: lambda: body["choices"][0]["message"]["content"],
+            "/v1/messages": lambda: body["content"][0]["text"],
+            "/v1/responses": lambda: body["output"][0]["content"][0]["text"],
+        }
+        assert answers[path]() == expected
+
+    def test_both_cannot_be(self, server: RunningServer) -> None:
+        status, body = server.post(CHAT, chat(continue_final_message=True, add_generation_prompt=True))
+        assert (status, body["error"]["param"]) == (400, "continue_final_message")

@@ -51,11 +51,16 @@ class ChatTemplate:
         return bool(self._ask(None)["takes_tools"])
 
     def render(
-        self, messages: Sequence[Message], add_generation_prompt: bool, tools: Sequence[Message] | None = None
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        tools: Sequence[Message] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Raises InvalidPrompt when the template refuses the conversation, or takes too much time or memory."""
+        """`variables` are further ones that the template may read. Raises InvalidPrompt when the template refuses the
+        conversation, or takes too much time or memory."""
         conversation = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
-        return str(self._ask(conversation)["text"])
+        return str(self._ask({**(variables or {}), **conversation})["text"])
 
     def _ask(self, conversation: dict[str, Any] | None) -> dict[str, Any]:
         self._own_workers()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from foredraft.models.tokenizer_limits import check_tokenizer_file, max_prompt_b
 if TYPE_CHECKING:
     import tokenizers
 
+_CONTINUED = "\ufdd0continued\ufdd0"  # marks the end of a message that the answer goes on with
 _NO_CHARACTER = "\ufffd"  # what decoders write for bytes that are no character (yet)
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # how SentencePiece writes a byte that is no character
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -172,15 +173,20 @@ class Tokenizer:
         messages: Sequence[Message],
         tools: Sequence[Message] | None = None,
         max_tokens: int | None = None,
+        variables: Mapping[str, Any] | None = None,
+        continues: bool = False,
+        add_generation_prompt: bool = True,
     ) -> list[int]:
-        """Token ids of a conversation, ready for the answer. `tools` are OpenAI's descriptions of functions. A
-        conversation that is sure to have more than `max_tokens` is refused before it is tokenised.
+        """Token ids of a conversation, ready for the answer. `tools` are OpenAI's descriptions of functions, and
+        `variables` others that the template may read. With `continues` the answer goes on with the last message, else
+        `add_generation_prompt` begins a new one. A conversation that is sure to have more than `max_tokens` is refused
+        before it is tokenised.
 
         The template writes the control tokens. Those spelled out in a message become ids of ordinary text. Tokens that
         the file calls user-defined, like <think> or <tool_call>, are recognised everywhere: models write them in their
         answers, which come back as content.
         """
-        text, stand_ins = self._render(messages, add_generation_prompt=True, tools=tools)
+        text, stand_ins = self._render(messages, add_generation_prompt, tools, variables, continues)
         self._check_length(unescape(text, stand_ins), max_tokens)
         chat_backend = self._chat_backend
         if chat_backend is None or chat_backend[0] != stand_ins:
@@ -188,13 +194,28 @@ class Tokenizer:
         return _ids(chat_backend[1], text, False, self._max_bytes)
 
     def _render(
-        self, messages: Sequence[Message], add_generation_prompt: bool, tools: Sequence[Message] | None = None
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        tools: Sequence[Message] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        continues: bool = False,
     ) -> tuple[str, StandIns]:
         if self._chat_template is None:
             raise InvalidPrompt("This model has no chat template; use generate with a plain prompt.")
         checked = check_messages(messages)
-        escaped, stand_ins = self._content_escape.escape([*checked, {"tools": list(tools) if tools else None}])
-        return self._chat_template.render(escaped[:-1], add_generation_prompt, escaped[-1]["tools"]), stand_ins
+        others: dict[str, Any] = {"tools": list(tools) if tools else None, "variables": dict(variables or {})}
+        escaped, stand_ins = self._content_escape.escape([*checked, others])
+        *conversation, others = escaped
+        if continues:
+            conversation[-1]["content"] += _CONTINUED
+            add_generation_prompt = False
+        text = self._chat_template.render(conversation, add_generation_prompt, others["tools"], others["variables"])
+        if continues:
+            text, found, _ = text.rpartition(_CONTINUED)
+            if not found:
+                raise InvalidPrompt("The model's chat template leaves out the last message, so none can continue it.")
+        return text, stand_ins
 
     def _check_length(self, text: str, max_tokens: int | None) -> None:
         if max_tokens is not None and self._least_tokens.count(text) > max_tokens:

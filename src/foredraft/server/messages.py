@@ -37,6 +37,26 @@ class ChatMessage(RequestModel):
     tool_call_id: str | None = None
 
 
+class TemplateFields(RequestModel):
+    """How a conversation becomes a prompt, in vLLM's words."""
+
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    def continues(self, messages: list[ChatMessage]) -> bool:
+        """Whether the answer goes on with the last message; one of the assistant is continued if nothing else is
+        said."""
+        if self.continue_final_message and self.add_generation_prompt:
+            raise bad_request(
+                "continue_final_message and add_generation_prompt cannot both be true.", "continue_final_message"
+            )
+        if self.continue_final_message is not None:
+            return self.continue_final_message
+        last = messages[-1]
+        return last.role == "assistant" and not last.tool_calls and not self.add_generation_prompt
+
+
 def text_of(content: str | list[TextPart] | None, where: str) -> str:
     """The text of a message; raises ApiError for images and the like, which would otherwise be lost silently."""
     if content is None or isinstance(content, str):
@@ -49,15 +69,25 @@ def text_of(content: str | list[TextPart] | None, where: str) -> str:
     return "\n".join(texts)
 
 
-def conversation(service: Service, messages: list[ChatMessage], tools: list[ToolRequest] | None = None) -> Conversation:
+def conversation(
+    service: Service,
+    messages: list[ChatMessage],
+    tools: list[ToolRequest] | None = None,
+    options: TemplateFields | None = None,
+) -> Conversation:
     """What the chat template gets. Tools go to the template, or into the system prompt where it has no place."""
+    options = options or TemplateFields()
     written = [_template_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
-    if not tools:
-        return Conversation(written)
-    described = [each.model_dump(exclude_none=True) for each in tools]
-    if service.llm.tokenizer.takes_tools:
-        return Conversation(written, described)
-    return Conversation(with_tool_prompt(written, described))
+    described = [each.model_dump(exclude_none=True) for each in tools or ()] or None
+    if described and not service.llm.tokenizer.takes_tools:
+        written, described = with_tool_prompt(written, described), None
+    return Conversation(
+        written,
+        described,
+        variables=options.chat_template_kwargs,
+        continues=options.continues(messages),
+        add_generation_prompt=options.add_generation_prompt is not False,
+    )
 
 
 def _template_message(message: ChatMessage, where: str) -> dict[str, Any]:

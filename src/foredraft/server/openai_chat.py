@@ -15,7 +15,7 @@ from foredraft.server.constraint import ResponseFormat, grammar_of
 from foredraft.server.errors import bad_request, json_bytes
 from foredraft.server.fields import OpenAIRequest, check_count
 from foredraft.server.generation import Generation, begin
-from foredraft.server.messages import ChatMessage, conversation
+from foredraft.server.messages import ChatMessage, TemplateFields, conversation
 from foredraft.server.openai_completions import CompletionAnswer
 from foredraft.server.reports import Logprobs
 from foredraft.server.service import Served
@@ -28,7 +28,7 @@ _MARK = "\ue000"  # stands for the text of a content event; no name of a model a
 router = APIRouter(route_class=BodyRoute)
 
 
-class ChatRequest(OpenAIRequest):
+class ChatRequest(TemplateFields, OpenAIRequest):
     messages: Many[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -55,7 +55,7 @@ async def create_chat_completion(body: ChatRequest, request: Request, service: S
     top = (body.top_logprobs or 0) if body.logprobs else None
     wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     params = body.sampling_params(service, wanted, logprobs=top, grammar=grammar)
-    prompt = conversation(service, body.messages, body.tools if choice.tools else None)
+    prompt = conversation(service, body.messages, body.tools if choice.tools else None, body)
     generation = await begin(service, request, body, [prompt], params)
     logprobs = None if top is None else Logprobs(service.llm.tokenizer, top)
     traced = service.llm.tokenizer if body.speculation_trace else None

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from foredraft.engine.async_engine import AsyncEngine
 from foredraft.errors import ForedraftError
 from foredraft.llm import LLM
+from foredraft.models.tokenizer import Tokenizer
 from foredraft.proposers.allowed_specs import AllowedSpecs
 from foredraft.proposers.registry import Spec, parse_spec
 from foredraft.server.errors import ApiError, bad_request
@@ -32,6 +33,14 @@ class Conversation:
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
+    variables: dict[str, Any] | None = None  # that the template may read beside them
+    continues: bool = False  # whether the answer goes on with the last message
+    add_generation_prompt: bool = True  # else whether an answer is begun
+
+    def encode(self, tokenizer: Tokenizer, max_tokens: int | None = None) -> list[int]:
+        return tokenizer.encode_chat(
+            self.messages, self.tools, max_tokens, self.variables, self.continues, self.add_generation_prompt
+        )
 
 
 Prompt = str | list[int] | Conversation
@@ -96,7 +105,7 @@ class Service:
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, Conversation):
-            return self.llm.tokenizer.encode_chat(prompt.messages, prompt.tools, self.llm.max_model_len)
+            return prompt.encode(self.llm.tokenizer, self.llm.max_model_len)
         if isinstance(prompt, str):
             return self.llm.tokenizer.encode(prompt, max_tokens=self.llm.max_model_len)
         return prompt

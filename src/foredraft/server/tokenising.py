@@ -12,13 +12,13 @@ from foredraft.errors import ForedraftError
 from foredraft.server.bodies import Body, BodyRoute, Many
 from foredraft.server.errors import ApiError, as_api_error, bad_request, json_response
 from foredraft.server.fields import check_at_most, check_count
-from foredraft.server.messages import ChatMessage, conversation
+from foredraft.server.messages import ChatMessage, TemplateFields, conversation
 from foredraft.server.service import Conversation, Served, Service
 
 router = APIRouter(route_class=BodyRoute)
 
 
-class TokenizeRequest(Body):
+class TokenizeRequest(TemplateFields, Body):
     prompt: str | None = None
     messages: Many[ChatMessage] | None = None
     add_special_tokens: bool | None = None
@@ -35,7 +35,7 @@ async def tokenize(body: TokenizeRequest, request: Request, service: Served) -> 
         raise bad_request("Give either prompt or messages.", "prompt")
     if body.messages is not None:
         check_count(service.limits.max_messages, "messages", body.messages)
-        tokens = await encode(service, conversation(service, body.messages))
+        tokens = await encode(service, conversation(service, body.messages, options=body))
     else:
         tokens = await encode(service, body.prompt or "", body.add_special_tokens is not False)
     return json_response({"count": len(tokens), "max_model_len": service.llm.max_model_len, "tokens": tokens})
@@ -64,7 +64,7 @@ async def encode(service: Service, prompt: str | Conversation, add_special_token
     async with service.tokenising:
         try:
             if isinstance(prompt, Conversation):
-                return await asyncio.to_thread(tokenizer.encode_chat, prompt.messages, prompt.tools)
+                return await asyncio.to_thread(prompt.encode, tokenizer)
             return await asyncio.to_thread(tokenizer.encode, prompt, add_special_tokens)
         except ForedraftError as error:
             raise as_api_error(error, 1) from error
