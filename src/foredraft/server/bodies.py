@@ -95,8 +95,11 @@ class BodyRoute(APIRoute):
 
 def read(data: bytes, content_type: str, model: type[_Model]) -> _Model:
     """Raises ApiError with a sentence about the first thing that is wrong."""
+    if not _is_json(content_type):
+        named = f"the content type {content_type[:100]!r}" if content_type else "no content type"
+        raise bad_request(f"The request has {named}; send JSON with the content type application/json.")
     try:
-        value = json.loads(data) if _is_json(content_type) else None
+        value = json.loads(data)
     except json.JSONDecodeError as error:
         raise bad_request(f"The body is not valid JSON, at character {error.pos}.") from None
     except UnicodeDecodeError:
@@ -106,7 +109,7 @@ def read(data: bytes, content_type: str, model: type[_Model]) -> _Model:
     except ValueError:  # Python reads no more than some thousands
         raise bad_request("The body has a number of too many digits.") from None
     if not isinstance(value, dict):
-        raise bad_request("The body must be a JSON object, sent with the content type application/json.")
+        raise bad_request("The body must be a JSON object.")
     try:
         return model.model_validate(value)
     except ValidationError as error:
