@@ -77,7 +77,7 @@ class TestAnthropic:
     def test_errors(self, client: Any) -> None:
         anthropic = pytest.importorskip("anthropic")
         with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
-            client.messages.create(model=NAME, max_tokens=5000, messages=HELLO)
+            client.messages.create(model=NAME, max_tokens=0, messages=HELLO)
         with pytest.raises(anthropic.NotFoundError):
             client.messages.create(model="claude", max_tokens=5, messages=HELLO)
 

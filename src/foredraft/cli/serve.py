@@ -45,6 +45,7 @@ def serve(
             "--share-answers", help="Requests of all clients share cached prompts and drafts, except by a cache_salt."
         ),
     ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse requests that have unknown fields.")] = False,
     priority: Annotated[bool, typer.Option("--priority", help="Honour the request field priority: low first.")] = False,
     max_num_seqs: Annotated[int | None, typer.Option(help="Sequences that run at once.")] = None,
     max_waiting: Annotated[int, typer.Option(help="Sequences that may wait; then 429.")] = 128,
@@ -90,6 +91,7 @@ def serve(
         "allowed_specs": allow_spec or DEFAULT_SPECS,
         "honours_priority": priority,
         "shares_answers": share_answers,
+        "is_strict": strict,
     }
     for_app: dict[str, Any] = {"api_keys": api_key or (), "log_prompts": log_prompts, "sites": sites}
     if replicas > 1:

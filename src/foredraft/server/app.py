@@ -29,11 +29,6 @@ from foredraft.server.log import CLIENT_CLOSED, RequestLog, record_of
 from foredraft.server.service import Service
 from foredraft.server.sites import Sites, site_middleware
 
-_HTTP_MESSAGES = {
-    404: "There is nothing at this path; /openapi.json lists what there is.",
-    405: "This path does not take this method; /openapi.json lists those that it takes.",
-}
-
 
 def make_app(
     service: Service, api_keys: Iterable[str] = (), log_prompts: bool = False, sites: Sites | None = None
@@ -72,7 +67,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientGone):
         return Response(status_code=CLIENT_CLOSED)
     if isinstance(error, HTTPException):
-        told = ApiError(error.status_code, _HTTP_MESSAGES.get(error.status_code, str(error.detail)))
+        told = ApiError(error.status_code, _http_message(request.app, error))
     else:
         told = error if isinstance(error, ApiError) else failure()
     service = request.app.state.service
@@ -80,6 +75,16 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     record = record_of(request)
     record.fields["error"] = told.message[:200]
     return error_response(request.url.path, told, record.id)
+
+
+def _http_message(app: FastAPI, error: HTTPException) -> str:
+    if error.status_code == 404:
+        paths = [path for path in app.openapi()["paths"] if "{" not in path]  # made once, then kept
+        return f"There is nothing at this path; there are {', '.join(paths)}."
+    if error.status_code == 405:
+        methods = (error.headers or {}).get("Allow", "other methods")
+        return f"This path does not take this method; it takes {methods}."
+    return str(error.detail)
 
 
 _ERROR_SCHEMA = {"description": "An error in the shape of the API", "content": {"application/json": {}}}

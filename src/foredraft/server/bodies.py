@@ -6,6 +6,7 @@ FastAPI alone would tell everything that is wrong: of a list of a million elemen
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from email.message import Message
@@ -17,7 +18,8 @@ from pydantic_core import CoreSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
-from foredraft.server.errors import bad_request
+from foredraft.server.errors import ApiError, bad_request
+from foredraft.server.log import record_of
 from foredraft.server.service import Service, service_of
 
 _T = TypeVar("_T")
@@ -35,6 +37,11 @@ class _UpToTheFirstFault:
 Many = Annotated[list[_T], _UpToTheFirstFault()]  # what requests have instead of lists
 
 
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")  # of a field that a header may name
+_MOST_NAMED = 20
+IGNORED_HEADER = "x-foredraft-ignored"
+
+
 class RequestModel(BaseModel):
     """Types are strict: "5" is no number. Fields that nobody here knows are ignored, as clients send many."""
 
@@ -42,13 +49,29 @@ class RequestModel(BaseModel):
 
 
 class Body(RequestModel):
-    """What a whole body has."""
+    """What a whole body has. Its unknown fields are kept, to tell the client that they are ignored."""
+
+    model_config = ConfigDict(extra="allow")
 
     model: str | None = None
+
+    @property
+    def ignored(self) -> list[str]:
+        """The fields that nobody here knows, as they can be shown: null asks for nothing."""
+        given = sorted(name for name, value in (self.model_extra or {}).items() if value is not None)
+        shown = [name if _PLAIN_NAME.fullmatch(name) else "?" for name in given[:_MOST_NAMED]]
+        return shown if len(given) <= _MOST_NAMED else [*shown, "..."]
 
     def check(self, service: Service) -> None:
         """Raises ApiError with a sentence; called before a handler gets the body."""
         service.check_model(self.model)
+        if service.is_strict and (ignored := self.ignored):
+            raise ApiError(
+                400,
+                f"The body has fields that this server does not know: {', '.join(ignored)}; leave them out.",
+                ignored[0],
+                "unknown_parameter",
+            )
 
 
 class BodyRoute(APIRoute):
@@ -60,6 +83,8 @@ class BodyRoute(APIRoute):
         async def handle(request: Request) -> Response:
             body = read(await request.body(), request.headers.get("content-type", ""), model)
             service = await service_of(request)
+            if ignored := body.ignored:
+                record_of(request).headers[IGNORED_HEADER] = ", ".join(ignored)
             body.check(service)
             response = await endpoint(body=body, request=request, service=service)
             assert isinstance(response, Response)
@@ -70,8 +95,11 @@ class BodyRoute(APIRoute):
 
 def read(data: bytes, content_type: str, model: type[_Model]) -> _Model:
     """Raises ApiError with a sentence about the first thing that is wrong."""
+    if not _is_json(content_type):
+        named = f"the content type {content_type[:100]!r}" if content_type else "no content type"
+        raise bad_request(f"The request has {named}; send JSON with the content type application/json.")
     try:
-        value = json.loads(data) if _is_json(content_type) else None
+        value = json.loads(data)
     except json.JSONDecodeError as error:
         raise bad_request(f"The body is not valid JSON, at character {error.pos}.") from None
     except UnicodeDecodeError:
@@ -81,7 +109,7 @@ def read(data: bytes, content_type: str, model: type[_Model]) -> _Model:
     except ValueError:  # Python reads no more than some thousands
         raise bad_request("The body has a number of too many digits.") from None
     if not isinstance(value, dict):
-        raise bad_request("The body must be a JSON object, sent with the content type application/json.")
+        raise bad_request("The body must be a JSON object.")
     try:
         return model.model_validate(value)
     except ValidationError as error:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sized
 from typing import Annotated, Any
 
-from pydantic import WithJsonSchema
+from pydantic import PrivateAttr, WithJsonSchema
 
 from foredraft.errors import ForedraftError
-from foredraft.params import SamplingParams
+from foredraft.params import MAX_WHOLE, SamplingParams
 from foredraft.server.bodies import Body, Many, RequestModel
 from foredraft.server.constraint import GrammarFields, grammar_of
 from foredraft.server.errors import as_api_error, bad_request, not_supported
@@ -36,6 +36,8 @@ class GenerationRequest(GrammarFields, Body):
     priority: int | None = None
     chat_template: Any = None
 
+    _max_tokens: int | None = PrivateAttr(None)  # that the client wants, under whatever name
+
     def check(self, service: Service) -> None:
         super().check(service)
         if self.chat_template is not None:
@@ -47,20 +49,29 @@ class GenerationRequest(GrammarFields, Body):
 
     def sampling_params(self, service: Service, max_tokens: int | None, **others: Any) -> SamplingParams:
         """The fields that SamplingParams has under the same names, and `others` in place of those that have another
-        name or meaning here. Checked against the operator's limits and the library's; raises ApiError."""
+        name or meaning here. Checked against the operator's limits and the library's; raises ApiError. More tokens
+        than an answer can have are cut, and `cut_note` tells that."""
         names = type(self).model_fields.keys() & set(SamplingParams.names())
         given = {**{name: getattr(self, name) for name in names}, **others}
         if "grammar" not in others:
             given["grammar"] = grammar_of(self)
         limits = service.limits
         most = min(limits.max_tokens, service.llm.max_model_len)
-        _in_range("max_tokens", max_tokens, most)
+        _in_range("max_tokens", max_tokens, MAX_WHOLE)
+        self._max_tokens = max_tokens
         check_at_most(limits.max_stops, "stop", given.get("stop"))
         _in_range("n", given.get("n"), limits.max_n)
         try:
-            return SamplingParams(**{**given, "max_tokens": most if max_tokens is None else max_tokens})
+            return SamplingParams(**{**given, "max_tokens": most if max_tokens is None else min(max_tokens, most)})
         except ForedraftError as error:
             raise as_api_error(error, 1) from error
+
+    def cut_note(self, service: Service, num_prompt_tokens: int) -> str | None:
+        """What a client is told whose answer has less room than it wants."""
+        room = min(service.limits.max_tokens, service.llm.max_model_len - num_prompt_tokens)
+        if self._max_tokens is None or self._max_tokens <= room:
+            return None
+        return f"max_tokens={self._max_tokens} is cut to {room}"
 
 
 class StreamOptions(RequestModel):

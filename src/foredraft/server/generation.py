@@ -24,6 +24,7 @@ from foredraft.types import CompletionOutput, TokenEvent
 
 log = logging.getLogger(__name__)
 
+NOTE_HEADER = "x-foredraft-note"
 Tokens = dict[int, list[TokenEvent]]  # by the choice that they belong to; no list is empty
 
 
@@ -224,6 +225,8 @@ async def begin(
             streams.append(service.engine.generate(prompt, params, spec, priority=body.priority or 0, arrived=arrived))
         generation = Generation(service, request, streams, arrived, params)
         await generation.admitted()
+        if note := body.cut_note(service, max(len(stream.prompt_token_ids) for stream in streams)):
+            record.headers[NOTE_HEADER] = note
         return generation
     except BaseException as error:
         if generation is not None:

@@ -24,6 +24,7 @@ class RequestRecord:
         self.id = uuid4().hex
         self.log_prompts = log_prompts
         self.fields: dict[str, Any] = {}
+        self.headers: dict[str, str] = {}  # of the response, whoever writes it
 
 
 def record_of(request: Request) -> RequestRecord:
@@ -51,7 +52,9 @@ class RequestLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", record.id.encode())]
+                own = {"x-request-id": record.id, **record.headers}
+                written = [(name.encode(), value.encode()) for name, value in own.items()]
+                message["headers"] = [*message.get("headers", ()), *written]
             await send(message)
 
         try:

@@ -61,6 +61,7 @@ class Service:
         label: str = "0",
         shares_answers: bool = False,
         given_name: str = "",
+        is_strict: bool = False,
     ) -> None:
         """Starts the engine's thread and the rendering of conversations. The default spec is the LLM's own and is
         always allowed."""
@@ -74,6 +75,7 @@ class Service:
         self.metrics = Metrics(self.name, self.engine.stats, label)
         self.honours_priority = honours_priority
         self.shares_answers = shares_answers  # among all requests without a `cache_salt`
+        self.is_strict = is_strict  # requests with unknown fields are refused
         self.started = int(time.time())
         self.is_draining = False  # from SIGTERM on; no request may begin any more
         self.num_answering = 0  # requests

@@ -77,6 +77,7 @@ class Replica:
             given_name=options.model,
             label=serve.get_replica_context().replica_id.unique_id,
             shares_answers=options.shares_answers,
+            is_strict=options.is_strict,
         )
         # Gateways have checked the keys. Here a key tells with whom a request shares.
         self._app = make_app(self._service, options.api_keys, options.log_prompts)

@@ -37,6 +37,7 @@ class FleetOptions(BaseModel):
     api_keys: tuple[str, ...] = Field(default=(), repr=False)
     honours_priority: bool = False
     shares_answers: bool = False  # among all requests without a `cache_salt`
+    is_strict: bool = False  # requests with unknown fields are refused
     log_prompts: bool = False
     sites: Sites = Sites()
     limits: Limits = Limits()

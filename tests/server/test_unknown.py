@@ -1,0 +1,91 @@
+"""What a request has too much of: the client hears of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.running_server import CANARY, NAME, RunningServer, load_tiny_model, running
+
+COMPLETE = "/v1/completions"
+IGNORED = "x-foredraft-ignored"
+
+
+@pytest.fixture(scope="module")
+def strict(tiny_folder: Path) -> Iterator[RunningServer]:
+    with running(load_tiny_model(tiny_folder), is_strict=True) as started:
+        yield started
+
+
+class TestFields:
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_unknown_ones_are_named(self, server: RunningServer, stream: bool) -> None:
+        fields: dict[str, Any] = {"top_a": 0.2, "mirostat": 2, "best_beams": None, "a\r\nset-cookie: b": 1}
+        status, _, headers = server.request("POST", COMPLETE, {**CANARY, "stream": stream, **fields})
+        assert status == 200
+        assert headers[IGNORED] == "?, mirostat, top_a"
+        assert "set-cookie" not in headers
+
+    def test_known_ones_are_not(self, server: RunningServer) -> None:
+        assert IGNORED not in server.request("POST", COMPLETE, CANARY)[2]
+
+    def test_many_are_not_all_named(self, server: RunningServer) -> None:
+        headers = server.request("POST", COMPLETE, {**CANARY, **{f"x{i:04}": 1 for i in range(5000)}})[2]
+        assert headers[IGNORED].endswith("x0019, ...")
+
+    @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/tokenize"])
+    def test_on_every_route(self, server: RunningServer, strict: RunningServer, path: str) -> None:
+        conversation = {"input" if path == "/v1/responses" else "messages": [{"role": "user", "content": "x"}]}
+        length = {} if path == "/tokenize" else {"max_output_tokens" if "input" in conversation else "max_tokens": 2}
+        body = {"model": NAME, **conversation, **length, "mirostat": 2}
+        status, data, headers = server.request("POST", path, body)
+        assert (status, headers[IGNORED]) == (200, "mirostat"), data
+        status, told = strict.post(path, body)
+        assert status == 400
+        assert "fields that this server does not know: mirostat" in told["error"]["message"]
+
+    def test_a_strict_server_answers_what_it_knows(self, strict: RunningServer) -> None:
+        assert strict.canary()
+        assert strict.post(COMPLETE, {**CANARY, "mirostat": None})[0] == 200
+        status, body = strict.post(COMPLETE, {**CANARY, "mirostat": 2})
+        assert (status, body["error"]["param"], body["error"]["code"]) == (400, "mirostat", "unknown_parameter")
+
+
+class TestTokens:
+    NOTE = "x-foredraft-note"
+
+    @pytest.mark.parametrize("wanted", [2047, 2048, 4096, 5000, 2**31 - 1])
+    def test_more_than_there_is_room_for_is_cut(self, server: RunningServer, wanted: int) -> None:
+        prompt = [5] * 2040  # the context has 2048
+        body = {"prompt": prompt, "max_tokens": wanted, "ignore_eos": True}
+        status, data, headers = server.request("POST", COMPLETE, body)
+        assert status == 200, data
+        assert headers[self.NOTE] == f"max_tokens={wanted} is cut to 8"
+        assert json.loads(data)["usage"]["completion_tokens"] == 8
+
+    def test_what_fits_has_no_note(self, server: RunningServer) -> None:
+        chat = {"messages": [{"role": "user", "content": "x"}], "stop_token_ids": list(range(200))}
+        for path, body in ((COMPLETE, {"prompt": [5] * 2040, "max_tokens": 8}), ("/v1/chat/completions", chat)):
+            status, data, headers = server.request("POST", path, body)
+            assert status == 200 and self.NOTE not in headers, data
+
+    @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+    def test_on_every_route_and_in_streams(self, server: RunningServer, path: str) -> None:
+        conversation = {"input" if path == "/v1/responses" else "messages": [{"role": "user", "content": "x" * 1900}]}
+        length = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+        for stream in (False, True):
+            body = {**conversation, length: 9000, "stream": stream, "stop_token_ids": list(range(200))}
+            status, data, headers = server.request("POST", path, body)
+            assert status == 200 and headers[self.NOTE].startswith("max_tokens=9000 is cut to "), data
+
+
+def test_unknown_paths_and_methods(server: RunningServer) -> None:
+    status, body = server.post("/v1/embeddings", {"input": "x"})
+    assert status == 404
+    assert "/v1/chat/completions" in body["error"]["message"] and "/v1/models" in body["error"]["message"]
+    status, body = server.get("/v1/completions")
+    assert (status, body["error"]["message"]) == (405, "This path does not take this method; it takes POST.")
