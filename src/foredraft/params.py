@@ -22,6 +22,7 @@ MAX_STOPS = 64
 MAX_STOP_LENGTH = 256  # characters of one stop string
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 1024  # entries
+MAX_PREDICTION_LENGTH = 65_536  # characters or token ids of a predicted output
 MAX_GRAMMAR_LENGTH = 65_536  # characters of a grammar, written as JSON
 _GRAMMAR_FORMS = 'a JSON schema, {"regex": "…"}, {"choice": ["…", …]} or {"lark": "…"}'
 MIN_TEMPERATURE = 1e-6  # below that, and above 0, float32 divides by zero
@@ -74,6 +75,9 @@ class SamplingParams:
     n: int = 1
     acceptance: str = "match"
     grammar: Mapping[str, Any] | None = None  # a JSON schema, {"regex": …}, {"choice": […]} or {"lark": …}
+    prediction: str | list[int] | tuple[int, ...] | None = (
+        None  # what the output is expected to be: drafts come from it
+    )
     cache_salt: str = ""  # prefix cache and remembered answers are shared only among requests of equal salts
     remember: bool = True  # False: once it has ended, neither the prefix cache nor a proposer keeps anything of it
 
@@ -109,6 +113,7 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
         object.__setattr__(self, "grammar", _grammar(self.grammar))
+        object.__setattr__(self, "prediction", _prediction(self.prediction))
 
     @cached_property
     def adjusts_logits(self) -> bool:
@@ -241,6 +246,15 @@ def _logit_bias(bias: Any) -> dict[int, float]:
             )
         checked[token_id] = float(value)
     return checked
+
+
+def _prediction(given: Any) -> str | tuple[int, ...] | None:
+    if given is None:
+        return None
+    if not isinstance(given, str) and not (isinstance(given, list | tuple) and all(map(_is_whole, given))):
+        raise InvalidParameter(f"prediction={_shortened(given)} must be a text or a list of token ids.")
+    _at_most("prediction", given, MAX_PREDICTION_LENGTH, "characters or token ids")
+    return given if isinstance(given, str) else tuple(given)
 
 
 def _grammar(grammar: Any) -> dict[str, Any] | None:
