@@ -24,7 +24,8 @@ MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 1024  # entries
 MAX_PREDICTION_LENGTH = 65_536  # characters or token ids of a predicted output
 MAX_GRAMMAR_LENGTH = 65_536  # characters of a grammar, written as JSON
-_GRAMMAR_FORMS = 'a JSON schema, {"regex": "…"}, {"choice": ["…", …]} or {"lark": "…"}'
+_GRAMMAR_KINDS = ("regex", "choice", "lark", "gbnf")  # anything else is a JSON schema
+_GRAMMAR_FORMS = 'a JSON schema, {"regex": "…"}, {"choice": ["…", …]}, {"lark": "…"} or {"gbnf": "…"}'
 MIN_TEMPERATURE = 1e-6  # below that, and above 0, float32 divides by zero
 
 # What an unset sampling field means once a temperature is set.
@@ -74,7 +75,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     n: int = 1
     acceptance: str = "match"
-    grammar: Mapping[str, Any] | None = None  # a JSON schema, {"regex": …}, {"choice": […]} or {"lark": …}
+    grammar: Mapping[str, Any] | None = None  # a JSON schema, {"regex": …}, {"choice": […]}, {"lark": …} or {"gbnf": …}
     prediction: str | list[int] | tuple[int, ...] | None = (
         None  # what the output is expected to be: drafts come from it
     )
@@ -273,7 +274,7 @@ def _grammar(grammar: Any) -> dict[str, Any] | None:
     if len(text) > MAX_GRAMMAR_LENGTH:
         raise InvalidParameter(f"grammar has {len(text)} characters of JSON; at most {MAX_GRAMMAR_LENGTH} are allowed.")
     copied: dict[str, Any] = json.loads(text, object_hook=_check_references)
-    kind = next((name for name in ("regex", "choice", "lark") if name in copied), None)
+    kind = next((name for name in _GRAMMAR_KINDS if name in copied), None)
     if kind is None:
         return copied
     value = copied[kind]
