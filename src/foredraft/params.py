@@ -22,8 +22,10 @@ MAX_STOPS = 64
 MAX_STOP_LENGTH = 256  # characters of one stop string
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 1024  # entries
+MAX_PREDICTION_LENGTH = 65_536  # characters or token ids of a predicted output
 MAX_GRAMMAR_LENGTH = 65_536  # characters of a grammar, written as JSON
-_GRAMMAR_FORMS = 'a JSON schema, {"regex": "…"}, {"choice": ["…", …]} or {"lark": "…"}'
+_GRAMMAR_KINDS = ("regex", "choice", "lark", "gbnf")  # anything else is a JSON schema
+_GRAMMAR_FORMS = 'a JSON schema, {"regex": "…"}, {"choice": ["…", …]}, {"lark": "…"} or {"gbnf": "…"}'
 MIN_TEMPERATURE = 1e-6  # below that, and above 0, float32 divides by zero
 
 # What an unset sampling field means once a temperature is set.
@@ -73,7 +75,10 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     n: int = 1
     acceptance: str = "match"
-    grammar: Mapping[str, Any] | None = None  # a JSON schema, {"regex": …}, {"choice": […]} or {"lark": …}
+    grammar: Mapping[str, Any] | None = None  # a JSON schema, {"regex": …}, {"choice": […]}, {"lark": …} or {"gbnf": …}
+    prediction: str | list[int] | tuple[int, ...] | None = (
+        None  # what the output is expected to be: drafts come from it
+    )
     cache_salt: str = ""  # prefix cache and remembered answers are shared only among requests of equal salts
     remember: bool = True  # False: once it has ended, neither the prefix cache nor a proposer keeps anything of it
 
@@ -109,6 +114,7 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
         object.__setattr__(self, "grammar", _grammar(self.grammar))
+        object.__setattr__(self, "prediction", _prediction(self.prediction))
 
     @cached_property
     def adjusts_logits(self) -> bool:
@@ -243,6 +249,15 @@ def _logit_bias(bias: Any) -> dict[int, float]:
     return checked
 
 
+def _prediction(given: Any) -> str | tuple[int, ...] | None:
+    if given is None:
+        return None
+    if not isinstance(given, str) and not (isinstance(given, list | tuple) and all(map(_is_whole, given))):
+        raise InvalidParameter(f"prediction={_shortened(given)} must be a text or a list of token ids.")
+    _at_most("prediction", given, MAX_PREDICTION_LENGTH, "characters or token ids")
+    return given if isinstance(given, str) else tuple(given)
+
+
 def _grammar(grammar: Any) -> dict[str, Any] | None:
     """A copy of a grammar that holds nothing but JSON. What it says is checked when it is compiled."""
     if grammar is None:
@@ -259,7 +274,7 @@ def _grammar(grammar: Any) -> dict[str, Any] | None:
     if len(text) > MAX_GRAMMAR_LENGTH:
         raise InvalidParameter(f"grammar has {len(text)} characters of JSON; at most {MAX_GRAMMAR_LENGTH} are allowed.")
     copied: dict[str, Any] = json.loads(text, object_hook=_check_references)
-    kind = next((name for name in ("regex", "choice", "lark") if name in copied), None)
+    kind = next((name for name in _GRAMMAR_KINDS if name in copied), None)
     if kind is None:
         return copied
     value = copied[kind]

@@ -59,14 +59,19 @@ def test_auto_drafts_with_the_head_and_changes_no_text(folder: Path, head: str, 
     assert all(any(reason.startswith("eagle: ") for reason in output.metrics.decisions) for output in outputs)
 
 
-def test_auto_without_a_head_is_suffix_and_grammar(folder: Path) -> None:
+def test_auto_without_a_head_is_what_every_model_has(folder: Path) -> None:
     assignments = LLM(str(folder)).engine.speculation.assignments
-    assert [str(choice) for choice in assignments.choices(parse_spec("auto"))] == ["suffix", "grammar"]
+    assert [str(choice) for choice in assignments.choices(parse_spec("auto"))] == ["prediction", "suffix", "grammar"]
 
 
 def test_only_auto_itself_leaves_the_head_open(folder: Path, head: str) -> None:
     assignments = LLM(str(folder), head=head).engine.speculation.assignments
-    assert [str(choice) for choice in assignments.choices(parse_spec("auto"))] == ["suffix", "grammar", "eagle"]
+    assert [str(choice) for choice in assignments.choices(parse_spec("auto"))] == [
+        "prediction",
+        "suffix",
+        "grammar",
+        "eagle",
+    ]
     assert [str(choice) for choice in assignments.choices(parse_spec("auto(suffix)"))] == ["suffix"]
 
 

@@ -98,7 +98,7 @@ class Bench:
 
     def sequence(self, tokens: list[int], **fields: Any) -> Sequence:
         self.next_id += 1
-        params = SamplingParams(**fields).resolved({})
+        params = SamplingParams(prediction=text(0, 300), **fields).resolved({})
         made = Sequence(
             self.next_id, "", 0, list(tokens), 1, params, seed=self.next_id, max_tokens=999, constraint=Forcing()
         )
@@ -232,6 +232,7 @@ RUNS = [
     *(pytest.param(spec, 0.8, "match", marks=pytest.mark.slow) for spec in PAIRS),  # what the fours cover in part
 ]
 FLAGS = {"type": "array", "minItems": 9, "items": record(flag={"type": "boolean"})}
+PREDICTED = [token % VOCAB for token in text(90, 200)]
 ADAPTIVE = ["auto", "auto(ngram+quantised)", "auto(suffix+ngram+early_exit)"]
 
 
@@ -293,6 +294,7 @@ def test_the_text_is_that_of_plain_decoding(
         acceptance=acceptance,
         top_k=3,
         grammar=FLAGS if "grammar" in spec else None,
+        prediction=PREDICTED if "prediction" in spec else None,
     )
     plain = plain_outputs(prompts, params)
     llm = LLM(str(folder), head=heads, kv_cache_tokens=304, max_num_seqs=6, max_num_batched_tokens=40)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -58,6 +59,16 @@ class TestGrammars:
             text = body["choices"][0]["text"]
             assert text in {"redred", "redblue", "bluered", "blueblue"}
             assert kind == "regex" or text in {"redred", "blueblue"}
+
+    @pytest.mark.parametrize("text", ['root ::= "red" root | "blue"', 'start: "red" start | "blue"'])
+    def test_grammars(self, server: RunningServer, text: str) -> None:
+        for fields in ({"grammar": text}, {"guided_grammar": text}, {"structured_outputs": {"grammar": text}}):
+            status, body = server.post(COMPLETE, complete(**fields))
+            assert status == 200, body
+            assert re.fullmatch("(red)*(blue)?|(red)*(r|re|b|bl|blu)", body["choices"][0]["text"])
+        status, body = server.post(COMPLETE, complete(grammar="root ::= missing"))
+        assert status == 400
+        assert body["error"]["message"] == "grammar cannot be used: the rule 'missing' is not defined."
 
     def test_any_object(self, server: RunningServer) -> None:
         status, body = server.post(COMPLETE, complete(structured_outputs={"json_object": True}))

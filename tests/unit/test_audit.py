@@ -257,6 +257,7 @@ class TestSameText:
             "suffix": "suffix needs an option.",
             "quantised": "quantised does not fit the model.",
             "grammar": "it drafts only for requests that have a grammar.",
+            "prediction": "it drafts only for requests that have a prediction.",
         }
         assert with_pairs(["a", "b", "c"]) == ["a", "b", "c", "auto", "a+b", "a+c", "b+c"]
 

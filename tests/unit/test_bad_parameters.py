@@ -88,7 +88,13 @@ def test_too_many_entries_are_refused_before_any_is_looked_at(field: str) -> Non
 @pytest.mark.parametrize("name", SamplingParams.names())
 def test_no_parameter_takes_what_is_not_of_its_kind(name: str) -> None:
     for value in (*WRONG, True):
-        if (name, value) in (("stop", "1"), ("cache_salt", "1"), ("ignore_eos", True), ("remember", True)):
+        if (name, value) in (
+            ("stop", "1"),
+            ("cache_salt", "1"),
+            ("prediction", "1"),
+            ("ignore_eos", True),
+            ("remember", True),
+        ):
             continue
         with pytest.raises(ForedraftError, match=f"{name}="):
             SamplingParams(**{name: value})

@@ -126,7 +126,14 @@ class TestSpec:
         ("text", "spec"),
         [
             ("off", Spec()),
-            ("auto", Spec((ProposerChoice("suffix"), ProposerChoice("grammar")), adaptive=True, with_head=True)),
+            (
+                "auto",
+                Spec(
+                    (ProposerChoice("prediction"), ProposerChoice("suffix"), ProposerChoice("grammar")),
+                    adaptive=True,
+                    with_head=True,
+                ),
+            ),
             ("ngram", Spec((ProposerChoice("ngram"),))),
             ("early_exit", Spec((ProposerChoice("early_exit"),))),
             ("ngram:k=4", Spec((ProposerChoice("ngram", {"k": "4"}),))),

@@ -78,8 +78,8 @@ def first_difference(plain: Sequence[CompletionOutput], drafted: Sequence[Comple
 
 
 def _complaint(llm: LLM, name: str) -> str | None:
-    if proposer_class(name).needs_grammar:
-        return "it drafts only for requests that have a grammar."
+    if needed := proposer_class(name).needs:
+        return f"it drafts only for requests that have a {needed}."
     try:
         llm.generate([llm.encode("Hello")], SamplingParams(max_tokens=1, temperature=0.0), spec=name)
     except ForedraftError as error:

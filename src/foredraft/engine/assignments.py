@@ -82,7 +82,7 @@ class Assignments:
 
     def register(self, sequence: Sequence, spec: Spec) -> None:
         named = [self.proposers[name] for name in dict.fromkeys(map(str, self.choices(spec)))]
-        chosen = [each for each in named if sequence.constraint is not None or not each.proposer.needs_grammar]
+        chosen = [each for each in named if _has(sequence, each.proposer.needs)]
         if spec.adaptive:  # a token that several draft counts for one that takes no time
             chosen.sort(key=lambda each: not each.proposer.free)
         for alike in self._sequences.values():
@@ -107,3 +107,8 @@ class Assignments:
         used.update(keep)
         for name in [name for name in self.proposers if name not in used][:-_MOST_IDLE]:
             self.proposers.pop(name).close()
+
+
+def _has(sequence: Sequence, needed: str | None) -> bool:
+    """Whether a request has the field that a proposer drafts from."""
+    return needed is None or getattr(sequence.params, needed) is not None

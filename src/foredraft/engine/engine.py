@@ -230,7 +230,13 @@ class Engine:
         vocab = self.config.vocab_size
         if not all(isinstance(token, int) and 0 <= token < vocab for token in prompt):
             raise InvalidPrompt(f"The prompt has token ids that the model does not have; allowed are 0 to {vocab - 1}.")
-        for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids or ())):
+        predicted = () if isinstance(params.prediction, str) else params.prediction or ()
+        named = {
+            "logit_bias": params.logit_bias,
+            "stop_token_ids": params.stop_token_ids or (),
+            "prediction": predicted,
+        }
+        for name, ids in named.items():
             if any(token >= vocab for token in ids):
                 raise InvalidParameter(
                     f"{name} has token ids that the model does not have; allowed are 0 to {vocab - 1}."

@@ -23,7 +23,7 @@ class Proposer:
     taps: frozenset[int] = frozenset()  # what it reads of the target's residual stream: k is the stream after k layers
     free: bool = True  # whether a query takes next to no time: such proposers are queried before the others
     wants_target_argmax: bool = False  # whether commits carry the target argmax after every draft token
-    needs_grammar: bool = False  # whether it drafts only for sequences that have a grammar
+    needs: str | None = None  # the field of SamplingParams without which it has nothing to draft from
     acceptance: tuple[float, ...] = ()  # by depth, measured before any request; the controller starts with it
 
     def propose(self, sequences: Items[Sequence], budgets: Items[int], min_score: float) -> list[Draft]:

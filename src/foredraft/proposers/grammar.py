@@ -26,7 +26,7 @@ class Grammar(Proposer):
     """Reads the sequence's constraint, and has no state of its own."""
 
     name = "grammar"
-    needs_grammar = True
+    needs = "grammar"
     Options = GrammarOptions
 
     def __init__(self, options: GrammarOptions, target: TargetModel | None = None) -> None:

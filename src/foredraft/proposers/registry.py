@@ -25,12 +25,13 @@ _BUILT_IN = {
     "lookahead": "foredraft.proposers.lookahead:Lookahead",
     "staged": "foredraft.proposers.staged:Staged",
     "grammar": "foredraft.proposers.grammar:Grammar",
+    "prediction": "foredraft.proposers.prediction:Prediction",
 }
 # A draft model may be any model, so its proposer is none of the heads'; a distilled one is a head that it can load.
 _BUILT_IN |= {kind: f"foredraft.heads.{kind}.propose:PROPOSER" for kind in KINDS if kind not in _BUILT_IN}
 
 # What `auto` chooses among, beside the model's head: every model has them, and a query costs next to nothing.
-AUTO = ("suffix", "grammar")
+AUTO = ("prediction", "suffix", "grammar")
 
 _SYNTAX = "off, auto, NAME, NAME:option=value,…, NAME+NAME, or auto(NAME+NAME)"
 MAX_SPEC_LENGTH = 4096  # characters: a spec may hold a path

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foredraft.errors import InvalidParameter
+from foredraft.sampling.gbnf_lexemes import to_lark
 from foredraft.sampling.grammar_size import check_size
 
 if TYPE_CHECKING:
@@ -303,6 +304,8 @@ def _library() -> Any:
 def _source(grammar: Mapping[str, Any]) -> str:
     """A grammar as the parser reads it. Its kind was checked when the request was made (see SamplingParams)."""
     matcher = _library().LLMatcher
+    if "gbnf" in grammar:
+        grammar = {"lark": to_lark(grammar["gbnf"])}
     try:
         if "regex" in grammar:
             source = matcher.grammar_from_regex(grammar["regex"])

@@ -24,7 +24,7 @@ _NESTED_SCHEMA = re.compile(r"%json\s*")  # in a Lark grammar; its JSON follows
 
 def check_size(grammar: Mapping[str, Any]) -> None:
     """Raises InvalidParameter for a grammar whose compilation might take minutes."""
-    if "regex" in grammar or "choice" in grammar:
+    if {"regex", "choice", "gbnf"} & grammar.keys():
         return
     if "lark" not in grammar:
         _check_schemas([grammar])

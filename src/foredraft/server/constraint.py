@@ -33,30 +33,34 @@ class StructuredOutputs(RequestModel):
     json_: str | Grammar | None = Field(default=None, alias="json")
     regex: str | None = None
     choice: Many[str] | None = None
+    grammar: str | None = None
     json_object: bool | None = None
 
 
 class GrammarFields(RequestModel):
     """The fields that give a grammar as such; `guided_…` are vLLM's older names."""
 
-    grammar: Grammar | None = None
+    grammar: str | Grammar | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: str | Grammar | None = None
     guided_regex: str | None = None
     guided_choice: Many[str] | None = None
+    guided_grammar: str | None = None
 
     def grammars(self) -> dict[str, Grammar]:
         """Those that are given, by the field that gives them."""
         wanted = self.structured_outputs or StructuredOutputs()
         given = {
-            "grammar": self.grammar,
+            "grammar": _written(self.grammar),
             "structured_outputs.json": _schema("structured_outputs.json", wanted.json_),
             "structured_outputs.regex": _kind("regex", wanted.regex),
             "structured_outputs.choice": _kind("choice", wanted.choice),
+            "structured_outputs.grammar": _written(wanted.grammar),
             "structured_outputs.json_object": _ANY_OBJECT if wanted.json_object else None,
             "guided_json": _schema("guided_json", self.guided_json),
             "guided_regex": _kind("regex", self.guided_regex),
             "guided_choice": _kind("choice", self.guided_choice),
+            "guided_grammar": _written(self.guided_grammar),
         }
         return {name: grammar for name, grammar in given.items() if grammar is not None}
 
@@ -74,6 +78,11 @@ def grammar_of(
 
 def _kind(kind: str, value: str | list[str] | None) -> Grammar | None:
     return None if value is None else {kind: value}
+
+
+def _written(given: str | Grammar | None) -> Grammar | None:
+    """A grammar whose text is GBNF, as llama.cpp's server takes it, or Lark, which has no `::=`."""
+    return {"gbnf" if "::=" in given else "lark": given} if isinstance(given, str) else given
 
 
 def _schema(field: str, given: str | Grammar | None) -> Grammar | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -10,22 +10,28 @@ from starlette.responses import Response
 
 from foredraft.models.tokenizer import Tokenizer
 from foredraft.server import reports
-from foredraft.server.bodies import BodyRoute, Many
+from foredraft.server.bodies import BodyRoute, Many, RequestModel
 from foredraft.server.constraint import ResponseFormat, grammar_of
 from foredraft.server.errors import bad_request, json_bytes
 from foredraft.server.fields import OpenAIRequest, check_count
 from foredraft.server.generation import Generation, begin
-from foredraft.server.messages import ChatMessage, TemplateFields, conversation
+from foredraft.server.messages import ChatMessage, TemplateFields, TextPart, conversation, text_of
 from foredraft.server.openai_completions import CompletionAnswer
 from foredraft.server.reports import Logprobs
 from foredraft.server.service import Served
 from foredraft.server.sse import respond
+from foredraft.server.tokenising import encode
 from foredraft.server.tools import CallParser, NamedTool, ToolCall, ToolChoice, ToolRequest, choose
 from foredraft.types import CompletionOutput, TokenEvent
 
 PATH = "/v1/chat/completions"
 _MARK = "\ue000"  # stands for the text of a content event; no name of a model and no id contains it
 router = APIRouter(route_class=BodyRoute)
+
+
+class PredictedContent(RequestModel):
+    type: Literal["content"]
+    content: str | Many[TextPart]
 
 
 class ChatRequest(TemplateFields, OpenAIRequest):
@@ -37,6 +43,7 @@ class ChatRequest(TemplateFields, OpenAIRequest):
     tools: Many[ToolRequest] | None = None
     tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    prediction: PredictedContent | None = None
     speculation_trace: bool | None = None
 
 
@@ -54,7 +61,10 @@ async def create_chat_completion(body: ChatRequest, request: Request, service: S
         raise bad_request("top_logprobs needs logprobs=true.", "top_logprobs")
     top = (body.top_logprobs or 0) if body.logprobs else None
     wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    params = body.sampling_params(service, wanted, logprobs=top, grammar=grammar)
+    predicted = None
+    if body.prediction is not None:
+        predicted = await encode(service, text_of(body.prediction.content, "prediction"), add_special_tokens=False)
+    params = body.sampling_params(service, wanted, logprobs=top, grammar=grammar, prediction=predicted)
     prompt = conversation(service, body.messages, body.tools if choice.tools else None, body)
     generation = await begin(service, request, body, [prompt], params)
     logprobs = None if top is None else Logprobs(service.llm.tokenizer, top)

@@ -9,6 +9,7 @@ from typing import Any
 
 from foredraft.control.economics import quotient
 from foredraft.models.tokenizer import Tokenizer
+from foredraft.proposers.prediction import Prediction
 from foredraft.server.generation import Generation
 from foredraft.types import TARGET, CompletionOutput, TokenEvent, TokenLogprob
 
@@ -17,11 +18,18 @@ _LEAST_LOGPROB = -9999.0  # JSON has no infinity
 
 def usage(generation: Generation) -> dict[str, Any]:
     completion = sum(len(output.token_ids) for output in generation.outputs.values())
+    each = [output.metrics for output in generation.outputs.values()]
+    predicted = sum(m.drafted_by_origin.get(Prediction.name, 0) for m in each)
+    accepted = sum(m.by_origin.get(Prediction.name, 0) for m in each)
     return {
         "prompt_tokens": generation.num_prompt_tokens,
         "completion_tokens": completion,
         "total_tokens": generation.num_prompt_tokens + completion,
         "prompt_tokens_details": {"cached_tokens": generation.num_cached_tokens},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": predicted - accepted,
+        },
     }
 
 

@@ -22,7 +22,12 @@ from foredraft.server.errors import ApiError, bad_request
 from foredraft.server.limits import Limits
 from foredraft.server.metrics import Metrics
 
-DEFAULT_SPECS = ("auto", "ngram", "suffix")  # what requests may name where the operator says nothing: they load no file
+DEFAULT_SPECS = (
+    "auto",
+    "ngram",
+    "suffix",
+    "prediction",
+)  # what requests may name where the operator says nothing: they load no file
 _LONGEST_RETRY_S = 60
 _TOKENISING_AT_ONCE = 8  # requests that only tokenise: they share threads with those that generate
 
