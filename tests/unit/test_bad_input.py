@@ -78,7 +78,7 @@ PROMPTS: list[tuple[str, Callable[[LLM], Any], str]] = [
         "unknown proposer",
         lambda llm: llm.generate("a", spec="oracle"),
         "spec='oracle' names the proposer 'oracle'; there are dflash, draft_model, eagle, early_exit, grammar, "
-        "lookahead, medusa, ngram, quantised, staged, suffix.",
+        "lookahead, medusa, ngram, prediction, quantised, staged, suffix.",
     ),
     (
         "unknown proposer option",
