@@ -86,7 +86,7 @@ def exactness_section(records: list[Record]) -> str:
         [
             "## The price of exactness",
             "Plain decoding with `exact=True`, the default, and without it, in turn: one request alone, and many at "
-            "once. The price is the time that exactness adds.",
+            "once. The price is the time that exactness adds: the median of what rounds give, each by itself.",
             table([*TITLE, *headers], rows),
         ]
     )

@@ -70,7 +70,8 @@ def headline(records: Iterable[Record]) -> str:
     for record in sorted(with_part(records, "exactness"), key=lambda each: each["exactness"]["exact"]["ms_per_token"]):
         largest[machine_title(record)] = record
     prices = [f"{name}, {_price(record)}" for name, record in sorted(largest.items())]
-    return "\n\n".join([table(headers, rows), f"The price of exactness, `exact=True` / `False`: {'; '.join(prices)}."])
+    price = f"The price of exactness, `exact=True` / `False`, per cent as medians of rounds: {'; '.join(prices)}."
+    return "\n\n".join([table(headers, rows), price])
 
 
 def _price(record: Record) -> str:
