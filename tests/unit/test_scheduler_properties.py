@@ -297,3 +297,10 @@ def test_a_lower_priority_runs_first_and_is_sent_back_last() -> None:
         one_step(scheduler)
     assert [sequence.id for sequence in scheduler.running] == [2]
     assert [sequence.id for sequence in scheduler.waiting] == [0, 1]
+
+
+def test_short_prompts_enter_until_the_rows_of_a_step_are_used() -> None:
+    scheduler = Scheduler(BlockPool(256, 4), max_num_seqs=64, max_num_batched_tokens=96)
+    for number in range(60):
+        scheduler.add(make_sequence([number, 1], id=number))
+    assert sum(work.num_new_tokens for work in scheduler.schedule()) == 96

@@ -15,7 +15,7 @@ from itertools import islice
 from foredraft.engine.blocks import BlockPool
 from foredraft.types import TARGET, Commit, FinishReason, Sequence, Stop, Verdict, Work
 
-_LOOK_AT = 16  # waiting sequences whose lengths count: how much of one is cached is not known for nothing
+_LOOK_AT = 16  # waiting sequences whose lengths always count; more do only where these leave rows unused
 
 
 class Scheduler:
@@ -137,8 +137,7 @@ class Scheduler:
     def _prompt_shares(self, rows: int, lets_in: bool) -> dict[int, int]:
         """How many of a step's rows each prompt gets, by sequence id. The shortest prompts share one half of the rows,
         and the first in order the rest. Of those that wait, one with a share brings in all before it."""
-        free = self.max_num_seqs - len(self.running) if lets_in else 0
-        waiting = list(islice(self.waiting, min(_LOOK_AT, free)))
+        waiting = self._first_waiting(rows) if lets_in else []
         prompts = [each for each in self.running if each.num_computed_tokens != len(each.token_ids) - 1] + waiting
         left = {each.id: each.num_tokens - each.num_computed_tokens for each in prompts}
         if len(prompts) > 1:
@@ -152,6 +151,16 @@ class Scheduler:
                 half -= share
         last = max((place for place, each in enumerate(waiting) if shares[each.id]), default=-1)
         return shares | {each.id: max(1, shares[each.id]) for each in waiting[:last]}
+
+    def _first_waiting(self, rows: int) -> list[Sequence]:
+        """Those that may enter and fill so many rows, if nothing of them is cached: how much is, costs time to know."""
+        first: list[Sequence] = []
+        for sequence in islice(self.waiting, self.max_num_seqs - len(self.running)):
+            if len(first) >= _LOOK_AT and rows <= 0:
+                break
+            first.append(sequence)
+            rows -= sequence.num_tokens
+        return first
 
     def _reserve(self, sequence: Sequence, rows: int) -> Work | None:
         """Slots for at most `rows` of the tokens that are still to be computed."""
