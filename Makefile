@@ -3,7 +3,7 @@
 
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
-# Further options for pip, for instance PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+# Further options for pip, for instance PIP_ARGS="--index-url https://mirror.example/simple"
 PIP_ARGS ?=
 ARGS ?=
 
@@ -132,7 +132,7 @@ figures: .venv/.installed ## write docs/benchmarks.md, docs/map.md, README's tab
 # torch comes first and with its own dependencies, because those differ between its builds; the rest is exactly the lock.
 .venv/.locked: .venv/.created requirements.lock
 	@echo "[2/4] torch (the largest download: be patient)"
-	@$(PIP) $$(test -t 1 || echo --quiet) --constraint requirements.lock $$(grep '^torch==' requirements.lock)
+	@$(PIP) $$(test -t 1 || echo --quiet) $$($(PYTHON) tools/torch_index.py) --constraint requirements.lock $$(grep '^torch==' requirements.lock)
 	@echo "[3/4] $$(grep -c == requirements.lock) locked packages"
 	@$(PIP) --quiet --no-deps --requirement requirements.lock
 	@touch $@
