@@ -1,7 +1,8 @@
 """Which package index has the PyTorch that this machine needs, as options for pip: `python tools/torch_index.py`.
 
-On x86-64 Linux the build on PyPI brings gigabytes of CUDA libraries. Where there is no NVIDIA device, PyTorch's own index
-of builds for CPUs serves better, if it can be reached. Everywhere else PyPI has the right one: nothing is printed.
+On x86-64 Linux the build on PyPI brings gigabytes of CUDA libraries. Where there is no NVIDIA device, PyTorch's own
+index of builds for CPUs serves better, if it can be reached. Everywhere else PyPI has the right one: nothing is
+printed.
 """
 
 import platform
