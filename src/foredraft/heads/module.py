@@ -119,10 +119,16 @@ class DecoderLayer(Module):
 
     def forward(self, x: Tensor, positions: Tensor, context: list[KeysValues], mask: Tensor | None) -> Tensor:
         """Rows [batch, length, hidden]. The keys that `mask` is about are the context's, then those of the rows."""
+        return self.step(x, positions, context, mask)[0]
+
+    def step(
+        self, x: Tensor, positions: Tensor, context: list[KeysValues], mask: Tensor | None
+    ) -> tuple[Tensor, KeysValues]:
+        """The same, and the rows' own K and V."""
         normed = self.input_layernorm(x)
         own = self.self_attn.keys_values(normed, positions)
         x = x + self.self_attn.attend(normed, positions, [*context, own], mask)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        return x + self.mlp(self.post_attention_layernorm(x)), own
 
 
 def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
