@@ -61,6 +61,14 @@ class Target:
         backend = self.engine.runner.backend
         return backend.embed(torch.tensor(tokens, device=backend.device), decoder.embedding).float().cpu()[None]
 
+    @property
+    def output(self) -> Tensor:
+        """The target's output head: [vocab, hidden]."""
+        decoder, backend = self.engine.runner.decoder, self.engine.runner.backend
+        width = decoder.config.hidden_size
+        unit = torch.eye(width, dtype=backend.activation_dtype, device=backend.device)
+        return backend.logits(unit, decoder.head).T.float().cpu()
+
     def served(self, sequence: Sequence, draft: Draft) -> Tensor:
         """The logits of the last token and of every node, as a drafter asks for them: level by level."""
         model, rows = self.drafter.model, []
