@@ -26,7 +26,7 @@ CHAIN = Draft((3, 9, 200), (-1, 0, 1), (0.5,) * 3, ("",) * 3)
 class Target:
     """A model with a head, and what the target computes for a sequence."""
 
-    def __init__(self, folder: Path, head: Path, **options: Any) -> None:
+    def __init__(self, folder: Path, head: Path | str, **options: Any) -> None:
         self.llm = LLM(str(folder), head=str(head), spec="off", **{"device": "cpu", **options})
         self.engine = self.llm.engine
         (kind,) = find_heads(str(head), open_checkpoint(folder))
