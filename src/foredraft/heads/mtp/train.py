@@ -46,7 +46,8 @@ class MtpStudent(UnrolledStudent[MtpModule]):
 
 
 def build(options: Options, start: Start) -> MtpStudent:
-    target = start.target.config
+    target, scaling = start.target.config, start.target.config.rope_scaling
+    window = target.window_of_layer(target.num_layers)  # longer than the texts of training
     config = replace(
         start.shape,
         kind="mtp",
@@ -55,6 +56,9 @@ def build(options: Options, start: Start) -> MtpStudent:
         draft_vocab_size=target.vocab_size,
         shares_output=True,
         qk_norm=target.qk_norm,
+        sliding_window=window,
+        sliding_layers=(0,) if window else (),
+        rope_scaling=None if scaling is not None and scaling.kind == "longrope" else scaling,
     )
     every_token = torch.arange(target.vocab_size)
     return MtpStudent(start.name, MtpModule(config), start.target, every_token, options.depth)
