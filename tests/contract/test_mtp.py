@@ -18,6 +18,8 @@ from foredraft.engine import loading
 from foredraft.engine.best_head import DraftTimes
 from foredraft.errors import InvalidModel
 from foredraft.heads.catalog import find_heads
+from foredraft.heads.engines import Engine
+from foredraft.heads.export import export
 from foredraft.llm import LLM
 from foredraft.models.catalog import open_checkpoint
 from foredraft.params import SamplingParams
@@ -29,7 +31,8 @@ from tests.published.mtp import MtpReference
 from tests.published.shapes import TargetShape, read_tensors
 from tests.served_heads import CHAIN, TOKENS, TREE, Target
 from tests.steady_controller import SteadyController
-from tests.tiny_models import VOCAB, save_tokenizer
+from tests.tiny_heads import random_head, save_head, tiny_config
+from tests.tiny_models import VOCAB, random_model, save_model, save_tokenizer
 
 SHAPE = TargetShape(vocab=VOCAB, layers=3)
 NAMES = ["mtp/deepseek", "mtp/deepseek-own", "mtp/mimo", "mtp/qwen3"]
@@ -138,6 +141,19 @@ def test_auto_drafts_with_it_and_changes_no_text(
         for drafted in others:
             assert [output.token_ids for output in plain] == [output.token_ids for output in drafted]
             assert all(output.metrics.drafted_by_origin.get("mtp", 0) > 0 for output in drafted)
+
+
+@pytest.mark.parametrize("engine", [Engine.deepseek, Engine.qwen])
+def test_a_trained_layer_is_the_same_inside_its_model(engine: Engine, tmp_path: Path) -> None:
+    """The model that is read has one file, and the copy of it brings the layer."""
+    model = save_model(random_model("llama"), tmp_path / "model")
+    head = save_head(random_head(tiny_config("mtp", model, norm_eps=1e-6)), tmp_path / "head")
+    export(head, engine, tmp_path / "copy", open_checkpoint(model), "tiny")
+    found = []
+    for place, named in ((model, head), (tmp_path / "copy", "auto")):
+        target = Target(place, named, dtype="float32")
+        found.append(target.served(target.sequence(TOKENS), TREE))
+    assert torch.equal(*found)
 
 
 def changed(folder: Path, change: Callable[[dict[str, Tensor]], object], **fields: Any) -> Path:
