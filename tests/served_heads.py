@@ -26,7 +26,7 @@ CHAIN = Draft((3, 9, 200), (-1, 0, 1), (0.5,) * 3, ("",) * 3)
 class Target:
     """A model with a head, and what the target computes for a sequence."""
 
-    def __init__(self, folder: Path, head: Path, **options: Any) -> None:
+    def __init__(self, folder: Path, head: Path | str, **options: Any) -> None:
         self.llm = LLM(str(folder), head=str(head), spec="off", **{"device": "cpu", **options})
         self.engine = self.llm.engine
         (kind,) = find_heads(str(head), open_checkpoint(folder))
@@ -60,6 +60,14 @@ class Target:
         decoder = self.engine.runner.decoder
         backend = self.engine.runner.backend
         return backend.embed(torch.tensor(tokens, device=backend.device), decoder.embedding).float().cpu()[None]
+
+    @property
+    def output(self) -> Tensor:
+        """The target's output head: [vocab, hidden]."""
+        decoder, backend = self.engine.runner.decoder, self.engine.runner.backend
+        width = decoder.config.hidden_size
+        unit = torch.eye(width, dtype=backend.activation_dtype, device=backend.device)
+        return backend.logits(unit, decoder.head).T.float().cpu()
 
     def served(self, sequence: Sequence, draft: Draft) -> Tensor:
         """The logits of the last token and of every node, as a drafter asks for them: level by level."""

@@ -13,12 +13,23 @@ from foredraft.heads.eagle.module import EagleModule
 from foredraft.heads.files import target_digest, write_head
 from foredraft.heads.medusa.module import MedusaModule
 from foredraft.heads.module import HeadModule
+from foredraft.heads.mtp.module import MtpModule
 from foredraft.models.catalog import open_checkpoint
 
 DRAFT_VOCAB = 256
-MODULES: dict[str, type[HeadModule]] = {"eagle": EagleModule, "medusa": MedusaModule, "dflash": DFlashModule}
+MODULES: dict[str, type[HeadModule]] = {
+    "eagle": EagleModule,
+    "medusa": MedusaModule,
+    "dflash": DFlashModule,
+    "mtp": MtpModule,
+}
 KINDS = tuple(MODULES)
-SIZES = {"eagle": {"block": 5}, "medusa": {"block": 4, "num_layers": 2}, "dflash": {"block": 6, "num_layers": 2}}
+SIZES: dict[str, dict[str, object]] = {
+    "eagle": {"block": 5},
+    "medusa": {"block": 4, "num_layers": 2},
+    "dflash": {"block": 6, "num_layers": 2},
+    "mtp": {"block": 3, "shares_output": True},
+}
 
 
 def tiny_config(kind: str, model: Path, correction: str = "none", **changes: object) -> HeadConfig:
@@ -33,7 +44,7 @@ def tiny_config(kind: str, model: Path, correction: str = "none", **changes: obj
         "target_hidden_size": target.hidden_size,
         "target_vocab_size": target.vocab_size,
         "target_num_layers": layers,
-        "taps": {"eagle": (1, 2, layers), "medusa": (layers,), "dflash": (0, layers)}[kind],
+        "taps": {"eagle": (1, 2, layers), "medusa": (layers,), "dflash": (0, layers), "mtp": (layers,)}[kind],
         "hidden_size": target.hidden_size,
         "intermediate_size": 96,
         "num_heads": 4,
@@ -42,7 +53,7 @@ def tiny_config(kind: str, model: Path, correction: str = "none", **changes: obj
         "num_layers": 1,
         "rope_theta": 10000.0,
         "norm_eps": 1e-5,
-        "draft_vocab_size": DRAFT_VOCAB,
+        "draft_vocab_size": target.vocab_size if kind == "mtp" else DRAFT_VOCAB,
         "correction": correction,
         "rank": 0 if correction == "none" else 32,
         **SIZES[kind],

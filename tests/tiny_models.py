@@ -106,8 +106,12 @@ def random_model(name: str, seed: int = 0, **sizes: int) -> Any:
 
 def save_model(model: Any, folder: Path) -> Path:
     """Save with a small tokenizer, so that the folder is a complete model."""
-    tokenizers = pytest.importorskip("tokenizers")
     model.save_pretrained(folder)
+    return save_tokenizer(folder)
+
+
+def save_tokenizer(folder: Path) -> Path:
+    tokenizers = pytest.importorskip("tokenizers")
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     vocab = {token: index for index, token in enumerate(["<s>", "</s>", *sorted(alphabet)])}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[]))

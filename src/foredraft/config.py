@@ -60,6 +60,7 @@ class ModelConfig:
     attention_multiplier: float | None = None  # None: 1 / sqrt(head_dim)
     residual_multiplier: float = 1.0
     logits_divisor: float = 1.0
+    num_mtp_layers: int = 0  # layers behind those of the model, which predict further tokens and do not run with it
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 

@@ -16,10 +16,11 @@ from foredraft.heads.dflash.serve import Corrected
 from foredraft.heads.eagle.module import EagleModule
 from foredraft.heads.files import read_tensors
 from foredraft.heads.medusa.module import MedusaModule
+from foredraft.heads.mtp.module import MtpModule
 from foredraft.types import Draft, Sequence
 from tests.backends import KERNELS
 from tests.served_heads import CHAIN, TOKENS, TREE, Target
-from tests.tiny_heads import DRAFT_VOCAB, random_head, save_head, tiny_config
+from tests.tiny_heads import random_head, save_head, tiny_config
 from tests.tiny_models import VOCAB, random_model, save_model
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.15}
@@ -47,6 +48,22 @@ def eagle_reference(head: EagleModule, target: Target, sequence: Sequence, draft
     return torch.cat(logits, 1)[0]
 
 
+def mtp_reference(head: MtpModule, target: Target, sequence: Sequence, draft: Draft) -> Tensor:
+    tokens, decoder = sequence.token_ids, target.engine.runner.decoder
+    last = target.taps(sequence, head.config.taps)
+    state = torch.nn.functional.rms_norm(last, last.shape[-1:], decoder.norm.cpu(), decoder.config.rms_norm_eps)
+    positions = torch.arange(len(tokens) - 1)[None]
+    y, context = head(target.embeddings(tokens[1:]), state, positions, [], None)
+    ys, keys = {-1: y[:, -1:]}, {-1: [context]}
+    for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+        past, depth = keys[parent], draft.depths[node]
+        mask = torch.ones(1, 1, 1, len(tokens) - 1 + depth, dtype=torch.bool)
+        place = torch.tensor([[len(tokens) - 2 + depth]])
+        ys[node], own = head(target.embeddings([token]), ys[parent], place, past, mask)
+        keys[node] = [*past, own]
+    return torch.cat([*ys.values()], 1)[0] @ target.output.T
+
+
 def medusa_reference(head: MedusaModule, target: Target, sequence: Sequence, draft: Draft) -> Tensor:
     state = head.norm(target.taps(sequence, head.config.taps)[0, -1:])
     offsets = torch.cat([head.lm_head(block(state)) for block in head.blocks])
@@ -70,10 +87,12 @@ REFERENCES: dict[str, Callable[[Any, Target, Sequence, Draft], Tensor]] = {
     "eagle": eagle_reference,
     "medusa": medusa_reference,
     "dflash": dflash_reference,
+    "mtp": mtp_reference,
 }
 CASES = [
     ("eagle", "none", "injected"),
     ("medusa", "none", "injected"),
+    ("mtp", "none", "injected"),
     *(("dflash", correction, "injected") for correction in CORRECTIONS),
     ("dflash", "markov", "masked"),
 ]
@@ -115,6 +134,6 @@ def compare(head: Any, target: Target, tolerance: float) -> None:
             expected = REFERENCES[head.config.kind](head, target, sequence, draft)
         for row, module_row in zip(target.served(sequence, draft), expected, strict=True):
             known = row > -torch.inf
-            assert int(known.sum()) in (DRAFT_VOCAB, Corrected.SHORTLIST)
+            assert int(known.sum()) in (head.config.draft_vocab_size, Corrected.SHORTLIST)
             there = torch.full((VOCAB,), -torch.inf).index_copy_(0, head.token_ids, module_row)
             assert (row - there)[known].abs().max() < tolerance * expected.std()

@@ -57,6 +57,7 @@ def quiet(_: Report) -> None:
     [
         ("eagle", 40),
         ("medusa", 100),
+        ("mtp", 40),
         ("dflash", 30),
         pytest.param("dflash:correction=markov", 30, marks=pytest.mark.slow),  # MASKED has the correction too
         (MASKED, 40),
@@ -131,7 +132,7 @@ def test_the_command_trains_and_reports(toy: TrainOptions, tmp_path: Path) -> No
     assert '"kind": "medusa"' in result.stdout and '"seconds_left"' in result.stdout
     assert HeadConfig.read(tmp_path / "dflash").correction == "refiner"
     for bad, sentence in {
-        "train hydra": "'hydra' cannot be trained; use eagle, medusa, dflash, draft",
+        "train hydra": "'hydra' cannot be trained; use eagle, medusa, dflash, mtp, draft",
         "train eagle eagle": "named twice",
         "train dflash:layers=0": "must be a whole number",
         "train dflash:rows=3": "has no option 'rows'; it has layers, block, correction, input",

@@ -171,6 +171,16 @@ class QwenReference(MtpReference):
         return self.norm(x, "norm")
 
 
+class Qwen3Reference(QwenReference):
+    """The names of Qwen3.5 beside a Qwen3 model: norms hold their factor, and attention has no gate."""
+
+    def norm(self, x: Tensor, part: str) -> Tensor:
+        return rms_norm(x, self.tensors[f"mtp.{part}.weight"], self.heads.eps)
+
+    def layer(self, x: Tensor, positions: Tensor) -> Tensor:
+        return decoder_layer(x, positions, self.tensors, "mtp.layers.0", self.heads, self.rope)
+
+
 def _config(target: TargetShape, **extra: Any) -> Config:
     return {
         "hidden_act": "silu",
@@ -285,7 +295,45 @@ def _write_qwen(folder: Path, target: TargetShape, seed: int) -> None:
     write_files(folder, config, tensors)
 
 
+def _deepseek(copies: bool) -> Layout:
+    """DeepSeek's names beside a Llama: the embedding and the output head as copies of the target's, or others."""
+
+    def write(folder: Path, target: TargetShape, seed: int) -> None:
+        draw, name = Draw(seed), f"model.layers.{target.layers}"
+        tensors = _ends(draw, target)
+        for index in range(target.layers + 1):
+            tensors |= layer_weights(draw, f"model.layers.{index}", target)
+        for part in ("enorm", "hnorm", "shared_head.norm"):
+            tensors[f"{name}.{part}.weight"] = draw.norm(target.hidden)
+        tensors[f"{name}.eh_proj.weight"] = draw.matrix(target.hidden, 2 * target.hidden)
+        own = tensors if copies else _ends(draw, target)
+        tensors[f"{name}.embed_tokens.weight"] = own["model.embed_tokens.weight"]
+        tensors[f"{name}.shared_head.head.weight"] = own["lm_head.weight"]
+        write_files(folder, _of_family(target, "Llama", num_nextn_predict_layers=1), tensors, shards=2)
+
+    return Layout(write, NextnReference)
+
+
+def _write_qwen3(folder: Path, target: TargetShape, seed: int) -> None:
+    draw = Draw(seed)
+    tensors = _ends(draw, target)
+    for name in [*(f"model.layers.{index}" for index in range(target.layers)), "mtp.layers.0"]:
+        tensors |= layer_weights(draw, name, target, head_norms=True)
+    tensors["mtp.fc.weight"] = draw.matrix(target.hidden, 2 * target.hidden)
+    for part in ("pre_fc_norm_hidden", "pre_fc_norm_embedding", "norm"):
+        tensors[f"mtp.{part}.weight"] = draw.norm(target.hidden)
+    write_files(folder, _of_family(target, "Qwen3", mtp_num_hidden_layers=1), tensors)
+
+
+def _of_family(target: TargetShape, family: str, **extra: Any) -> Config:
+    names = {"architectures": [f"{family}ForCausalLM"], "model_type": family.lower()}
+    return _config(target, **names, rope_theta=target.rope_theta, rope_scaling=None, attention_bias=False, **extra)
+
+
 LAYOUTS: dict[str, Layout] = {
+    "deepseek": _deepseek(copies=True),
+    "deepseek-own": _deepseek(copies=False),
+    "qwen3": Layout(_write_qwen3, Qwen3Reference),
     "glm": Layout(_write_glm, NextnReference),
     "mimo": Layout(_write_mimo, MimoReference),
     "qwen3_5": Layout(_write_qwen, QwenReference),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from foredraft.config import RopeScaling
 from foredraft.heads.base import HeadConfig
 
 COMMON = {
@@ -27,6 +28,7 @@ def head_config(kind: str, correction: str = "none", **changes: object) -> HeadC
         "eagle": {"taps": (1, 2, 3), "block": 5},
         "medusa": {"taps": (4,), "block": 3, "num_layers": 2},
         "dflash": {"taps": (1, 3), "block": 4, "num_layers": 2},
+        "mtp": {"taps": (4,), "block": 3, "shares_output": True, "draft_vocab_size": 50},
         "draft_model": {"taps": (), "block": 4, "num_layers": 2},
     }[kind]
     if correction != "none":
@@ -37,6 +39,8 @@ def head_config(kind: str, correction: str = "none", **changes: object) -> HeadC
 EVERY_KIND = (
     head_config("eagle"),
     head_config("medusa"),
+    head_config("mtp"),
+    head_config("mtp", qk_norm=True, rope_scaling=RopeScaling("llama3", 8.0, original_max_position_embeddings=64)),
     head_config("dflash"),
     head_config("dflash", "markov"),
     head_config("dflash", "refiner"),

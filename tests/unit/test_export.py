@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,17 @@ from torch import Tensor
 from foredraft.cli import main
 from foredraft.errors import InvalidModel, InvalidParameter
 from foredraft.heads.base import HeadConfig
+from foredraft.heads.catalog import find_heads
 from foredraft.heads.engines import Engine
 from foredraft.heads.export import Exported, export
 from foredraft.heads.files import read_tensors
 from foredraft.models.catalog import hub_name, open_checkpoint
+from tests.gguf_files import convert_to_gguf
 from tests.tiny_heads import random_head, save_head, tiny_config
 from tests.tiny_models import VOCAB, random_model, save_model
 
 VERIFIER = "org/tiny"
+ENGINES = [engine for engine in Engine if not engine.is_of_models]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +59,7 @@ def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("engine", list(Engine))
+@pytest.mark.parametrize("engine", ENGINES)
 def test_an_eagle_head_comes_back(engine: str, model: Path, tmp_path: Path) -> None:
     head = trained(tmp_path / "head", model, "eagle", taps=(1, 2))
     config, tensors, _ = exported(head, engine, tmp_path / "out", model)
@@ -87,14 +91,14 @@ def test_transformers_reads_the_config_as_both_engines_do(engine: str, model: Pa
 def test_every_engine_numbers_the_taps_its_own_way(model: Path, tmp_path: Path) -> None:
     """Tap k is the stream after k layers; SGLang counts layers from 0 and means their outputs."""
     head = trained(tmp_path / "head", model, "eagle", taps=(0, 2))
-    vllm, sglang, speculators = (exported(head, engine, tmp_path / engine, model)[0] for engine in Engine)
+    vllm, sglang, speculators = (exported(head, engine, tmp_path / engine, model)[0] for engine in ENGINES)
     assert vllm["eagle_aux_hidden_state_layer_ids"] == [0, 2]
     assert speculators["eagle_aux_hidden_state_layer_ids"] == [0, 2]
     assert sglang["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [-1, 1]
     assert "eagle_aux_hidden_state_layer_ids" not in sglang
 
 
-@pytest.mark.parametrize("engine", list(Engine))
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_head_of_the_whole_vocabulary_has_no_map(engine: str, model: Path, tmp_path: Path) -> None:
     head = trained(tmp_path / "head", model, "eagle", taps=(1, 2), draft_vocab_size=VOCAB)
     _, tensors, _ = exported(head, engine, tmp_path / "out", model)
@@ -168,6 +172,54 @@ def falling_taps(folder: Path, model: Path) -> Path:
     return trained(folder, model, "eagle", taps=(2, 1))
 
 
+@pytest.mark.parametrize("engine", [Engine.deepseek, Engine.qwen])
+@pytest.mark.parametrize("name", ["llama", "llama-3.1", "qwen2", "qwen3", "mistral-sliding"])
+def test_an_mtp_layer_becomes_part_of_its_model(engine: Engine, name: str, tmp_path: Path) -> None:
+    model = save_model(random_model(name), tmp_path / "model")
+    target = open_checkpoint(model)
+    sizes = {
+        "qk_norm": target.config.qk_norm,
+        "head_dim": target.config.head_dim,
+        "norm_eps": target.config.rms_norm_eps,
+    }
+    head = trained(tmp_path / "head", model, "mtp", **sizes)
+    done = export(head, engine, tmp_path / "out", target, VERIFIER)
+    assert done.kind == "mtp" and done.command == f"foredraft run {tmp_path / 'out'}"
+    copy = open_checkpoint(tmp_path / "out")
+    (files,) = find_heads("auto", copy).values()
+    assert equal(dict(files.read()), ours(head)) and files.config.shares_output  # type: ignore[arg-type]
+    assert find_heads(str(head), copy), "what was trained for the model fits its copy"
+    assert replace(copy.config, num_mtp_layers=0) == target.config and copy.generation == target.generation
+    assert copy.names() == target.names()
+    assert all(torch.equal(copy.weight(name).dense(), target.weight(name).dense()) for name in target.names())
+    assert copy.tokenizer().encode("abc") == target.tokenizer().encode("abc")
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "qwen3"])
+def test_a_gguf_model_becomes_a_folder_with_its_layer(name: str, tmp_path: Path) -> None:
+    file = convert_to_gguf(random_model(name), tmp_path / "model.gguf")
+    target = open_checkpoint(file)
+    sizes = {
+        "qk_norm": target.config.qk_norm,
+        "head_dim": target.config.head_dim,
+        "norm_eps": target.config.rms_norm_eps,
+    }
+    head = trained(tmp_path / "head", file, "mtp", **sizes)
+    export(head, Engine.deepseek, tmp_path / "out", target, VERIFIER)
+    copy = open_checkpoint(tmp_path / "out")
+    assert find_heads("auto", copy).keys() == {"mtp"} and find_heads(str(head), copy)
+    assert replace(copy.config, num_mtp_layers=0) == target.config
+    for name in target.names():
+        assert torch.equal(copy.weight(name).dense().flatten(), target.weight(name).dense().flatten())
+
+
+def test_a_gguf_model_that_a_config_cannot_describe(tmp_path: Path) -> None:
+    file = convert_to_gguf(random_model("llama-3.1"), tmp_path / "model.gguf")
+    head = trained(tmp_path / "head", file, "mtp", norm_eps=open_checkpoint(file).config.rms_norm_eps)
+    with pytest.raises(InvalidModel, match=r"no plain config\.json describes, .* give the folder of its .safetensors"):
+        export(head, Engine.qwen, tmp_path / "out", open_checkpoint(file), VERIFIER)
+
+
 def medusa(folder: Path, model: Path) -> Path:
     return trained(folder, model, "medusa")
 
@@ -182,6 +234,10 @@ def refiner(folder: Path, model: Path) -> Path:
 
 def other_masks(folder: Path, model: Path) -> Path:
     return save_head(random_head(tiny_config("dflash", model, block_input="masked")), folder)
+
+
+def mtp(folder: Path, model: Path) -> Path:
+    return trained(folder, model, "mtp")
 
 
 def of_another_model(folder: Path, model: Path) -> Path:
@@ -204,6 +260,10 @@ def of_another_model(folder: Path, model: Path) -> Path:
         (refiner, "sglang", "SGLang's DFlash and DSpark use the target's output head"),
         (last_layer, "sglang", "SGLang cannot read the residual stream after the target's last layer"),
         (falling_taps, "vllm", r"the taps \[2, 1\] do not rise"),
+        (mtp, "qwen", "norm_eps is 1e-05, but a layer inside .* is one of its own kind, with 1e-06; train one"),
+        (mtp, "vllm", "is an mtp layer, which engines read out of a model's own files; export it to deepseek or qwen"),
+        (last_layer, "qwen", "Qwen's layout is that of models with an mtp layer inside, but .* is of the kind eagle"),
+        (lambda folder, model: model, "deepseek", "is of the kind draft; export it to vllm, sglang or speculators"),
         (of_another_model, "vllm", "whose weights are not those of"),
         (lambda folder, model: model, "speculators", "is a draft model, a Llama of its own"),
         (lambda folder, model: folder, "vllm", "has no config.json"),

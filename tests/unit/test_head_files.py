@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from foredraft.config import RopeScaling
 from foredraft.errors import InvalidModel, InvalidParameter
 from foredraft.heads import files
 from foredraft.heads.base import MAX_BLOCK, HeadConfig, tensor_shapes
@@ -24,12 +25,14 @@ from tests.tiny_heads import build_head
 from tests.tiny_models import random_model, save_model
 from tests.unit.head_configs import EVERY_KIND, head_config
 
+LLAMA3 = asdict(RopeScaling("llama3", factor=8.0, original_max_position_embeddings=64))
 NAMES = [f"{config.kind}-{config.correction}-{config.block_input}" for config in EVERY_KIND]
 
 
 def written(folder: Path, config: HeadConfig) -> dict[str, torch.Tensor]:
     head = build_head(config)
-    head.set_vocabulary(torch.arange(config.draft_vocab_size) * 2 + 3)
+    is_whole = config.draft_vocab_size == config.target_vocab_size
+    head.set_vocabulary(torch.arange(config.draft_vocab_size) * (1 if is_whole else 2) + (0 if is_whole else 3))
     tensors = dict(head.state_dict())
     write_head(folder, config, tensors)
     return tensors
@@ -116,7 +119,7 @@ def test_a_large_head_is_written_in_several_files(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"kind": "hydra"}, "field kind is 'hydra', but eagle, medusa, dflash, draft_model are known"),
+        ({"kind": "hydra"}, "field kind is 'hydra', but eagle, medusa, dflash, mtp, draft_model are known"),
         ({"taps": [2, 9]}, r"field taps is \[2, 9\], but numbers from 0 to 4, the target's layers, are needed"),
         ({"taps": []}, "field taps is"),
         ({"hidden_size": 64}, "field hidden_size is 64, but eagle heads are as wide as their target: 32"),
@@ -141,7 +144,15 @@ def test_a_large_head_is_written_in_several_files(tmp_path: Path, monkeypatch: p
         ({"biases": ["a_proj"]}, r"field biases is \['a_proj'\], but q_proj, .* are known"),
         ({"sliding_layers": [1]}, r"field sliding_layers is \[1\], but there are 1 layers"),
         ({"sliding_window": 8}, "field sliding_window is 8, which does not fit 0 layers"),
-        ({"rope_scaling": {}}, "field rope_scaling is {}, but null is needed"),
+        ({"rope_scaling": {}}, "field rope_scaling is {}, but null or an object of one of the kinds linear, llama3"),
+        ({"rope_scaling": {**LLAMA3, "factor": 0}}, "field rope_scaling is .*, but null or an object"),
+        ({"rope_scaling": {**LLAMA3, "kind": ["linear"]}}, "field rope_scaling is .*, but null or an object"),
+        ({"rope_scaling": {**LLAMA3, "low_freq_factor": 9.0}}, "field rope_scaling has high_freq_factor 4.0, which"),
+        ({"rope_scaling": {**LLAMA3, "kind": "factors"}}, "field rope_scaling has 0 factors, but 4 are needed"),
+        (
+            {"rope_scaling": {**LLAMA3, "original_max_position_embeddings": 0}},
+            "field rope_scaling is llama3, which needs orig",
+        ),
         ({"kind": "medusa", "num_layers": 1025}, "field num_layers is 1025, but at most 1024 are supported"),
         ({"intermediate_size": 2**31}, "field intermediate_size is 2147483648, but a whole number from 1 to 2147"),
         ({"head_dim": 7}, "field head_dim is 7, but an even number is needed"),

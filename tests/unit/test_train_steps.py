@@ -98,7 +98,8 @@ def scene(folder: Path) -> tuple[FrozenTarget, TargetBatch, Tensor]:
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # said once on CPUs without bfloat16 products
 @pytest.mark.parametrize(
-    "kind", ["eagle", "medusa", "dflash", "dflash:correction=markov", "dflash:input=masked,correction=none", "draft"]
+    "kind",
+    ["eagle", "medusa", "mtp", "dflash", "dflash:correction=markov", "dflash:input=masked,correction=none", "draft"],
 )
 def test_a_step_in_bfloat16_is_about_that_in_float32(kind: str, tmp_path: Path) -> None:
     """Half-precision rows over float32 masters, as on a GPU."""

@@ -25,7 +25,8 @@ def export(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Write a trained head or draft model in the layout that vLLM, SGLang or speculators load."""
+    """Write a trained head or draft model in the layout that vLLM, SGLang or speculators load, or an MTP layer into a
+    copy of its model, with the names of DeepSeek or Qwen."""
     from foredraft.heads.export import export as export_head
 
     target = catalog.open_checkpoint(fetched(model))

@@ -68,7 +68,7 @@ def _details(path: str | None) -> dict[str, Any]:
     if path is None:
         return {"dtype": None, "backend": None, "note": None, "heads": None, "config": None}
     from foredraft.backends.choose import choose_backend, choose_device, how_to_get_kernels
-    from foredraft.heads.catalog import shipped_heads
+    from foredraft.heads.catalog import find_heads
 
     checkpoint = catalog.open_checkpoint(Path(path))
     backend = choose_backend("auto", checkpoint.precision, choose_device("auto"), None)
@@ -77,9 +77,9 @@ def _details(path: str | None) -> dict[str, Any]:
         "dtype": checkpoint.precision,
         "backend": backend.name,
         "note": f"The fast kernels are missing. {how_to_get_kernels()}" if is_slow else None,
-        "heads": [  # that come with Foredraft; draft tokens were accepted so often on text not trained on
+        "heads": [  # that `auto` finds; draft tokens were accepted so often on text not trained on
             {"kind": kind, "path": str(files.folder), "acceptance": list(files.config.acceptance)}
-            for kind, files in shipped_heads(checkpoint).items()
+            for kind, files in find_heads("auto", checkpoint).items()
         ],
         "config": asdict(checkpoint.config),
     }

@@ -25,8 +25,8 @@ def train(
     kinds: Annotated[
         list[str],
         typer.Argument(
-            help="eagle, medusa, dflash or draft; several are trained side by side. dflash:layers=3,correction=markov "
-            "has options. `text` writes the training text only."
+            help="eagle, medusa, dflash, mtp or draft; several are trained side by side. "
+            "dflash:layers=3,correction=markov has options. `text` writes the training text only."
         ),
     ],
     out: Annotated[Path, typer.Option(help="The folder of the result; training goes on where it stopped.")],

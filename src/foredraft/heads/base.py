@@ -61,7 +61,7 @@ class HeadConfig:
     rank: int = 0  # of the correction
     block_input: str = "injected"  # one of BLOCK_INPUTS
     mask_token_id: int = 0  # of masked rows; a token that is hardly ever the anchor
-    # What training here never makes otherwise, and heads of others may; Rules.variants says which kinds.
+    # What training here seldom makes otherwise, and heads of others may; Rules.variants says which kinds.
     shares_embedding: bool = True  # the target's; else embed_tokens is the head's own
     shares_output: bool = False  # the target's output head
     rope_scaling: RopeScaling | None = None
@@ -176,6 +176,8 @@ class HeadConfig:
             yield "sliding_layers", f"is {shown(list(self.sliding_layers))}, but there are {self.num_layers} layers"
         if bool(self.sliding_window) != bool(self.sliding_layers):
             yield "sliding_window", f"is {self.sliding_window}, which does not fit {len(self.sliding_layers)} layers"
+        if problem := self._rope_problem():
+            yield "rope_scaling", problem
         if self.num_heads % self.num_kv_heads:
             yield "num_heads", f"is {self.num_heads}, no multiple of num_kv_heads={self.num_kv_heads}"
         if self.head_dim % 2:
@@ -192,6 +194,18 @@ class HeadConfig:
         if len(self.acceptance) > MAX_BLOCK or any(not 0 <= rate <= 1 for rate in self.acceptance):
             rates = shown(list(self.acceptance))
             yield "acceptance", f"is {rates}, but at most {MAX_BLOCK} rates from 0 to 1 are needed"
+
+    def _rope_problem(self) -> str | None:
+        scaling, half = self.rope_scaling, self.head_dim // 2
+        if scaling is None:
+            return None
+        if scaling.kind == "factors" and len(scaling.long_factor) != half:
+            return f"has {len(scaling.long_factor)} factors, but {half} are needed"
+        if scaling.kind in ("llama3", "yarn") and not scaling.original_max_position_embeddings:
+            return f"is {scaling.kind}, which needs original_max_position_embeddings"
+        if scaling.kind == "llama3" and scaling.high_freq_factor <= scaling.low_freq_factor:
+            return f"has high_freq_factor {scaling.high_freq_factor}, which must be more than low_freq_factor"
+        return "is yarn, which needs a rope_theta above 1" if scaling.kind == "yarn" and self.rope_theta <= 1 else None
 
 
 @dataclass(frozen=True)
@@ -261,6 +275,7 @@ _DEFAULTS = {
 }
 _OURS = {"correction", "rank", "block_input", "mask_token_id", "acceptance", "provenance"}
 _VARIANTS = _DEFAULTS.keys() - _OURS
+_ROPE_KINDS = ("linear", "llama3", "yarn", "factors")
 _MAY_BE_0 = ("rank", "mask_token_id", "sliding_window")
 
 
@@ -268,8 +283,8 @@ def _typed(file: Path, name: str, kind: str, value: Any) -> Any:
     """The value as its field's type, or InvalidModel."""
     if kind in ("str", "bool") and isinstance(value, str if kind == "str" else bool):
         return value
-    if kind.endswith("None") and value is None:  # a scaled rope is nothing that training writes
-        return value
+    if kind.endswith("None") and (value is None or (scaling := _rope_scaling(value)) is not None):
+        return None if value is None else scaling
     if kind == "int" and is_whole(value) and (name in _MAY_BE_0 or value >= 1) and 0 <= value <= _MOST:
         return value
     if kind == "float" and is_positive(value):
@@ -285,12 +300,33 @@ def _typed(file: Path, name: str, kind: str, value: Any) -> Any:
     needed = {
         "str": "a text",
         "bool": "true or false",
-        "RopeScaling | None": "null",
+        "RopeScaling | None": f"null or an object of one of the kinds {', '.join(_ROPE_KINDS)}",
         "tuple[str, ...]": "a list of texts",
         "int": f"a whole number from 1 to {_MOST}",
         "float": "a positive number that float32 holds",
     }.get(kind, "an object" if kind.startswith("dict") else "a list of numbers")
     raise _error(file, name, f"is {shown(value)}, but {needed} is needed")
+
+
+def _rope_scaling(value: Any) -> RopeScaling | None:
+    """What `write` has made of it; None where it is something else."""
+
+    def typed(name: str, item: Any) -> bool:
+        if name in ("short_factor", "long_factor"):
+            return isinstance(item, list) and all(map(is_positive, item))
+        if name == "original_max_position_embeddings":
+            return is_whole(item) and 0 <= item <= _MOST
+        return (
+            item in _ROPE_KINDS
+            if name == "kind"
+            else is_positive(item) or (name == "attention_factor" and item is None)
+        )
+
+    known = {each.name for each in fields(RopeScaling)}
+    if not isinstance(value, dict) or value.keys() != known or not all(typed(*pair) for pair in value.items()):
+        return None
+    values: dict[str, Any] = {name: tuple(item) if isinstance(item, list) else item for name, item in value.items()}
+    return RopeScaling(**values)
 
 
 def _error(file: Path, name: str, problem: str) -> InvalidModel:

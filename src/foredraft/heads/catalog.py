@@ -1,4 +1,4 @@
-"""Which heads a model has: those that come with Foredraft, and those in a folder that a user names."""
+"""Which heads a model has: what its own file brings, those that come with Foredraft, and those that a user names."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from foredraft.errors import InvalidModel
 from foredraft.heads.base import CONFIG_FILE, HeadConfig
 from foredraft.heads.files import HeadFiles, check_target, read_weights
 from foredraft.heads.formats import holds_head, open_head
+from foredraft.heads.formats.mtp import find_mtp
 from foredraft.models.catalog import resolve
 from foredraft.models.checkpoint import Checkpoint
 
@@ -17,13 +18,14 @@ SHIPPED = Path(__file__).parent / "shipped"  # a folder per model, with a folder
 
 
 def find_heads(head: str | None, checkpoint: Checkpoint) -> dict[str, HeadFiles]:
-    """Heads by kind. `head` is "auto" for those that come with Foredraft and belong to this model, None for none, else
-    the folder or GGUF file of a head, a folder of such folders, or a hub id. Whatever is wrong with a head that was
-    named is an error."""
+    """Heads by kind. `head` is "auto" for the layer that the model brings along, or without one for the heads that come
+    with Foredraft and belong to this model; None for none, else the folder or GGUF file of a head, a folder of such
+    folders, or a hub id. Whatever is wrong with a head that was named or brought is an error."""
     if head is None:
         return {}
     if head == "auto":
-        return shipped_heads(checkpoint)
+        brought = find_mtp(checkpoint)
+        return shipped_heads(checkpoint) if brought is None else {brought.config.kind: brought}
     place = resolve(head)
     folders = [place]
     if place.is_dir() and not (place / CONFIG_FILE).is_file():

@@ -1,4 +1,5 @@
-"""From a folder that `foredraft train` wrote to one that another engine loads, and what all layouts share."""
+"""From a folder that `foredraft train` wrote to one that another engine loads, or to a model with the head inside, and
+what all layouts share."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ class Head:
 
 @dataclass(frozen=True)
 class Layout:
-    """A head as another engine reads it. `method` and `tokens` are what that engine is told when it starts."""
+    """A head as another engine reads it, or a model with one inside. `method` and `tokens` are what that engine is told
+    when it starts."""
 
     config: Json
     tensors: Tensors
@@ -99,8 +101,20 @@ def export(folder: Path, engine: Engine, out: Path, target: Checkpoint, verifier
 def _layout(folder: Path, engine: Engine, target: Checkpoint, verifier: str) -> tuple[str, Layout]:
     """What is in the folder, and how the engine reads it."""
     file = folder / CONFIG_FILE
-    if file.is_file() and read_json(file).get("model_type") == "llama":
-        return "draft", part("draft_model", "export").model_layout(folder, engine)
+    is_model = file.is_file() and read_json(file).get("model_type") == "llama"
+    kind = "draft" if is_model else HeadConfig.read(folder).kind
+    if engine.is_of_models and kind != "mtp":
+        raise InvalidModel(
+            f"{engine.label} is that of models with an mtp layer inside, but {folder} is of the kind {kind}; export it "
+            "to vllm, sglang or speculators."
+        )
+    if kind == "mtp" and not engine.is_of_models:
+        raise InvalidModel(
+            f"{folder} is an mtp layer, which engines read out of a model's own files; export it to deepseek or qwen: "
+            "both write a copy of its model with the layer inside."
+        )
+    if is_model:
+        return kind, part("draft_model", "export").model_layout(folder, engine)
     config = HeadConfig.read(folder)
     check_target(folder, config, target)
     if list(config.taps) != sorted(set(config.taps)):
@@ -110,6 +124,8 @@ def _layout(folder: Path, engine: Engine, target: Checkpoint, verifier: str) -> 
 
 def start_command(engine: Engine, layout: Layout, folder: Path, verifier: str) -> str:
     """How the engine is started with an exported head."""
+    if engine.is_of_models:
+        return shlex.join(["foredraft", "run", str(folder)])  # which finds the layer by itself
     if engine is Engine.speculators:
         return shlex.join(["vllm", "serve", str(folder)])  # which finds the target by the head's config
     if engine is Engine.vllm:

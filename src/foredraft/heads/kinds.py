@@ -21,6 +21,7 @@ KINDS = {  # what config.json and specs call a kind: what `foredraft train` call
     "eagle": "eagle",
     "medusa": "medusa",
     "dflash": "dflash",
+    "mtp": "mtp",
     "draft_model": "draft",
 }
 

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from foredraft.heads.base import HeadConfig
+from foredraft.heads.weights import layer_config
+from foredraft.models.rope import rope_frequencies
 
 KeysValues = tuple[Tensor, Tensor]  # each [batch, kv_heads, length, head_dim]
 
@@ -70,10 +72,13 @@ class Mlp(Module):
 class Attention(nn.Module):
     """Rotary attention with grouped keys. `inputs` is the width of the rows that q, k and v are made of."""
 
+    frequencies: Tensor
+
     def __init__(self, config: HeadConfig, inputs: int, qk_norm: bool) -> None:
         super().__init__()
         self.head_dim = config.head_dim
-        self.rope_theta = config.rope_theta
+        frequencies, self.magnitude = rope_frequencies(layer_config(config), 0)
+        self.register_buffer("frequencies", frequencies, persistent=False)
         self.groups = config.num_heads // config.num_kv_heads
         self.q_proj = Linear(inputs, config.num_heads * config.head_dim)
         self.k_proj = Linear(inputs, config.num_kv_heads * config.head_dim)
@@ -87,7 +92,7 @@ class Attention(nn.Module):
         k, v = self._heads(self.k_proj(x)), self._heads(self.v_proj(x))
         if self.k_norm is not None:
             k = self.k_norm(k)
-        return rotate(k, positions, self.rope_theta), v
+        return self._rotate(k, positions), v
 
     def attend(self, x: Tensor, positions: Tensor, past: list[KeysValues], mask: Tensor | None) -> Tensor:
         """Rows [batch, length, inputs] over the keys of `past`, one after the other. `mask` is true where a row sees a
@@ -95,12 +100,18 @@ class Attention(nn.Module):
         q = self._heads(self.q_proj(x))
         if self.q_norm is not None:
             q = self.q_norm(q)
-        q = rotate(q, positions, self.rope_theta)
+        q = self._rotate(q, positions)
         k = torch.cat([k for k, _ in past], dim=2) if len(past) > 1 else past[0][0]
         v = torch.cat([v for _, v in past], dim=2) if len(past) > 1 else past[0][1]
         k, v = (part.repeat_interleave(self.groups, dim=1) for part in (k, v))
         y = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         return self.o_proj(y.transpose(1, 2).flatten(2))
+
+    def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Rotary positions on [batch, heads, length, head_dim]: the first half of a head turns with its second half."""
+        angles = positions[:, None, :, None].float() * self.frequencies  # [batch or 1, 1, length, half]
+        cos, sin = (part.to(x.dtype) for part in (angles.cos() * self.magnitude, angles.sin() * self.magnitude))
+        return rotated(x, cos, sin)
 
     def _heads(self, x: Tensor) -> Tensor:
         heads: Tensor = x.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
@@ -119,18 +130,16 @@ class DecoderLayer(Module):
 
     def forward(self, x: Tensor, positions: Tensor, context: list[KeysValues], mask: Tensor | None) -> Tensor:
         """Rows [batch, length, hidden]. The keys that `mask` is about are the context's, then those of the rows."""
+        return self.step(x, positions, context, mask)[0]
+
+    def step(
+        self, x: Tensor, positions: Tensor, context: list[KeysValues], mask: Tensor | None
+    ) -> tuple[Tensor, KeysValues]:
+        """The same, and the rows' own K and V."""
         normed = self.input_layernorm(x)
         own = self.self_attn.keys_values(normed, positions)
         x = x + self.self_attn.attend(normed, positions, [*context, own], mask)
-        return x + self.mlp(self.post_attention_layernorm(x))
-
-
-def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """Rotary positions on [batch, heads, length, head_dim]: the first half of a head turns with its second half."""
-    half = x.shape[-1] // 2
-    exponents = torch.arange(half, device=x.device, dtype=torch.float32) / half
-    angles = positions[:, None, :, None].float() * theta**-exponents  # [batch or 1, 1, length, half]
-    return rotated(x, angles.cos().to(x.dtype), angles.sin().to(x.dtype))
+        return x + self.mlp(self.post_attention_layernorm(x)), own
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

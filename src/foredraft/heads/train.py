@@ -24,13 +24,15 @@ class HeadStudent(Student, Generic[Module]):
     module: Module
 
     def __init__(self, name: str, head: Module, target: FrozenTarget, token_ids: Tensor, depth: int) -> None:
-        """The output head and the norm before it start as the target's, over the draft vocabulary."""
+        """The output head, unless it is the target's, and the norm before it start as those of the target, over the
+        draft vocabulary."""
         self.name, self.depth = name, depth
         self.taps = frozenset(head.config.taps)
         head.set_vocabulary(token_ids)
         with torch.no_grad():
             if head.config.hidden_size == target.config.hidden_size:
-                head.lm_head.weight.copy_(target.head[token_ids.to(target.device)] / target.config.logits_divisor)
+                if not head.config.shares_output:
+                    head.lm_head.weight.copy_(target.head[token_ids.to(target.device)] / target.config.logits_divisor)
                 head.norm.weight.copy_(target.norm)
         self.module = head.to(target.device)
 

@@ -15,7 +15,7 @@ from foredraft.backends.base import Weight
 from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel
 from foredraft.models.fields import shown
-from foredraft.models.shapes import check_config, check_shapes, fused_parts
+from foredraft.models.shapes import check_config, check_shapes, fused_parts, is_mtp
 from foredraft.models.tokenizer import Tokenizer
 
 
@@ -63,6 +63,8 @@ class Checkpoint:
                 shape = (num_rows, *tensor.shape[1:])
                 self._stored[name] = replace(tensor, name=name, shape=shape, first_row=first_row)
                 first_row += num_rows
+        mtp = {name for name in self._stored if is_mtp(config, name)}
+        self._mtp = {name: self._stored.pop(name) for name in mtp}
         check_shapes(path, config, {name: tensor.shape for name, tensor in self._stored.items()})
         if config.tie_word_embeddings:
             self._stored.pop("lm_head.weight", None)  # some files repeat the embedding
@@ -73,14 +75,18 @@ class Checkpoint:
         self.precision = weights.most_common(1)[0][0]
 
     def names(self) -> set[str]:
-        """All tensor names that the file offers."""
+        """The names of all tensors of the model."""
         return set(self._stored)
+
+    def mtp_names(self) -> set[str]:
+        """Those of layers for multi-token prediction, which nothing has checked."""
+        return set(self._mtp)
 
     def weight(self, name: str) -> Weight:
         """A matrix in the file's own form (4-bit and 8-bit codes are kept as they are)."""
-        if name not in self._stored:
+        tensor = self._stored.get(name) or self._mtp.get(name)
+        if tensor is None:
             raise InvalidModel(f"{self.path} has no tensor {name!r}.")
-        tensor = self._stored[name]
         return tensor.read(name, slice(tensor.first_row, tensor.first_row + tensor.shape[0]))
 
     def vector(self, name: str) -> Tensor:

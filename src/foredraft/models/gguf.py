@@ -41,9 +41,15 @@ LAYER_NAMES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "nextn.enorm": "enorm",  # of a layer for multi-token prediction, as DeepSeek names its parts
+    "nextn.hnorm": "hnorm",
+    "nextn.eh_proj": "eh_proj",
+    "nextn.embed_tokens": "embed_tokens",
+    "nextn.shared_head_norm": "shared_head.norm",
+    "nextn.shared_head_head": "shared_head.head",
 }
 _ROPE_TENSORS = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}  # read into the config
-_LAYER_PATTERN = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_LAYER_PATTERN = re.compile(r"blk\.(\d+)\.((?:nextn\.)?\w+)\.(weight|bias)")
 
 
 class GGUFCheckpoint(Checkpoint):

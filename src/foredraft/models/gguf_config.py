@@ -11,6 +11,7 @@ from foredraft.models.gguf_header import GGUFHeader
 from foredraft.models.gguf_tokenizer import eos_token_ids
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "smollm3", "phi3", "granite")
+_NEXTN = "nextn_predict_layers"
 _SMOLLM3_NO_ROPE_INTERVAL = 4  # not in the metadata: llama.cpp fixes it too
 
 
@@ -34,7 +35,10 @@ def config_from_header(header: GGUFHeader) -> ModelConfig:
         raise InvalidModel(f"{header.path}: tensor 'token_embd.weight' is missing, so this is not a language model.")
 
     hidden_size = fields.integer("embedding_length")
-    num_layers = fields.integer("block_count", most=MAX_LAYERS)
+    num_blocks, num_mtp_layers = fields.integer("block_count", most=MAX_LAYERS), fields.integer(_NEXTN, 0, MAX_LAYERS)
+    if num_mtp_layers >= num_blocks:
+        raise fields.error(_NEXTN, f"is {num_mtp_layers}, but block_count, which counts these too, is {num_blocks}")
+    num_layers = num_blocks - num_mtp_layers
     num_heads = fields.integer("attention.head_count")
     head_dim = fields.integer("attention.key_length", hidden_size // num_heads)
     if fields.integer("attention.value_length", head_dim) != head_dim:
@@ -63,6 +67,7 @@ def config_from_header(header: GGUFHeader) -> ModelConfig:
         attention_multiplier=fields.number("attention.scale", 0.0) or None,
         residual_multiplier=fields.number("residual_scale", 1.0),
         logits_divisor=fields.number("logit_scale", 1.0, positive=True),
+        num_mtp_layers=num_mtp_layers,
         bos_token_id=header.metadata.get("tokenizer.ggml.bos_token_id"),
         eos_token_ids=eos_token_ids(header.metadata),
     )

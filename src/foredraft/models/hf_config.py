@@ -10,7 +10,8 @@ from foredraft.config import ModelConfig, RopeScaling
 from foredraft.errors import InvalidModel
 from foredraft.models.fields import MAX_LAYERS, Fields, shown
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "granite")
+# MiMo is Qwen2 with layers for multi-token prediction beside it.
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "mimo", "smollm3", "phi3", "granite")
 
 
 def config_from_json(path: Path, raw: dict[str, Any]) -> ModelConfig:
@@ -60,9 +61,16 @@ def config_from_json(path: Path, raw: dict[str, Any]) -> ModelConfig:
         attention_multiplier=fields.number("attention_multiplier", 1.0) if architecture == "granite" else None,
         residual_multiplier=fields.number("residual_multiplier", 1.0) if architecture == "granite" else 1.0,
         logits_divisor=fields.number("logits_scaling", 1.0, positive=True) if architecture == "granite" else 1.0,
+        num_mtp_layers=_num_mtp_layers(fields),
         bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
         eos_token_ids=fields.token_ids("eos_token_id"),
     )
+
+
+def _num_mtp_layers(fields: Fields) -> int:
+    """As DeepSeek's relatives name it, or Qwen's."""
+    named = (fields.integer(name, 0, MAX_LAYERS) for name in ("num_nextn_predict_layers", "mtp_num_hidden_layers"))
+    return max(named)
 
 
 def _no_rope_layers(raw: dict[str, Any], fields: Fields, num_layers: int) -> tuple[int, ...]:

@@ -15,17 +15,23 @@ _PIECE = 1 << 16  # positions that are computed at once: a table needs little me
 def rope_table(config: ModelConfig, max_positions: int) -> Tensor:
     """cos and sin of every position: float32 [positions, 2, rotary_dim / 2]. Angles are float32, as the models were
     trained."""
-    exponents = torch.arange(0, config.rotary_dim, 2, dtype=torch.int64).float() / config.rotary_dim
-    frequencies = 1.0 / (config.rope_theta**exponents)
-    magnitude = 1.0
-    if config.rope_scaling is not None:
-        frequencies, magnitude = _scaled(frequencies, config.rope_scaling, config, max_positions)
+    frequencies, magnitude = rope_frequencies(config, max_positions)
     table = torch.empty(max_positions, 2, len(frequencies))
     for piece in range(0, max_positions, _PIECE):
         positions = torch.arange(piece, min(piece + _PIECE, max_positions), dtype=torch.float32)
         angles = positions[:, None] * frequencies[None, :]
         table[piece : piece + _PIECE] = torch.stack([angles.cos(), angles.sin()], dim=1).mul_(magnitude)
     return table
+
+
+def rope_frequencies(config: ModelConfig, max_positions: int) -> tuple[Tensor, float]:
+    """The angle that each pair of dimensions turns by from position to position, float32 [rotary_dim / 2], and the
+    factor of all cosines and sines."""
+    exponents = torch.arange(0, config.rotary_dim, 2, dtype=torch.int64).float() / config.rotary_dim
+    frequencies = 1.0 / (config.rope_theta**exponents)
+    if config.rope_scaling is None:
+        return frequencies, 1.0
+    return _scaled(frequencies, config.rope_scaling, config, max_positions)
 
 
 def _scaled(frequencies: Tensor, scaling: RopeScaling, config: ModelConfig, max_positions: int) -> tuple[Tensor, float]:

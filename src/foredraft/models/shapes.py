@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -42,6 +43,15 @@ def optional_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]
     for name, shape in required_shapes(config):
         if name.endswith("_proj.weight"):
             yield name.removesuffix("weight") + "bias", shape[:1]
+
+
+def is_mtp(config: ModelConfig, name: str) -> bool:
+    """Whether a tensor belongs to a layer for multi-token prediction: behind the model's own layers, as DeepSeek has
+    them, or beside these, as Qwen and MiMo have them."""
+    if name.startswith(("mtp.", "model.mtp_layers.")):
+        return True
+    layer = re.match(r"model\.layers\.(\d{1,9})\.", name)
+    return layer is not None and 0 <= int(layer[1]) - config.num_layers < config.num_mtp_layers
 
 
 def fused_parts(path: Path, config: ModelConfig, name: str, num_rows: int) -> list[tuple[str, int]]:

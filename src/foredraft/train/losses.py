@@ -62,7 +62,8 @@ class _SoftCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, weight: Tensor, wanted: Tensor, index: Tensor, scale: Tensor) -> Tensor:
         narrow = weight.to(rows.dtype)
         row_gradients = torch.empty_like(rows)
-        weight_gradient = torch.zeros_like(weight, dtype=torch.float32)
+        # A weight that is not trained, such as the target's own, has none.
+        weight_gradient = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         loss = torch.zeros((), device=rows.device)
         loss_and_gradient = _for_device(rows.device.type)
         for piece in _pieces(rows, weight):
@@ -70,15 +71,17 @@ class _SoftCrossEntropy(torch.autograd.Function):
             losses, gradient = loss_and_gradient(logits, wanted[index[piece]], scale[piece])
             loss += losses.sum()
             row_gradients[piece] = gradient @ narrow
-            weight_gradient += gradient.T @ rows[piece]
-        ctx.save_for_backward(row_gradients, weight_gradient.to(weight.dtype))
+            if weight_gradient is not None:
+                weight_gradient += gradient.T @ rows[piece]
+        ctx.save_for_backward(row_gradients, None if weight_gradient is None else weight_gradient.to(weight.dtype))
         return loss
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         row_gradients, weight_gradient = ctx.saved_tensors
         grad = grads[0]
-        return row_gradients * grad.to(row_gradients.dtype), weight_gradient * grad, None, None, None
+        of_weight = None if weight_gradient is None else weight_gradient * grad
+        return row_gradients * grad.to(row_gradients.dtype), of_weight, None, None, None
 
 
 LossAndGradient = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]

@@ -57,12 +57,13 @@ def load_state(folder: Path, student: Student, optimizer: Optimizer) -> Counters
 
 
 def saved_vocabulary(folders: Sequence[Path]) -> Tensor | None:
-    """The draft vocabulary of the states and heads in some folders: rising ids; None where there are none."""
+    """The draft vocabulary of the states and heads in some folders: rising ids; None where there are none. A student
+    beside others may know all tokens."""
+    found: list[Tensor] = []
     for file in (file for folder in folders for file in sorted(folder.glob("*.safetensors"))):
         tensors = read_tensor_file(file, _REMEDY)[1]
-        for name in {_WEIGHTS + T2D, T2D} & tensors.keys():
-            return tensors[name].nonzero()[:, 0]
-    return None
+        found += [tensors[name].nonzero()[:, 0] for name in (_WEIGHTS + T2D, T2D) if name in tensors]
+    return min(found, key=len, default=None)
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

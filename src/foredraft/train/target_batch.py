@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -15,14 +16,29 @@ from foredraft.train.losses import distributions
 
 @dataclass(frozen=True)
 class TargetBatch:
-    """`labels` are the target's distributions over the draft vocabulary [rows, draft_vocab]; `label_rows` [batch,
-    length] gives the row for what follows each position, -1 where the next token is not part of the answer."""
+    """`label_rows` [batch, length] gives the row of `labels` for what follows each position, in the order of positions;
+    -1 where the next token is not part of the answer. `head` has the rows of the target's output head for the tokens
+    that labels are about [vocab, hidden]."""
 
     batch: Batch
     features: Features
     target: FrozenTarget
-    labels: Tensor
+    head: Tensor
     label_rows: Tensor
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """The target's distributions over the tokens of `head`: [rows, vocab]."""
+        normed = self.features.normed[self.label_rows >= 0]
+        return distributions(normed, self.head, self.target.config.logits_divisor)
+
+    def over_all_tokens(self, most: int, generator: torch.Generator) -> TargetBatch:
+        """With labels over the target's whole vocabulary, at so many positions at most, chosen at random."""
+        places = (self.label_rows >= 0).flatten().nonzero()[:, 0]
+        order = torch.randperm(len(places), generator=generator, device=places.device)
+        labelled = torch.zeros_like(self.label_rows, dtype=torch.bool)
+        labelled.view(-1)[places[order[:most]]] = True
+        return replace(self, head=self.target.head, label_rows=_numbered(labelled))
 
     def rows_ahead(self, count: int) -> Tensor:
         """`label_rows` of `count` positions later, -1 beyond the end: [batch, length]."""
@@ -48,7 +64,9 @@ class Teacher:
         features = self.target.run(batch.tokens, self._taps)
         following = torch.arange(batch.tokens.shape[1], device=batch.tokens.device) + 1
         has_label = (following >= batch.prompt_lens[:, None]) & (following < batch.lengths[:, None])
-        normed = features.normed[has_label]
-        rows = torch.where(has_label, has_label.flatten().cumsum(0).view_as(batch.tokens) - 1, -1)
-        wanted = distributions(normed, self._head, self.target.config.logits_divisor)
-        return TargetBatch(batch, features, self.target, wanted, rows)
+        return TargetBatch(batch, features, self.target, self._head, _numbered(has_label))
+
+
+def _numbered(chosen: Tensor) -> Tensor:
+    """The number of every place that is chosen, -1 at the others."""
+    return torch.where(chosen, chosen.flatten().cumsum(0).view_as(chosen) - 1, -1)

@@ -24,12 +24,14 @@ class EagleRunner(HeadRunner):
 
     def _load(self) -> None:
         self._computed = ComputedTokens(self.block_size)
-        served = FusedEagleHead if self._weights.config.fuses_embedding else EagleHead
-        self._head = head = served(*self._add_layers())
+        self._head = head = self._served()(*self._add_layers())
         self._advance, self._extend = (Replayed(head.backend, head.stack.layers[0].shape) for _ in range(2))
         self._advance.warm(self.block_size, self._target.max_model_len, head.advance)
         self._extend.warm(self.block_size, self._target.max_model_len, head.extend)
         self._ahead = run_ahead(EagleAhead(head), head.backend, head.stack.layers[0].shape, self.block_size)
+
+    def _served(self) -> type[EagleHead]:
+        return FusedEagleHead if self._weights.config.fuses_embedding else EagleHead
 
     def num_computed(self, sequence: Sequence) -> int:
         """The first token is never run: there is no feature before it."""

@@ -72,7 +72,12 @@ class EagleHead:
             feature = backend.rms_norm(feature, self.hidden_norm, self.config.norm_eps)
         if not self.config.norm_output:
             return backend.run_layers(feature, self.stack, self.kv, batch, self.outputs)
-        normed = backend.run_layers(feature, self.stack, self.kv, batch)[1].to(backend.activation_dtype)
+        return self._run_normed(batch, feature)
+
+    def _run_normed(self, batch: ForwardBatch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The output is fed back after the final norm."""
+        backend = self.backend
+        normed = backend.run_layers(rows, self.stack, self.kv, batch)[1].to(backend.activation_dtype)
         backend.store(normed, self.outputs.cache, 0, batch.slots)
         return normed, normed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from foredraft.heads.base import MAX_BLOCK
 from foredraft.heads.eagle.module import EagleModule
 from foredraft.heads.module import KeysValues
-from foredraft.heads.train import HeadStudent
+from foredraft.heads.train import HeadStudent, Module
 from foredraft.train.losses import best_tokens, masked_loss
 from foredraft.train.student import MAX_WIDTH, Start, whole
 from foredraft.train.target_batch import TargetBatch
@@ -25,36 +26,66 @@ class Options:
     inner: int = whole(0, MAX_WIDTH)  # width of its feed-forward layer; 0: the target's
 
 
-class EagleStudent(HeadStudent[EagleModule]):
+class UnrolledStudent(HeadStudent[Module]):
     """Chains start at every position t at once. Step j of the chain of t stands at position t + j; its keys are the
     first rows of the chains up to t, and the later rows of its own chain."""
 
+    @abstractmethod
+    def start(self, seen: TargetBatch) -> Tensor:
+        """What the first rows read beside the embedding: [batch, length, hidden]."""
+
+    @abstractmethod
+    def step(
+        self, embeddings: Tensor, h: Tensor, positions: Tensor, past: list[KeysValues], mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, KeysValues]:
+        """What the next rows read of these, what the output head reads, and the rows' own K and V."""
+
+    @abstractmethod
+    def output(self, seen: TargetBatch) -> Tensor:
+        """The weight of the output head: [draft_vocab, hidden]."""
+
     def loss(self, seen: TargetBatch, generator: torch.Generator) -> Tensor:
+        weight = self.output(seen)
         losses = [
-            _STEP_WEIGHT**step * masked_loss(self.module.norm(y), self.module.lm_head.weight, seen.labels, index)
-            for step, (y, index) in enumerate(self._unroll(seen, UNROLLED))
+            _STEP_WEIGHT**step * masked_loss(rows, weight, seen.labels, index)
+            for step, (rows, index) in enumerate(self._unroll(seen, UNROLLED))
         ]
         return torch.stack(losses).sum() / sum(_STEP_WEIGHT**step for step in range(UNROLLED))
 
     @torch.no_grad()
     def drafts(self, seen: TargetBatch) -> Tensor:
-        token_ids, weight = self.module.token_ids, self.module.lm_head.weight
-        found = [best_tokens(self.module.norm(y), weight, token_ids) for y, _ in self._unroll(seen, self.depth)]
+        token_ids, weight = self.module.token_ids, self.output(seen)
+        found = [best_tokens(rows, weight, token_ids) for rows, _ in self._unroll(seen, self.depth)]
         # The chain of t drafts behind the committed token t + 1.
         return torch.stack([torch.nn.functional.pad(tokens[:, :-1], (1, 0)) for tokens in found])
 
     def _unroll(self, seen: TargetBatch, steps: int) -> list[tuple[Tensor, Tensor]]:
-        """y of each step [batch, length, hidden] and the rows of its labels [batch, length]."""
-        h = self.module.fc(seen.features.taps(self.module.config.taps))
+        """The rows of each step that the output head reads [batch, length, hidden], and those of their labels [batch,
+        length]."""
+        h = self.start(seen)
         past: list[KeysValues] = []
         unrolled = []
         for step in range(steps):
             embeddings = seen.target.embed(seen.batch.ahead(1 + step))
             mask = chain_mask(h.shape[1], step, h.device) if step else None
-            h, own = self.module.midlayer(embeddings, h, seen.positions + step, past, mask)
+            h, rows, own = self.step(embeddings, h, seen.positions + step, past, mask)
             past.append(own)
-            unrolled.append((h, seen.rows_ahead(1 + step)))
+            unrolled.append((rows, seen.rows_ahead(1 + step)))
         return unrolled
+
+
+class EagleStudent(UnrolledStudent[EagleModule]):
+    def start(self, seen: TargetBatch) -> Tensor:
+        return self.module.fc(seen.features.taps(self.module.config.taps))
+
+    def step(
+        self, embeddings: Tensor, h: Tensor, positions: Tensor, past: list[KeysValues], mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, KeysValues]:
+        y, own = self.module.midlayer(embeddings, h, positions, past, mask)
+        return y, self.module.norm(y), own
+
+    def output(self, seen: TargetBatch) -> Tensor:
+        return self.module.lm_head.weight
 
 
 def chain_mask(length: int, step: int, device: torch.device) -> Tensor:
