@@ -21,6 +21,7 @@ from foredraft.models.catalog import open_checkpoint
 from foredraft.params import SamplingParams
 from foredraft.types import Draft
 from tests.backends import KERNELS
+from tests.contract.test_head_state import compare_with_alone, compare_with_fresh
 from tests.published.layouts import LAYOUTS
 from tests.published.shapes import BlockReference, OffsetReference, PathReference, Reference, TargetShape
 from tests.served_heads import CHAIN, TOKENS, TREE, Target
@@ -30,7 +31,6 @@ LAYERS = 8
 MOST_ROWS = 8  # of a block
 TOLERANCE = 1e-4
 REFUSED = {  # with a sentence that says
-    "eagle3/peagle": "a P-EAGLE head",
     "dflash/zlab-sliding": "sliding window",
     "dflash/zlab-sliding-both-ways": "sliding window",
     "dflash/zlab-use-swa": "sliding window",
@@ -132,14 +132,14 @@ def test_what_is_not_supported_is_refused_with_a_sentence(name: str, model: Mode
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
 @pytest.mark.parametrize(
-    "name", ["eagle3/nvidia", "eagle3/speculators-3.1", "dflash/zlab", "medusa/new", "eagle1/eagle1"]
+    "name", ["eagle3/nvidia", "eagle3/speculators-3.1", "eagle3/peagle", "dflash/zlab", "medusa/new", "eagle1/eagle1"]
 )
 def test_texts_are_those_without_speculation(name: str, dtype: str, model: Model, tmp_path: Path) -> None:
     """In every precision, greedy and sampled, and some drafts are made."""
     LAYOUTS[name].write(tmp_path, model.shape, 7)
     llm = LLM(str(model.folder), head=str(tmp_path), spec="off", dtype=dtype, device="cpu")
     (kind,) = find_heads(str(tmp_path), open_checkpoint(model.folder))
-    prompts = [TOKENS[:20], TOKENS[5:30]]
+    prompts = [TOKENS[:20], TOKENS[5:30], TOKENS[:1]]
     for params in (
         SamplingParams(max_tokens=12, ignore_eos=True),
         SamplingParams(max_tokens=12, temperature=1, seed=3),
@@ -147,6 +147,14 @@ def test_texts_are_those_without_speculation(name: str, dtype: str, model: Model
         plain, drafted = (llm.generate(prompts, params, spec=spec) for spec in ("off", kind))
         assert [output.token_ids for output in plain] == [output.token_ids for output in drafted]
         assert all(output.metrics.drafted_tokens > 0 for output in drafted)
+
+
+@pytest.mark.parametrize("name", ["eagle3/peagle", "eagle3/speculators-whole-vocabulary", "dflash/zlab-causal"])
+def test_drafts_are_those_of_a_fresh_engine(name: str, model: Model, tmp_path: Path) -> None:
+    LAYOUTS[name].write(tmp_path, model.shape, 7)
+    (kind,) = find_heads(str(tmp_path), open_checkpoint(model.folder))
+    compare_with_fresh(model.folder, str(tmp_path), kind, 0.8)
+    compare_with_alone(model.folder, str(tmp_path), kind)
 
 
 MUTANTS = 40  # of each layout

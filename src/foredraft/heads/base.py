@@ -34,10 +34,11 @@ class HeadConfig:
     digest: its sizes say whether it fits.
 
     Tap k is the residual stream after k layers: `target_num_layers` is the one before the final norm.
-    `block` is an EAGLE head's default depth, the number of a Medusa head's offsets, the tokens that a DFlash block
-    drafts, or how deep a draft model was measured. The rows of a block are `injected`, so that each knows the anchor
-    and the last feature, and taps are normed; or `masked`, as in other engines: the anchor's embedding, then that of
-    `mask_token_id`, and taps as they are.
+    `block` is an EAGLE head's default depth, the number of a Medusa head's offsets, the tokens that a block drafts, or
+    how deep a draft model was measured. The rows of a block are `injected`, so that each knows the anchor and the last
+    feature, and taps are normed; or `masked`, as in other engines: the anchor's embedding, then that of
+    `mask_token_id`, and taps as they are. An EAGLE head with masked rows (P-EAGLE) drafts a block too: behind the
+    anchor's row come those of `mask_token_id`, with `mask_hidden` in place of taps.
     """
 
     kind: str  # one of KINDS
@@ -151,6 +152,8 @@ class HeadConfig:
         if self.block_input not in rules.block_inputs or (self.block_input == "masked" and not is_as_wide):
             able = _able(lambda kind: self.block_input in kind.block_inputs)
             yield "block_input", f"is {self.block_input!r}, but only a {able} head as wide as its target may be"
+        if self.block_input == "masked" and self.fuses_embedding:
+            yield "fuses_embedding", "is true, which does not fit masked rows"
         if self.mask_token_id >= self.target_vocab_size:
             yield "mask_token_id", f"is {self.mask_token_id}, but the target has {self.target_vocab_size} tokens"
         taps, layers = shown(list(self.taps)), self.target_num_layers

@@ -187,7 +187,7 @@ class HeadDrafter(TreeDrafter):
 
     Options = HeadOptions
     kind: ClassVar[str]
-    runner: ClassVar[type[HeadRunner]]
+    runner: type[HeadRunner]
     drafts_on = False  # from its own output, so that a draft may be longer than the head's block
     contenders = 64  # enough at usual temperatures; finding more takes longer than a head's run
 

@@ -4,13 +4,15 @@ Shines where rows are cheap: it drafts deep trees for less than any head that ru
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
+from typing import ClassVar
 
 import torch
 
 from foredraft.backends.tree_ops import Nodes
 from foredraft.batch import ForwardBatch, PackedBatch
-from foredraft.heads.dflash.serve import Correction, DFlashHead, blocks_behind, correction, pack_blocks
+from foredraft.heads.dflash.serve import BlockHead, Correction, DFlashHead, blocks_behind, correction, pack_blocks
 from foredraft.heads.propose import HeadDrafter, HeadRunner, new_nodes
 from foredraft.proposers.model.candidates import NodeLogits
 from foredraft.proposers.model.computed_tokens import ComputedTokens
@@ -20,17 +22,20 @@ from foredraft.runtime.runner import Replayed
 from foredraft.types import Sequence, Work
 
 
-class DFlashRunner(HeadRunner):
-    """A DFlash head. The first run of a call runs the blocks of its sequences; further ones correct their rows."""
+class BlockRunner(HeadRunner):
+    """A head that drafts blocks. The first run of a call runs the blocks of its sequences; further ones correct their
+    rows."""
+
+    serves: ClassVar[Callable[..., BlockHead]]
 
     def _load(self) -> None:
         self._computed = ComputedTokens(self.block_size)
-        self._head = head = DFlashHead(*self._add_layers())
+        self._head = head = type(self).serves(*self._add_layers())
         self._correction = correction(head, self._weights)
         self._context, self._blocks = (Replayed(head.backend, head.stack.layers[0].shape) for _ in range(2))
         self._context.warm(self.block_size, self._target.max_model_len, head.context)
         self._blocks.warm(self.block_size, self._target.max_model_len, head.blocks)
-        ahead = DFlashAhead(head, self._correction)
+        ahead = BlockAhead(head, self._correction)
         self._ahead = run_ahead(ahead, head.backend, head.stack.layers[0].shape, self.block_size)
 
     def record(self, sequence: Sequence, known: int, drafted: Items[int], num_slots: int) -> None:
@@ -73,10 +78,10 @@ class DFlashRunner(HeadRunner):
         return super()._packed(run)
 
 
-class DFlashAhead:
+class BlockAhead:
     """A whole draft on the device: the features of new tokens, the blocks behind them, and their correction."""
 
-    def __init__(self, head: DFlashHead, correction: Correction) -> None:
+    def __init__(self, head: BlockHead, correction: Correction) -> None:
         self._head, self._correction = head, correction
 
     def begin(self, plan: ForwardBatch, ends: Ends) -> NodeLogits:
@@ -90,6 +95,10 @@ class DFlashAhead:
 
     def extend(self, nodes: Nodes, batch: ForwardBatch, depth: int) -> NodeLogits:
         return NodeLogits(*self._correction.after(batch.sequences.long(), depth, nodes.token_ids))
+
+
+class DFlashRunner(BlockRunner):
+    serves = DFlashHead
 
 
 class DFlash(HeadDrafter):

@@ -10,17 +10,36 @@ is applied to the few most probable tokens only.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import LayerKV, Linear
+from foredraft.backends.base import Backend, LayerKV, Linear, Stack
 from foredraft.batch import ForwardBatch, PackedBatch
 from foredraft.heads.weights import HeadWeights, TapReader, layer_shape, norm_each
 from foredraft.models.decoder import Decoder
 from foredraft.types import Sequence
+
+
+class BlockHead(Protocol):
+    """A head whose drafts are blocks of rows: all that runners and corrections of blocks know of one."""
+
+    backend: Backend
+    shape: BlockShape
+    stack: Stack
+    output: Linear
+    token_ids: Tensor  # [draft_vocab]
+
+    def context(self, batch: ForwardBatch) -> Tensor:
+        """Make committed positions part of what blocks see."""
+
+    def blocks(self, batch: ForwardBatch) -> Tensor:
+        """The rows of blocks (see `pack_blocks`) through all layers: [rows, hidden], normed."""
+
+    def drafting(self, y: Tensor) -> Tensor:
+        """The rows that predict a token, by sequence: [sequences, block, hidden]."""
 
 
 class DFlashHead:
@@ -65,28 +84,31 @@ class DFlashHead:
         return rows
 
     def blocks(self, batch: ForwardBatch) -> Tensor:
-        """The rows of blocks (see `pack_blocks`) through all layers: [rows, hidden], normed."""
         backend = self.backend
         anchors = backend.embed(batch.token_ids, self.embedding)
         places = batch.positions - batch.prefix_lens  # in the block
         if self.injected is None:
             x = torch.where(places[:, None] == 0, anchors, self.masks)
         else:
-            last = (batch.prefix_lens - 1).clamp(min=0)  # the last position that has a feature
-            table = batch.block_tables[batch.sequences, last // batch.block_size].long()
-            features = self.features[table * batch.block_size + last % batch.block_size]
+            features = self.features[feature_slots(batch)]
             anchor, feature = self.injected
             x = backend.linear(anchors, anchor) + backend.linear(features, feature) + self.masks[places]
         return backend.run_layers(x, self.stack, self.kv, batch)[1]
 
     def drafting(self, y: Tensor) -> Tensor:
-        """The rows that predict a token, by sequence: [sequences, block, hidden]."""
         return y.view(-1, self.shape.rows, y.shape[1])[:, self.dropped :]
 
 
 class BlockShape(NamedTuple):
     rows: int
     causal: bool
+
+
+def feature_slots(batch: ForwardBatch) -> Tensor:
+    """Of every row of a block, the slot of the last position that has a feature: the one before the anchor."""
+    last = (batch.prefix_lens - 1).clamp(min=0)
+    table = batch.block_tables[batch.sequences, last // batch.block_size].long()
+    return table * batch.block_size + last % batch.block_size
 
 
 def pack_blocks(sequences: list[Sequence], shape: BlockShape, block_size: int) -> PackedBatch:
@@ -146,7 +168,7 @@ class Correction:
 
     logits: Tensor  # [sequences, block, draft_vocab], of rows that do not know the token before
 
-    def __init__(self, head: DFlashHead, weights: HeadWeights) -> None:
+    def __init__(self, head: BlockHead, weights: HeadWeights) -> None:
         self.head = head
 
     def begin(self, y: Tensor, anchors: Tensor) -> Tensor:
@@ -181,7 +203,7 @@ class Corrected(Correction):
 class Markov(Corrected):
     """logits += W2 · W1[previous token]."""
 
-    def __init__(self, head: DFlashHead, weights: HeadWeights) -> None:
+    def __init__(self, head: BlockHead, weights: HeadWeights) -> None:
         super().__init__(head, weights)
         self.first, self.weight = (weights.linear(f"markov_head.markov_{part}", is_head=True) for part in ("w1", "w2"))
 
@@ -204,7 +226,7 @@ class Markov(Corrected):
 class GatedMarkov(Markov):
     """logits += W2 · (sigmoid(Wg · [y; W1[previous token]]) * W1[previous token])."""
 
-    def __init__(self, head: DFlashHead, weights: HeadWeights) -> None:
+    def __init__(self, head: BlockHead, weights: HeadWeights) -> None:
         super().__init__(head, weights)
         self.gate = weights.linear("markov_head.gate_proj.weight")
 
@@ -217,7 +239,7 @@ class GatedMarkov(Markov):
 class Refiner(Corrected):
     """y + Wo · silu(Wa · y + T[previous token]); the last row of T stands for an unknown one."""
 
-    def __init__(self, head: DFlashHead, weights: HeadWeights) -> None:
+    def __init__(self, head: BlockHead, weights: HeadWeights) -> None:
         super().__init__(head, weights)
         self.weight = head.output
         self.inner, self.outer = (weights.linear(f"refiner.{part}_proj.weight") for part in ("in", "out"))
@@ -246,6 +268,6 @@ class Refiner(Corrected):
 CORRECTIONS = {"none": Correction, "markov": Markov, "refiner": Refiner}
 
 
-def correction(head: DFlashHead, weights: HeadWeights) -> Correction:
+def correction(head: BlockHead, weights: HeadWeights) -> Correction:
     kind = GatedMarkov if weights.config.markov_gate else CORRECTIONS[weights.config.correction]
     return kind(head, weights)

@@ -18,7 +18,6 @@ from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.fields import shown
 
 _UNSUPPORTED = {  # by what the name of an architecture contains, in small letters
-    "peagle": "a P-EAGLE head, whose rows stand for tokens that are not known yet",
     "dflash2": "a DFlash2 head with convolutions and a selector",
     "domino": "a Domino head with a GRU",
     "jetspec": "a JetSpec head with a causal head of its own",
@@ -55,6 +54,6 @@ def _unknown(published: Published) -> InvalidModel:
     what = (text for part, text in _UNSUPPORTED.items() if any(part in name.lower() for name in names))
     return published.refuse(
         f"architectures is {shown(published.architectures)}, {next(what, 'no head that Foredraft knows')}, which is "
-        "not supported; give a folder that `foredraft train` has written, or an EAGLE, EAGLE-3, DFlash, DSpark or "
-        "Medusa head."
+        "not supported; give a folder that `foredraft train` has written, or an EAGLE, EAGLE-3, P-EAGLE, DFlash, "
+        "DSpark or Medusa head."
     )
