@@ -186,6 +186,7 @@ class HeadDrafter(TreeDrafter):
     """Drafts with the head of one kind that was loaded with the model."""
 
     Options = HeadOptions
+    is_head = True
     kind: ClassVar[str]
     runner: type[HeadRunner]
     drafts_on = False  # from its own output, so that a draft may be longer than the head's block
