@@ -22,9 +22,10 @@ def models(
     ] = "list",
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The model to fetch or to tell about.")] = None,
     model: Annotated[str | None, typer.Option(help="The same as NAME.")] = None,
+    head: options.Head = "auto",
     as_json: options.Json = False,
 ) -> None:
-    """List the catalogue, fetch a model, or tell about one (info)."""
+    """List the catalogue, fetch a model, or tell about one and its heads (info)."""
     name = name or model
     if action == "list":
         names = [entry.name for entry in catalog.entries()] if name is None else [name]
@@ -41,7 +42,7 @@ def models(
         fetched(name)
     record = _summary(name)
     if action == "info":
-        record |= _details(record["path"])
+        record |= _details(record["path"], head)
     if as_json:
         print_json(record)
     else:
@@ -63,23 +64,35 @@ def _summary(name: str) -> dict[str, Any]:
     return {**known, "proposers": list(proposer_names())}
 
 
-def _details(path: str | None) -> dict[str, Any]:
+def _details(path: str | None, head: str) -> dict[str, Any]:
     """What the model's own header says, and which backend would serve it here; nothing while it is not fetched."""
     if path is None:
         return {"dtype": None, "backend": None, "note": None, "heads": None, "config": None}
     from foredraft.backends.choose import choose_backend, choose_device, how_to_get_kernels
-    from foredraft.heads.catalog import shipped_heads
+    from foredraft.engine.kept_acceptance import with_kept_acceptance
+    from foredraft.heads.catalog import SHIPPED, find_heads
 
     checkpoint = catalog.open_checkpoint(Path(path))
+    is_auto = head == "auto"
+    found = find_heads(None if head == "none" else head, checkpoint)
     backend = choose_backend("auto", checkpoint.precision, choose_device("auto"), None)
     is_slow = backend.name == "torch" and backend.device.type == "cpu"
     return {
         "dtype": checkpoint.precision,
         "backend": backend.name,
         "note": f"The fast kernels are missing. {how_to_get_kernels()}" if is_slow else None,
-        "heads": [  # that come with Foredraft; draft tokens were accepted so often on text not trained on
-            {"kind": kind, "path": str(files.folder), "acceptance": list(files.config.acceptance)}
-            for kind, files in shipped_heads(checkpoint).items()
+        "heads": [
+            {
+                "kind": kind,
+                "layout": files.layout,
+                "comes_with": "Foredraft" if SHIPPED in files.folder.parents else "the model" if is_auto else "--head",
+                "path": str(files.folder),
+                "size_bytes": files.size_bytes,
+                "bits": round(files.bits, 1),
+                # so often draft tokens were accepted: on text not trained on, or of the first requests
+                "acceptance": [round(rate, 3) for rate in files.config.acceptance],
+            }
+            for kind, files in with_kept_acceptance(found).items()
         ],
         "config": asdict(checkpoint.config),
     }
@@ -107,7 +120,11 @@ def _print_fields(record: dict[str, Any]) -> None:
 
 def _readable_head(head: dict[str, Any]) -> str:
     rates = ", ".join(f"{rate:.2f}" for rate in head["acceptance"])
-    return f"{head['kind']} (accepted by depth: {rates})" if rates else f"{head['kind']} (not measured)"
+    measured = f"accepted by depth: {rates}" if rates else "not measured"
+    return (
+        f"{head['kind']} ({head['layout']}, with {head['comes_with']}, {_megabytes(head['size_bytes'])}, "
+        f"{head['bits']} bits, {measured})"
+    )
 
 
 def _megabytes(size: int) -> str:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from foredraft.errors import InvalidModel
+from foredraft.heads.base import HeadConfig
 from foredraft.heads.files import HeadFiles
 from foredraft.heads.formats import dflash, eagle1, eagle3, foredraft, gguf, medusa
 from foredraft.heads.formats.published import Published
@@ -46,7 +47,21 @@ def open_head(place: Path, target: Checkpoint) -> HeadFiles:
         read = partial(reader.read, published, target)
     config, _ = read()
     # Its tensors are read again when the head is used, which may be never.
-    return HeadFiles(place, config, lambda: read()[1])
+    return HeadFiles(place, config, lambda: read()[1], _layout(place, config))
+
+
+def _layout(place: Path, config: HeadConfig) -> str:
+    """The name under which people know a layout, and the format of the file where there are several."""
+    if config.target_digest:
+        return "Foredraft"
+    if config.kind == "eagle":
+        name = "EAGLE" if config.fuses_embedding else "P-EAGLE" if config.block_input == "masked" else "EAGLE-3"
+    else:
+        names = {"medusa": "Medusa", "dflash": "DSpark" if config.correction == "markov" else "DFlash"}
+        name = names.get(config.kind, config.kind.upper())
+    if place.suffix.lower() == ".gguf":
+        return f"{name}, GGUF"
+    return f"{name}, speculators" if Published(place).speculators_type is not None else name
 
 
 def _unknown(published: Published) -> InvalidModel:
