@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from foredraft.types import Draft
 from tests.backends import KERNELS
 from tests.contract.test_head_state import compare_with_alone, compare_with_fresh
 from tests.fuzz_configs import Fuzz
+from tests.published.dflash import DFlashReference
 from tests.published.layouts import LAYOUTS
 from tests.published.shapes import BlockReference, OffsetReference, PathReference, Reference, TargetShape
 from tests.served_heads import CHAIN, TOKENS, TREE, Target
@@ -119,6 +121,37 @@ def compare(name: str, model: Model, place: Path, tolerance: float, **options: A
 @pytest.mark.parametrize("name", SERVED)
 def test_served_logits_are_those_of_the_publisher(name: str, kernels: str, model: Model, tmp_path: Path) -> None:
     compare(name, model, tmp_path, TOLERANCE)
+
+
+DSPARK = ["dflash/speculators-dspark", "dflash/deepspec-dspark", "dflash/deepspec-dspark-gated"]
+
+
+@pytest.mark.parametrize("kernels", KERNELS, indirect=True)
+@pytest.mark.parametrize("name", DSPARK)
+def test_what_a_head_is_confident_of_scales_its_candidates(
+    name: str, kernels: str, model: Model, tmp_path: Path
+) -> None:
+    LAYOUTS[name].write(tmp_path, model.shape, 7)
+    reference = LAYOUTS[name].reference(tmp_path, model.shape, *model.weights)
+    assert isinstance(reference, DFlashReference)
+    target = Target(model.folder, tmp_path, dtype="float32")
+    sequence = target.sequence(TOKENS, temperature=0)
+    (draft,) = target.proposer("dflash", tree="chain").propose([sequence], [MOST_ROWS], 0.0)
+    confidence = reference.block_confidence(model.streams, TOKENS, [TOKENS[-1], *draft.tokens])
+    assert len(draft) == len(confidence) and 0.05 < confidence.min() < confidence.max() < 0.98
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"enable_confidence_head": False}))
+    other = Target(model.folder, tmp_path, dtype="float32")
+    same, unsure = other.sequence(TOKENS, temperature=0), other.proposer("dflash", tree="chain")
+    (plain,) = unsure.propose([same], [MOST_ROWS], 0.0)
+    assert plain.tokens == draft.tokens
+    expected = [score * float(sure) for score, sure in zip(plain.scores, confidence.cumprod(0), strict=True)]
+    assert draft.scores == pytest.approx(expected, rel=1e-3)
+    # A chain ends where going on is not worth it.
+    between = (expected[1] * plain.scores[1]) ** 0.5
+    (short,) = target.proposer("dflash", tree="chain").propose([sequence], [MOST_ROWS], between)
+    (long,) = unsure.propose([same], [MOST_ROWS], between)
+    assert 1 <= len(short) < len(long)
 
 
 @pytest.mark.parametrize("name", sorted(name for name, sentence in REFUSED.items() if sentence))

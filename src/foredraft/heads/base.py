@@ -16,6 +16,7 @@ from foredraft.models.fields import MAX_LAYERS, is_number, is_positive, is_whole
 CONFIG_FILE = "config.json"
 CORRECTIONS = ("none", "markov", "refiner")
 BLOCK_INPUTS = ("injected", "masked")
+CONFIDENCES = ("none", "row", "row and code")
 PROJECTIONS = {  # the matrices of a layer, by the module that has them
     "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),
     "mlp": ("gate_proj", "up_proj", "down_proj"),
@@ -81,6 +82,9 @@ class HeadConfig:
     sample_from_anchor: bool = True  # else row k of a block predicts its own token, and there is one more, the anchor's
     causal: bool = False  # the rows of a block see those before them only
     markov_gate: bool = False  # the Markov term is scaled by what the row and the previous token make of it
+    # One of CONFIDENCES: whether an output tells how probably the token of a row is accepted, and what it reads: the
+    # row, and maybe what the Markov term reads of the previous token.
+    confidence: str = "none"
     acceptance: tuple[float, ...] = ()  # measured by depth on held-out text; empty before it is measured
     provenance: dict[str, str | int | float] = field(default_factory=dict)
 
@@ -189,6 +193,10 @@ class HeadConfig:
             yield "block", f"is {self.block}, but at most {most} are supported"
         if self.markov_gate and self.correction != "markov":
             yield "markov_gate", f"is true, which does not fit correction {self.correction!r}"
+        if self.confidence not in CONFIDENCES:
+            yield "confidence", f"is {shown(self.confidence)}, but {', '.join(CONFIDENCES)} are known"
+        if self.confidence == "row and code" and self.correction != "markov":
+            yield "confidence", f"is {self.confidence!r}, which does not fit correction {self.correction!r}"
         if self.draft_vocab_size > self.target_vocab_size:
             more = f"more than the {self.target_vocab_size} tokens of the target"
             yield "draft_vocab_size", f"is {self.draft_vocab_size}, {more}"

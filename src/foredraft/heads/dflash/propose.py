@@ -9,6 +9,7 @@ from collections.abc import Sequence as Items
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from foredraft.backends.tree_ops import Nodes
 from foredraft.batch import ForwardBatch, PackedBatch
@@ -51,7 +52,7 @@ class BlockRunner(HeadRunner):
             for values in ([self._lanes[node.sequence_id] for node in nodes], [node.token for node in nodes])
         )
         (depth,) = {node.depth for node in nodes}  # trees grow level by level
-        return NodeLogits(*self._correction.after(lanes, depth, previous))
+        return _after(self._correction, lanes, depth, previous)
 
     def _begin(self, works: Items[Work]) -> NodeLogits:
         """Run the features of tokens that are new to the head, then a block for every sequence that is up to date."""
@@ -64,8 +65,7 @@ class BlockRunner(HeadRunner):
         sequences = [work.sequence for work in ended]
         y = self._blocks(pack_blocks(sequences, head.shape, self.block_size), head.blocks)
         anchors = torch.tensor([sequence.token_ids[-1] for sequence in sequences], device=self.backend.device)
-        logits = self._correction.begin(head.drafting(y), anchors)
-        return NodeLogits(logits, head.token_ids)
+        return _begun(self._correction, head.drafting(y), anchors)
 
     def _packed(self, works: Items[Work]) -> PackedBatch:
         """The tokens of works that have features: all but the last one of a sequence, and one at least, because a
@@ -91,10 +91,21 @@ class BlockAhead:
         rows = blocks_behind(plan, ends.lengths, ends.tokens, head.shape)
         batch = head.backend.tree_ops.batch(plan, rows, head.shape.rows)
         y = head.drafting(head.blocks(batch))
-        return NodeLogits(self._correction.begin(y, ends.tokens), head.token_ids)
+        return _begun(self._correction, y, ends.tokens)
 
     def extend(self, nodes: Nodes, batch: ForwardBatch, depth: int) -> NodeLogits:
-        return NodeLogits(*self._correction.after(batch.sequences.long(), depth, nodes.token_ids))
+        return _after(self._correction, batch.sequences.long(), depth, nodes.token_ids)
+
+
+def _begun(correction: Correction, y: Tensor, anchors: Tensor) -> NodeLogits:
+    """The logits behind anchors, from the rows of their blocks."""
+    logits, lanes = correction.begin(y, anchors), torch.arange(len(anchors), device=anchors.device)
+    return NodeLogits(logits, correction.head.token_ids, correction.confidence(lanes, 0, anchors))
+
+
+def _after(correction: Correction, lanes: Tensor, depth: int, previous: Tensor) -> NodeLogits:
+    logits, token_ids = correction.after(lanes, depth, previous)
+    return NodeLogits(logits, token_ids, correction.confidence(lanes, depth, previous))
 
 
 class DFlashRunner(BlockRunner):

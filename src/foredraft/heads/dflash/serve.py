@@ -166,13 +166,32 @@ def blocks_behind(plan: ForwardBatch, lengths: Tensor, anchors: Tensor, shape: B
 class Correction:
     """Logits of the rows of blocks. This one corrects none: a row predicts its token without knowing the one before."""
 
+    y: Tensor  # [sequences, block, hidden]
     logits: Tensor  # [sequences, block, draft_vocab], of rows that do not know the token before
+    first: Linear  # of a Markov term: W1
 
     def __init__(self, head: BlockHead, weights: HeadWeights) -> None:
         self.head = head
+        self._confidence: tuple[Tensor, Tensor] | None = None  # weight [1, 1, width] and bias [1]
+        self._reads_code = weights.config.confidence == "row and code"
+        if weights.config.confidence != "none":
+            weight, bias = (weights.vector(f"confidence_head.proj.{part}") for part in ("weight", "bias"))
+            self._confidence = weight[None], bias
+
+    def confidence(self, lanes: Tensor, depth: int, previous: Tensor) -> Tensor | None:
+        """How probable it is that one of the tokens at a depth behind these previous ones is accepted: [rows]; None
+        where the head does not say."""
+        if self._confidence is None:
+            return None
+        (weight, bias), backend = self._confidence, self.head.backend
+        rows = self.y[lanes, depth].float()
+        if self._reads_code:
+            rows = torch.cat([rows, backend.embed(previous, self.first).float()], dim=1)
+        return (backend.dots(weight, torch.zeros_like(lanes), rows)[:, 0] + bias).sigmoid()
 
     def begin(self, y: Tensor, anchors: Tensor) -> Tensor:
         """The logits [sequences, draft_vocab] of the tokens behind the anchors, from y [sequences, block, hidden]."""
+        self.y = y
         self.logits = self.head.backend.logits(y.flatten(0, 1), self.head.output).view(*y.shape[:2], -1)
         return self.logits[:, 0]
 
@@ -210,12 +229,11 @@ class Markov(Corrected):
     def begin(self, y: Tensor, anchors: Tensor) -> Tensor:
         uncorrected = super().begin(y, anchors)
         self.shortlist()
-        self._y = y
         return uncorrected + self.head.backend.logits(self._factors(y[:, 0], anchors), self.weight)
 
     def after(self, lanes: Tensor, depth: int, previous: Tensor) -> tuple[Tensor, Tensor]:
         columns = self.columns[lanes, depth]
-        added = self.product(depth, lanes, self._factors(self._y[lanes, depth], previous))
+        added = self.product(depth, lanes, self._factors(self.y[lanes, depth], previous))
         return self.logits[lanes[:, None], depth, columns] + added, self.head.token_ids[columns]
 
     def _factors(self, y: Tensor, previous: Tensor) -> Tensor:

@@ -2,13 +2,14 @@
 
 `target_layer_ids` number the target's layers from 0 and mean their outputs; -1 is the embedding. In the speculators
 format, `aux_hidden_state_layer_ids` name the stream after so many layers. What z-lab nests in `dflash_config` may stand
-at the top too. A confidence output is checked and left out: trees go by the probabilities of tokens."""
+at the top too."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from foredraft.config import ModelConfig
@@ -26,6 +27,7 @@ from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.fields import Fields, shown
 
 _MASK = "mask_embedding.weight"
+_CONFIDENCE = "confidence_head.proj"
 _MARKOV = ("markov_head.markov_w1", "markov_head.markov_w2")
 
 
@@ -73,12 +75,12 @@ def read(published: Published, target: Checkpoint) -> tuple[HeadConfig, Tensors]
         sample_from_anchor=from_anchor,
         causal=causal,
         markov_gate="markov_head.gate_proj.weight" in tensors,
+        confidence=_confidence(tensors, fields, has_markov),
     )
     check_config(published.folder, config, target)
     if fields.integer("num_target_layers", config.target_num_layers) != config.target_num_layers:
         found = f"num_target_layers is {options['num_target_layers']}"
         raise published.refuse(f"{found}, but the model has {config.target_num_layers} layers; {REMEDY}.")
-    _drop_confidence(published, tensors, config, fields)
     if not config.shares_embedding:
         tensors[_MASK] = tensors["embed_tokens.weight"][mask : mask + 1]
     else:
@@ -129,13 +131,12 @@ def _mixed(published: Published) -> Exception:
     )
 
 
-def _drop_confidence(published: Published, tensors: dict[str, Tensor], config: HeadConfig, fields: Fields) -> None:
-    with_markov = fields.flag("confidence_head_with_markov", config.rank > 0)
-    width = config.hidden_size + config.rank * with_markov
-    expected = {"confidence_head.proj.weight": (1, width), "confidence_head.proj.bias": (1,)}
-    found = {name: tuple(tensors.pop(name).shape) for name in expected if name in tensors}
-    for name, shape in found.items():
-        if shape != expected[name]:
-            raise published.refuse(
-                f"tensor {name!r} has shape {list(shape)}, but config.json asks for {list(expected[name])}; {REMEDY}."
-            )
+def _confidence(tensors: dict[str, Tensor], fields: Fields, has_markov: bool) -> str:
+    """What the confidence output reads; one that the config switches off is left out. Its bias may be missing."""
+    if not fields.flag("enable_confidence_head", True):
+        for name in ("weight", "bias"):
+            tensors.pop(f"{_CONFIDENCE}.{name}", None)
+    if f"{_CONFIDENCE}.weight" not in tensors:
+        return "none"
+    tensors.setdefault(f"{_CONFIDENCE}.bias", torch.zeros(1))
+    return "row and code" if fields.flag("confidence_head_with_markov", has_markov) else "row"
