@@ -32,7 +32,6 @@ LAYERS = 8
 MOST_ROWS = 8  # of a block
 TOLERANCE = 1e-4
 REFUSED = {  # with a sentence that says
-    "dflash/zlab-sliding": "sliding window",
     "dflash/zlab-sliding-both-ways": "sliding window",
     "dflash/zlab-use-swa": "sliding window",
     "dflash/speculators-sliding": "sliding window",

@@ -77,6 +77,7 @@ def test_drafts_are_those_of_the_host(
     [
         ("eagle3/peagle", "eagle:nodes=12,width=3", 0.0),
         ("eagle3/peagle-vllm", "eagle:tree=chain", 0.7),
+        ("dflash/zlab-sliding", "dflash:tree=chain", 0.0),
         ("dflash/deepspec-dspark", "dflash:nodes=12,width=3", 0.0),
         ("dflash/deepspec-dspark-gated", "dflash:nodes=12,width=3", 0.7),
     ],

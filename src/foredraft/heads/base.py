@@ -80,7 +80,7 @@ class HeadConfig:
     fuses_embedding: bool = False
     output_per_offset: bool = False  # of a Medusa head: lm_heads, one for each
     sample_from_anchor: bool = True  # else row k of a block predicts its own token, and there is one more, the anchor's
-    causal: bool = False  # the rows of a block see those before them only
+    causal_layers: tuple[int, ...] = ()  # in which the rows of a block see those before them only
     markov_gate: bool = False  # the Markov term is scaled by what the row and the previous token make of it
     # One of CONFIDENCES: whether an output tells how probably the token of a row is accepted, and what it reads: the
     # row, and maybe what the Markov term reads of the previous token.
@@ -179,8 +179,9 @@ class HeadConfig:
         known = [*(name for names in PROJECTIONS.values() for name in names), "fc"]
         if not set(self.biases) <= set(known):
             yield "biases", f"is {shown(list(self.biases))}, but {', '.join(known)} are known"
-        if any(not 0 <= layer < self.num_layers for layer in self.sliding_layers):
-            yield "sliding_layers", f"is {shown(list(self.sliding_layers))}, but there are {self.num_layers} layers"
+        for name in ("sliding_layers", "causal_layers"):
+            if any(not 0 <= layer < self.num_layers for layer in getattr(self, name)):
+                yield name, f"is {shown(list(getattr(self, name)))}, but there are {self.num_layers} layers"
         if bool(self.sliding_window) != bool(self.sliding_layers):
             yield "sliding_window", f"is {self.sliding_window}, which does not fit {len(self.sliding_layers)} layers"
         if self.num_heads % self.num_kv_heads:

@@ -44,7 +44,7 @@ RULES = Rules(
     variants=frozenset(
         {
             *("shares_embedding", "shares_output", "rope_scaling", "sliding_window", "sliding_layers", "biases"),
-            *("sample_from_anchor", "causal", "markov_gate", "confidence"),
+            *("sample_from_anchor", "causal_layers", "markov_gate", "confidence"),
         }
     ),
 )

@@ -1,7 +1,7 @@
 """A DFlash head as it is served: a block of rows in one pass, and a correction along the block.
 
 The target's features are K and V of committed positions in every layer, at the slots of those positions. The rows of a
-block see them and each other, in both directions unless they are causal. With n committed tokens, row k stands at
+block see them and each other, in both directions unless a layer is causal. With n committed tokens, row k stands at
 position n-1+k and predicts token n+k; in blocks that do not sample from the anchor it predicts the token at its own
 position, so that there is one more row and the first is dropped. A correction tells a row the token before its own; it
 is applied to the few most probable tokens only.
@@ -10,6 +10,7 @@ is applied to the few most probable tokens only.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import groupby
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -49,7 +50,8 @@ class DFlashHead:
         config = weights.config
         self.backend = backend = weights.backend
         self.embedding, self.taps, self.kv = weights.embedding(target), taps, kv
-        self.shape = BlockShape(config.block + (not config.sample_from_anchor), config.causal)
+        is_causal = [layer in config.causal_layers for layer in range(config.num_layers)]
+        self.shape = BlockShape(config.block + (not config.sample_from_anchor), all(is_causal))
         self.dropped = self.shape.rows - config.block
         self.tap_norms: list[Tensor] = []  # none where taps are read as they are
         self.injected: tuple[Linear, Linear] | None = None  # of anchors and of last features; None: rows are masked
@@ -63,6 +65,13 @@ class DFlashHead:
         prefixes = [f"layers.{index}" for index in range(config.num_layers)]
         layers = (weights.layer(prefix, layer_shape(config, index)) for index, prefix in enumerate(prefixes))
         self.stack = weights.stack(tuple(layers), max_positions)
+        # Layers one after the other in which rows see the same keys: their stack and caches, and whether they see only
+        # those before them while other layers see all.
+        self.parts: list[tuple[Stack, list[LayerKV], bool]] = []
+        for causal, indices in groupby(range(config.num_layers), key=is_causal.__getitem__):
+            some = list(indices)
+            part = replace(self.stack, layers=self.stack.layers[some[0] : some[-1] + 1])
+            self.parts.append((part, kv[some[0] : some[-1] + 1], causal and not self.shape.causal))
         self.keys_values = [weights.linear(*(f"{p}.self_attn.{side}_proj.weight" for side in "kv")) for p in prefixes]
         self.context_shape = replace(layer_shape(config), num_heads=0)  # of rows that only give keys and values
         self.output = weights.output(target)
@@ -93,7 +102,10 @@ class DFlashHead:
             features = self.features[feature_slots(batch)]
             anchor, feature = self.injected
             x = backend.linear(anchors, anchor) + backend.linear(features, feature) + self.masks[places]
-        return backend.run_layers(x, self.stack, self.kv, batch)[1]
+        for stack, kv, is_causal in self.parts:
+            seen = replace(batch, path_lens=batch.path_lens.clamp(max=(places + 1).int())) if is_causal else batch
+            x, normed = backend.run_layers(x, stack, kv, seen)
+        return normed
 
     def drafting(self, y: Tensor) -> Tensor:
         return y.view(-1, self.shape.rows, y.shape[1])[:, self.dropped :]

@@ -16,6 +16,7 @@ from foredraft.heads.formats.published import (
     REMEDY,
     Published,
     check_config,
+    drop_shared_embedding,
     found_biases,
     head_fields,
     with_vocabulary,
@@ -53,6 +54,7 @@ def read(published: Published, target: Checkpoint) -> tuple[HeadConfig, Tensors]
         tensors["lm_head.weight"] = tensors["embed_tokens.weight"]
     if _MASK in tensors:
         tensors[_MASK] = tensors[_MASK].flatten()  # some write it with leading ones
+    drop_shared_embedding(tensors, target)
     config = HeadConfig.of_sizes(
         layers,
         target.config,
