@@ -72,7 +72,12 @@ class TestModels:
         }
         assert medusa["acceptance"] == []
         text = command("models", "info", str(folder)).out
-        assert "accepted by depth: 0.66, 0.70); medusa (Foredraft, with Foredraft, " in text and "not measured)" in text
+        lines = [line.split(maxsplit=1) for line in text.splitlines()]
+        (eagle,), (medusa,) = (
+            [what for name, *rest in lines for what in rest if name == kind] for kind in ("eagle", "medusa")
+        )
+        assert eagle.startswith("Foredraft layout, comes with Foredraft, ")
+        assert eagle.endswith(" bits, accepted by depth: 0.66, 0.70") and medusa.endswith(" bits, not measured")
         assert command("models", "info", str(folder), "--head", "none", "--json").records[0]["heads"] == []
 
     @pytest.mark.parametrize(

@@ -99,32 +99,32 @@ def _details(path: str | None, head: str) -> dict[str, Any]:
 
 
 def _print_fields(record: dict[str, Any]) -> None:
-    """One field a line; the config's fields below it, without those that are not set."""
+    """One field a line; heads and the config's fields below theirs, without those that are not set."""
     shown = {
         **record,
         "size_bytes": _megabytes(record["size_bytes"]),
         "licence": record["licence"] or "unknown",
         "proposers": ", ".join(record["proposers"]),
     }
-    if shown.get("heads") is not None:
-        shown["heads"] = "; ".join(map(_readable_head, shown["heads"])) or "none"
     for field, value in shown.items():
-        if field == "config" and value is not None:
+        if field == "heads" and value:
+            print("heads")
+            for head in value:
+                print(f"  {head['kind']:<24} {_readable_head(head)}")
+        elif field == "config" and value is not None:
             print("config")
             for key, setting in value.items():
                 if setting not in (None, (), False):
                     print(f"  {key:<24} {setting}")
         elif field != "note" or value is not None:
-            print(f"{field.removesuffix('_bytes'):<10} {'not fetched' if value is None else value}")
+            print(f"{field.removesuffix('_bytes'):<10} {'not fetched' if value is None else value or 'none'}")
 
 
 def _readable_head(head: dict[str, Any]) -> str:
     rates = ", ".join(f"{rate:.2f}" for rate in head["acceptance"])
     measured = f"accepted by depth: {rates}" if rates else "not measured"
-    return (
-        f"{head['kind']} ({head['layout']}, with {head['comes_with']}, {_megabytes(head['size_bytes'])}, "
-        f"{head['bits']} bits, {measured})"
-    )
+    given = "given by --head" if head["comes_with"] == "--head" else f"comes with {head['comes_with']}"
+    return f"{head['layout']} layout, {given}, {_megabytes(head['size_bytes'])}, {head['bits']} bits, {measured}"
 
 
 def _megabytes(size: int) -> str:
