@@ -85,9 +85,10 @@ soak: .venv/.installed-dev ## the server under 16 clients for ten minutes; ARGS=
 	@$(BIN)/python -m tests.$(or $(WHAT),soak) $(ARGS)
 
 # gguf: 10,000 mutated files, each must load or be refused with a sentence. heads: 1,000 requests with heads in a busy
-# engine, whose drafts must be those of a fresh one.
-fuzz: .venv/.installed-dev ## files and drafts at random; WHAT=gguf or WHAT=heads for one of them (some minutes)
-	@for what in $(or $(WHAT),gguf heads); do $(BIN)/python -m tests.fuzz_$$what $(ARGS) || exit 1; done
+# engine, whose drafts must be those of a fresh one. configs: 2,000 mutated configs of heads in every layout, each must
+# draft or be refused with a sentence.
+fuzz: .venv/.installed-dev ## files and drafts at random; WHAT=gguf, heads or configs for one of them (some minutes)
+	@for what in $(or $(WHAT),gguf heads configs); do $(BIN)/python -m tests.fuzz_$$what $(ARGS) || exit 1; done
 
 # A copy of the package, so that its libraries are not those in use. Python leaks on purpose, and must load ASan first
 # (with what torch throws exceptions by). GCC's stand-in for the stack is not aligned as vectors of 64 bytes need it.

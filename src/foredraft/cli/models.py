@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -15,6 +15,9 @@ from foredraft.errors import InvalidModel
 from foredraft.models import catalog
 from foredraft.proposers.registry import proposer_names
 
+if TYPE_CHECKING:
+    from foredraft.heads.files import HeadFiles
+
 
 def models(
     action: Annotated[
@@ -22,9 +25,10 @@ def models(
     ] = "list",
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The model to fetch or to tell about.")] = None,
     model: Annotated[str | None, typer.Option(help="The same as NAME.")] = None,
+    head: options.Head = "auto",
     as_json: options.Json = False,
 ) -> None:
-    """List the catalogue, fetch a model, or tell about one (info)."""
+    """List the catalogue, fetch a model, or tell about one and its heads (info)."""
     name = name or model
     if action == "list":
         names = [entry.name for entry in catalog.entries()] if name is None else [name]
@@ -41,7 +45,7 @@ def models(
         fetched(name)
     record = _summary(name)
     if action == "info":
-        record |= _details(record["path"])
+        record |= _details(record["path"], head)
     if as_json:
         print_json(record)
     else:
@@ -63,51 +67,72 @@ def _summary(name: str) -> dict[str, Any]:
     return {**known, "proposers": list(proposer_names())}
 
 
-def _details(path: str | None) -> dict[str, Any]:
+def _details(path: str | None, head: str) -> dict[str, Any]:
     """What the model's own header says, and which backend would serve it here; nothing while it is not fetched."""
     if path is None:
         return {"dtype": None, "backend": None, "note": None, "heads": None, "config": None}
     from foredraft.backends.choose import choose_backend, choose_device, how_to_get_kernels
+    from foredraft.engine.kept_acceptance import with_kept_acceptance
     from foredraft.heads.catalog import find_heads
 
     checkpoint = catalog.open_checkpoint(Path(path))
+    found = find_heads(None if head == "none" else head, checkpoint)
     backend = choose_backend("auto", checkpoint.precision, choose_device("auto"), None)
     is_slow = backend.name == "torch" and backend.device.type == "cpu"
     return {
         "dtype": checkpoint.precision,
         "backend": backend.name,
         "note": f"The fast kernels are missing. {how_to_get_kernels()}" if is_slow else None,
-        "heads": [  # that `auto` finds; draft tokens were accepted so often on text not trained on
-            {"kind": kind, "path": str(files.folder), "acceptance": list(files.config.acceptance)}
-            for kind, files in find_heads("auto", checkpoint).items()
+        "heads": [
+            {
+                "kind": kind,
+                "layout": files.layout,
+                "comes_with": _giver(files, head),
+                "path": str(files.folder),
+                "size_bytes": None if files.is_in_target else files.size_bytes,
+                "bits": None if files.is_in_target else round(files.bits, 1),
+                # so often draft tokens were accepted: on text not trained on, or of the first requests
+                "acceptance": [round(rate, 3) for rate in files.config.acceptance],
+            }
+            for kind, files in with_kept_acceptance(found).items()
         ],
         "config": asdict(checkpoint.config),
     }
 
 
+def _giver(files: HeadFiles, named: str) -> str:
+    """Who brings a head along."""
+    return "the model" if files.is_in_target else "Foredraft" if named == "auto" else "--head"
+
+
 def _print_fields(record: dict[str, Any]) -> None:
-    """One field a line; the config's fields below it, without those that are not set."""
+    """One field a line; heads and the config's fields below theirs, without those that are not set."""
     shown = {
         **record,
         "size_bytes": _megabytes(record["size_bytes"]),
         "licence": record["licence"] or "unknown",
         "proposers": ", ".join(record["proposers"]),
     }
-    if shown.get("heads") is not None:
-        shown["heads"] = "; ".join(map(_readable_head, shown["heads"])) or "none"
     for field, value in shown.items():
-        if field == "config" and value is not None:
+        if field == "heads" and value:
+            print("heads")
+            for head in value:
+                print(f"  {head['kind']:<24} {_readable_head(head)}")
+        elif field == "config" and value is not None:
             print("config")
             for key, setting in value.items():
                 if setting not in (None, (), False):
                     print(f"  {key:<24} {setting}")
         elif field != "note" or value is not None:
-            print(f"{field.removesuffix('_bytes'):<10} {'not fetched' if value is None else value}")
+            print(f"{field.removesuffix('_bytes'):<10} {'not fetched' if value is None else value or 'none'}")
 
 
 def _readable_head(head: dict[str, Any]) -> str:
     rates = ", ".join(f"{rate:.2f}" for rate in head["acceptance"])
-    return f"{head['kind']} (accepted by depth: {rates})" if rates else f"{head['kind']} (not measured)"
+    measured = f"accepted by depth: {rates}" if rates else "not measured"
+    given = "given by --head" if head["comes_with"] == "--head" else f"comes with {head['comes_with']}"
+    size = "" if head["bits"] is None else f"{_megabytes(head['size_bytes'])}, {head['bits']} bits, "
+    return f"{head['layout']} layout, {given}, {size}{measured}"
 
 
 def _megabytes(size: int) -> str:

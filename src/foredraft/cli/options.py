@@ -25,6 +25,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object a line on st
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, int8, int4, or auto: as the file has it.")]
 Device = Annotated[str, typer.Option(help="Where to run; auto picks the best there is.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; all usable cores when not given.")]
+Head = Annotated[str, typer.Option(help="Trained heads: auto, none, or the folder, GGUF file or hub id of a head.")]
 
 MaxTokens = Annotated[int, typer.Option(help="The most tokens to write.")]
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy; the model's own setting when not given.")]
@@ -77,9 +78,7 @@ _DECLARED = {
     ],
     "device": Device,
     "threads": Threads,
-    "head": Annotated[
-        str, typer.Option(help="Trained heads: auto, none, or the folder, GGUF file or hub id of a head.")
-    ],
+    "head": Head,
     "exact": Annotated[
         bool, typer.Option("--exact/--no-exact", help="Bits that do not depend on batch mates, chunks or drafts.")
     ],

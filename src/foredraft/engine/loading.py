@@ -18,6 +18,8 @@ from foredraft.engine.calibration import Calibrator
 from foredraft.engine.chunks import ChunkLimit
 from foredraft.engine.engine import Engine
 from foredraft.engine.exactness import ensure_exact
+from foredraft.engine.head_fit import HeadFit
+from foredraft.engine.kept_acceptance import keep_acceptance, with_kept_acceptance
 from foredraft.engine.scheduler import Scheduler
 from foredraft.engine.speculation import Speculation
 from foredraft.errors import InvalidModel, InvalidParameter
@@ -62,7 +64,7 @@ def load_model(model: str, options: EngineConfig, spec: Spec, progress: Progress
     config, tokenizer = checkpoint.config, checkpoint.tokenizer()
     dtype = checkpoint.precision if options.dtype == "auto" else options.dtype
     backend = choose_backend(options.backend, dtype, device, options.threads, options.activations)
-    heads = find_heads(options.head, checkpoint)
+    heads = with_kept_acceptance(find_heads(options.head, checkpoint))
     tapped = tuple(sorted({tap for head in heads.values() for tap in head.config.taps}))
     wanted_len = _wanted_length(options, config)
     try:
@@ -111,6 +113,7 @@ def load_model(model: str, options: EngineConfig, spec: Spec, progress: Progress
             calibrator=Calibrator(runner, pool, max_model_len, dtype, costs_file),
             vocab_size=config.vocab_size,
             choose_head=partial(best_head, heads, time_head),
+            head_fit=HeadFit(partial(keep_acceptance, heads)),
         ),
         chunk_limit=ChunkLimit(options.max_chunk_s),
         grammars=Grammars(tokenizer.to_json, config.vocab_size, eos_token_ids),
