@@ -374,6 +374,13 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
 
+    def __repr__(self) -> str:
+        """What a person wants to see of it first."""
+        shown = f"text={self.text!r}, finish_reason={self.finish_reason!r}, seed={self.seed}"
+        counted = f"{len(self.token_ids)} tokens, {self.metrics.tokens_per_run:.2f} per run"
+        others = f", {len(self.outputs) - 1} more outputs" if len(self.outputs) > 1 else ""
+        return f"<RequestOutput {shown}, {counted}{others}>"
+
     @property
     def text(self) -> str:
         return self.outputs[0].text
