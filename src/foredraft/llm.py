@@ -14,9 +14,11 @@ from foredraft.errors import InvalidParameter, InvalidPrompt
 from foredraft.models.catalog import DEFAULT_MODEL
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import parse_spec
+from foredraft.tool_calls import check_tools
 from foredraft.types import CompletionOutput, RequestOutput, TokenEvent
 
 Message = dict[str, Any]
+Tool = dict[str, Any]  # {"type": "function", "function": {"name", "description", "parameters"}}
 Prompt = str | list[int] | list[Message]
 Params = SamplingParams | list[SamplingParams] | None  # for all prompts, or one for each
 Specs = str | list[str] | None  # likewise
@@ -135,10 +137,14 @@ class LLM:
         params: Params = None,
         *,
         spec: Specs = None,
+        tools: list[Tool] | None = None,
         progress: DoneProgress | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or many. Each is a list of messages with `role` and `content`, a text that the user
-        says, or the token ids of a conversation, which are taken as they are."""
+        says, or the token ids of a conversation, which are taken as they are.
+
+        `tools` are functions as OpenAI's clients describe them. The model may call them: `output.tool_calls` has the
+        calls, and messages with `tool_calls` and of the role "tool" tell it what came of them."""
         if not isinstance(conversations, str | list) or not conversations:
             raise InvalidPrompt(
                 "chat needs a text, token ids, a list of messages, each with a role and a content, or a list of those."
@@ -151,13 +157,19 @@ class LLM:
                 "not empty."
             )
         prompts = [[{"role": "user", "content": each}] if isinstance(each, str) else each for each in several]
-        return self._collect(prompts, params, spec, progress)
+        return self._collect(prompts, params, spec, progress, tools)
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, spec: str | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        spec: str | None = None,
+        tools: list[Tool] | None = None,
     ) -> Iterator[TokenEvent]:
-        """Tokens of one prompt as they come; a list of messages is a conversation. Closing the iterator aborts."""
-        return self.stream_many([prompt], params, spec=spec)
+        """Tokens of one prompt as they come; a list of messages is a conversation, which may have tools. Closing the
+        iterator aborts."""
+        return self.stream_many([self.encode(prompt, tools)], params, spec=spec)
 
     def stream_many(self, prompts: Items[Prompt], params: Params = None, *, spec: Specs = None) -> Iterator[TokenEvent]:
         """Tokens of many prompts, interleaved; an event's `request_id` is the index of its prompt."""
@@ -173,12 +185,14 @@ class LLM:
             if event.output is not None:
                 yield index, event.output
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt, tools: list[Tool] | None = None) -> list[int]:
         """The token ids of a text, of token ids (as they are) or of a conversation, ready to be answered."""
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
+            return self.tokenizer.encode_chat(prompt, None if tools is None else check_tools(tools))
+        if tools is not None:
+            raise InvalidPrompt("tools need a conversation: a list of messages, each with a role and a content.")
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
-            return self.tokenizer.encode_chat(prompt)
         if isinstance(prompt, list) and all(isinstance(token, int) and not isinstance(token, bool) for token in prompt):
             return prompt  # type: ignore[return-value]
         raise InvalidPrompt(
@@ -228,9 +242,14 @@ class LLM:
                 self._inboxes[event.request_id].append(event)
 
     def _collect(
-        self, prompts: list[Prompt], params: Params, spec: Specs, progress: DoneProgress | None
+        self,
+        prompts: list[Prompt],
+        params: Params,
+        spec: Specs,
+        progress: DoneProgress | None,
+        tools: list[Tool] | None = None,
     ) -> list[RequestOutput]:
-        encoded = [self.encode(prompt) for prompt in prompts]
+        encoded = [self.encode(prompt, tools) for prompt in prompts]
         every_params = _one_each("params", params, SamplingParams(), SamplingParams, len(prompts))
         finished: list[list[CompletionOutput]] = [[] for _ in prompts]
         done = 0

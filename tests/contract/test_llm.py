@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from foredraft.config import EngineConfig
+from foredraft.errors import InvalidPrompt
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
+from tests.server.running_server import save_tiny_model
 from tests.tiny_models import random_model, save_model
 
 
@@ -18,6 +21,12 @@ from tests.tiny_models import random_model, save_model
 def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     folder = save_model(random_model("llama"), tmp_path_factory.mktemp("tiny"))
     return LLM(str(folder), spec="ngram", threads=1, max_model_len=64)
+
+
+@pytest.fixture(scope="module")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    """Its template writes `<tool>name</tool>` for every tool."""
+    return LLM(str(save_tiny_model(tmp_path_factory.mktemp("chat"))), spec="off", threads=1)
 
 
 def test_every_option_of_the_engine_is_a_typed_keyword_with_its_default() -> None:
@@ -53,3 +62,33 @@ def test_an_output_is_shown_in_a_line(llm: LLM) -> None:
     shown = repr(output)
     assert shown.startswith(f"<RequestOutput text={output.text!r}, finish_reason='length', seed={output.seed}")
     assert "3 tokens" in shown and "1 more outputs" in shown
+
+
+class TestTools:
+    MESSAGES = [{"role": "user", "content": "x"}]
+    TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+    def test_the_model_is_told_of_them(self, talker: LLM) -> None:
+        params = SamplingParams(max_tokens=2, temperature=0)
+        (output,) = talker.chat([self.MESSAGES], params, tools=[self.TOOL])
+        assert talker.tokenizer.decode(output.prompt_token_ids).startswith("<tool>weather</tool>")
+        *_, last = talker.stream(self.MESSAGES, params, tools=[self.TOOL])
+        assert last.output is not None and last.output.token_ids == output.token_ids
+
+    def test_calls_are_read_out_of_the_answer(self, talker: LLM) -> None:
+        call = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
+        params = SamplingParams(max_tokens=200, grammar={"choice": [call]})
+        (output,) = talker.chat(self.MESSAGES, params, tools=[self.TOOL])
+        (found,) = output.tool_calls
+        assert (found.name, found.arguments) == ("weather", '{"city": "Oslo"}')
+        assert output.tool_calls[0].id == found.id
+        assert talker.chat(self.MESSAGES, SamplingParams(max_tokens=1))[0].tool_calls == []
+
+    @pytest.mark.parametrize("tools", ["weather", [{"name": "weather"}], [{"type": "function", "function": {}}]])
+    def test_what_is_no_tool(self, talker: LLM, tools: list[dict[str, Any]]) -> None:
+        with pytest.raises(InvalidPrompt, match="tools must be a list of functions like"):
+            talker.chat(self.MESSAGES, tools=tools)
+
+    def test_they_need_a_conversation(self, talker: LLM) -> None:
+        with pytest.raises(InvalidPrompt, match="tools need a conversation"):
+            talker.stream("x", tools=[self.TOOL])
