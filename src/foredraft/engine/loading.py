@@ -22,8 +22,9 @@ from foredraft.engine.scheduler import Scheduler
 from foredraft.engine.speculation import Speculation
 from foredraft.errors import InvalidModel, InvalidParameter
 from foredraft.heads.catalog import find_heads
-from foredraft.models.catalog import cache_folder, open_checkpoint, resolve
+from foredraft.models.catalog import open_checkpoint, resolve
 from foredraft.models.decoder import load_decoder
+from foredraft.models.sources import cache_folder
 from foredraft.models.tokenizer import Tokenizer
 from foredraft.proposers.model.shared_models import SharedModels
 from foredraft.proposers.registry import Spec, build_proposer
