@@ -10,12 +10,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-import typer
 
 from foredraft.bench import measure
 from foredraft.bench.cells import Cell
 from foredraft.cli import main
-from foredraft.cli.bench import bench
 from foredraft.control.economics import VerifyCurve
 from tests.tiny_models import random_model, save_model
 from tests.unit.timed_llm import TimedLLM
@@ -31,10 +29,6 @@ Command = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
     """Runs `foredraft bench ARGUMENTS...`; results go to `out` in the test's folder."""
-    app = typer.Typer(rich_markup_mode=None)
-    app.command()(bench)
-    app.callback()(lambda: None)
-    monkeypatch.setattr(main, "app", app)
 
     def run(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["foredraft", "bench", "--out", str(tmp_path / "out"), *arguments])

@@ -26,6 +26,7 @@ def export(
     as_json: options.Json = False,
 ) -> None:
     """Write a trained head or draft model in the layout that vLLM, SGLang or speculators load."""
+    catalog.check_name(model)
     from foredraft.heads.export import export as export_head
 
     target = catalog.open_checkpoint(fetched(model))

@@ -50,6 +50,14 @@ def models(
         _print_fields(record)
 
 
+def pull(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A catalogue name or a hub id.")],
+    as_json: options.Json = False,
+) -> None:
+    """Fetch a model, so that it is here when it is needed."""
+    models("fetch", model, as_json=as_json)
+
+
 def _summary(name: str) -> dict[str, Any]:
     """What is known without opening the model: of the catalogue's models all of it, of a file its size."""
     if entry := catalog.in_catalogue(name):

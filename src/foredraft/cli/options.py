@@ -87,9 +87,12 @@ _DECLARED = {
 _DEFAULTS = {"model": DEFAULT_MODEL, "spec": "auto"}
 
 
-def opens_model(*names: str, **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def opens_model(
+    *names: str, takes_model: Any = Model, **defaults: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command these options beside --model, and those whose default is another for this command. Its parameter
-    `opening` gets them."""
+    `opening` gets them. `takes_model` declares the model otherwise than as an option."""
+    declared = {**_DECLARED, "model": takes_model}
     given = {field.name: field.default for field in fields(EngineConfig)} | _DEFAULTS | defaults
     chosen = [name for name in _DECLARED if name == "model" or name in names or name in defaults]
 
@@ -103,7 +106,7 @@ def opens_model(*names: str, **defaults: Any) -> Callable[[Callable[..., None]],
             command(opening=opening, **values)
 
         keyword = inspect.Parameter.KEYWORD_ONLY
-        shared = [inspect.Parameter(name, keyword, default=given[name], annotation=_DECLARED[name]) for name in chosen]
+        shared = [inspect.Parameter(name, keyword, default=given[name], annotation=declared[name]) for name in chosen]
         own = [each.replace(kind=keyword) for each in inspect.signature(command, eval_str=True).parameters.values()]
         every = sorted((each for each in (*shared, *own) if each.name != "opening"), key=place)
         called.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
