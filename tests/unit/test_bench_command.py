@@ -88,6 +88,13 @@ class TestCommand:
         assert code == 1
         assert err.endswith("suffix: the texts are not those of plain decoding.\n")
 
+    def test_a_restless_machine_is_told(self, call: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        told = "The machine was not quiet: in 1 of 4 cases plain runs of the same prompts differ by more than a fifth."
+        assert told not in call("--limit", "2", "--spec", "ngram")[2]
+        monkeypatch.setattr("foredraft.bench.report.unrest", lambda runs: (4, 1))
+        assert told in call("--limit", "2", "--spec", "ngram")[2]
+        assert told in (tmp_path / "out" / "report.html").read_text()
+
     def test_a_failed_request_is_told_and_exits_1(self, call: Command, llm: TimedLLM) -> None:
         llm.error = "The logits are not numbers."
         code, _, err = call("--limit", "1", "--spec", "ngram")

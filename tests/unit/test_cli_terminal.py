@@ -121,8 +121,15 @@ def test_chat_colours_drafts_on_request() -> None:
     assert f"{MAGENTA}suffix 1" in seen
 
 
+def test_what_is_quickly_done_shows_no_bar() -> None:
+    process, terminal = start("generate", "one", "two")
+    seen = read_until(terminal, "")
+    assert process.wait() == 0
+    assert "there" in seen and HIDE_CURSOR not in seen and "Generating" not in seen
+
+
 def test_bars_on_the_terminal_do_not_touch_results_elsewhere() -> None:
-    process, terminal = start("generate", "one", "two", "--json", stdout=subprocess.PIPE)
+    process, terminal = start("generate", "one", "two", "--json", pause=0.4, stdout=subprocess.PIPE)
     seen = read_until(terminal, "")
     assert process.stdout is not None
     with process.stdout:

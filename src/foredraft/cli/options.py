@@ -53,9 +53,9 @@ class ModelOptions:
     @contextmanager
     def open(self) -> Iterator[LLM]:
         """The LLM, closed at the end; shows on stderr how fetching and loading go when that is a terminal."""
-        from foredraft.llm import LLM
-
         with loading_progress() as progress:
+            from foredraft.llm import LLM  # takes a second or two
+
             llm = LLM(self.model, spec=self.spec, progress=progress, **self._engine)
         gc.freeze()  # a full collection would go through all of torch, which takes 90 ms in the middle of a request
         try:
