@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from foredraft.models import catalog
 from foredraft.models.catalog import open_checkpoint
 from tests.published.layouts import LAYOUTS
 from tests.published.shapes import TargetShape
@@ -25,10 +26,34 @@ class TestModels:
     @pytest.fixture(autouse=True)
     def empty_cache(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *place: None)
 
+    @pytest.fixture
+    def small_machine(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """A container that has 4 GB of memory."""
+        limit = tmp_path / "memory.max"
+        limit.write_text("4000000000\n")
+        monkeypatch.setattr("foredraft.reports.facts._CONTAINER_LIMIT", limit)
+
+    @pytest.mark.usefixtures("small_machine")
     @pytest.mark.parametrize("arguments", [["models"], ["models", "list"]])
     def test_list(self, command: Command, arguments: list[str]) -> None:
-        assert command(*arguments).out.split() == ["smollm2-135m", "98", "MB", "Apache-2.0", "not", "fetched"]
+        lines = {line.split()[0]: line.split()[1:] for line in command(*arguments).out.splitlines()}
+        assert len(lines) == len(catalog.entries())
+        assert lines["smollm2-135m"] == ["98", "MB", "Apache-2.0", "fits,", "not", "fetched"]
+        told = "5.03 GB Apache-2.0 needs about 7.94 GB of memory, and this machine has 4.00 GB"
+        assert lines["qwen3-8b"] == told.split()
+
+    @pytest.mark.usefixtures("small_machine")
+    def test_list_in_json(self, command: Command) -> None:
+        records = {record["name"]: record for record in command("models", "--json").records}
+        assert records["smollm2-1.7b"]["fits"] and not records["llama-3.1-8b"]["fits"]
+        assert records["llama-3.1-8b"]["known_heads"] == ["RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3"]
+        assert records["qwen2.5-coder-1.5b"]["draft_model"] == "qwen2.5-coder-0.5b"
+
+    def test_info_of_a_file_of_the_hub(self, command: Command) -> None:
+        text = command("models", "info", "qwen3:4b").out
+        assert "Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q4_K_M.gguf" in text and "z-lab/Qwen3-4B-DFlash-b16" in text
 
     @pytest.mark.parametrize("arguments", [["smollm2"], ["--model", "smollm2-135m"]])
     def test_info_in_json(self, command: Command, arguments: list[str]) -> None:
@@ -38,6 +63,12 @@ class TestModels:
             "size_bytes",
             "licence",
             "path",
+            "original",
+            "file",
+            "known_heads",
+            "draft_model",
+            "memory_bytes",
+            "fits",
             "proposers",
             "dtype",
             "backend",

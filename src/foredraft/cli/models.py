@@ -13,7 +13,9 @@ from foredraft.cli.output import print_json
 from foredraft.cli.progress import fetched
 from foredraft.errors import InvalidModel
 from foredraft.models import catalog
+from foredraft.models.sources import HubFile
 from foredraft.proposers.registry import proposer_names
+from foredraft.reports.facts import memory_bytes
 
 if TYPE_CHECKING:
     from foredraft.heads.files import HeadFiles
@@ -36,8 +38,8 @@ def models(
             if as_json:
                 print_json(record)
             else:
-                size, here = _megabytes(record["size_bytes"]), record["path"] or "not fetched"
-                print(f"{record['name']:<16} {size:>8}  {record['licence'] or 'licence unknown':<12} {here}")
+                size, licence = _readable_size(record["size_bytes"]), record["licence"] or "licence unknown"
+                print(f"{record['name']:<20} {size:>8}  {licence:<20} {_where(record)}")
         return
     if name is None:
         raise InvalidModel(f"Say which model: foredraft models {action} NAME; foredraft models lists the catalogue.")
@@ -52,19 +54,43 @@ def models(
         _print_fields(record)
 
 
+def pull(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A catalogue name or a hub id.")],
+    as_json: options.Json = False,
+) -> None:
+    """Fetch a model, so that it is here when it is needed."""
+    models("fetch", model, as_json=as_json)
+
+
 def _summary(name: str) -> dict[str, Any]:
     """What is known without opening the model: of the catalogue's models all of it, of a file its size."""
-    for entry in catalog.entries():
-        if name.lower() in (entry.name, *entry.aliases):
-            path = str(entry.path) if entry.path else None
-            known = {"name": entry.name, "size_bytes": entry.size_bytes, "licence": entry.licence, "path": path}
-            break
+    if entry := catalog.in_catalogue(name):
+        known = {
+            "name": entry.name,
+            "size_bytes": entry.size_bytes,
+            "licence": entry.licence,
+            "path": str(entry.path) if entry.path else None,
+            "original": entry.original,
+            "file": f"{entry.source.repository}/{entry.source.file}" if isinstance(entry.source, HubFile) else None,
+            "known_heads": list(entry.heads),
+            "draft_model": entry.draft,
+            "memory_bytes": entry.memory_bytes,
+            "fits": entry.memory_bytes <= memory_bytes(),
+        }
     else:
         place = catalog.resolve(name)
         files = place.rglob("*") if place.is_dir() else [place]
         size = sum(file.stat().st_size for file in files if file.is_file())
         known = {"name": name, "size_bytes": size, "licence": None, "path": str(place)}
     return {**known, "proposers": list(proposer_names())}
+
+
+def _where(record: dict[str, Any]) -> str:
+    """Where a model is, or what hinders."""
+    if record.get("fits") is False:
+        need, have = _readable_size(record["memory_bytes"]), _readable_size(memory_bytes())
+        return f"needs about {need} of memory, and this machine has {have}"
+    return str(record["path"] or "fits, not fetched")
 
 
 def _details(path: str | None, head: str) -> dict[str, Any]:
@@ -109,10 +135,16 @@ def _print_fields(record: dict[str, Any]) -> None:
     """One field a line; heads and the config's fields below theirs, without those that are not set."""
     shown = {
         **record,
-        "size_bytes": _megabytes(record["size_bytes"]),
+        "size_bytes": _readable_size(record["size_bytes"]),
         "licence": record["licence"] or "unknown",
         "proposers": ", ".join(record["proposers"]),
     }
+    if "memory_bytes" in shown:
+        fits = "fits this machine" if shown.pop("fits") else "more than this machine has"
+        shown["memory_bytes"] = f"about {_readable_size(record['memory_bytes'])}: {fits}"
+        shown["known_heads"] = ", ".join(record["known_heads"]) or "none"
+        shown["file"] = record["file"] or "in a wheel on PyPI"
+        shown["draft_model"] = record["draft_model"] or "none"
     for field, value in shown.items():
         if field == "heads" and value:
             print("heads")
@@ -124,16 +156,17 @@ def _print_fields(record: dict[str, Any]) -> None:
                 if setting not in (None, (), False):
                     print(f"  {key:<24} {setting}")
         elif field != "note" or value is not None:
-            print(f"{field.removesuffix('_bytes'):<10} {'not fetched' if value is None else value or 'none'}")
+            name = field.removesuffix("_bytes").replace("_", " ")
+            print(f"{name:<11} {'not fetched' if value is None else value or 'none'}")
 
 
 def _readable_head(head: dict[str, Any]) -> str:
     rates = ", ".join(f"{rate:.2f}" for rate in head["acceptance"])
     measured = f"accepted by depth: {rates}" if rates else "not measured"
     given = "given by --head" if head["comes_with"] == "--head" else f"comes with {head['comes_with']}"
-    size = "" if head["bits"] is None else f"{_megabytes(head['size_bytes'])}, {head['bits']} bits, "
+    size = "" if head["bits"] is None else f"{_readable_size(head['size_bytes'])}, {head['bits']} bits, "
     return f"{head['layout']} layout, {given}, {size}{measured}"
 
 
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:.0f} MB"
+def _readable_size(size: int) -> str:
+    return f"{size / 1e6:.0f} MB" if size < 1e9 else f"{size / 1e9:.2f} GB"

@@ -11,7 +11,7 @@ from typing import Any
 from foredraft.engine import disk_cache
 from foredraft.engine.head_fit import Rates
 from foredraft.heads.files import HeadFiles
-from foredraft.models.catalog import cache_folder
+from foredraft.models.sources import cache_folder
 
 
 def with_kept_acceptance(heads: Mapping[str, HeadFiles]) -> dict[str, HeadFiles]:
