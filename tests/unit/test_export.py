@@ -184,7 +184,7 @@ def test_an_mtp_layer_becomes_part_of_its_model(engine: Engine, name: str, tmp_p
     }
     head = trained(tmp_path / "head", model, "mtp", **sizes, acceptance=(0.75, 0.5))
     done = export(head, engine, tmp_path / "out", target, VERIFIER)
-    assert done.kind == "mtp" and done.command == f"foredraft run {tmp_path / 'out'}"
+    assert done.kind == "mtp" and done.command == f"foredraft chat --model {tmp_path / 'out'}"
     copy = open_checkpoint(tmp_path / "out")
     (files,) = find_heads("auto", copy).values()
     assert equal(dict(files.read()), ours(head)) and files.config.shares_output  # type: ignore[arg-type]
