@@ -34,7 +34,14 @@ from tests.tiny_heads import random_head, save_head, tiny_config
 from tests.tiny_models import VOCAB, random_model, save_model
 
 TREES = ("", ":tree=chain", ":tree=static", ":nodes=24,width=6", ":k=2,width=3", ":dtype=int4", ":nodes=1")
-MERGED = ("suffix+eagle", "ngram+dflash+grammar", "eagle+medusa", "auto(suffix+eagle)", "auto(eagle+dflash+medusa)")
+MERGED = (
+    "suffix+eagle",
+    "ngram+dflash+grammar",
+    "eagle+medusa",
+    "auto(suffix+eagle)",
+    "auto(eagle+dflash+medusa)",
+    "suffix+mtp",
+)
 GRAMMARS: list[dict[str, Any]] = [
     {"regex": "[a-z ]{3,30}"},
     {"choice": ["yes", "no", "maybe so", "yes indeed"]},
@@ -102,7 +109,7 @@ class Fuzz:
         self.rng, self.seen = random.Random(seed), Counter[str]()
         self.model = str(save_model(random_model("llama"), folder / "model"))
         self.correction = self.rng.choice(CORRECTIONS)
-        for kind in ("eagle", "medusa", "dflash"):
+        for kind in ("eagle", "medusa", "dflash", "mtp"):
             correction = self.correction if kind == "dflash" else "none"
             save_head(random_head(tiny_config(kind, Path(self.model), correction)), folder / "heads" / kind)
         self.heads = str(folder / "heads")
@@ -156,7 +163,7 @@ class Fuzz:
                     found[event.request_id, event.index] = event.output
 
         for number in range(rng.randrange(8, 25)):
-            spec = rng.choice(["eagle", "medusa", "dflash"]) + rng.choice(TREES)
+            spec = rng.choice(["eagle", "medusa", "dflash", "mtp"]) + rng.choice(TREES)
             if is_merged := rng.random() < 0.3:
                 spec = rng.choice(MERGED)
             request = random_prompt(rng), random_params(rng, can_sample=not is_merged), spec

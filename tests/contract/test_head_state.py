@@ -134,7 +134,7 @@ def test_trees_have_the_shape_that_was_asked_for(folder: Path, heads: str, kind:
         assert sorted(draft.scores, reverse=True) == pytest.approx(sorted(wide.scores, reverse=True)[:8])
 
 
-SAMPLING_HEADS = [("eagle", "none"), ("medusa", "none"), *(("dflash", each) for each in CORRECTIONS)]
+SAMPLING_HEADS = [("eagle", "none"), ("medusa", "none"), ("mtp", "none"), *(("dflash", each) for each in CORRECTIONS)]
 
 
 @pytest.mark.parametrize("kernels", KERNELS, indirect=True)

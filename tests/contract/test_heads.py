@@ -112,7 +112,9 @@ def test_served_logits_are_those_of_the_module(
 
 @pytest.mark.parametrize("kernels", KERNELS, indirect=True)
 @pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize(("kind", "correction"), [("eagle", "none"), ("medusa", "none"), ("dflash", "refiner")])
+@pytest.mark.parametrize(
+    ("kind", "correction"), [("eagle", "none"), ("medusa", "none"), ("mtp", "none"), ("dflash", "refiner")]
+)
 def test_a_head_in_few_bits_runs_in_them(
     folder: Path, tmp_path: Path, kind: str, correction: str, bits: int, kernels: str
 ) -> None:
@@ -123,7 +125,8 @@ def test_a_head_in_few_bits_runs_in_them(
     for dtype, expected in (("auto", f"q{bits}"), ("bfloat16", "bf16")):
         target.drafter = target.proposer(kind, dtype=dtype)
         served = target.drafter.model._head
-        assert (served.outputs[0] if kind == "medusa" else served.output).kinds == (expected,)
+        own = served.outputs[0] if kind == "medusa" else served.fc if kind == "mtp" else served.output
+        assert own.kinds == (expected,)
         compare(head, target, TOLERANCE["bfloat16"])
 
 

@@ -188,6 +188,11 @@ MISTAKES: dict[str, tuple[Callable[[dict[str, Tensor]], object], dict[str, Any],
         {},
         "tensor 'mtp.gate.weight' is not a tensor of mtp heads",
     ),
+    "measured": (
+        lambda tensors: None,
+        {"foredraft": {"mtp_acceptance": [2]}},
+        r"mtp_acceptance is \[2\], but .* rates",
+    ),
     "several": (lambda tensors: None, {"mtp_num_hidden_layers": 2}, "has 2 layers .* only one is supported"),
     "another family": (
         lambda tensors: [tensors.pop(name) for name in list(tensors) if "q_norm" in name or "k_norm" in name],

@@ -29,6 +29,8 @@ CASES = [
     ("eagle:nodes=12,width=3,k=4", 0.0),
     ("eagle:nodes=12,width=3,k=4", 0.7),
     ("eagle:tree=static,nodes=9,width=3,k=3", 0.0),
+    ("mtp:nodes=12,width=3,k=4", 0.0),
+    ("mtp:tree=chain,k=3", 0.7),
     ("dflash:nodes=12,width=3,k=4", 0.7),
     ("dflash:tree=chain,k=3", 0.0),
     ("draft_model:k=4", 0.0),

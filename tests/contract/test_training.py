@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from foredraft.cli.main import command_app
 from foredraft.errors import InvalidModel
 from foredraft.heads.base import HeadConfig
+from foredraft.heads.catalog import find_heads
 from foredraft.heads.engines import Engine
 from foredraft.heads.export import export
 from foredraft.heads.files import read_tensors
@@ -76,6 +77,22 @@ def test_every_kind_learns(kind: str, steps: int, toy: TrainOptions, tmp_path: P
         assert config.provenance["steps"] == steps and config.provenance["text_answer_tokens"]
     if kind in ("eagle", "medusa", MASKED):
         export(tmp_path, Engine.vllm, tmp_path / "vllm", open_checkpoint(Path(toy.model)), "org/toy")
+
+
+def test_a_trained_mtp_layer_drafts_inside_its_model(toy: TrainOptions, tmp_path: Path) -> None:
+    """In both layouts, with what was measured beside it."""
+    options = replace(toy, out=tmp_path / "head", kinds=(parse_kind("mtp"),), steps=40)
+    (found,) = TrainingRun(options).train(quiet).values()
+    params, prompts = SamplingParams(max_tokens=24, temperature=0), ["abc", "q7x"]
+    for engine in (Engine.deepseek, Engine.qwen):
+        copy = tmp_path / engine
+        export(tmp_path / "head", engine, copy, open_checkpoint(Path(toy.model)), "org/toy")
+        files = find_heads("auto", open_checkpoint(copy))["mtp"]
+        assert files.config.acceptance == tuple(round(rate, 4) for rate in found.acceptance)
+        llm = LLM(str(copy), threads=1)
+        off, on = (llm.generate(prompts, params, spec=spec) for spec in ("off", "mtp:k=3,tree=chain"))
+        assert [each.token_ids for each in on] == [each.token_ids for each in off]
+        assert all(each.metrics.tokens_per_run > 1.8 for each in on)
 
 
 def test_the_distilled_draft_drafts_for_its_target(toy: TrainOptions, tmp_path: Path) -> None:

@@ -17,6 +17,9 @@ from foredraft.params import SamplingParams
 from foredraft.proposers.model.drafter import TreeDrafter
 from foredraft.types import Draft
 from tests.contract.test_heads import CASES, REFERENCES
+from tests.contract.test_mtp import NAMES as BROUGHT
+from tests.contract.test_mtp import compare as compare_brought
+from tests.contract.test_mtp import written
 from tests.contract.test_published_heads import SERVED, Model, compare
 from tests.contract.test_run_ahead import CASES as AHEAD_CASES
 from tests.contract.test_run_ahead import drafts_of
@@ -73,6 +76,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 @pytest.mark.parametrize("name", SERVED)
 def test_heads_of_others_give_the_logits_of_their_publishers(name: str, model: Model, tmp_path: Path) -> None:
     compare(name, model, tmp_path, 1e-3, exact=False, device=DEVICE)
+
+
+@pytest.mark.parametrize("name", BROUGHT)
+def test_a_layer_that_a_model_brings_gives_the_logits_of_its_publisher(name: str, tmp_path: Path) -> None:
+    compare_brought(written(name, tmp_path), name, tmp_path, 1e-3, exact=False, device=DEVICE)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="takes minutes")

@@ -22,7 +22,9 @@ def test_every_kind_learns_beside_the_others(tmp_path: Path) -> None:
     options = TrainOptions(
         model=str(save_toy_target(tmp_path / "model")),
         out=tmp_path / "out",
-        kinds=tuple(parse_kind(kind) for kind in ("eagle", "medusa", "dflash", "dflash:correction=markov", "draft")),
+        kinds=tuple(
+            parse_kind(kind) for kind in ("eagle", "medusa", "mtp", "dflash", "dflash:correction=markov", "draft")
+        ),
         plan=TextPlan((write_prompts(tmp_path / "prompts.jsonl", 300),), max_tokens=24),
         tokens=3000,
         steps=150,

@@ -182,12 +182,13 @@ def test_an_mtp_layer_becomes_part_of_its_model(engine: Engine, name: str, tmp_p
         "head_dim": target.config.head_dim,
         "norm_eps": target.config.rms_norm_eps,
     }
-    head = trained(tmp_path / "head", model, "mtp", **sizes)
+    head = trained(tmp_path / "head", model, "mtp", **sizes, acceptance=(0.75, 0.5))
     done = export(head, engine, tmp_path / "out", target, VERIFIER)
-    assert done.kind == "mtp" and done.command == f"foredraft run {tmp_path / 'out'}"
+    assert done.kind == "mtp" and done.command == f"foredraft chat --model {tmp_path / 'out'}"
     copy = open_checkpoint(tmp_path / "out")
     (files,) = find_heads("auto", copy).values()
     assert equal(dict(files.read()), ours(head)) and files.config.shares_output  # type: ignore[arg-type]
+    assert files.config.acceptance == (0.75, 0.5)
     assert find_heads(str(head), copy), "what was trained for the model fits its copy"
     assert replace(copy.config, num_mtp_layers=0) == target.config and copy.generation == target.generation
     assert copy.names() == target.names()

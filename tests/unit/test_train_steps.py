@@ -15,6 +15,8 @@ from foredraft.heads.dflash.module import DFlashModule
 from foredraft.heads.dflash.train import DFlashStudent
 from foredraft.heads.eagle.module import EagleModule
 from foredraft.heads.eagle.train import EagleStudent
+from foredraft.heads.mtp.module import MtpModule
+from foredraft.heads.mtp.train import MtpStudent
 from foredraft.models.catalog import open_checkpoint
 from foredraft.train import losses
 from foredraft.train.batches import Batch
@@ -73,6 +75,11 @@ def test_the_loss_and_its_gradients_are_those_of_autograd(monkeypatch: pytest.Mo
     for mine, theirs in zip(found, (expected, rows.grad, weight.grad)):
         assert mine is not None and theirs is not None
         assert torch.allclose(mine, theirs, atol=1e-5)
+    kept = rows.grad
+    rows.grad = weight.grad = None
+    (soft_cross_entropy(rows, weight.detach(), labels, index, scale) * 2).backward()
+    assert rows.grad is not None and kept is not None and torch.allclose(rows.grad, kept, atol=1e-5)
+    assert weight.grad is None, "a weight that is not trained"
 
 
 def test_labels_are_the_target_distribution_over_the_draft_vocabulary(tmp_path: Path) -> None:
@@ -153,6 +160,42 @@ def test_unrolled_chains_are_those_of_one_sequence_step_by_step(tmp_path: Path) 
             mask = torch.ones(1, 1, 1, anchor + depth + 1, dtype=torch.bool)
             y, keys = head.midlayer(following, y, positions[:, -1:] + 1 + depth, past, mask)
             past.append(keys)
+
+
+def test_unrolled_chains_of_mtp_are_those_of_one_sequence_step_by_step(tmp_path: Path) -> None:
+    """With the target's own output head, over all of its tokens."""
+    target, seen, _ = scene(tmp_path)
+    sizes = {**SIZES, "taps": (3,), "draft_vocab_size": 320}
+    head = MtpModule(head_config("mtp", num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=96, **sizes))
+    drafter = MtpStudent("mtp", head, target, torch.arange(320), depth=4)
+    stir(head)
+    drafts = drafter.drafts(seen)
+    row, anchor = 1, 23
+    tokens = seen.batch.tokens[row]
+    with torch.no_grad():
+        positions = torch.arange(anchor)[None]
+        state = functional.rms_norm(seen.features.streams[3], (64,), target.norm, target.config.rms_norm_eps)
+        embeddings = target.embed(tokens[None, 1 : anchor + 1])
+        y, keys = head(embeddings, state[row : row + 1, :anchor], positions, [], None)
+        past, y = [keys], y[:, -1:]
+        for depth in range(4):
+            assert int(drafts[depth, row, anchor]) == int((y @ target.head.T)[0, 0].argmax())
+            following = target.embed(tokens[None, anchor + 1 + depth : anchor + 2 + depth])
+            mask = torch.ones(1, 1, 1, anchor + depth + 1, dtype=torch.bool)
+            y, keys = head(following, y, positions[:, -1:] + 1 + depth, past, mask)
+            past.append(keys)
+
+
+def test_labels_over_all_tokens_are_those_of_some_positions(tmp_path: Path) -> None:
+    target, seen, _ = scene(tmp_path)
+    some = seen.over_all_tokens(20, torch.Generator().manual_seed(0))
+    assert int((some.label_rows >= 0).sum()) == 20 and some.labels.shape == (20, 320)
+    assert bool(((some.label_rows < 0) | (seen.label_rows >= 0)).all())
+    for row, place in (some.label_rows >= 0).nonzero().tolist():
+        expected = torch.softmax(seen.features.normed[row, place] @ target.head.T, -1)
+        assert torch.allclose(some.labels[some.label_rows[row, place]], expected, atol=1e-6)
+    every = seen.over_all_tokens(10**6, torch.Generator().manual_seed(0))
+    assert torch.equal(every.label_rows, seen.label_rows)
 
 
 @pytest.mark.parametrize("correction", ["none", "markov", "refiner"])

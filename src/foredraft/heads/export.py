@@ -125,7 +125,7 @@ def _layout(folder: Path, engine: Engine, target: Checkpoint, verifier: str) -> 
 def start_command(engine: Engine, layout: Layout, folder: Path, verifier: str) -> str:
     """How the engine is started with an exported head."""
     if engine.is_of_models:
-        return shlex.join(["foredraft", "run", str(folder)])  # which finds the layer by itself
+        return shlex.join(["foredraft", "chat", "--model", str(folder)])  # which finds the layer by itself
     if engine is Engine.speculators:
         return shlex.join(["vllm", "serve", str(folder)])  # which finds the target by the head's config
     if engine is Engine.vllm:

@@ -16,12 +16,14 @@ from torch import Tensor
 from foredraft.backends.base import Weight
 from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel
-from foredraft.heads.base import D2T, PROJECTIONS, T2D, HeadConfig
+from foredraft.heads.base import CONFIG_FILE, D2T, MAX_BLOCK, PROJECTIONS, T2D, HeadConfig
 from foredraft.heads.files import HeadFiles, Tensors, check_tensors
 from foredraft.models.checkpoint import Checkpoint
+from foredraft.models.fields import is_number, read_json, shown
 
 DEFAULT_DEPTH = 3  # of drafts: most layers were trained to predict one token
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "mimo")  # whose layers are those that heads can have
+ACCEPTANCE = "mtp_acceptance"  # in config.json, under the one key that Foredraft adds
 REMEDY = "download the model again, or load it without this layer (head=None)"
 
 
@@ -150,7 +152,21 @@ def _config(target: Checkpoint, theirs: Mapping[str, str]) -> HeadConfig:
         sliding_layers=(0,) if window else (),
         biases=tuple(biases),
         qk_norm=sizes.qk_norm,
+        acceptance=_measured(target),
     )
+
+
+def _measured(target: Checkpoint) -> tuple[float, ...]:
+    """By depth, as an export from here has it; others measure nothing."""
+    file = target.path / CONFIG_FILE
+    record = read_json(file).get("foredraft")
+    rates = record.get(ACCEPTANCE, []) if isinstance(record, dict) else []
+    if not isinstance(rates, list) or len(rates) > MAX_BLOCK or not all(is_number(r) and 0 <= r <= 1 for r in rates):
+        raise InvalidModel(
+            f"{file}: field foredraft.{ACCEPTANCE} is {shown(rates)}, but at most {MAX_BLOCK} rates from 0 to 1 are "
+            "needed; remove it."
+        )
+    return tuple(map(float, rates))
 
 
 def _shared(sizes: ModelConfig) -> dict[str, str]:

@@ -14,7 +14,7 @@ from foredraft.errors import InvalidModel
 from foredraft.heads.base import CONFIG_FILE, D2T, T2D
 from foredraft.heads.engines import Engine
 from foredraft.heads.export import Head, Json, Layout, layer_fields
-from foredraft.heads.formats.mtp import ARCHITECTURES, STYLES
+from foredraft.heads.formats.mtp import ACCEPTANCE, ARCHITECTURES, STYLES
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.fields import read_json
 from foredraft.models.hf_config import config_from_json
@@ -59,7 +59,8 @@ def layout(head: Head, engine: Engine) -> Layout:
         if name not in (D2T, T2D):
             tensors[STYLES[engine].theirs(name, config.target_num_layers)] = tensor
     fields = _fields(head) if target.path.is_file() else read_json(target.path / CONFIG_FILE)
-    fields = {name: value for name, value in fields.items() if name not in _COUNT.values()} | {_COUNT[engine]: 1}
+    fields = {name: value for name, value in fields.items() if name not in _COUNT.values()}
+    fields |= {_COUNT[engine]: 1, "foredraft": {ACCEPTANCE: list(config.acceptance)}}
     return ModelLayout(fields, tensors, "mtp", config.block, target=target)
 
 

@@ -3,7 +3,7 @@
 import { byId, element, visible } from "./dom.js";
 
 const TARGET = "target";
-const TINTS = { suffix: 1, ngram: 2, grammar: 3, draft_model: 4, early_exit: 5, lookahead: 6, quantised: 7, staged: 8, eagle: 4, medusa: 5, dflash: 6 };
+const TINTS = { suffix: 1, ngram: 2, grammar: 3, draft_model: 4, early_exit: 5, lookahead: 6, quantised: 7, staged: 8, eagle: 4, medusa: 5, dflash: 6, mtp: 7 };
 
 export function tintOf(origin) {
   if (origin === TARGET) return null;
