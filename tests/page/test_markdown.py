@@ -126,6 +126,35 @@ def test_a_growing_source_is_drawn_as_if_at_once_and_nothing_is_lost(scripted_pa
     assert scripted_page.tab.evaluate(STREAM, [*SHAPES, *sources]) == []
 
 
+def test_blocks_that_are_complete_are_left_alone(scripted_page: OpenPage) -> None:
+    """A reader can select text of an answer that is still being written."""
+    kept = """async () => {
+        const { Markdown } = await import("/static/markdown.js");
+        const body = document.createElement("div");
+        const view = new Markdown(body);
+        view.show("# a\\n\\nb\\n\\nc\\n", []);
+        const before = [...body.children];
+        view.show("# a\\n\\nb\\n\\nc\\nd", []);
+        return before.map((node, place) => node === body.children[place]);
+    }"""
+    assert scripted_page.tab.evaluate(kept) == [True, True, False]
+
+
+def test_an_answer_is_drawn_by_frames_not_by_tokens(scripted_page: OpenPage) -> None:
+    steps = steps_of("word " * 2000)
+    answer_with(scripted_page, stream_of(steps))
+    scripted_page.tab.evaluate(
+        """() => {
+            window.drawings = 0;
+            const count = (changes) => (window.drawings += changes.some(({ target }) => target.className === "body"));
+            const messages = document.getElementById("messages");
+            new MutationObserver(count).observe(messages, { childList: true, subtree: true });
+        }"""
+    )
+    scripted_page.ask("many tokens")
+    assert 0 < scripted_page.tab.evaluate("window.drawings") < len(steps) / 4
+
+
 def test_hostile_sources_are_drawn(scripted_page: OpenPage) -> None:
     """Each would keep a parser with a quadratic step busy for minutes."""
     lost = """async (sources) => {

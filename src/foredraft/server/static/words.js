@@ -8,7 +8,7 @@ const NO_DRAFT = {
   "would not pay": "checking the draft would have cost more time than it was expected to save",
   ledger: "the draft could have paid, but its proposer has not yet saved enough time to risk it",
   measuring: "it still measures how long runs of this model take",
-  resting: "its proposers rest, because querying them does not pay at the moment",
+  resting: "all proposers rest, because querying them does not pay at the moment",
   "proposer failed": "a proposer failed and is left out",
   "controller failed": "the controller failed, so nothing is drafted",
 };
@@ -39,15 +39,19 @@ export function answerInWords(steps, savedS) {
 }
 
 function noDraft(step) {
-  const failed = step.reasons.find((reason) => reason.endsWith("failed"));
-  const last = failed ?? step.reasons.at(-1) ?? "nothing proposed";
-  const name = last.includes(": ") ? proposerOf(last) : null;
-  // Where nothing was proposed because nobody was queried, the reason of the queries says more.
+  const decided = step.reasons.find((reason) => reason.endsWith("failed")) ?? step.reasons.at(-1) ?? "nothing proposed";
   const queries = step.reasons.filter((reason) => reason.includes(": "));
-  const unqueried = last === "nothing proposed" && queries.length && queries.every((reason) => !/: (drafted|probe)$/.test(reason));
-  const key = unqueried ? queries.at(-1).split(": ").at(-1) : last.split(": ").at(-1);
-  if (unqueried && key === "resting") return `${joined(queries.map(proposerOf))} ${queries.length > 1 ? "rest" : "rests"}, because querying does not pay at the moment`;
-  return (Object.hasOwn(NO_DRAFT, key) ? NO_DRAFT[key] : last) + (name && !Object.hasOwn(NO_DRAFT, key) ? ` (${name})` : "");
+  const isQueried = queries.some((reason) => /: (drafted|probe)$/.test(reason));
+  if (decided !== "nothing proposed" || isQueried || !queries.length) return meaning(decided);
+  // Nothing was proposed because nobody was queried: why says more.
+  const resting = queries.filter((reason) => reason.endsWith(": resting")).map(proposerOf);
+  if (!resting.length) return meaning(queries.at(-1));
+  return `${joined(resting)} ${resting.length > 1 ? "rest" : "rests"}, because querying does not pay at the moment`;
+}
+
+function meaning(reason) {
+  const key = reason.split(": ").at(-1);
+  return Object.hasOwn(NO_DRAFT, key) ? NO_DRAFT[key] : reason;
 }
 
 const proposerOf = (reason) => reason.split(": ")[0];
