@@ -11,7 +11,7 @@ import pytest
 
 from foredraft.llm import LLM
 from tests.page.open_page import OpenPage
-from tests.server.running_server import RunningServer, running
+from tests.server.running_server import RunningServer, load_tiny_model, running, save_tiny_model
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
@@ -38,6 +38,19 @@ def llm() -> LLM:
 def server(llm: LLM) -> Iterator[RunningServer]:
     with running(llm, names=["smollm2-135m"]) as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """For tests that write the answers themselves, or to which it does not matter what a model says."""
+    with running(load_tiny_model(save_tiny_model(tmp_path_factory.mktemp("tiny")))) as started:
+        yield started
+
+
+@pytest.fixture
+def scripted_page(browser: Any, tiny_server: RunningServer) -> Iterator[OpenPage]:
+    with OpenPage.opened(browser, tiny_server.url) as opened:
+        yield opened
 
 
 @pytest.fixture(autouse=True)

@@ -54,12 +54,12 @@ class OpenPage:
     def ask(self, text: str) -> str:
         """Send a message and wait for the answer, as it is shown."""
         self.tab.fill("#prompt", text)
-        self.tab.press("#prompt", "Enter")
+        self.tab.click("#send")
         self.until_answered()
         return self.answer()
 
     def until_answered(self) -> None:
-        self.tab.wait_for_selector(".message.assistant:last-child .figures > *", state="attached", timeout=_ANSWER_MS)
+        self.tab.wait_for_selector(".message.assistant:last-child .figures", state="attached", timeout=_ANSWER_MS)
         self.tab.wait_for_selector("#stop", state="hidden")
 
     def until_text(self, selector: str, text: str) -> None:
@@ -68,6 +68,9 @@ class OpenPage:
         while (found := self.tab.locator(selector).text_content()) != text:
             assert time.monotonic() < end, f"{selector} shows {found!r}, not {text!r}"
             self.tab.wait_for_timeout(20)
+
+    def until_attribute(self, selector: str, name: str, value: str) -> None:
+        self.tab.wait_for_selector(f'{selector}[{name}="{value}"]', timeout=10_000)
 
     def answer(self) -> str:
         return self.tab.locator(".message.assistant .body").last.evaluate("node => node.textContent")

@@ -167,6 +167,7 @@ def test_contrast(browser: Any, server: RunningServer, scheme: str) -> None:
     pairs = [("ink", each) for each in on_text]
     pairs += [(each, place) for each in ("muted", "accent", "danger", "good") for place in ("paper", "surface")]
     pairs += [("muted", "sunken"), ("accent", "sunken"), ("on-accent", "accent")]
+    pairs += [(f"code-{kind}", "surface") for kind in ("comment", "string", "number", "keyword", "call", "other")]
     assert all(f"--{name}:".encode() in FILES["theme.css"] for pair in pairs for name in pair)
     with OpenPage.opened(browser, server.url, color_scheme=scheme) as page:
         found = page.tab.evaluate(

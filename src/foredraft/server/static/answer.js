@@ -67,14 +67,12 @@ const countTokens = (steps) => steps.reduce((sum, step) => sum + step.tokens.len
 
 export function figuresOf(steps) {
   const tokens = countTokens(steps);
-  const reasons = new Map();
   const depths = []; // per depth from 1 on: drafts that reached it, and how often its token was accepted
   let drafted = 0;
   let accepted = 0;
   for (const step of steps) {
     drafted += step.draft.tokens.length;
     accepted += step.accepted.length;
-    for (const reason of step.reasons) reasons.set(reason, (reasons.get(reason) ?? 0) + 1);
     const depth = Math.max(0, ...nodeDepths(step.draft));
     while (depths.length < depth) depths.push({ drafted: 0, accepted: 0 });
     for (let each = 0; each < depth; each++) {
@@ -82,7 +80,7 @@ export function figuresOf(steps) {
       depths[each].accepted += each < step.accepted.length;
     }
   }
-  return { tokens, runs: steps.length, perRun: steps.length ? tokens / steps.length : 0, drafted, accepted, depths, reasons };
+  return { tokens, runs: steps.length, perRun: steps.length ? tokens / steps.length : 0, drafted, accepted, depths };
 }
 
 export function nodeDepths(draft) {

@@ -1,32 +1,32 @@
 // The chat: messages of the current conversation, and the answer that is being written.
 
-import { Answer, figuresOf } from "./answer.js";
-import { byId, element } from "./dom.js";
+import { Answer } from "./answer.js";
+import { Paced, byId, element, isTouched, sendsOnEnter } from "./dom.js";
+import { MessageView } from "./message.js";
 import { requestFields, withSystem } from "./settings.js";
-import { TokenView, drawLegend } from "./tokens.js";
+import { drawLegend } from "./tokens.js";
 
 const STARTERS = [
-  "Rewrite this list as Markdown, one item a line: apples, pears, plums, apples, cherries, pears, plums, quinces.",
   "Write a Python class Point with x, y and z, and a property and a setter for each.",
+  "Compare apples, pears and plums in a table: colour, taste, season.",
   "Why is the sky blue?",
 ];
+const NEAR = 60; // pixels from the end: a reader who is so near follows the answer
 
 export class Chat {
   #abort = null;
 
-  // `tell` has onProgress(answer), onChange(), onOpen(steps, step) and onError(error).
+  // `tell` has onProgress(answer), onChange(), onOpen(steps, step, place), onRemoved(what, undo) and onError(error).
   constructor(conversations, settings, tell) {
     this.conversations = conversations;
     this.settings = settings;
     this.tell = tell;
+    this.model = null; // once the server has told it
     this.prompt = byId("prompt");
+    this.prompt.placeholder = isTouched.matches ? "Message" : "Message. Enter sends, Shift+Enter starts a new line.";
     byId("composer").addEventListener("submit", (event) => this.#submit(event));
     byId("stop").addEventListener("click", () => this.stop());
-    this.prompt.addEventListener("keydown", (event) => {
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-      event.preventDefault();
-      byId("composer").requestSubmit();
-    });
+    sendsOnEnter(this.prompt, () => byId("composer").requestSubmit());
     byId("starters").append(
       ...STARTERS.map((text) => element("li", {}, element("button", { type: "button", class: "quiet", onclick: () => this.ask(text) }, text))),
     );
@@ -37,8 +37,12 @@ export class Chat {
     return this.#abort !== null;
   }
 
+  get #messages() {
+    return this.conversations.current.messages;
+  }
+
   get lastSteps() {
-    return this.conversations.current.messages.findLast((message) => message.steps)?.steps ?? [];
+    return this.#messages.findLast((message) => message.steps)?.steps ?? [];
   }
 
   stop() {
@@ -47,15 +51,26 @@ export class Chat {
 
   // The conversation as it is kept.
   draw() {
-    const { messages } = this.conversations.current;
-    byId("messages").replaceChildren(...messages.map((message) => this.#draw(message).item));
-    byId("empty").hidden = messages.length > 0;
-    this.drawLegend();
+    const views = this.#messages.map((message) => this.#view(message));
+    byId("messages").replaceChildren(...views.map((view) => view.item));
+    byId("empty").hidden = views.length > 0;
+    this.#drawLegend();
     byId("scroll").scrollTop = byId("scroll").scrollHeight;
+    return views;
   }
 
-  drawLegend() {
-    drawLegend(byId("legend"), this.conversations.current.messages.flatMap((message) => message.steps ?? []));
+  #drawLegend() {
+    drawLegend(byId("legend"), this.#messages.flatMap((message) => message.steps ?? []));
+  }
+
+  #view(message) {
+    return new MessageView(message, {
+      open: (step, place) => this.tell.onOpen(message.steps, step, place),
+      edit: (text) => this.#again(message, () => this.ask(text)),
+      regenerate: () => this.#again(message, () => this.#answer()),
+      goOn: () => this.#goOn(message),
+      remove: () => this.#remove(message),
+    });
   }
 
   #submit(event) {
@@ -65,89 +80,121 @@ export class Chat {
   }
 
   async ask(text) {
-    const conversation = this.conversations.current;
-    let body;
-    try {
-      body = requestFields(this.settings);
-    } catch (error) {
-      return this.tell.onError(error);
-    }
+    if (!this.#fields()) return;
     this.prompt.value = "";
-    conversation.messages.push({ role: "user", content: text });
-    body.messages = withSystem(this.settings, conversation.messages.map(({ role, content }) => ({ role, content })));
-    const message = { role: "assistant", content: "", steps: [] };
-    conversation.messages.push(message);
-    this.draw();
-    this.tell.onChange();
-    await this.#answer(body, message);
-    if (!message.content && message.error) conversation.messages.splice(conversation.messages.indexOf(message), 1);
+    this.#messages.push({ role: "user", content: text });
+    await this.#answer();
+  }
+
+  // Drops a message and all after it, and does something in its place.
+  async #again(message, act) {
+    if (this.isBusy || !this.#fields()) return;
+    this.#messages.splice(this.#messages.indexOf(message));
+    await act();
+  }
+
+  // A question goes with its answer.
+  #remove(message) {
+    if (this.isBusy) return;
+    const conversation = this.conversations.current;
+    const before = [...conversation.messages];
+    const place = before.indexOf(message);
+    const next = before.findIndex((each, at) => at > place && each.role === "user");
+    conversation.messages.splice(place, (next < 0 ? before.length : next) - place);
+    this.#changed();
+    this.tell.onRemoved("the message and its answer", () => {
+      conversation.messages = before;
+      this.#changed();
+    });
+    this.prompt.focus();
+  }
+
+  #changed() {
     this.conversations.save();
+    this.draw();
     this.tell.onChange();
   }
 
-  async #answer(body, message) {
+  // The fields of a request; null where the settings are wrong, which is told.
+  #fields() {
+    try {
+      return requestFields(this.settings);
+    } catch (error) {
+      this.tell.onError(error);
+      return null;
+    }
+  }
+
+  async #answer() {
+    const fields = this.#fields();
+    const message = { role: "assistant", content: "", steps: [], model: this.model, settings: fields };
+    this.#messages.push(message);
+    await this.#run(message, fields, this.#messages.slice(0, -1));
+  }
+
+  // The server continues an answer that is the last message.
+  async #goOn(message) {
+    const fields = this.#fields();
+    if (this.isBusy || !fields) return;
+    this.#messages.splice(this.#messages.indexOf(message) + 1);
+    await this.#run(message, fields, this.#messages);
+  }
+
+  async #run(message, fields, messages) {
+    const { conversations } = this;
+    const conversation = conversations.current;
+    const sent = messages.map(({ role, content, name, tool_calls, tool_call_id }) => ({ role, content, name, tool_calls, tool_call_id }));
+    const before = { content: message.content, steps: message.steps ?? [], seconds: message.seconds ?? 0, saved: message.saved ?? 0 };
+    delete message.finish;
+    delete message.error;
+    const view = this.draw().at(-1);
+    this.tell.onChange();
+    const answer = await this.#read({ ...fields, messages: withSystem(this.settings, sent) }, view, before);
+    message.finish = answer.finish;
+    message.seed = answer.seed;
+    message.seconds = before.seconds + answer.seconds;
+    message.perSecond = answer.perSecond;
+    message.saved = before.saved + (answer.metrics?.speculative_decoding?.time_saved_s ?? 0);
+    if (answer.error) message.error = answer.error.message;
+    if (!message.content && answer.error) conversation.messages.splice(conversation.messages.indexOf(message), 1);
+    conversations.save();
+    this.tell.onChange();
+    if (conversation !== conversations.current) return;
+    if (!conversation.messages.includes(message)) view.item.remove();
+    view.drawFoot();
+    this.#drawLegend();
+    if (this.#isAtEnd) byId("scroll").scrollTop = byId("scroll").scrollHeight;
+  }
+
+  #isAtEnd = true;
+
+  async #read(body, { item, message, answer: shown }, before) {
     const scroll = byId("scroll");
-    const view = this.#draw(message);
-    byId("messages").lastElementChild.replaceWith(view.item);
-    view.item.classList.add("busy");
+    const answer = new Answer();
+    const drawing = new Paced(() => {
+      message.content = before.content + answer.text;
+      message.steps = [...before.steps, ...answer.steps];
+      this.#isAtEnd = scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < NEAR;
+      shown.show(message.content, message.steps);
+      if (this.#isAtEnd) scroll.scrollTop = scroll.scrollHeight;
+      this.tell.onProgress(answer);
+    });
+    item.classList.add("busy");
     byId("announcer").textContent = "The answer is being written.";
     this.#setBusy(new AbortController());
-    const answer = await new Answer().run(body, this.#abort.signal, (now) => {
-      const follows = scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < 60;
-      Object.assign(message, { content: now.text, steps: now.steps });
-      view.tokens.show(now.text, now.steps);
-      if (follows) scroll.scrollTop = scroll.scrollHeight;
-      this.tell.onProgress(now);
-    });
-    Object.assign(message, { finish: answer.finish, seed: answer.seed, seconds: answer.seconds, perSecond: answer.perSecond });
-    message.saved = answer.metrics?.speculative_decoding?.time_saved_s ?? 0;
-    if (answer.error) message.error = answer.error.message;
+    await answer.run(body, this.#abort.signal, () => drawing.soon());
+    drawing.now();
     this.#setBusy(null);
-    view.item.classList.remove("busy");
-    view.figures.replaceChildren(...figures(message));
-    this.drawLegend();
-    scroll.scrollTop = scroll.scrollHeight;
+    item.classList.remove("busy");
     byId("announcer").textContent = answer.error ? answer.error.message : `Answer: ${answer.text}`;
     if (answer.error) this.tell.onError(answer.error);
+    return answer;
   }
 
   #setBusy(abort) {
     this.#abort = abort;
+    document.body.classList.toggle("answering", abort !== null);
     byId("send").hidden = abort !== null;
     byId("stop").hidden = abort === null;
   }
-
-  #draw(message) {
-    const isUser = message.role === "user";
-    const body = element("div", { class: "body" });
-    const about = element("div", { class: "figures" }, ...figures(message));
-    const item = element("li", { class: `message ${message.role}` }, element("p", { class: "who" }, isUser ? "You" : "Model"), body, about);
-    if (isUser) {
-      body.textContent = message.content;
-      return { item };
-    }
-    body.tabIndex = 0;
-    body.setAttribute("role", "group");
-    body.setAttribute("aria-label", "Answer. With tints on, the arrow keys walk through its tokens.");
-    const tokens = new TokenView(body, (step) => this.tell.onOpen(message.steps, step));
-    tokens.show(message.content, message.steps ?? []);
-    return { item, tokens, figures: about };
-  }
-}
-
-function figures(message) {
-  if (message.role === "user" || !message.finish) return [];
-  const parts = [];
-  if (message.steps?.length) {
-    const { tokens, perRun } = figuresOf(message.steps);
-    parts.push(`${tokens} tokens`, `${perRun.toFixed(2)} tokens per run`);
-  }
-  if (message.perSecond) parts.push(`${message.perSecond.toFixed(1)} tokens per second`);
-  if (message.saved) parts.push(`${Math.abs(message.saved).toFixed(2)} s ${message.saved > 0 ? "saved" : "lost"}`);
-  if (message.seed !== null && message.seed !== undefined) parts.push(`seed ${message.seed}`);
-  if (message.finish === "length") parts.push("cut at the longest answer");
-  if (message.finish === "stopped") parts.push("stopped");
-  const line = [element("span", {}, parts.join(" · "))];
-  if (message.error) line.push(element("span", { class: "failed" }, ` ${message.error}`));
-  return line;
 }

@@ -2,20 +2,25 @@
 
 import { Answer } from "./answer.js";
 import { newSalt } from "./api.js";
-import { byId, element } from "./dom.js";
+import { Paced, byId, element, sendsOnEnter } from "./dom.js";
 import { requestFields, withSystem } from "./settings.js";
 
 const EXAMPLE =
   "Write this text again and correct nothing: The plum tree stands in the garden. The plum tree bears plums. " +
   "The plums of the plum tree are blue, and the garden of the plum tree is green.";
 
+const prefersStillness = matchMedia("(prefers-reduced-motion: reduce)");
+const AXIS_S = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000]; // ends of the time axis while a race runs
+
+// One of the two: its text, its figures, and a bar that shows how long it has run on the axis that both share.
 class Lane {
   constructor(id, name) {
     this.place = element("span", {}, "");
     this.bar = element("i");
     this.text = element("div", { class: "text", tabindex: "0", role: "region", "aria-label": `Text, ${name}` });
     this.list = element("dl");
-    byId(id).append(
+    this.box = byId(id);
+    this.box.append(
       element("h2", { id: `${id}-name` }, name, this.place),
       element("div", { class: "bar", "aria-hidden": "true" }, this.bar),
       this.list,
@@ -25,37 +30,44 @@ class Lane {
 
   reset() {
     this.answer = null;
-    this.text.textContent = "";
     this.list.replaceChildren();
-    this.place.textContent = "waits";
-    this.bar.style.width = "0";
+    this.draw("", 0, "waits");
   }
 
   async run(body, signal, onUpdate) {
     this.answer = new Answer();
-    await this.answer.run(body, signal, (now) => {
-      this.draw(now.text, now.seconds, now.figures.tokens / body.max_tokens);
-      onUpdate(now);
+    const drawing = new Paced(() => {
+      this.drawAt(Infinity);
+      onUpdate(this.answer);
     });
+    await this.answer.run(body, signal, () => drawing.soon());
+    drawing.now();
     const { tokens, runs, perRun, perSecond, seconds } = this.answer.figures;
-    this.bar.style.width = "100%";
     const figures = { seconds: seconds.toFixed(2), tokens, runs, "tokens per run": perRun.toFixed(2), "tokens per second": perSecond.toFixed(1) };
     this.list.replaceChildren(...Object.entries(figures).map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, String(value)))));
   }
 
-  draw(text, seconds, share) {
+  draw(text, seconds, state) {
     this.text.textContent = text;
     this.text.scrollTop = this.text.scrollHeight;
-    this.place.textContent = `${seconds.toFixed(2)} s`;
-    this.bar.style.width = `${100 * Math.min(1, share)}%`;
+    this.seconds = seconds;
+    this.place.textContent = state;
+    this.box.classList.toggle("done", state.startsWith("✓"));
   }
 
-  // As it was after so many milliseconds of its own race.
-  drawAt(elapsed) {
-    const { timeline, text } = this.answer;
-    const reached = timeline.findLast(([at]) => at <= elapsed) ?? [0, 0];
-    this.draw(text.slice(0, reached[1]), Math.min(elapsed / 1000, this.answer.seconds), reached[1] / text.length);
-    return elapsed >= this.answer.seconds * 1000;
+  // As it was after so many seconds of its own; returns whether that is its end.
+  drawAt(seconds) {
+    const { timeline, text, finish } = this.answer;
+    const isAtEnd = seconds >= this.answer.seconds;
+    const isDone = Boolean(finish) && isAtEnd;
+    const [, length] = isAtEnd ? [0, text.length] : (timeline.findLast(([at]) => at <= seconds * 1000) ?? [0, 0]);
+    const shown = Math.min(seconds, this.answer.seconds);
+    this.draw(text.slice(0, length), shown, `${isDone ? "✓ done after " : ""}${shown.toFixed(2)} s`);
+    return isDone;
+  }
+
+  scale(longest) {
+    this.bar.style.width = `${Math.min(100, (100 * this.seconds) / longest)}%`;
   }
 }
 
@@ -73,12 +85,13 @@ export class Compare {
       if (this.isBusy) this.stop();
       else this.#start();
     });
-    byId("compare-prompt").addEventListener("keydown", (event) => {
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-      event.preventDefault();
-      if (!this.isBusy) this.#start();
+    sendsOnEnter(byId("compare-prompt"), () => this.isBusy || this.#start());
+    byId("compare-replay").addEventListener("click", async () => {
+      this.#setBusy(new AbortController());
+      await this.#replay(this.#abort.signal);
+      this.#setBusy(null);
+      byId("compare-replay").disabled = false;
     });
-    byId("compare-replay").addEventListener("click", () => this.#replay());
   }
 
   get isBusy() {
@@ -92,21 +105,49 @@ export class Compare {
   async #start() {
     const bodies = this.#bodies();
     if (!bodies) return;
-    this.#tellVerdict("", "The race runs.");
+    const isInTurn = byId("compare-mode").value === "turn";
     this.plain.reset();
     this.spec.reset();
     this.#setBusy(new AbortController());
     const { signal } = this.#abort;
-    const plain = () => this.plain.run(bodies.plain, signal, () => {});
-    const spec = () => this.spec.run(bodies.spec, signal, this.tell.onProgress);
-    if (byId("compare-mode").value === "once") {
-      await Promise.all([plain(), spec()]);
-    } else {
+    const plain = () => this.plain.run(bodies.plain, signal, () => this.#scale());
+    const spec = () =>
+      this.spec.run(bodies.spec, signal, (answer) => {
+        this.#scale();
+        this.tell.onProgress(answer);
+      });
+    if (isInTurn) {
+      this.#tellVerdict("", "The plain run is measured first.");
       await plain();
+      this.#tellVerdict("", "Now the speculative run is measured.");
       if (this.plain.answer.finish !== "error" && !signal.aborted) await spec();
+    } else {
+      this.#tellVerdict("", "Both run at once.");
+      await Promise.all([plain(), spec()]);
+    }
+    if (isInTurn && this.#isComplete && !prefersStillness.matches) {
+      this.#tellVerdict("", "Both are measured. This is the race, side by side and in real time.");
+      await this.#replay(signal);
     }
     this.#setBusy(null);
     this.#judge(bodies);
+  }
+
+  get #lanes() {
+    return [this.plain, this.spec];
+  }
+
+  get #isComplete() {
+    return this.#lanes.every(({ answer }) => answer && ["stop", "length"].includes(answer.finish));
+  }
+
+  // Both bars on one axis: it ends with the slower run once both are known, and grows in steps until then.
+  #scale() {
+    const longest = Math.max(...this.#lanes.map((lane) => (lane.answer ? lane.answer.seconds : 0)));
+    const end = this.#isComplete ? longest : (AXIS_S.find((seconds) => seconds >= longest) ?? longest);
+    for (const lane of this.#lanes) lane.scale(end);
+    byId("axis-end").textContent = `${this.#isComplete ? end.toFixed(2) : end} s`;
+    byId("axis").hidden = false;
   }
 
   // Equal but for the speculation and the salt: with salts of their own neither finds what the other has left in caches.
@@ -143,14 +184,19 @@ export class Compare {
     this.#tellVerdict("different", `✗ The texts differ at byte ${first}.${expected}`);
   }
 
-  #replay() {
+  // Both from their start, in real time, until the slower one is done; a stop shows the end at once.
+  #replay(signal) {
     const started = performance.now();
-    const frame = () => {
-      const elapsed = performance.now() - started;
-      const done = [this.plain, this.spec].map((lane) => lane.drawAt(elapsed));
-      if (!done.every(Boolean)) requestAnimationFrame(frame);
-    };
-    frame();
+    return new Promise((resolve) => {
+      const frame = () => {
+        const seconds = signal.aborted ? Infinity : (performance.now() - started) / 1000;
+        const done = this.#lanes.map((lane) => lane.drawAt(seconds));
+        this.#scale();
+        if (done.every(Boolean)) resolve();
+        else requestAnimationFrame(frame);
+      };
+      frame();
+    });
   }
 
   #setBusy(abort) {

@@ -4,7 +4,8 @@ import { apiKey, stats } from "./api.js";
 import { Chat } from "./chat.js";
 import { Compare } from "./compare.js";
 import { byId, download, element } from "./dom.js";
-import { SettingsDialog } from "./settings.js";
+import { readConversations } from "./import.js";
+import { SettingsDialog, inForce } from "./settings.js";
 import { Conversations, loadSettings, saveSettings, titleOf } from "./store.js";
 import { Strip } from "./strip.js";
 import { hideTooltip } from "./tokens.js";
@@ -13,8 +14,9 @@ import { TreeView } from "./tree.js";
 const VIEWS = ["chat", "compare", "tree"];
 const THEMES = ["system", "light", "dark"];
 const POLL_MS = 1000;
+const NOTICE_MS = 20_000;
 const SHORTCUTS = {
-  Enter: "send the message, or start the race",
+  Enter: "send the message, or start the race; on phones: new line",
   "Shift+Enter": "new line",
   Escape: "stop the answer or the race; close a dialog",
   "Alt+1, Alt+2, Alt+3": "chat, compare, tree",
@@ -24,6 +26,7 @@ const SHORTCUTS = {
   "Alt+S": "settings",
   "/": "go to the message box",
   "← →": "in an answer with tints: walk through its tokens; Enter opens the tree",
+  "+, −, 0": "in the tree: zoom, and fit it; the arrow keys move it",
   "?": "this list",
 };
 
@@ -31,7 +34,11 @@ const settings = loadSettings();
 const conversations = new Conversations();
 const strip = new Strip();
 const tree = new TreeView();
-const dialog = new SettingsDialog(settings);
+const dialog = new SettingsDialog(settings, () => {
+  applyTheme();
+  showInForce();
+});
+let server = null; // what it says of itself, once it is known
 
 const tell = {
   onProgress(answer) {
@@ -40,10 +47,11 @@ const tell = {
     if (answer.steps.length === 1) showProblem(null);
   },
   onChange: drawConversations,
-  onOpen(steps, step) {
-    tree.show(steps, step);
+  onOpen(steps, step, place) {
     show("tree");
+    tree.show(steps, step, place);
   },
+  onRemoved: showNotice,
   onError: showProblem,
 };
 const chat = new Chat(conversations, settings, tell);
@@ -57,6 +65,7 @@ function show(view) {
     tab.setAttribute("aria-selected", String(each === view));
     tab.tabIndex = each === view ? 0 : -1;
   }
+  if (view === "tree") tree.fit();
 }
 
 for (const [place, view] of VIEWS.entries()) {
@@ -118,7 +127,11 @@ function changeConversation(change) {
 }
 
 const openConversation = (each) => changeConversation(() => conversations.open(each));
-const removeConversation = (each) => changeConversation(() => conversations.remove(each));
+const removeConversation = (each) =>
+  changeConversation(() => {
+    const undo = conversations.remove(each);
+    showNotice(`“${titleOf(each)}”`, () => changeConversation(undo));
+  });
 const newConversation = () => changeConversation(() => conversations.create());
 
 function openSidebar(isOpen) {
@@ -132,6 +145,34 @@ function showProblem(error) {
   byId("key-form").hidden = error?.status !== 401;
 }
 
+// Until the next one, or a moment later.
+let noticeTimer = 0;
+
+function showNotice(what, undo) {
+  byId("notice").hidden = false;
+  byId("notice-text").textContent = `Deleted ${what}.`;
+  byId("undo").onclick = () => {
+    byId("notice").hidden = true;
+    undo();
+  };
+  clearTimeout(noticeTimer);
+  noticeTimer = setTimeout(() => (byId("notice").hidden = true), NOTICE_MS);
+}
+
+async function importConversations(file) {
+  try {
+    const taken = await readConversations(file);
+    changeConversation(() => conversations.take(taken));
+    showProblem(null);
+  } catch (error) {
+    showProblem(error);
+  }
+}
+
+function showInForce() {
+  byId("effective").textContent = `${server ? `${server.model} · ` : ""}${inForce(settings, server)}`;
+}
+
 byId("key-form").addEventListener("submit", async (event) => {
   event.preventDefault();
   apiKey.set(byId("api-key").value);
@@ -139,19 +180,19 @@ byId("key-form").addEventListener("submit", async (event) => {
   await poll();
 });
 
-let serverIsKnown = false;
-
 async function poll() {
   try {
     const now = await stats();
     strip.showLoad(now);
-    if (serverIsKnown) return;
-    serverIsKnown = true;
+    if (server) return;
+    server = now;
+    chat.model = now.model;
     byId("model").textContent = now.model;
     dialog.showServer(now);
+    showInForce();
   } catch (error) {
     if (error.status === 401) {
-      serverIsKnown = false;
+      server = null;
       if (byId("problem").hidden) showProblem(error);
     } // else the server is away: the next request tells
   }
@@ -167,7 +208,7 @@ function onKey(event) {
     KeyN: newConversation,
     KeyT: toggleTints,
     KeyD: nextTheme,
-    KeyS: () => byId("settings").showModal(),
+    KeyS: () => dialog.open(),
   };
   const plain = {
     "/": () => {
@@ -203,6 +244,12 @@ byId("open-shortcuts").addEventListener("click", () => byId("shortcuts").showMod
 byId("new-conversation").addEventListener("click", newConversation);
 byId("export-one").addEventListener("click", () => exportConversations([conversations.current]));
 byId("export-all").addEventListener("click", () => exportConversations(conversations.all));
+byId("import").addEventListener("click", () => byId("import-file").click());
+byId("import-file").addEventListener("change", async ({ target }) => {
+  const [file] = target.files;
+  if (file) await importConversations(file);
+  target.value = ""; // so that the same file can be chosen again
+});
 byId("toggle-conversations").addEventListener("click", () => openSidebar(!byId("conversations").classList.contains("open")));
 byId("shortcut-list").append(
   ...Object.entries(SHORTCUTS).flatMap(([keys, does]) => [
@@ -213,6 +260,7 @@ byId("shortcut-list").append(
 
 applyTints();
 applyTheme();
+showInForce();
 drawConversations();
 tree.show(chat.lastSteps);
 poll();

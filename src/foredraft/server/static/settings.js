@@ -22,14 +22,24 @@ const GRAMMARS = {
   lark: "Lark grammar",
 };
 
+const THEMES = { system: "as the system", light: "light", dark: "dark" };
+
 export class SettingsDialog {
-  constructor(settings) {
+  // `onChange` is called after every change.
+  constructor(settings, onChange) {
     this.settings = settings;
+    this.onChange = onChange;
     this.dialog = byId("settings");
-    byId("open-settings").addEventListener("click", () => this.dialog.showModal());
+    for (const id of ["open-settings", "effective"]) byId(id).addEventListener("click", () => this.open());
     byId("settings-reset").addEventListener("click", () => this.#reset());
     this.specs = element("datalist", { id: "specs" });
     this.#draw();
+  }
+
+  // The theme may have been changed elsewhere.
+  open() {
+    byId("set-theme").value = this.settings.theme;
+    this.dialog.showModal();
   }
 
   // What this server allows, once it is known.
@@ -51,6 +61,7 @@ export class SettingsDialog {
       this.#field("grammar_kind", "Answers follow", "a grammar", choices(GRAMMARS)),
       ...numbers,
       text("grammar", "Grammar", "the schema, expression, lines or grammar", 5),
+      this.#field("theme", "Theme", "of this page", choices(THEMES)),
       this.specs,
     );
   }
@@ -66,7 +77,7 @@ export class SettingsDialog {
 
   #take(name, control, wrong) {
     this.settings[name] = control.value;
-    saveSettings(this.settings);
+    this.#changed();
     const isGrammar = name.startsWith("grammar"); // its kind and its text are right or wrong together
     const problem = isGrammar ? grammarProblem(this.settings) : control.validationMessage;
     (isGrammar ? byId("wrong-grammar") : wrong).textContent = problem;
@@ -76,8 +87,13 @@ export class SettingsDialog {
   #reset() {
     const { tints, theme } = this.settings;
     Object.assign(this.settings, DEFAULTS, { tints, theme });
-    saveSettings(this.settings);
+    this.#changed();
     this.#draw();
+  }
+
+  #changed() {
+    saveSettings(this.settings);
+    this.onChange();
   }
 }
 
@@ -106,6 +122,26 @@ export function requestFields(settings) {
   }
   fields.seed ??= crypto.getRandomValues(new Uint32Array(1))[0]; // the server's own seeds have more digits than a number here
   return fields;
+}
+
+// The fields of a request as a person reads them. With no temperature the model's own sampling is in force.
+export function settingNames(fields) {
+  const named = { Speculation: fields.spec ?? "the server's choice", "Acceptance rule": fields.acceptance, Temperature: fields.temperature ?? "the model's own sampling" };
+  for (const [name, [label]] of Object.entries(NUMBERS)) if (fields[name] !== undefined) named[label] = fields[name];
+  if (fields.grammar ?? fields.response_format) named.Grammar = "yes";
+  return named;
+}
+
+// What holds for the next answer, in a line.
+export function inForce(settings, server) {
+  const parts = [settings.spec.trim() || server?.spec || "the server's speculation"];
+  parts.push(settings.temperature === "" ? "the model's own sampling" : Number(settings.temperature) === 0 ? "greedy" : `temperature ${settings.temperature}`);
+  for (const name of ["top_p", "top_k", "min_p"]) if (settings[name] !== "") parts.push(`${name} ${settings[name]}`);
+  if (settings.seed !== "") parts.push(`seed ${settings.seed}`);
+  if (settings.max_tokens !== "") parts.push(`at most ${settings.max_tokens} tokens`);
+  if (settings.system.trim()) parts.push("a system prompt");
+  if (settings.grammar_kind !== "none") parts.push(GRAMMARS[settings.grammar_kind]);
+  return parts.join(" · ");
 }
 
 export function withSystem(settings, messages) {

@@ -13,7 +13,7 @@ export const DEFAULTS = {
   min_p: "",
   repetition_penalty: "",
   seed: "",
-  max_tokens: "256",
+  max_tokens: "1024",
   acceptance: "match",
   grammar_kind: "none",
   grammar: "",
@@ -44,14 +44,27 @@ export class Conversations {
     write(CURRENT, conversation.id);
   }
 
+  // Returns how to have it back.
   remove(conversation) {
-    this.all = this.all.filter((each) => each !== conversation);
+    const before = this.all;
+    this.all = before.filter((each) => each !== conversation);
     if (this.current === conversation) this.open(this.all[0] ?? this.#add());
+    this.save();
+    return () => {
+      this.all = before;
+      this.open(conversation);
+      this.save();
+    };
+  }
+
+  // Conversations of a file, under ids of their own; the first one is opened.
+  take(conversations) {
+    for (const each of conversations.toReversed()) this.open(this.#add(each));
     this.save();
   }
 
-  #add() {
-    const conversation = { id: crypto.getRandomValues(new Uint32Array(2)).join("-"), created: new Date().toISOString(), messages: [] };
+  #add(given = { created: new Date().toISOString(), messages: [] }) {
+    const conversation = { ...given, id: crypto.getRandomValues(new Uint32Array(2)).join("-") };
     this.all.unshift(conversation);
     return conversation;
   }

@@ -1,7 +1,7 @@
 // The live strip: speed, tokens per run, acceptance by depth, the server's load, and what the controller chose and why.
 
-import { isDrafted } from "./answer.js";
 import { byId, element } from "./dom.js";
+import { answerInWords, stepInWords } from "./words.js";
 
 const MOST_DEPTHS = 12;
 
@@ -17,22 +17,31 @@ export class Strip {
       why: figure("controller"),
     };
     this.parts.depths.value.append(element("span", { class: "depths", role: "img", "aria-label": "no drafts yet" }));
-    for (const name of ["speed", "perRun", "accepted", "load", "why"]) this.parts[name].value.textContent = "–";
+    this.parts.why.value.textContent = "Tells what it decided, and why, once an answer is written.";
+    for (const name of ["speed", "perRun", "accepted", "load"]) this.parts[name].value.textContent = "–";
     this.meter = element("i");
     this.share = element("span", {}, " –");
     this.parts.kv.value.append(element("span", { class: "meter", "aria-hidden": "true" }, this.meter), this.share);
     this.parts.why.box.classList.add("why");
+    for (const name of ["accepted", "kv", "load"]) this.parts[name].box.classList.add("roomy");
     byId("strip").append(...Object.values(this.parts).map((part) => part.box));
   }
 
   showAnswer(answer) {
-    const { perSecond, perRun, drafted, accepted, depths, reasons } = answer.figures;
+    const { perSecond, perRun, drafted, accepted, depths } = answer.figures;
     this.parts.speed.value.textContent = perSecond ? perSecond.toFixed(1) : "–";
     this.parts.perRun.value.textContent = perRun ? perRun.toFixed(2) : "–";
     this.parts.accepted.value.textContent = `${accepted} / ${drafted}`;
     this.#showDepths(depths.slice(0, MOST_DEPTHS));
     const step = answer.steps.at(-1);
-    if (step) this.parts.why.value.textContent = decision(step, reasons, answer);
+    const saved = answer.metrics?.speculative_decoding?.time_saved_s;
+    if (step) this.#tell(answer.finish ? answerInWords(answer.steps, saved) : stepInWords(step));
+  }
+
+  // The whole sentence is in the title, too: on small screens it is cut.
+  #tell(words) {
+    this.parts.why.value.textContent = words;
+    this.parts.why.value.title = words;
   }
 
   showLoad(stats) {
@@ -54,18 +63,6 @@ export class Strip {
     list.setAttribute("aria-label", told || "no drafts yet");
     list.title = told;
   }
-}
-
-// While an answer runs: the last step. When it is complete: all steps by reason, and what the server says was saved.
-function decision(step, reasons, answer) {
-  const saved = answer.metrics?.speculative_decoding?.time_saved_s;
-  if (answer.finish && reasons.size) {
-    const tally = [...reasons].sort((a, b) => b[1] - a[1]).map(([reason, steps]) => `${steps}× ${reason}`);
-    return tally.join(" · ") + (saved ? ` · ${saved > 0 ? "saved" : "lost"} ${Math.abs(saved).toFixed(2)} s` : "");
-  }
-  const why = step.reasons.length ? step.reasons.join(", ") : "the spec is fixed";
-  if (!isDrafted(step)) return `no draft (${why})`;
-  return `${step.draft.tokens.length} drafted, ${step.accepted.length} accepted (${why})`;
 }
 
 function figure(name) {

@@ -1,6 +1,7 @@
 // Tokens on the page: tinted by who drafted them, with the rejected branches of their position on hover.
 
 import { byId, element, visible } from "./dom.js";
+import { Markdown } from "./markdown.js";
 
 const TARGET = "target";
 const TINTS = { suffix: 1, ngram: 2, grammar: 3, draft_model: 4, early_exit: 5, lookahead: 6, quantised: 7, staged: 8, eagle: 4, medusa: 5, dflash: 6, mtp: 7 };
@@ -30,16 +31,20 @@ function branchText(draft, node) {
   return text;
 }
 
-// Shows an answer in an element and goes on where it stopped. `onOpen(step)` is called for a token that is chosen.
-export class TokenView {
+// An answer in an element: Markdown whose text knows its tokens. `onOpen(step, place)` is called for a token that is chosen.
+export class AnswerView {
   #steps = [];
-  #shown = 0; // steps that are on the page
-  #text = ""; // and their text
-  #current = -1;
+  #tokens = []; // ranges of the text, as Writer takes them
+  #counted = 0; // steps that are among them
+  #text = ""; // what they add up to
+  #shown = "";
+  #isTraced = true;
+  #current = -1; // the token that the keyboard has chosen
 
   constructor(body, onOpen) {
     this.body = body;
     this.onOpen = onOpen;
+    this.markdown = new Markdown(body);
     body.addEventListener("pointerover", (event) => this.#hover(event.target));
     body.addEventListener("pointerleave", hideTooltip);
     body.addEventListener("click", (event) => this.#open(event.target));
@@ -47,70 +52,75 @@ export class TokenView {
     body.addEventListener("blur", () => this.#select(-1));
   }
 
-  // Tokens add up to the text. Where they do not (a conversation that is kept without steps), the text is shown alone.
+  // Where the tokens do not add up to the text (a conversation that is kept without steps), there are none.
   show(text, steps) {
     this.#steps = steps;
-    for (; this.#shown < steps.length; this.#shown++) {
-      for (const [place, token] of steps[this.#shown].tokens.entries()) {
-        this.#text += token.text;
-        if (token.text) this.body.append(this.#span(token, this.#shown, place));
-      }
-    }
-    if (this.#text !== text) {
-      this.body.textContent = text;
-      this.#text = text;
-    }
+    for (; this.#counted < steps.length; this.#counted++) this.#count(steps[this.#counted], this.#counted);
+    const isTraced = this.#text === text;
+    if (isTraced !== this.#isTraced || !text.startsWith(this.#shown)) this.markdown.clear();
+    [this.#isTraced, this.#shown] = [isTraced, text];
+    this.markdown.show(text, isTraced ? this.#tokens : []);
   }
 
-  #span(token, step, place) {
-    const missed = rejectedAt(this.#steps[step], place).length > 0;
-    const span = element("span", { class: missed ? "token missed" : "token", "data-step": step, "data-place": place }, token.text);
-    const tint = tintOf(token.origin);
-    if (tint) span.dataset.tint = tint;
-    return span;
+  #count(step, index) {
+    for (const [place, token] of step.tokens.entries()) {
+      if (!token.text) continue;
+      const from = this.#text.length;
+      this.#text += token.text;
+      this.#tokens.push({ from, to: this.#text.length, step: index, place, tint: tintOf(token.origin), missed: rejectedAt(step, place).length > 0 });
+    }
   }
 
   #isTinted() {
     return document.body.classList.contains("tinted");
   }
 
-  #stepOf(target) {
-    return target.dataset?.step === undefined ? null : this.#steps[Number(target.dataset.step)];
+  // The step and the place of the token that an element shows a piece of.
+  #found(target) {
+    const span = this.#isTinted() ? target.closest(".token") : null;
+    if (!span) return null;
+    const [index, place] = [Number(span.dataset.step), Number(span.dataset.place)];
+    return { span, index, place, step: this.#steps[index] };
   }
 
   #hover(target) {
-    const step = this.#stepOf(target);
-    if (step && this.#isTinted()) showTooltip(target, step, Number(target.dataset.step), Number(target.dataset.place));
+    const found = this.#found(target);
+    if (found) showTooltip(found);
     else hideTooltip();
   }
 
   #open(target) {
-    const step = this.#stepOf(target);
-    if (step && this.#isTinted() && getSelection().isCollapsed) this.onOpen(step);
+    const found = target.closest("a, button") ? null : this.#found(target);
+    if (found && getSelection().isCollapsed) this.onOpen(found.step, found.place);
   }
 
   // Arrow keys walk through the tokens of an answer that has the focus; enter opens the tree.
   #key(event) {
     const move = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!this.#isTinted() || (!move && event.key !== "Enter")) return;
+    if (event.target !== this.body || !this.#isTinted() || (!move && event.key !== "Enter")) return;
     event.preventDefault();
-    if (move) this.#select(Math.max(0, Math.min(this.body.children.length - 1, this.#current + move)));
-    else if (this.#current >= 0) this.#open(this.body.children[this.#current]);
+    if (move) this.#select(Math.max(0, Math.min(this.#tokens.length - 1, this.#current + move)));
+    else if (this.#current >= 0) this.#open(this.#pieces(this.#current)[0]);
+  }
+
+  #pieces(place) {
+    const token = this.#tokens[place];
+    return token ? [...this.body.querySelectorAll(`.token[data-step="${token.step}"][data-place="${token.place}"]`)] : [];
   }
 
   #select(place) {
-    this.body.children[this.#current]?.classList.remove("current");
+    for (const piece of this.#pieces(this.#current)) piece.classList.remove("current");
     this.#current = place;
-    const span = this.body.children[place];
-    if (!span) return hideTooltip();
-    span.classList.add("current");
-    span.scrollIntoView({ block: "nearest" });
-    this.#hover(span);
-    byId("announcer").textContent = `${span.textContent}: ${byId("tooltip").textContent}`;
+    const pieces = this.#pieces(place);
+    if (!pieces.length) return hideTooltip();
+    for (const piece of pieces) piece.classList.add("current");
+    pieces[0].scrollIntoView({ block: "nearest" });
+    this.#hover(pieces[0]);
+    byId("announcer").textContent = `${pieces.map((piece) => piece.textContent).join("")}: ${byId("tooltip").textContent}`;
   }
 }
 
-function showTooltip(target, step, index, place) {
+function showTooltip({ span, step, index, place }) {
   const tip = byId("tooltip");
   const origin = step.tokens[place].origin;
   const who = origin === TARGET ? "the target's own token" : `drafted by ${origin}, accepted at depth ${place + 1}`;
@@ -123,7 +133,7 @@ function showTooltip(target, step, index, place) {
     tip.append(element("p", { class: "muted" }, "Rejected here:"), element("ul", {}, ...rows));
   }
   tip.hidden = false;
-  const at = target.getClientRects()[0];
+  const at = span.getClientRects()[0];
   const below = at.bottom + tip.offsetHeight + 12 < innerHeight;
   tip.style.left = `${Math.max(8, Math.min(at.left, innerWidth - tip.offsetWidth - 8))}px`;
   tip.style.top = `${below ? at.bottom + 6 : Math.max(4, at.top - tip.offsetHeight - 6)}px`;

@@ -1,8 +1,10 @@
 // The draft tree of a step: nodes by depth, the accepted path, and the token that the target added.
 
 import { isDrafted, nodeDepths } from "./answer.js";
+import { Canvas } from "./canvas.js";
 import { byId, element, svg, visible } from "./dom.js";
 import { childrenOf, tintOf } from "./tokens.js";
+import { stepInWords } from "./words.js";
 
 const LEVEL = 138; // pixels from one depth to the next
 const ROW = 46;
@@ -14,41 +16,56 @@ export class TreeView {
   #at = 0; // among the steps with drafts
 
   constructor() {
+    this.canvas = new Canvas(byId("tree-canvas"));
     this.slider = byId("tree-step");
     this.slider.addEventListener("input", () => this.#go(Number(this.slider.value)));
     byId("tree-previous").addEventListener("click", () => this.#go(this.#at - 1));
     byId("tree-next").addEventListener("click", () => this.#go(this.#at + 1));
+    byId("tree-in").addEventListener("click", this.canvas.in);
+    byId("tree-out").addEventListener("click", this.canvas.out);
+    byId("tree-fit").addEventListener("click", () => this.fit());
     this.show([]);
   }
 
-  // All steps of one answer; the last one that had a draft is drawn, or the given one.
-  show(steps, step = null) {
-    const before = (index) => steps[index - 1]?.tokens.at(-1)?.text ?? ""; // "": the last token of the prompt
-    this.#steps = steps.map((each, index) => ({ ...each, index, before: before(index), original: each })).filter(isDrafted);
-    this.slider.max = Math.max(0, this.#steps.length - 1);
-    this.slider.disabled = !this.#steps.length;
-    const found = this.#steps.findIndex((each) => each.original === step);
-    this.#go(found < 0 ? this.#steps.length - 1 : found);
+  fit() {
+    this.canvas.fit();
   }
 
-  #go(at) {
+  // All steps of one answer. The given one is drawn, with the token at `place` marked and in view; else the last that had
+  // a draft. A step without a draft shows the next one that has one.
+  show(steps, step = null, place = null) {
+    const before = (index) => steps[index - 1]?.tokens.at(-1)?.text ?? ""; // "": the last token of the prompt
+    this.#steps = steps.map((each, index) => ({ ...each, index, before: before(index) })).filter(isDrafted);
+    this.slider.max = Math.max(0, this.#steps.length - 1);
+    this.slider.disabled = !this.#steps.length;
+    const wanted = step ? steps.indexOf(step) : steps.length;
+    const found = this.#steps.findIndex((each) => each.index >= wanted);
+    const isOwn = this.#steps[found]?.index === wanted;
+    this.#go(found < 0 ? this.#steps.length - 1 : found, isOwn ? place : null);
+  }
+
+  #go(at, place = null) {
     this.#at = Math.max(0, Math.min(this.#steps.length - 1, at));
     this.slider.value = this.#at;
     byId("tree-previous").disabled = this.#at <= 0;
     byId("tree-next").disabled = this.#at >= this.#steps.length - 1;
     const step = this.#steps[this.#at];
     byId("tree-about").textContent = step ? describe(step) : "";
-    byId("tree-canvas").replaceChildren(step ? draw(step) : element("p", {}, "No draft yet. Ask for an answer with speculation, and its draft trees appear here."));
+    if (!step) return byId("tree-canvas").replaceChildren(element("p", {}, "No draft yet. Ask for an answer with speculation, and its draft trees appear here."));
+    const { children, width, height, boxes } = draw(step);
+    this.canvas.put(children, width, height, describe(step));
+    if (place !== null && boxes[place]) {
+      boxes[place].box.classList.add("current");
+      this.canvas.show(boxes[place].x, boxes[place].y);
+    }
   }
 }
 
 function describe(step) {
-  const by = [...new Set(step.draft.origins)].sort().join(" and ");
-  const count = step.draft.tokens.length;
-  const why = step.reasons.length ? ` Controller: ${step.reasons.join(", ")}.` : "";
-  return `Run ${step.index + 1}: ${by} drafted ${count} token${count === 1 ? "" : "s"}, ${step.accepted.length} accepted, ${step.tokens.length} emitted.${why}`;
+  return `Run ${step.index + 1} emitted ${step.tokens.length} token${step.tokens.length === 1 ? "" : "s"}. ${stepInWords(step)}`;
 }
 
+// The picture, and the boxes of the tokens that the step emitted.
 function draw(step) {
   const { draft, accepted } = step;
   const nodes = place(draft);
@@ -59,18 +76,21 @@ function draw(step) {
   const depth = Math.max(target?.depth ?? 0, ...nodes.map((node) => node.depth));
   const root = { depth: 0, row: nodes.length ? nodes[0].row : 0 };
   const height = (rows + (target ? 1 : 0)) * ROW;
-  const picture = svg("svg", { width: (depth + 1) * LEVEL, height, role: "img", "aria-label": describe(step) });
   const isAccepted = (node) => accepted.includes(node);
   const edges = draft.parents.map((parent, node) => edge(parent < 0 ? root : nodes[parent], nodes[node], isAccepted(node) ? "accepted" : ""));
-  picture.append(...edges.sort((a, b) => a.classList.contains("accepted") - b.classList.contains("accepted"))); // accepted ones on top
-  if (target) picture.append(edge(last ?? root, target, "target"));
-  picture.append(box(root, step.before ? visible(step.before) : "prompt", "before the draft", "target", null));
-  for (const [node, text] of draft.tokens.entries()) {
+  edges.sort((a, b) => a.classList.contains("accepted") - b.classList.contains("accepted")); // accepted ones on top
+  const drawn = draft.tokens.map((text, node) => {
     const score = `${(100 * draft.scores[node]).toFixed(0)} %`;
-    picture.append(box(nodes[node], visible(text), score, isAccepted(node) ? "accepted" : "rejected", draft.origins[node]));
+    return box(nodes[node], visible(text), score, isAccepted(node) ? "accepted" : "rejected", draft.origins[node]);
+  });
+  const children = [...edges, box(root, step.before ? visible(step.before) : "prompt", "before", "target", null), ...drawn];
+  const boxes = accepted.map((node) => ({ box: drawn[node], x: x(nodes[node]) + WIDTH / 2, y: y(nodes[node]) + HEIGHT / 2 }));
+  if (target) {
+    const added = box(target, visible(own.text), "target", "target", null);
+    children.push(edge(last ?? root, target, "target"), added);
+    boxes.push({ box: added, x: x(target) + WIDTH / 2, y: y(target) + HEIGHT / 2 });
   }
-  if (target) picture.append(box(target, visible(own.text), "target", "target", null));
-  return picture;
+  return { children, width: depth * LEVEL + WIDTH + 4, height: height - ROW + HEIGHT + 4, boxes };
 }
 
 // Every leaf has a row of its own; a node has the row of its first child.
