@@ -15,6 +15,8 @@ from foredraft.errors import InvalidModel
 from foredraft.models import catalog
 from foredraft.proposers.registry import proposer_names
 
+_MODEL = "the model"  # what a head comes with that lies in the model's own file
+
 
 def models(
     action: Annotated[
@@ -71,9 +73,13 @@ def _details(path: str | None, head: str) -> dict[str, Any]:
     from foredraft.backends.choose import choose_backend, choose_device, how_to_get_kernels
     from foredraft.engine.kept_acceptance import with_kept_acceptance
     from foredraft.heads.catalog import SHIPPED, find_heads
+    from foredraft.heads.files import HeadFiles
 
     checkpoint = catalog.open_checkpoint(Path(path))
-    is_auto = head == "auto"
+
+    def comes_with(files: HeadFiles) -> str:
+        return "Foredraft" if SHIPPED in files.folder.parents else _MODEL if files.folder == Path(path) else "--head"
+
     found = find_heads(None if head == "none" else head, checkpoint)
     backend = choose_backend("auto", checkpoint.precision, choose_device("auto"), None)
     is_slow = backend.name == "torch" and backend.device.type == "cpu"
@@ -85,10 +91,10 @@ def _details(path: str | None, head: str) -> dict[str, Any]:
             {
                 "kind": kind,
                 "layout": files.layout,
-                "comes_with": "Foredraft" if SHIPPED in files.folder.parents else "the model" if is_auto else "--head",
+                "comes_with": comes_with(files),
                 "path": str(files.folder),
-                "size_bytes": files.size_bytes,
-                "bits": round(files.bits, 1),
+                "size_bytes": None if comes_with(files) == _MODEL else files.size_bytes,
+                "bits": None if comes_with(files) == _MODEL else round(files.bits, 1),
                 # so often draft tokens were accepted: on text not trained on, or of the first requests
                 "acceptance": [round(rate, 3) for rate in files.config.acceptance],
             }
@@ -124,7 +130,8 @@ def _readable_head(head: dict[str, Any]) -> str:
     rates = ", ".join(f"{rate:.2f}" for rate in head["acceptance"])
     measured = f"accepted by depth: {rates}" if rates else "not measured"
     given = "given by --head" if head["comes_with"] == "--head" else f"comes with {head['comes_with']}"
-    return f"{head['layout']} layout, {given}, {_megabytes(head['size_bytes'])}, {head['bits']} bits, {measured}"
+    size = "" if head["size_bytes"] is None else f", {_megabytes(head['size_bytes'])}, {head['bits']} bits"
+    return f"{head['layout']} layout, {given}{size}, {measured}"
 
 
 def _megabytes(size: int) -> str:
