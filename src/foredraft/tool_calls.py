@@ -38,6 +38,15 @@ class ToolCall:
     arguments: str  # JSON
     id: str = field(default_factory=lambda: f"call_{uuid4().hex[:24]}")
 
+    @property
+    def object(self) -> dict[str, Any]:
+        """The arguments as they were meant; an answer that was cut may have none that can be read."""
+        try:
+            value = json.loads(self.arguments)
+        except (ValueError, RecursionError):
+            value = None
+        return value if isinstance(value, dict) else {}
+
 
 def check_tools(tools: Any) -> list[dict[str, Any]]:
     """Tools as OpenAI's clients describe them; raises InvalidPrompt for what is none."""

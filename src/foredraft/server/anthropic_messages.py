@@ -170,7 +170,7 @@ class MessagesAnswer:
         content: list[dict[str, Any]] = [{"type": "text", "text": text}] if text or not calls else []
         return {
             **self._message,
-            "content": [*content, *({**_block(call), "input": _object(call.arguments)} for call in calls)],
+            "content": [*content, *({**_block(call), "input": call.object} for call in calls)],
             **_stop(output, bool(calls)),
             "usage": self._usage(),
             "seed": output.seed,
@@ -247,15 +247,6 @@ def _event(data: dict[str, Any]) -> bytes:
 
 def _block(call: ToolCall) -> dict[str, Any]:
     return {"type": "tool_use", "id": call.id, "name": call.name}
-
-
-def _object(arguments: str) -> dict[str, Any]:
-    """Arguments as they are told in one piece; an answer that was cut may have none that can be read."""
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        value = None
-    return value if isinstance(value, dict) else {}
 
 
 def _stop(output: CompletionOutput, has_calls: bool) -> dict[str, Any]:
