@@ -38,6 +38,15 @@ class ToolCall:
     arguments: str  # JSON
     id: str = field(default_factory=lambda: f"call_{uuid4().hex[:24]}")
 
+    @property
+    def object(self) -> dict[str, Any]:
+        """The arguments as they were meant; an answer that was cut may have none that can be read."""
+        try:
+            value = json.loads(self.arguments)
+        except (ValueError, RecursionError):
+            value = None
+        return value if isinstance(value, dict) else {}
+
 
 def check_tools(tools: Any) -> list[dict[str, Any]]:
     """Tools as OpenAI's clients describe them; raises InvalidPrompt for what is none."""
@@ -82,9 +91,10 @@ def _arguments(value: Any) -> str:
 class CallParser:
     """Separates the content of an answer from tool calls while both come in pieces. What may be the beginning of a tag
     is held back until it is clear. Where a grammar makes the whole answer one call there are no tags: `is_call` says
-    so, and `called` that the answer is the arguments of this tool."""
+    so, and `called` that the answer is the arguments of this tool. Where there is nothing to call, all is content."""
 
-    def __init__(self, is_call: bool = False, called: str | None = None) -> None:
+    def __init__(self, is_call: bool = False, called: str | None = None, finds_calls: bool = True) -> None:
+        self._finds_calls = finds_calls
         self._is_call = is_call or called is not None
         self._called = called
         self._held = ""
@@ -92,6 +102,8 @@ class CallParser:
 
     def feed(self, text: str) -> tuple[str, list[ToolCall]]:
         """The content and the calls that are complete now."""
+        if not self._finds_calls:
+            return text, []
         self._held += text
         if self._is_call:
             return "", []

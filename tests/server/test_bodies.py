@@ -13,13 +13,22 @@ pytest.importorskip("fastapi", reason="the server needs the packages of the extr
 
 import pydantic
 
-from foredraft.server import anthropic_messages, openai_chat, openai_completions, openai_responses, tokenising
+from foredraft.server import (
+    anthropic_messages,
+    llama_server,
+    ollama,
+    openai_chat,
+    openai_completions,
+    openai_responses,
+    tokenising,
+)
 from foredraft.server.bodies import RequestModel, read
 from foredraft.server.errors import ApiError
 from foredraft.server.limits import Limits
 from tests.server.running_server import RunningServer, load_tiny_model, running
 
-ROUTERS = [each.router for each in (openai_chat, openai_completions, openai_responses, anthropic_messages, tokenising)]
+PLAIN = (openai_chat, openai_completions, openai_responses, anthropic_messages, tokenising)
+ROUTERS = [*(each.router for each in PLAIN), ollama.posts, llama_server.posts]
 MODELS = [get_type_hints(route.endpoint)["body"] for router in ROUTERS for route in router.routes]
 JSON = "application/json"
 

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from foredraft.server.constraint import GrammarFields, ResponseFormat, closed, grammar_of
+from foredraft.server.errors import ApiError
+from foredraft.server.tools import Function, ToolChoice
 from tests.server.running_server import NAME, RunningServer
 
 pytest.importorskip("llguidance")
@@ -55,3 +58,49 @@ def test_what_exceeds_a_limit_later_ends_the_answer_with_the_same_sentence(serve
     check_refusal(json.loads(failed)["error"])
     assert end == "[DONE]"
     server.until_idle()
+
+
+CLOSED = {"additionalProperties": False}
+STRICT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "an object and one in it": (
+        {"properties": {"a": {"properties": {"b": {}}}}},
+        {"properties": {"a": {"properties": {"b": {}}, **CLOSED}}, **CLOSED},
+    ),
+    "definitions, lists and alternatives": (
+        {"$defs": {"x": {"properties": {}}}, "items": {"properties": {}}, "anyOf": [{"properties": {}}]},
+        {
+            "$defs": {"x": {"properties": {}, **CLOSED}},
+            "items": {"properties": {}, **CLOSED},
+            "anyOf": [{"properties": {}, **CLOSED}],
+        },
+    ),
+    "said otherwise": (*[{"properties": {}, "additionalProperties": {"type": "string"}}] * 2,),
+    "any object": (*[{"type": "object"}] * 2,),
+    "combined": (*[{"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}] * 2,),
+    "values that look like schemas": (*[{"enum": [{"properties": {}}], "default": {"properties": {}}}] * 2,),
+    "properties of that name": (
+        {"properties": {"properties": {"type": "string"}}},
+        {"properties": {"properties": {"type": "string"}}, **CLOSED},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STRICT)
+def test_strict_schemas_close_objects(name: str) -> None:
+    schema, expected = STRICT[name]
+    before = json.dumps(schema)
+    strict = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    assert grammar_of(GrammarFields(), ResponseFormat.model_validate(strict)) == expected
+    lax = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    assert grammar_of(GrammarFields(), ResponseFormat.model_validate(lax)) == schema
+    tool = Function(name="f", parameters=schema, strict=True)
+    assert grammar_of(GrammarFields(), None, ToolChoice((tool,), named=tool)) == expected
+    assert json.dumps(schema) == before
+
+
+def test_a_strict_schema_that_is_nested_too_deeply() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(5000):
+        schema = {"items": schema}
+    with pytest.raises(ApiError, match="nested too deeply"):
+        closed(schema, "tools")

@@ -19,6 +19,8 @@ ROUTES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": HELLO, "max_tokens": 2},
     "/v1/responses": {"input": "hello", "max_output_tokens": 2},
     "/v1/messages": {"messages": HELLO, "max_tokens": 2},
+    "/api/chat": {"messages": HELLO, "options": {"num_predict": 2}},
+    "/api/generate": {"prompt": "hello", "options": {"num_predict": 2}},
 }
 
 
@@ -38,7 +40,10 @@ def test_requests_may_use_the_path_and_no_answer_shows_it(tiny_folder: Path) -> 
             status, body = server.post("/v1/completions", {**CANARY, "model": name})
             assert (status, body["model"]) == (200, tiny_folder.name)
         refused = server.request("POST", "/v1/completions", {**CANARY, "model": "other"})
-        pages = [server.request("GET", page) for page in ("/v1/stats", "/v1/models", "/metrics")]
+        pages = [
+            server.request("GET", page)
+            for page in ("/v1/stats", "/v1/models", "/metrics", "/props", "/slots", "/api/tags")
+        ]
         answers = [
             server.request("POST", route, {**body, "model": path, "stream": stream})
             for route, body in ROUTES.items()

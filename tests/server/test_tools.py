@@ -53,14 +53,14 @@ def test_texts_are_separated(name: str, size: int) -> None:
     assert len({call.id for call in calls}) == len(calls)
 
 
-def test_parsers_of_choices() -> None:
-    assert ToolChoice().parser() is None, "nothing is parsed or held back without tools"
-    assert isinstance(AUTO.parser(), CallParser)
+def test_without_tools_nothing_is_parsed_or_held_back() -> None:
+    parser = ToolChoice().parser()
+    assert parser.feed("<tool_call>") == ("<tool_call>", [])
+    assert parser.end() == ("", [])
 
 
 def test_a_named_tool_gets_the_answer_as_its_arguments() -> None:
     parser = ToolChoice((WEATHER,), named=WEATHER).parser()
-    assert parser is not None
     assert parser.feed('{"city": "Oslo"}') == ("", [])
     content, (call,) = parser.end()
     assert (content, call.name, call.arguments) == ("", "weather", '{"city": "Oslo"}')
@@ -68,7 +68,6 @@ def test_a_named_tool_gets_the_answer_as_its_arguments() -> None:
 
 def test_a_required_call_is_one_object() -> None:
     parser = ToolChoice((WEATHER,), is_required=True).parser()
-    assert parser is not None
     parser.feed(CALL)
     assert [call.name for call in parser.end()[1]] == ["weather"]
 

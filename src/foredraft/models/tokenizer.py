@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from foredraft.models import gguf_tokenizer
 from foredraft.models.chat_template import ChatTemplate, Message, check_messages
 from foredraft.models.content_escape import ContentEscape, StandIns, looks_like_control, unescape
 from foredraft.models.fields import read_json
+from foredraft.models.fill_in import FillInTokens, fill_in_tokens
 from foredraft.models.least_tokens import LeastTokens
 from foredraft.models.tokenizer_limits import check_tokenizer_file, max_prompt_bytes, raise_as
 from foredraft.tool_calls import with_tool_prompt
@@ -159,6 +161,11 @@ class Tokenizer:
         """The prompt that the model's chat template makes of a conversation."""
         return unescape(*self._render(messages, add_generation_prompt))
 
+    @property
+    def chat_template(self) -> str | None:
+        """The template's source."""
+        return self._config.get("chat_template")
+
     def warm_chat(self) -> None:
         """Start what the first conversation would wait for."""
         if self._chat_template is not None:
@@ -183,6 +190,33 @@ class Tokenizer:
         answers, which come back as content.
         """
         text, stand_ins = self._render(messages, add_generation_prompt, tools, variables, continues)
+        return self._encode_escaped(text, stand_ins, max_tokens)
+
+    @cached_property
+    def fill_in(self) -> FillInTokens | None:
+        """The tokens for fill-in-the-middle, if the model has them."""
+        return fill_in_tokens(self.vocabulary())
+
+    def encode_fill_in(
+        self,
+        before: str,
+        behind: str,
+        files: Sequence[tuple[str, str]] = (),
+        begun: str = "",
+        max_tokens: int | None = None,
+    ) -> list[int]:
+        """Token ids of a text with a gap, ready for what fills it. What is spelled in the texts is text."""
+        if self.fill_in is None:
+            raise InvalidPrompt(
+                "This model has no tokens for fill-in-the-middle and only continues a prompt; Qwen2.5-Coder has them."
+            )
+        texts = {"before": before, "behind": behind, "begun": begun, "files": [list(file) for file in files]}
+        (escaped,), stand_ins = self._content_escape.escape([texts])
+        text = self.fill_in.prompt(**{**escaped, "files": [tuple(file) for file in escaped["files"]]})
+        return [*self.encode(""), *self._encode_escaped(text, stand_ins, max_tokens)]
+
+    def _encode_escaped(self, text: str, stand_ins: StandIns, max_tokens: int | None) -> list[int]:
+        """Of a text in which control tokens are meant, and in which `stand_ins` stand for those that are not."""
         self._check_length(unescape(text, stand_ins), max_tokens)
         chat_backend = self._chat_backend
         if chat_backend is None or chat_backend[0] != stand_ins:

@@ -1,8 +1,9 @@
-"""/v1/messages: Anthropic's API, for texts and without state."""
+"""/v1/messages: Anthropic's API, for texts and tools and without state."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import Any, Literal
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -10,22 +11,54 @@ from starlette.responses import Response
 
 from foredraft.server import reports
 from foredraft.server.bodies import BodyRoute, Many, RequestModel
-from foredraft.server.errors import ApiError, error_object, json_response, not_supported
+from foredraft.server.constraint import grammar_of
+from foredraft.server.errors import ApiError, bad_request, error_object, json_response, not_supported
 from foredraft.server.fields import GenerationRequest, check_count
 from foredraft.server.generation import Generation, Tokens, begin
-from foredraft.server.messages import ChatMessage, TextPart, conversation, text_of
+from foredraft.server.messages import CalledFunction, ChatMessage, MessageToolCall, TextPart, conversation, text_of
 from foredraft.server.service import Conversation, Served, Service
 from foredraft.server.sse import event, respond
 from foredraft.server.tokenising import encode
+from foredraft.server.tools import Function, NamedFunction, NamedTool, ToolChoice, ToolRequest, choose
+from foredraft.tool_calls import ToolCall
 from foredraft.types import CompletionOutput
 
 PATH = "/v1/messages"
 router = APIRouter(route_class=BodyRoute)
 
 
+class ContentBlock(TextPart):
+    """A text, a call of the assistant (`tool_use`), or what came of one (`tool_result`)."""
+
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | Many[TextPart] | None = None
+    is_error: bool | None = None
+
+
 class MessageParam(RequestModel):
     role: str
-    content: str | Many[TextPart]
+    content: str | Many[ContentBlock]
+
+
+class Tool(RequestModel):
+    type: str | None = None
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    @property
+    def function(self) -> Function:
+        return Function(name=self.name, description=self.description, parameters=self.input_schema, strict=self.strict)
+
+
+class ToolWanted(RequestModel):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
 
 
 class PromptRequest(GenerationRequest):
@@ -33,7 +66,8 @@ class PromptRequest(GenerationRequest):
 
     messages: Many[MessageParam]
     system: str | Many[TextPart] | None = None
-    tools: Many[Any] | None = None
+    tools: Many[Tool] | None = None
+    tool_choice: ToolWanted | None = None
 
 
 class MessagesRequest(PromptRequest):
@@ -45,10 +79,12 @@ class MessagesRequest(PromptRequest):
 @router.post(PATH)
 async def create_message(body: MessagesRequest, request: Request, service: Served) -> Response:
     """Answer a conversation."""
-    prompt = _prompt(service, body)
-    params = body.sampling_params(service, body.max_tokens, stop=body.stop_sequences)
-    generation = await begin(service, request, body, [prompt], params)
-    return await respond(generation, MessagesAnswer(generation, service.name), service.limits, body.stream)
+    choice = choose(_tools(service, body), _wanted(body.tool_choice))
+    params = body.sampling_params(
+        service, body.max_tokens, stop=body.stop_sequences, grammar=grammar_of(body, None, choice)
+    )
+    generation = await begin(service, request, body, [_prompt(service, body)], params)
+    return await respond(generation, MessagesAnswer(generation, service.name, choice), service.limits, body.stream)
 
 
 @router.post(f"{PATH}/count_tokens")
@@ -58,20 +94,65 @@ async def count_tokens(body: PromptRequest, request: Request, service: Served) -
 
 
 def _prompt(service: Service, body: PromptRequest) -> Conversation:
-    if body.tools:
-        raise not_supported("tools", "use /v1/chat/completions for them")
     check_count(service.limits.max_messages, "messages", body.messages)
-    messages = [ChatMessage(role=message.role, content=message.content) for message in body.messages]
+    messages = [each for place, message in enumerate(body.messages) for each in _messages(message, place)]
     if body.system:
         messages.insert(0, ChatMessage(role="system", content=text_of(body.system, "system")))
-    return conversation(service, messages)
+    tools = _tools(service, body)
+    return conversation(service, messages, tools if choose(tools, _wanted(body.tool_choice)).tools else None)
+
+
+def _messages(message: MessageParam, place: int) -> list[ChatMessage]:
+    """Results of tools are messages of their own to templates; they come before what the user says beside them."""
+    if isinstance(message.content, str):
+        return [ChatMessage(role=message.role, content=message.content)]
+    where = f"messages[{place}]"
+    results, calls, texts = list[ChatMessage](), list[MessageToolCall](), list[TextPart]()
+    for block in message.content:
+        if block.type == "tool_result":
+            told = ChatMessage(role="tool", content=text_of(block.content, where), tool_call_id=block.tool_use_id)
+            results.append(told)
+        elif block.type == "tool_use":
+            if block.name is None:
+                raise bad_request(f"A tool_use in {where} has no name.", "messages")
+            function = CalledFunction(name=block.name, arguments=json.dumps(block.input or {}))
+            calls.append(MessageToolCall(id=block.id, function=function))
+        else:
+            texts.append(block)
+    if results and not texts:
+        return results
+    content = text_of(texts, where) if texts or not calls else None
+    return [*results, ChatMessage(role=message.role, content=content, tool_calls=calls or None)]
+
+
+def _tools(service: Service, body: PromptRequest) -> list[ToolRequest] | None:
+    if not body.tools:
+        return None
+    check_count(service.limits.max_tools, "tools", body.tools)
+    for tool in body.tools:
+        if tool.type not in (None, "custom"):
+            raise not_supported(f"The tool type {tool.type[:40]!r}", "describe a tool of your own by its input_schema")
+    return [ToolRequest(type="function", function=tool.function) for tool in body.tools]
+
+
+def _wanted(choice: ToolWanted | None) -> str | NamedTool | None:
+    if choice is None or choice.type != "tool":
+        return None if choice is None else {"any": "required"}.get(choice.type, choice.type)
+    if choice.name is None:
+        raise bad_request("tool_choice of the type tool needs a name.", "tool_choice")
+    return NamedTool(type="function", function=NamedFunction(name=choice.name))
 
 
 class MessagesAnswer:
-    """A generation as /v1/messages writes it: one block of text."""
+    """A generation as /v1/messages writes it: blocks of text and calls."""
 
-    def __init__(self, generation: Generation, model: str) -> None:
+    def __init__(self, generation: Generation, model: str, tools: ToolChoice) -> None:
         self._generation = generation
+        self._parser = tools.parser()
+        self._opens_text = not tools.tools  # else the answer may be a call
+        self._num_blocks = 0  # that were begun in the stream
+        self._in_text = False
+        self._has_calls = False
         self._message: dict[str, Any] = {
             "id": f"msg_{generation.id}",
             "type": "message",
@@ -85,33 +166,66 @@ class MessagesAnswer:
 
     def body(self) -> dict[str, Any]:
         (output,) = self._generation.outputs.values()
+        text, calls = self._parser.whole(output.text)
+        content: list[dict[str, Any]] = [{"type": "text", "text": text}] if text or not calls else []
         return {
             **self._message,
-            "content": [{"type": "text", "text": output.text}],
-            **_stop(output),
+            "content": [*content, *({**_block(call), "input": call.object} for call in calls)],
+            **_stop(output, bool(calls)),
             "usage": self._usage(),
             "seed": output.seed,
             "metrics": reports.metrics(self._generation),
         }
 
     def begin(self) -> bytes:
-        block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
-        start = {"type": "message_start", "message": self._message}
-        return _event(start) + _event(block) + _event({"type": "ping"})
+        start = _event({"type": "message_start", "message": self._message})
+        return start + (self._begin_text() if self._opens_text else b"") + _event({"type": "ping"})
 
     def delta(self, tokens: Tokens) -> bytes:
-        text = "".join([token.text for its in tokens.values() for token in its])
-        delta = {"type": "text_delta", "text": text}
-        return _event({"type": "content_block_delta", "index": 0, "delta": delta}) if text else b""
+        return self._written(*self._parser.feed("".join([token.text for its in tokens.values() for token in its])))
 
     def end(self) -> bytes:
         (output,) = self._generation.outputs.values()
+        rest = self._written(*self._parser.end())
+        if not self._num_blocks:
+            rest += self._begin_text()
         usage, metrics = self._usage(), reports.metrics(self._generation)
+        stop = _stop(output, self._has_calls)
         return (
-            _event({"type": "content_block_stop", "index": 0})
-            + _event({"type": "message_delta", "delta": _stop(output), "usage": usage, "metrics": metrics})
+            rest
+            + self._end_text()
+            + _event({"type": "message_delta", "delta": stop, "usage": usage, "metrics": metrics})
             + _event({"type": "message_stop"})
         )
+
+    def _written(self, text: str, calls: list[ToolCall]) -> bytes:
+        events = b""
+        if text:
+            events += (b"" if self._in_text else self._begin_text()) + self._delta("text_delta", text=text)
+        for call in calls:
+            self._has_calls = True
+            events += self._end_text() + self._begin_block({**_block(call), "input": {}})
+            events += self._delta("input_json_delta", partial_json=call.arguments) + self._end_block()
+        return events
+
+    def _begin_text(self) -> bytes:
+        self._in_text = True
+        return self._begin_block({"type": "text", "text": ""})
+
+    def _end_text(self) -> bytes:
+        was_in_text, self._in_text = self._in_text, False
+        return self._end_block() if was_in_text else b""
+
+    def _begin_block(self, block: dict[str, Any]) -> bytes:
+        self._num_blocks += 1
+        return _event({"type": "content_block_start", "index": self._num_blocks - 1, "content_block": block})
+
+    def _delta(self, kind: str, **fields: str) -> bytes:
+        delta = {"type": kind, **fields}
+        return _event({"type": "content_block_delta", "index": self._num_blocks - 1, "delta": delta})
+
+    def _end_block(self) -> bytes:
+        return _event({"type": "content_block_stop", "index": self._num_blocks - 1})
 
     def failure(self, error: ApiError) -> bytes:
         return _event(error_object(PATH, error, self._generation.id))
@@ -131,7 +245,12 @@ def _event(data: dict[str, Any]) -> bytes:
     return event(data, data["type"])
 
 
-def _stop(output: CompletionOutput) -> dict[str, Any]:
+def _block(call: ToolCall) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call.id, "name": call.name}
+
+
+def _stop(output: CompletionOutput, has_calls: bool) -> dict[str, Any]:
     if isinstance(output.stop_reason, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": output.stop_reason}
-    return {"stop_reason": "max_tokens" if output.finish_reason == "length" else "end_turn", "stop_sequence": None}
+    ended = "tool_use" if has_calls else "end_turn"
+    return {"stop_reason": "max_tokens" if output.finish_reason == "length" else ended, "stop_sequence": None}

@@ -14,6 +14,8 @@ from starlette.responses import Response
 
 from foredraft.server import (
     anthropic_messages,
+    llama_server,
+    ollama,
     openai_chat,
     openai_completions,
     openai_responses,
@@ -58,8 +60,9 @@ def make_app(
     )
     app.state.service = service
     # Those that generate come first: routes are tried in turn, and these are in a hurry.
-    for routes in (openai_chat, openai_completions, openai_responses, anthropic_messages, tokenising, status, page):
-        app.include_router(routes.router)
+    routes = (openai_chat, openai_completions, openai_responses, anthropic_messages, llama_server, ollama, tokenising)
+    for each in (*routes, status, page):
+        app.include_router(each.router)
     return app
 
 

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from foredraft.server.bodies import Many, RequestModel
 from foredraft.server.errors import bad_request
-from foredraft.server.tools import ToolChoice
+from foredraft.server.tools import Function, ToolChoice
 
 Grammar = dict[str, Any]
 _ANY_OBJECT: Grammar = {"type": "object"}
@@ -107,18 +107,19 @@ def _of_format(wanted: ResponseFormat | None) -> Grammar | None:
         raise bad_request(
             'response_format of the type json_schema needs {"json_schema": {"schema": ...}}.', "response_format"
         )
-    return wanted.json_schema.schema_
+    schema = wanted.json_schema.schema_
+    return closed(schema, "response_format") if wanted.json_schema.strict else schema
 
 
 def _of_tools(choice: ToolChoice) -> Grammar | None:
     """Of a named tool its arguments; of any tool an object with its name and arguments."""
     if choice.named is not None:
-        return choice.named.parameters or _ANY_OBJECT
+        return _parameters(choice.named)
     if choice.is_required:
         calls = [
             {
                 "type": "object",
-                "properties": {"name": {"const": tool.name}, "arguments": tool.parameters or _ANY_OBJECT},
+                "properties": {"name": {"const": tool.name}, "arguments": _parameters(tool)},
                 "required": ["name", "arguments"],
                 "additionalProperties": False,
             }
@@ -126,3 +127,45 @@ def _of_tools(choice: ToolChoice) -> Grammar | None:
         ]
         return {"anyOf": calls}
     return None
+
+
+def _parameters(tool: Function) -> Grammar:
+    schema = tool.parameters or _ANY_OBJECT
+    return closed(schema, "tools") if tool.strict else schema
+
+
+def closed(schema: Grammar, field: str) -> Grammar:
+    """The schema as OpenAI's strict mode wants it: objects have the properties that it names and no others, unless it
+    says something else about them. A small model would invent further ones for ever."""
+    try:
+        closed: Grammar = _closed(schema)
+    except RecursionError:
+        raise bad_request(f"The schema in {field} is nested too deeply.", field) from None
+    return closed
+
+
+def _closed(part: Any) -> Any:
+    """Of keywords that hold no schemas, as `enum` and `default`, nothing is touched. What is combined by `allOf` and
+    the like is left as it is: a part that is closed would forbid what the other parts allow."""
+    if not isinstance(part, dict):
+        return part
+    made = dict(part)
+    for name in _HOLDS_SCHEMAS & part.keys():
+        if isinstance(part[name], dict):
+            made[name] = {key: _closed(value) for key, value in part[name].items()}
+    for name in _LISTS_SCHEMAS & part.keys():
+        if isinstance(part[name], list):
+            made[name] = [_closed(value) for value in part[name]]
+    if "items" in part:
+        made["items"] = _closed(part["items"])
+    if "properties" in part and not _SAYS_OTHERWISE & part.keys():
+        made["additionalProperties"] = False
+    return made
+
+
+_HOLDS_SCHEMAS = frozenset({"properties", "$defs", "definitions"})
+_LISTS_SCHEMAS = frozenset({"anyOf", "oneOf", "prefixItems"})
+_SAYS_OTHERWISE = frozenset(
+    {"additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"}
+    | {"allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas"}
+)

@@ -13,6 +13,7 @@ from foredraft.errors import ForedraftError, InvalidModel, InvalidPrompt, Overlo
 from foredraft.params import SamplingParams
 
 ANTHROPIC_PATHS = "/v1/messages"
+OLLAMA_PATHS = "/api/"
 _COMMON_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -86,6 +87,8 @@ def error_object(path: str, error: ApiError, request_id: str = "") -> dict[str, 
     if path.startswith(ANTHROPIC_PATHS):
         kind = _ANTHROPIC_TYPES.get(error.status, _INVALID)
         return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}
+    if path.startswith(OLLAMA_PATHS):
+        return {"error": error.message}
     kind = _OPENAI_TYPES.get(error.status, _INVALID)
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 

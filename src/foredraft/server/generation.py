@@ -7,6 +7,7 @@ import logging
 import time
 from contextlib import suppress
 from math import inf
+from typing import Any
 
 from starlette.requests import Request
 
@@ -18,7 +19,7 @@ from foredraft.server.auth import key_of
 from foredraft.server.errors import ApiError, as_api_error, failure_of
 from foredraft.server.fields import GenerationRequest
 from foredraft.server.log import record_of
-from foredraft.server.service import Conversation, Prompt, Service
+from foredraft.server.service import Conversation, FillIn, Prompt, Service
 from foredraft.server.sharing import with_sharing
 from foredraft.types import CompletionOutput, TokenEvent
 
@@ -216,7 +217,7 @@ async def begin(
     record = record_of(request)
     record.fields["spec"] = _written(spec)
     if record.log_prompts:
-        record.fields["prompts"] = [each.messages if isinstance(each, Conversation) else each for each in prompts]
+        record.fields["prompts"] = [_logged(each) for each in prompts]
     streams: list[Stream] = []
     arrived = asyncio.Event()
     generation: Generation | None = None
@@ -238,6 +239,12 @@ async def begin(
         if isinstance(error, RuntimeError) and not service.engine.is_alive:
             raise ApiError(503, "The server is about to stop; send the request to another one.") from error
         raise
+
+
+def _logged(prompt: Prompt) -> Any:
+    if isinstance(prompt, FillIn):
+        return {"before": prompt.before, "behind": prompt.behind}
+    return prompt.messages if isinstance(prompt, Conversation) else prompt
 
 
 def _written(spec: Spec) -> str:

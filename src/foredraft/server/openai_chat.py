@@ -114,8 +114,6 @@ class ChatAnswer(CompletionAnswer):
     def _parsed(self, index: int, text: str, is_end: bool) -> tuple[str, list[ToolCall]]:
         """The content and the calls that are known with this text."""
         parser = self._parsers[index]
-        if parser is None:
-            return text, []
         content, calls = parser.feed(text)
         if is_end:
             rest, more = parser.end()

@@ -10,11 +10,11 @@ from starlette.responses import Response
 
 from foredraft.server import reports
 from foredraft.server.bodies import BodyRoute, Many
-from foredraft.server.errors import ApiError, error_object, not_supported
+from foredraft.server.errors import ApiError, bad_request, error_object, not_supported
 from foredraft.server.fields import OpenAIRequest, check_count
 from foredraft.server.generation import Generation, Tokens, begin
 from foredraft.server.reports import Logprobs
-from foredraft.server.service import Prompt, Served
+from foredraft.server.service import Prompt, Served, Service
 from foredraft.server.sse import DONE, event, respond
 from foredraft.types import CompletionOutput, TokenEvent
 
@@ -35,13 +35,15 @@ async def create_completion(body: CompletionRequest, request: Request, service: 
     """Continue one prompt or several."""
     if body.echo:
         raise not_supported("echo", "put the prompt in front of the answer yourself")
-    if body.suffix is not None:
-        raise not_supported("suffix", "the models here only continue a prompt")
     if body.best_of not in (None, body.n or 1):
         raise not_supported("best_of", "use n, and choose among its answers")
     prompts = _prompts(body.prompt)
     check_count(service.limits.max_prompts, "prompt", prompts)
-    params = body.sampling_params(service, 16 if body.max_tokens is None else body.max_tokens)  # OpenAI's default
+    others: dict[str, Any] = {}
+    if body.suffix is not None:
+        prompts, others["stop_token_ids"] = _with_gap(service, prompts, body.suffix, body.stop_token_ids)
+    max_tokens = 16 if body.max_tokens is None else body.max_tokens  # OpenAI's default
+    params = body.sampling_params(service, max_tokens, **others)
     generation = await begin(service, request, body, prompts, params)
     logprobs = None if body.logprobs is None else Logprobs(service.llm.tokenizer, body.logprobs)
     answer = CompletionAnswer(generation, service.name, logprobs, body.includes_usage)
@@ -52,6 +54,20 @@ def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> list[Promp
     if isinstance(given, str) or (given and isinstance(given[0], int)):
         return [given]
     return list(given)  # type: ignore[arg-type]
+
+
+def _with_gap(
+    service: Service, prompts: list[Prompt], suffix: str, stop_token_ids: list[int] | None
+) -> tuple[list[Prompt], list[int]]:
+    """Prompts that stand before a gap with `suffix` behind it, and the tokens that end what fills it."""
+    filled: list[Prompt] = []
+    ends: list[int] = []
+    for prompt in prompts:
+        if not isinstance(prompt, str):
+            raise bad_request("suffix needs prompts that are texts.", "suffix")
+        fill_in, ends = service.fill_in(prompt, suffix)
+        filled.append(fill_in)
+    return filled, [*(stop_token_ids or ()), *ends]
 
 
 class CompletionAnswer:

@@ -18,7 +18,7 @@ from foredraft.llm import LLM
 from foredraft.models.tokenizer import Tokenizer
 from foredraft.proposers.allowed_specs import AllowedSpecs
 from foredraft.proposers.registry import Spec, parse_spec
-from foredraft.server.errors import ApiError, bad_request
+from foredraft.server.errors import ApiError, bad_request, not_supported
 from foredraft.server.limits import Limits
 from foredraft.server.metrics import Metrics
 
@@ -48,7 +48,20 @@ class Conversation:
         )
 
 
-Prompt = str | list[int] | Conversation
+@dataclass(frozen=True)
+class FillIn:
+    """A prompt with a gap that is to be filled."""
+
+    before: str
+    behind: str
+    files: tuple[tuple[str, str], ...] = ()  # names and texts of others
+    begun: str = ""  # how the filling begins
+
+    def encode(self, tokenizer: Tokenizer, max_tokens: int | None = None) -> list[int]:
+        return tokenizer.encode_fill_in(self.before, self.behind, self.files, self.begun, max_tokens)
+
+
+Prompt = str | list[int] | Conversation | FillIn
 
 
 class Service:
@@ -72,6 +85,7 @@ class Service:
         always allowed."""
         self.specs = AllowedSpecs((llm.spec, *allowed_specs))
         llm.tokenizer.warm_chat()
+        self.fills_in = llm.tokenizer.fill_in is not None  # looking through a vocabulary takes a while
         self.llm = llm
         self.engine = AsyncEngine(llm.engine, self._encode, limits.max_waiting)
         self.names = tuple(names)
@@ -98,6 +112,18 @@ class Service:
                 "model_not_found",
             )
 
+    def fill_in(
+        self, before: str, behind: str, files: Iterable[tuple[str, str]] = (), begun: str = ""
+    ) -> tuple[FillIn, list[int]]:
+        """A prompt with a gap, and the tokens that end what fills it; raises ApiError where the model has no tokens for
+        that."""
+        tokenizer = self.llm.tokenizer
+        if tokenizer.fill_in is None:
+            raise not_supported(
+                "suffix", "this model has no tokens for fill-in-the-middle and only continues a prompt; serve a coder"
+            )
+        return FillIn(before, behind, tuple(files), begun), list(tokenizer.fill_in.end_ids)
+
     def spec(self, text: str | None) -> Spec:
         """The speculation that a request names; raises ApiError for one that is none or that is not allowed."""
         try:
@@ -111,7 +137,7 @@ class Service:
         return retry_after_s(self.recent_s, 1 + stats.waiting / max(1, stats.running))
 
     def _encode(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, Conversation):
+        if isinstance(prompt, Conversation | FillIn):
             return prompt.encode(self.llm.tokenizer, self.llm.max_model_len)
         if isinstance(prompt, str):
             return self.llm.tokenizer.encode(prompt, max_tokens=self.llm.max_model_len)

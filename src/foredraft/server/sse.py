@@ -1,10 +1,11 @@
-"""Server-sent events: an answer while it is written. Slow readers wait for themselves alone, and those who leave end
-their request."""
+"""Streams: an answer while it is written, as server-sent events or as lines of JSON. Slow readers wait for themselves
+alone, and those who leave end their request."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import inf
 from typing import Any, Protocol
 
@@ -17,13 +18,20 @@ from foredraft.server.limits import Limits
 
 _PORTION = 64  # tokens, which may have 50 log probabilities each
 _DEPTH = 5  # where the log probabilities of a token are, counted from the outside
-KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"  # the end of a stream for clients of OpenAI
-_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+
+
+@dataclass(frozen=True)
+class Wire:
+    """How a stream is told apart, and what keeps it open while there is nothing to send."""
+
+    content_type: bytes
+    keep_alive: bytes
+
+
+EVENTS = Wire(b"text/event-stream; charset=utf-8", b": keep-alive\n\n")
+LINES = Wire(b"application/x-ndjson", b"")  # has no comments
 
 
 class Answer(Protocol):
@@ -53,8 +61,9 @@ class EventStream(Response):
     """Writes an answer as it comes. The engine never waits for it: tokens that nobody takes lie in the stream's queue,
     which holds no more than one answer."""
 
-    def __init__(self, generation: Generation, answer: Answer, limits: Limits) -> None:
+    def __init__(self, generation: Generation, answer: Answer, limits: Limits, wire: Wire = EVENTS) -> None:
         super().__init__()
+        self._wire = wire
         self._generation = generation
         self._answer = answer
         self._limits = limits
@@ -76,7 +85,8 @@ class EventStream(Response):
             await self._generation.close()
 
     async def _write_all(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        headers = [(b"content-type", self._wire.content_type), *_HEADERS]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
             last = await self._write_tokens(send)
         except ApiError as error:
@@ -92,7 +102,7 @@ class EventStream(Response):
         await self._write(send, answer.begin())
         while (tokens := await generation.next(self._limits.keep_alive_s)) or tokens is None:
             if tokens is None:
-                await self._write(send, KEEP_ALIVE)
+                await self._write(send, self._wire.keep_alive)
                 continue
             for portion in portions(tokens):
                 await self._write(send, answer.delta(portion))
@@ -135,10 +145,12 @@ def json_pieces(value: Any, depth: int = _DEPTH) -> Iterator[bytes]:
         yield json_bytes(value)
 
 
-async def respond(generation: Generation, answer: Answer, limits: Limits, stream: bool | None) -> Response:
+async def respond(
+    generation: Generation, answer: Answer, limits: Limits, stream: bool | None, wire: Wire = EVENTS
+) -> Response:
     """The answer as the client wants it: event by event, or whole."""
     if stream:
-        return EventStream(generation, answer, limits)
+        return EventStream(generation, answer, limits, wire)
 
     def written() -> bytes:
         return b"".join(json_pieces(answer.body()))

@@ -39,9 +39,9 @@ class ToolChoice:
     named: Function | None = None
     is_required: bool = False
 
-    def parser(self) -> CallParser | None:
-        """Of an answer; None where there are no calls to look for."""
-        return CallParser(self.is_required, self.named.name if self.named else None) if self.tools else None
+    def parser(self) -> CallParser:
+        """Of an answer."""
+        return CallParser(self.is_required, self.named.name if self.named else None, bool(self.tools))
 
 
 def choose(tools: list[ToolRequest] | None, wanted: str | NamedTool | None) -> ToolChoice:
