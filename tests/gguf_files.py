@@ -84,7 +84,7 @@ def write_gguf(
 def convert_to_gguf(model: Any, path: Path) -> Path:
     """A transformers model as F32 GGUF, with the names, the order of rows and the metadata that llama.cpp gives it."""
     config = model.config
-    architecture = {"mistral": "llama"}.get(config.model_type, config.model_type)
+    architecture = {"mistral": "llama", "gemma3_text": "gemma3"}.get(config.model_type, config.model_type)
     names = gguf.get_tensor_name_map(_architecture_id(architecture), config.num_hidden_layers)
     tensors: dict[str, np.ndarray] = {}
     for name, tensor in model.state_dict().items():
@@ -93,9 +93,11 @@ def convert_to_gguf(model: Any, path: Path) -> Path:
         if architecture in _INTERLEAVED and (".q_proj." in name or ".k_proj." in name):
             heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
             tensor = interleave_halves(tensor, heads)
+        if architecture == "gemma3" and tensor.dim() == 1:
+            tensor = tensor + 1  # norms multiply by what is stored
         tensors[names.get_name(name, try_suffixes=(".weight", ".bias")) or name] = tensor.numpy()
     metadata = {f"{architecture}.{key}": value for key, value in _metadata(config).items()}
-    rope = config.rope_parameters
+    rope = _rope(config)
     if rope["rope_type"] == "llama3":
         tensors["rope_freqs.weight"] = _llama3_divisors(rope, head_dim(config))
     elif rope["rope_type"] == "longrope":
@@ -118,8 +120,14 @@ def _architecture_id(name: str) -> gguf.MODEL_ARCH:
     return next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
 
 
+def _rope(config: Any) -> dict[str, Any]:
+    """Of layers that see everything."""
+    rope: dict[str, Any] = config.rope_parameters
+    return rope.get("full_attention", rope)
+
+
 def _metadata(config: Any) -> dict[str, Any]:
-    rope = config.rope_parameters
+    rope = _rope(config)
     metadata: dict[str, Any] = {
         "block_count": config.num_hidden_layers,
         "context_length": config.max_position_embeddings,
@@ -136,6 +144,8 @@ def _metadata(config: Any) -> dict[str, Any]:
     if config.model_type == "phi3":
         metadata["rope.scaling.original_context_length"] = config.original_max_position_embeddings
         metadata["attention.sliding_window"] = config.sliding_window or 0
+    if config.model_type == "gemma3_text":
+        metadata["attention.sliding_window"] = config.sliding_window
     if config.model_type == "granite":
         metadata["attention.scale"] = config.attention_multiplier
         metadata["embedding_scale"] = config.embedding_multiplier

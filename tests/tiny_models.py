@@ -84,6 +84,20 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {
     "granite": lambda: _transformers().GraniteConfig(
         **SMALL, embedding_multiplier=12.0, attention_multiplier=0.1, residual_multiplier=0.22, logits_scaling=8.0
     ),
+    "gemma3": lambda: _transformers().Gemma3TextConfig(
+        **{**SMALL, "num_hidden_layers": 7}, head_dim=32, query_pre_attn_scalar=32, sliding_window=24
+    ),
+    "gemma3-scaled": lambda: _transformers().Gemma3TextConfig(
+        **SMALL,
+        head_dim=32,
+        query_pre_attn_scalar=16,
+        sliding_window=33,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+        },
+    ),
 }
 
 

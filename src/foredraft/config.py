@@ -55,6 +55,9 @@ class ModelConfig:
     qk_norm: bool = False  # RMS norm over each head of q and k before rope (Qwen3)
     sliding_window: int | None = None  # a key is visible while position - key_position < sliding_window
     sliding_layers: tuple[int, ...] | None = None  # layers with the window; None: all, when there is a window
+    window_rope_theta: float | None = None  # of layers with the window, which are not scaled then (Gemma 3)
+    activation: str = "silu"  # of the MLP's gate: one of backends.base.ACTIVATIONS
+    update_norms: bool = False  # norms of what attention and the MLP add to the residual stream (Gemma 3)
     tie_word_embeddings: bool = False
     embedding_multiplier: float = 1.0  # Granite's four multipliers
     attention_multiplier: float | None = None  # None: 1 / sqrt(head_dim)

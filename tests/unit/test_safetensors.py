@@ -62,11 +62,23 @@ def test_tensors_are_those_of_transformers(name: str, tmp_path: Path) -> None:
             for part, piece in zip(("gate", "up"), tensor.chunk(2), strict=True):
                 parts[key.replace("gate_up", part)] = piece
         elif key != "lm_head.weight" or not checkpoint.config.tie_word_embeddings:
-            parts[key] = tensor
+            is_norm = checkpoint.config.update_norms and tensor.dim() == 1
+            parts[gemma_name(key) if is_norm else key] = tensor + 1 if is_norm else tensor
     assert checkpoint.names() == set(parts)
     for key, tensor in parts.items():
         found = checkpoint.weight(key).values if tensor.dim() == 2 else checkpoint.vector(key)
         assert torch.equal(found, tensor), key
+
+
+def gemma_name(key: str) -> str:
+    """Where the layout has a norm of Gemma's."""
+    names = {
+        "post_attention": "self_attn.update_norm",
+        "pre_feedforward": "post_attention_layernorm",
+        "post_feedforward": "mlp.update_norm",
+    }
+    found = [name for name in names if f".{name}_layernorm." in key]
+    return key.replace(f"{found[0]}_layernorm", names[found[0]]) if found else key
 
 
 def test_shards(tmp_path: Path) -> None:
@@ -161,6 +173,9 @@ SLIDING = [
     ),
     ({"model_type": "smollm3", "sliding_window": 16, "use_sliding_window": True, "no_rope_layers": [0, 1]}, [16, 0]),
     ({"model_type": "llama", "sliding_window": 16}, [0, 0]),
+    ({"model_type": "gemma3_text", "sliding_window": 16}, [16, 16]),
+    ({"model_type": "gemma3_text", "sliding_window": 16, "sliding_window_pattern": 2}, [16, 0]),
+    ({"model_type": "gemma3_text", "layer_types": ["full_attention", "sliding_attention"]}, [0, 4096]),
 ]
 
 
@@ -186,6 +201,25 @@ def test_granite_multipliers() -> None:
     )
     assert (config.embedding_multiplier, config.attention_scale) == (12.0, 0.5)
     assert (config.residual_multiplier, config.logits_divisor) == (0.2, 8.0)
+
+
+def test_ropes_of_gemma() -> None:
+    """By layer type since transformers 5, in fields of their own before."""
+    linear = {"rope_type": "linear", "factor": 8.0}
+    new = parse(
+        model_type="gemma3_text",
+        rope_parameters={
+            "full_attention": {"rope_theta": 5e5, **linear},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+        },
+    )
+    old = parse(model_type="gemma3_text", rope_theta=5e5, rope_local_base_freq=2e4, rope_scaling=linear)
+    assert new == old
+    assert (old.rope_theta, old.window_rope_theta) == (5e5, 2e4)
+    assert old.rope_scaling is not None and old.rope_scaling.factor == 8
+    plain = parse(model_type="gemma3_text")
+    assert (plain.rope_theta, plain.window_rope_theta, plain.rope_scaling) == (1e6, 1e4, None)
+    assert (plain.head_dim, plain.attention_scale) == (256, 1 / 16)
 
 
 GENERATION = [
@@ -233,6 +267,13 @@ WRONG_CONFIGS: list[tuple[dict[str, Any], str]] = [
     (
         {"model_type": "smollm3", "no_rope_layers": [1]},
         r"no_rope_layers must be a list with an entry for each of the 2",
+    ),
+    ({"model_type": "gemma3_text", "sliding_window": 0}, r"sliding_window is 0, but a whole number from 1"),
+    ({"model_type": "gemma3_text", "hidden_activation": "relu"}, r"hidden_activation is 'relu', but only gelu_py"),
+    ({"model_type": "gemma3_text", "layer_types": ["full_attention"]}, r"layer_types must be a list with sliding_"),
+    (
+        {"model_type": "gemma3_text", "rope_parameters": {"sliding_attention": {"rope_type": "linear"}}},
+        r"rope_type is 'linear', but layers with a window have the default",
     ),
 ]
 

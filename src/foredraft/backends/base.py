@@ -164,6 +164,10 @@ class Layer:
     gate_up: Linear
     down: Linear
     shape: AttentionShape
+    activation: str = "silu"  # of the gate: one of ACTIVATIONS
+    # Norms of what attention and the MLP add to the residual stream (Gemma); None: it is added as it is.
+    attention_update_norm: Tensor | None = None
+    mlp_update_norm: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,6 +189,10 @@ class Stack:
     residual_multiplier: float
     norm_eps: float
     entry: Entry | None = None
+    window_rope: Tensor | None = None  # of layers with a window (Gemma); None: they rotate as the others
+
+    def rope_of(self, layer: Layer) -> Tensor:
+        return self.rope if self.window_rope is None or not layer.shape.window else self.window_rope
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,6 +205,8 @@ class Taps:
     cache: Tensor  # [slots, len(layers) * hidden] in the backend's KV dtype, or in that of its activations
 
 
+# What a gate may go through: x / (1 + exp(-x)), or the approximation of x * P(normal < x) by tanh.
+ACTIVATIONS = ("silu", "gelu_tanh")
 ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -242,8 +252,8 @@ class Backend(Protocol):
         """Each row over the keys that `batch` lets it see, in text order: [rows, heads * head_dim]. The softmax and all
         sums are float32, reduced over fixed-size key blocks in order, so a row's bits depend on its keys alone."""
 
-    def gated(self, gate_up: Tensor) -> Tensor:
-        """silu(left half) * right half: [rows, 2 * width] -> [rows, width]."""
+    def gated(self, gate_up: Tensor, activation: str = "silu") -> Tensor:
+        """activation(left half) * right half: [rows, 2 * width] -> [rows, width]."""
 
     def silu(self, x: Tensor) -> Tensor:
         """x / (1 + exp(-x)), of any shape."""
@@ -321,10 +331,16 @@ def run_layers(
     normed = entered(backend, x, stack, batch)
     for index, layer in enumerate(layers):
         qkv = backend.linear(normed, layer.qkv)
-        q = backend.rope_and_store(qkv, (layer.q_norm, layer.k_norm), stack.rope, kv[index], layer.shape, batch)
-        attended = backend.linear(backend.attend(q, kv[index], layer.shape, batch), layer.output)
-        x, normed = backend.add_rms_norm(x, attended, multiplier, layer.post_norm, eps)
-        update = backend.linear(backend.gated(backend.linear(normed, layer.gate_up)), layer.down)
+        rope = stack.rope_of(layer)
+        q = backend.rope_and_store(qkv, (layer.q_norm, layer.k_norm), rope, kv[index], layer.shape, batch)
+        update = backend.linear(backend.attend(q, kv[index], layer.shape, batch), layer.output)
+        if layer.attention_update_norm is not None:
+            update = backend.rms_norm(update, layer.attention_update_norm, eps)
+        x, normed = backend.add_rms_norm(x, update, multiplier, layer.post_norm, eps)
+        gated = backend.gated(backend.linear(normed, layer.gate_up), layer.activation)
+        update = backend.linear(gated, layer.down)
+        if layer.mlp_update_norm is not None:
+            update = backend.rms_norm(update, layer.mlp_update_norm, eps)
         x, normed = backend.add_rms_norm(x, update, multiplier, next_norm(stack, index), eps)
         store_tap(backend, taps, index + 1, x, batch)
     return x, normed

@@ -7,6 +7,8 @@ models keep their values but save no memory here. Exactness: rows run through li
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -80,9 +82,9 @@ class TorchBackend(Backend):
             return q
         return torch.cat([_attend_rows(q, kv, shape, batch, self._at_once(rows)) for rows in _pieces(q)])[: len(q)]
 
-    def gated(self, gate_up: Tensor) -> Tensor:
+    def gated(self, gate_up: Tensor, activation: str = "silu") -> Tensor:
         gate, up = gate_up.chunk(2, dim=1)
-        return self.silu(gate) * up
+        return (self.silu(gate) if activation == "silu" else _gelu_tanh(gate)) * up
 
     def silu(self, x: Tensor) -> Tensor:
         """Not torch's own: on a CPU its bits depend on where an element stands among all of them."""
@@ -118,6 +120,13 @@ class TorchBackend(Backend):
             padded = functional.pad(rows, (0, 0, 0, size - len(rows)))
             tiles.append(functional.linear(padded, weight)[: len(rows)])
         return tiles[0] if len(tiles) == 1 else torch.cat(tiles)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    """x * (1 + tanh(z)) / 2 with z = sqrt(2 / pi) * (x + 0.044715 * x**3), which is x / (1 + exp(-2 * z)). Not torch's
+    own, see `silu`."""
+    wide = x.float()
+    return (wide / (1 + (-2 * math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)).exp())).to(x.dtype)
 
 
 def _pieces(x: Tensor) -> list[range]:

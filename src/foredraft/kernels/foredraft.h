@@ -23,6 +23,9 @@ enum fd_error {
 /* How the numbers of a weight are stored; the layouts are drawn in layout.h. */
 enum fd_kind { FD_F32 = 0, FD_BF16 = 1, FD_Q8 = 2, FD_Q4 = 3, FD_Q6 = 4, FD_Q5 = 5, FD_Q5K = 6, FD_Q4K = 7 };
 
+/* What the gate of a gated activation goes through; as in ACTIVATIONS of backends/base.py. */
+enum fd_activation { FD_SILU = 0, FD_GELU_TANH = 1 };
+
 /* A weight before packing: row-major [outputs, inputs] values, a code a byte where they are codes. The factors of groups
  * are float16, or int8 where blocks have factors too, which are float16; NULL where the kind has none. */
 typedef struct {
@@ -68,12 +71,13 @@ typedef struct {
     int64_t num_parts, outputs, inputs;
 } fd_projection;
 
-/* One transformer layer; q_norm and k_norm may be NULL, and input_norm of a first layer, whose q, k and v then read rows
- * as they are. */
+/* One transformer layer; q_norm and k_norm may be NULL, the norms of what attention and the MLP add to the residual
+ * stream too, and input_norm of a first layer, whose q, k and v then read rows as they are. */
 typedef struct {
-    const float *input_norm, *q_norm, *k_norm, *post_norm;
+    const float *input_norm, *q_norm, *k_norm, *post_norm, *attention_update_norm, *mlp_update_norm;
     fd_projection qkv, output, gate_up, down;
     fd_attention shape;
+    int32_t activation;
 } fd_layer;
 
 /* What the first layer's q, k and v read where it is not the normed residual stream: the embedding of the row's token
@@ -88,6 +92,7 @@ typedef struct {
     const fd_layer *layers; /* [count] */
     const float *norm;      /* after the last layer */
     const float *rope;      /* [rope_positions, 2, rotary_dim / 2] */
+    const float *window_rope; /* the same for layers with a window; NULL: they rotate as the others */
     const fd_entry *entry;  /* may be NULL */
     int64_t count, width, rope_positions, rotary_dim;
     float multiplier, eps; /* of the residual stream, and of the norms */
@@ -133,7 +138,7 @@ int fd_rms_norm(const float *x, const float *weight, float eps, int64_t rows, in
 /* x += multiplier * update; y = rms_norm(x). */
 int fd_add_rms_norm(float *x, const float *update, float multiplier, const float *weight, float eps, int64_t rows,
                     int64_t width, float *y);
-int fd_gated(const float *gate_up, int64_t rows, int64_t width, float *y);
+int fd_gated(const float *gate_up, int64_t rows, int64_t width, int activation, float *y);
 int fd_silu(const float *x, int64_t size, float *y);
 
 /* y [rows, count] = vectors[lanes[row]] . x[row], for vectors [num_lanes, count, width]. */

@@ -83,6 +83,11 @@ static int norm_if(const float *x, const float *weight, float eps, int64_t rows,
     return FD_OK;
 }
 
+/* The same in place, or nothing where there is no weight. */
+static int norm_update(float *update, const float *weight, float eps, int64_t rows, int64_t width) {
+    return weight ? fd_rms_norm(update, weight, eps, rows, width, update) : FD_OK;
+}
+
 /* What the first layer reads of an entry: [rows, 2 * width]. */
 static int enter(const fd_stack *stack, const fd_batch *batch, const float *x, float *embedded, float *out) {
     const fd_projection *embedding = &stack->entry->embedding;
@@ -104,17 +109,20 @@ static int enter(const fd_stack *stack, const fd_batch *batch, const float *x, f
 static int run_layer(const fd_stack *stack, const fd_layer *layer, const float *next_norm, const fd_kv *kv,
                      const fd_batch *batch, const buffers *to, const float *entry, float *x, float *normed) {
     int64_t rows = batch->rows, width = stack->width;
+    const float *rope = layer->shape.window > 0 && stack->window_rope ? stack->window_rope : stack->rope;
     int error = project(&layer->qkv, entry, rows, to->wide);
     if (!error)
-        error = fd_rope_and_store(to->wide, layer->q_norm, layer->k_norm, stack->rope, stack->rope_positions, kv,
+        error = fd_rope_and_store(to->wide, layer->q_norm, layer->k_norm, rope, stack->rope_positions, kv,
                                   &layer->shape, batch, to->narrow);
     if (!error) error = fd_attend(to->narrow, kv, &layer->shape, batch, to->attended);
     if (!error) error = project(&layer->output, to->attended, rows, to->update);
+    if (!error) error = norm_update(to->update, layer->attention_update_norm, stack->eps, rows, width);
     if (!error)
         error = fd_add_rms_norm(x, to->update, stack->multiplier, layer->post_norm, stack->eps, rows, width, normed);
     if (!error) error = project(&layer->gate_up, normed, rows, to->wide);
-    if (!error) error = fd_gated(to->wide, rows, layer->down.inputs, to->narrow);
+    if (!error) error = fd_gated(to->wide, rows, layer->down.inputs, layer->activation, to->narrow);
     if (!error) error = project(&layer->down, to->narrow, rows, to->update);
+    if (!error) error = norm_update(to->update, layer->mlp_update_norm, stack->eps, rows, width);
     if (!error) error = fd_add_rms_norm(x, to->update, stack->multiplier, next_norm, stack->eps, rows, width, normed);
     return error;
 }

@@ -18,7 +18,7 @@ from foredraft.batch import ForwardBatch
 from foredraft.config import ModelConfig
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.quantise import convert
-from foredraft.models.rope import rope_table
+from foredraft.models.rope import rope_tables
 
 Progress = Callable[[int, int], None]
 
@@ -41,6 +41,7 @@ class Decoder:
     norm: Tensor
     head: Linear
     rope: Tensor  # [positions, 2, rotary_dim / 2]: cos, sin
+    window_rope: Tensor | None = None  # of layers with a window, where they have rotations of their own
     vocabulary: DraftVocabulary | None = None  # None: tokens are rows of the embedding and columns of the logits
 
     def run(self, batch: ForwardBatch, kv: list[LayerKV], backend: Backend, taps: Taps | None = None) -> Tensor:
@@ -55,11 +56,13 @@ class Decoder:
     @cached_property
     def _stack(self) -> Stack:
         """One object for the life of the decoder: what a backend has found out about it, it need not find out again."""
-        return Stack(self.layers, self.norm, self.rope, self.config.residual_multiplier, self.config.rms_norm_eps)
+        multiplier, eps = self.config.residual_multiplier, self.config.rms_norm_eps
+        return Stack(self.layers, self.norm, self.rope, multiplier, eps, window_rope=self.window_rope)
 
     def with_positions(self, count: int) -> Decoder:
         """The same weights, with rotations for so many positions."""
-        return replace(self, rope=rope_table(self.config, count).to(self.rope.device))
+        rope, window_rope = rope_tables(self.config, count, self.rope.device)
+        return replace(self, rope=rope, window_rope=window_rope)
 
     @property
     def linears(self) -> list[Linear]:
@@ -122,18 +125,21 @@ def load_decoder(
         return pack_linear(weights, bias, backend)
 
     def layer(index: int) -> Layer:
-        return read_layer(f"model.layers.{index}", attention_shape(config, index), vector, optional, linear)
+        shape = attention_shape(config, index)
+        return read_layer(f"model.layers.{index}", shape, vector, optional, linear, config.activation)
 
     embedding = head = pack_linear([read("model.embed_tokens.weight", least_bits=8)], None, backend)
     if not config.tie_word_embeddings:
         head = pack_linear([read("lm_head.weight", least_bits=4 if rounds_all else 8)], None, backend)
+    rope, window_rope = rope_tables(config, max_positions, backend.device)
     return Decoder(
         config=config,
         embedding=embedding,
         layers=tuple(layer(index) for index in range(config.num_layers)),
         norm=vector("model.norm.weight"),
         head=head,
-        rope=rope_table(config, max_positions).to(backend.device),
+        rope=rope,
+        window_rope=window_rope,
     )
 
 
@@ -143,6 +149,7 @@ def read_layer(
     vector: Callable[[str], Tensor],
     optional: Callable[[str], Tensor | None],
     linear: Callable[..., Linear],
+    activation: str = "silu",
 ) -> Layer:
     """The layer whose tensors have names that begin with `prefix`, in the Llama layout."""
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
@@ -156,6 +163,9 @@ def read_layer(
         gate_up=linear(f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight"),
         down=linear(f"{mlp}.down_proj.weight"),
         shape=shape,
+        activation=activation,
+        attention_update_norm=optional(f"{attention}.update_norm.weight"),
+        mlp_update_norm=optional(f"{mlp}.update_norm.weight"),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from foredraft.config import ModelConfig, RopeScaling
@@ -10,8 +12,11 @@ from foredraft.models.fields import MAX_LAYERS, Fields, shown
 from foredraft.models.gguf_header import GGUFHeader
 from foredraft.models.gguf_tokenizer import eos_token_ids
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "smollm3", "phi3", "granite")
-_SMOLLM3_NO_ROPE_INTERVAL = 4  # not in the metadata: llama.cpp fixes it too
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "smollm3", "phi3", "granite", "gemma3")
+# Not in the metadata, where llama.cpp fixes them too.
+_SMOLLM3_NO_ROPE_INTERVAL = 4
+_GEMMA3_FULL_INTERVAL, _GEMMA3_WINDOW_THETA = 6, 10000.0
+_GEMMA3_27B_LAYERS = 62  # whose queries are scaled by the width of a head that hidden_size gives, not by their own
 
 
 def config_from_header(header: GGUFHeader) -> ModelConfig:
@@ -41,6 +46,14 @@ def config_from_header(header: GGUFHeader) -> ModelConfig:
         raise InvalidModel(f"{header.path}: {architecture}.attention.value_length must equal key_length ({head_dim}).")
     rope_dim = fields.integer("rope.dimension_count", head_dim)
     no_rope_layers = range(_SMOLLM3_NO_ROPE_INTERVAL - 1, num_layers, _SMOLLM3_NO_ROPE_INTERVAL)
+    is_gemma = architecture == "gemma3"
+    theirs: dict[str, Any] = {
+        "sliding_window": fields.integer("attention.sliding_window", 0) or None,
+        "embedding_multiplier": fields.number("embedding_scale", 1.0),
+        "attention_multiplier": fields.number("attention.scale", 0.0) or None,
+    }
+    if is_gemma:
+        theirs = _gemma3(fields, hidden_size, num_layers, num_heads, head_dim)
     return ModelConfig(
         architecture=architecture,
         vocab_size=embedding.shape[0],
@@ -56,16 +69,29 @@ def config_from_header(header: GGUFHeader) -> ModelConfig:
         rope_dim=0 if rope_dim == head_dim else rope_dim,
         rope_scaling=rope_scaling(header, fields, rope_dim // 2),
         no_rope_layers=tuple(no_rope_layers) if architecture == "smollm3" else (),
-        qk_norm=architecture == "qwen3",
-        sliding_window=fields.integer("attention.sliding_window", 0) or None,
+        qk_norm=architecture in ("qwen3", "gemma3"),
+        activation="gelu_tanh" if is_gemma else "silu",
+        update_norms=is_gemma,
+        **theirs,
         tie_word_embeddings="output.weight" not in header.tensors,
-        embedding_multiplier=fields.number("embedding_scale", 1.0),
-        attention_multiplier=fields.number("attention.scale", 0.0) or None,
         residual_multiplier=fields.number("residual_scale", 1.0),
         logits_divisor=fields.number("logit_scale", 1.0, positive=True),
         bos_token_id=header.metadata.get("tokenizer.ggml.bos_token_id"),
         eos_token_ids=eos_token_ids(header.metadata),
     )
+
+
+def _gemma3(fields: Fields, hidden_size: int, num_layers: int, num_heads: int, head_dim: int) -> dict[str, Any]:
+    """Those fields of a ModelConfig that are Gemma's own."""
+    interval = fields.integer("attention.sliding_window_pattern", _GEMMA3_FULL_INTERVAL)
+    width = hidden_size // num_heads if num_layers == _GEMMA3_27B_LAYERS else head_dim
+    return {
+        "sliding_window": fields.integer("attention.sliding_window"),
+        "sliding_layers": tuple(layer for layer in range(num_layers) if (layer + 1) % interval),
+        "window_rope_theta": fields.number("rope.freq_base_swa", _GEMMA3_WINDOW_THETA, positive=True),
+        "embedding_multiplier": hidden_size**0.5,
+        "attention_multiplier": width**-0.5,
+    }
 
 
 def rope_scaling(header: GGUFHeader, fields: Fields, num_frequencies: int) -> RopeScaling | None:

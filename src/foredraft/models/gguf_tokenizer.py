@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6
 
 # Tokens that end a turn in chat templates; many files name only the end of the document in eos_token_id.
-_END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>")
+_END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
 # Control tokens whatever a file marks them as.
 _ALWAYS_CONTROL = (*_END_OF_TURN, "<|endoftext|>", "<|end_of_text|>")
 # The ids that SentencePiece models use when a file names no others.

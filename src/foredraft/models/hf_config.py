@@ -10,7 +10,9 @@ from foredraft.config import ModelConfig, RopeScaling
 from foredraft.errors import InvalidModel
 from foredraft.models.fields import MAX_LAYERS, Fields, shown
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "granite")
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "granite", "gemma3_text")
+_HEAD_DIMS = {"qwen3": 128, "gemma3_text": 256}  # where they do not follow from the hidden size
+_SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
 def config_from_json(path: Path, raw: dict[str, Any]) -> ModelConfig:
@@ -27,16 +29,20 @@ def config_from_json(path: Path, raw: dict[str, Any]) -> ModelConfig:
             f"{path}: quantization_config is set, but quantised safetensors are not supported; "
             "use the unquantised model with dtype='int4' or 'int8', or a GGUF file."
         )
-    if fields.text("hidden_act", "silu") not in ("silu", "swish"):
-        raise fields.error("hidden_act", f"is {shown(raw['hidden_act'])}, but only silu is supported")
+    is_gemma = architecture == "gemma3_text"
+    _check_activation(fields, is_gemma)
 
     hidden_size = fields.integer("hidden_size")
     num_layers = fields.integer("num_hidden_layers", most=MAX_LAYERS)
     num_heads = fields.integer("num_attention_heads")
-    head_dim = fields.integer("head_dim", 128 if architecture == "qwen3" else hidden_size // num_heads)
+    head_dim = fields.integer("head_dim", _HEAD_DIMS.get(architecture, hidden_size // num_heads))
     no_rope_layers = _no_rope_layers(raw, fields, num_layers) if architecture == "smollm3" else ()
     sliding_window, sliding_layers = _sliding(architecture, raw, fields, num_layers, no_rope_layers)
+    window_rope_theta = None
+    if is_gemma:
+        raw, window_rope_theta = _ropes_by_layer_type(path, raw)
     rope_theta, rope_dim, rope_scaling = _rope(path, architecture, raw, head_dim)
+    multipliers = _multipliers(architecture, fields, hidden_size)
     return ModelConfig(
         architecture=architecture,
         vocab_size=fields.integer("vocab_size"),
@@ -52,17 +58,39 @@ def config_from_json(path: Path, raw: dict[str, Any]) -> ModelConfig:
         rope_dim=0 if rope_dim == head_dim else rope_dim,
         rope_scaling=rope_scaling,
         no_rope_layers=no_rope_layers,
-        qk_norm=architecture == "qwen3",
+        qk_norm=architecture in ("qwen3", "gemma3_text"),
         sliding_window=sliding_window,
         sliding_layers=sliding_layers,
-        tie_word_embeddings=fields.flag("tie_word_embeddings", architecture == "smollm3"),
-        embedding_multiplier=fields.number("embedding_multiplier", 1.0) if architecture == "granite" else 1.0,
-        attention_multiplier=fields.number("attention_multiplier", 1.0) if architecture == "granite" else None,
-        residual_multiplier=fields.number("residual_multiplier", 1.0) if architecture == "granite" else 1.0,
-        logits_divisor=fields.number("logits_scaling", 1.0, positive=True) if architecture == "granite" else 1.0,
+        window_rope_theta=window_rope_theta,
+        activation="gelu_tanh" if is_gemma else "silu",
+        update_norms=is_gemma,
+        tie_word_embeddings=fields.flag("tie_word_embeddings", architecture in ("smollm3", "gemma3_text")),
+        **multipliers,
         bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
         eos_token_ids=fields.token_ids("eos_token_id"),
     )
+
+
+def _check_activation(fields: Fields, is_gemma: bool) -> None:
+    name, allowed = ("hidden_activation", ("gelu_pytorch_tanh",)) if is_gemma else ("hidden_act", ("silu", "swish"))
+    found = fields.text(name, allowed[0])
+    if found not in allowed:
+        raise fields.error(name, f"is {shown(found)}, but only {allowed[0]} is supported")
+
+
+def _multipliers(architecture: str, fields: Fields, hidden_size: int) -> dict[str, Any]:
+    """Those fields of a ModelConfig in which Granite and Gemma differ from all others."""
+    if architecture == "granite":
+        return {
+            "embedding_multiplier": fields.number("embedding_multiplier", 1.0),
+            "attention_multiplier": fields.number("attention_multiplier", 1.0),
+            "residual_multiplier": fields.number("residual_multiplier", 1.0),
+            "logits_divisor": fields.number("logits_scaling", 1.0, positive=True),
+        }
+    if architecture == "gemma3_text":
+        scalar = fields.number("query_pre_attn_scalar", 256.0, positive=True)
+        return {"embedding_multiplier": hidden_size**0.5, "attention_multiplier": scalar**-0.5}
+    return {}
 
 
 def _no_rope_layers(raw: dict[str, Any], fields: Fields, num_layers: int) -> tuple[int, ...]:
@@ -82,6 +110,8 @@ def _sliding(
     """The window and the layers that have it (None: all)."""
     if architecture in ("llama", "granite"):
         return None, None
+    if architecture == "gemma3_text":
+        return fields.integer("sliding_window", 4096), _windowed_layers(raw, fields, num_layers)
     if architecture in ("mistral", "phi3"):
         default = 4096 if architecture == "mistral" else None  # explicit null means no window
         window = raw.get("sliding_window", default)
@@ -98,6 +128,33 @@ def _sliding(
     else:
         layers = tuple(range(fields.integer("max_window_layers", 28), num_layers))
     return fields.integer("sliding_window", 4096), layers
+
+
+def _windowed_layers(raw: dict[str, Any], fields: Fields, num_layers: int) -> tuple[int, ...]:
+    """By the type of every layer, or by Gemma's pattern: the last of so many layers sees everything."""
+    types = raw.get("layer_types")
+    if types is None:
+        interval = fields.integer("sliding_window_pattern", 6)
+        types = [_SLIDING if (layer + 1) % interval else _FULL for layer in range(num_layers)]
+    if not isinstance(types, list) or len(types) != num_layers or not all(kind in (_SLIDING, _FULL) for kind in types):
+        raise fields.error("layer_types", f"must be a list with {_SLIDING} or {_FULL} for each of {num_layers} layers")
+    return tuple(layer for layer, kind in enumerate(types) if kind == _SLIDING)
+
+
+def _ropes_by_layer_type(path: Path, raw: dict[str, Any]) -> tuple[dict[str, Any], float]:
+    """Gemma 3: `raw` with the rope of layers that see everything as that of all layers, and the theta of those with a
+    window, whose rope is never stretched."""
+    ropes = raw.get("rope_parameters") or {}
+    if not isinstance(ropes, dict) or not all(isinstance(ropes.get(kind, {}), dict) for kind in (_SLIDING, _FULL)):
+        raise InvalidModel(f"{path}: field rope_parameters must be an object; download or convert the model again.")
+    full = {"rope_theta": 1e6, **ropes.get(_FULL, {})}
+    window = {"rope_theta": raw.get("rope_local_base_freq", 1e4), **ropes.get(_SLIDING, {})}
+    fields = Fields(path, window)
+    if fields.text("rope_type", "default") != "default":
+        raise fields.error("rope_type", f"is {shown(window['rope_type'])}, but layers with a window have the default")
+    if not ropes:  # transformers 4
+        full = {"rope_theta": raw.get("rope_theta", 1e6), **(raw.get("rope_scaling") or {})}
+    return {**raw, "rope_parameters": full, "rope_scaling": None}, fields.number("rope_theta", positive=True)
 
 
 def _rope(path: Path, architecture: str, raw: dict[str, Any], head_dim: int) -> tuple[float, int, RopeScaling | None]:

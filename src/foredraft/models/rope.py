@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,6 +11,15 @@ from torch import Tensor
 from foredraft.config import ModelConfig, RopeScaling
 
 _PIECE = 1 << 16  # positions that are computed at once: a table needs little memory beside its own
+
+
+def rope_tables(config: ModelConfig, max_positions: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """The rotations of all layers, and of those with a window where they have their own."""
+    table = rope_table(config, max_positions).to(device)
+    if config.window_rope_theta is None:
+        return table, None
+    of_windows = replace(config, rope_theta=config.window_rope_theta, rope_scaling=None)
+    return table, rope_table(of_windows, max_positions).to(device)
 
 
 def rope_table(config: ModelConfig, max_positions: int) -> Tensor:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from foredraft.backends.base import Weight, plain_weight
+from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel, InvalidParameter
 from foredraft.models.checkpoint import Checkpoint, StoredTensor
 from foredraft.models.fields import Fields, read_json, shown
@@ -18,6 +19,11 @@ from foredraft.params import NEUTRAL, SamplingParams
 
 _INDEX = "model.safetensors.index.json"
 _PRECISION = {"F32": "float32", "F16": "bfloat16", "BF16": "bfloat16"}
+_GEMMA_NORMS = {
+    "post_attention_layernorm": "self_attn.update_norm",
+    "pre_feedforward_layernorm": "post_attention_layernorm",
+    "post_feedforward_layernorm": "mlp.update_norm",
+}
 _BUFFER_SUFFIX = "rotary_emb.inv_freq"  # old exports store what the config already says
 
 
@@ -35,7 +41,7 @@ class SafetensorsCheckpoint(Checkpoint):
         sampling = read_json(generation)
         eos_token_ids = Fields(generation, sampling).token_ids("eos_token_id") or config.eos_token_ids
         config = replace(config, eos_token_ids=eos_token_ids)
-        stored = (tensor for file in shard_files(folder) for tensor in _stored_tensors(file))
+        stored = (tensor for file in shard_files(folder) for tensor in _stored_tensors(file, config))
         read_tokenizer = partial(Tokenizer.from_folder, folder, config.eos_token_ids)
         super().__init__(folder, config, _sampling_defaults(generation, sampling), stored, read_tokenizer)
 
@@ -99,8 +105,9 @@ def _opened(file: Path) -> Any:
         raise InvalidModel(f"{file} is truncated or damaged ({error}); download it again.") from error
 
 
-def _stored_tensors(file: Path) -> Iterator[StoredTensor]:
+def _stored_tensors(file: Path, config: ModelConfig) -> Iterator[StoredTensor]:
     """The tensors of a file. The library compares the header's length, shapes and offsets with the file's size."""
+    is_gemma = config.architecture == "gemma3_text"
     shard = _opened(file)
     for name in list(shard.keys()):
         if name.endswith(_BUFFER_SUFFIX):
@@ -112,8 +119,20 @@ def _stored_tensors(file: Path) -> Iterator[StoredTensor]:
                 f"{file}: tensor {shown(name)} is {dtype} with shape {list(shape)}, but {', '.join(_PRECISION)} "
                 "matrices and vectors are supported; use an unquantised version of the model."
             )
-        yield StoredTensor(file, name, shape, _PRECISION[dtype], partial(_read, shard, name))
+        layout_name = _gemma_name(name) if is_gemma else name
+        read = partial(_read, shard, name, is_gemma and len(shape) == 1)
+        yield StoredTensor(file, layout_name, shape, _PRECISION[dtype], read)
 
 
-def _read(shard: Any, stored_name: str, name: str, wanted: slice) -> Weight:
-    return plain_weight(shard.get_slice(stored_name)[wanted])
+def _gemma_name(name: str) -> str:
+    """In the Llama layout the norm after attention is the one that the MLP reads through."""
+    for theirs, ours in _GEMMA_NORMS.items():
+        if name.endswith(f".{theirs}.weight"):
+            return name.replace(theirs, ours)
+    return name
+
+
+def _read(shard: Any, stored_name: str, adds_one: bool, name: str, wanted: slice) -> Weight:
+    """`adds_one`: Gemma's norms multiply by one more than what is stored."""
+    values = shard.get_slice(stored_name)[wanted]
+    return plain_weight(values.float() + 1 if adds_one else values)

@@ -31,6 +31,8 @@ def required_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]
     }
     if config.qk_norm:
         of_layer |= {"self_attn.q_norm": (config.head_dim,), "self_attn.k_norm": (config.head_dim,)}
+    if config.update_norms:
+        of_layer |= {"self_attn.update_norm": (hidden,), "mlp.update_norm": (hidden,)}
     for index in range(config.num_layers):
         for module, shape in of_layer.items():
             yield f"model.layers.{index}.{module}.weight", shape

@@ -114,8 +114,8 @@ class CudaBackend(Backend):
             attend_whole(q, kv, shape, plan, plan.whole, out)
         return out
 
-    def gated(self, gate_up: Tensor) -> Tensor:
-        return rows.gated(gate_up[None], torch.float32)
+    def gated(self, gate_up: Tensor, activation: str = "silu") -> Tensor:
+        return rows.gated(gate_up[None], torch.float32, activation)
 
     def silu(self, x: Tensor) -> Tensor:
         return functional.silu(x)  # on a GPU every element is computed alike
@@ -149,20 +149,24 @@ class CudaBackend(Backend):
             normed = entered(self, x, stack, batch)
         for index, (layer, cache) in enumerate(zip(layers, kv, strict=True)):
             qkv = linear.sums(normed, layer.qkv)
-            norms = layer.q_norm, layer.k_norm
-            q = rows.rope_and_store(qkv, norms, stack.rope, cache, layer.shape, plan.positions, plan.slots)
+            norms, rope = (layer.q_norm, layer.k_norm), stack.rope_of(layer)
+            q = rows.rope_and_store(qkv, norms, rope, cache, layer.shape, plan.positions, plan.slots)
             attended = self._attend(q, cache, layer.shape, plan, of(layer.output))
-            update = linear.sums(attended, layer.output)
+            update = self._normed_update(linear.sums(attended, layer.output), layer.attention_update_norm, eps)
             normed = rows.add_norm(x, update, multiplier, layer.post_norm, eps, of(layer.gate_up))
-            if linear.can_gate(layer.gate_up):
+            if layer.activation == "silu" and linear.can_gate(layer.gate_up):
                 active = linear.gated(normed, layer.gate_up, of(layer.down))
             else:
-                active = rows.gated(linear.sums(normed, layer.gate_up), of(layer.down))
-            update = linear.sums(active, layer.down)
+                active = rows.gated(linear.sums(normed, layer.gate_up), of(layer.down), layer.activation)
+            update = self._normed_update(linear.sums(active, layer.down), layer.mlp_update_norm, eps)
             following = layers[min(index + 1, len(layers) - 1)]
             normed = rows.add_norm(x, update, multiplier, next_norm(stack, index), eps, of(following.qkv))
             store_tap(self, taps, index + 1, x, batch)
         return x, normed
+
+    def _normed_update(self, sums: Tensor, norm: Tensor | None, eps: float) -> Tensor:
+        """What a block adds to the residual stream: [segments, rows, width], or one segment after a norm of its own."""
+        return sums if norm is None else self.rms_norm(rows.collect(sums), norm, eps)[None]
 
     def _operand_dtype(self, weight: Linear) -> torch.dtype:
         return torch.float32 if self.kv_dtype is torch.float32 else linear.operand_dtype(weight)

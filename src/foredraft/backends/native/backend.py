@@ -20,7 +20,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import AttentionShape, Backend, HeadNorms, LayerKV, Linear, Stack, Taps, Weight
+from foredraft.backends.base import (
+    ACTIVATIONS,
+    AttentionShape,
+    Backend,
+    HeadNorms,
+    LayerKV,
+    Linear,
+    Stack,
+    Taps,
+    Weight,
+)
 from foredraft.backends.native.describe import describe_batch, describe_shape, describe_stack, matrix, pointer
 from foredraft.backends.native.header import STRUCTURES
 from foredraft.backends.native.library import ERRORS, OUT_OF_MEMORY, load_library
@@ -138,14 +148,14 @@ class NativeBackend(Backend):
             self._call("add_rms_norm", target, source, multiplier, scale, eps, rows, width, y.data_ptr())
         return x, y
 
-    def gated(self, gate_up: Tensor) -> Tensor:
+    def gated(self, gate_up: Tensor, activation: str = "silu") -> Tensor:
         rows, both = matrix("gate_up", gate_up)
         if both % 2:
             raise ValueError(f"gate_up must have an even width, not {both}.")
         source = pointer("gate_up", gate_up, torch.float32, rows, both)
         y = torch.empty(rows, both // 2, dtype=torch.float32)
         if rows and both:
-            self._call("gated", source, rows, both // 2, y.data_ptr())
+            self._call("gated", source, rows, both // 2, ACTIVATIONS.index(activation), y.data_ptr())
         return y
 
     def silu(self, x: Tensor) -> Tensor:

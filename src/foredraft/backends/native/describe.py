@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import AttentionShape, Layer, Linear, Stack
+from foredraft.backends.base import ACTIVATIONS, AttentionShape, Layer, Linear, Stack
 from foredraft.backends.native.header import STRUCTURES
 from foredraft.batch import ForwardBatch
 
@@ -63,10 +63,16 @@ def describe_stack(stack: Stack) -> Structure:
             vector("q_norm", layer.q_norm, layer.shape.head_dim),
             vector("k_norm", layer.k_norm, layer.shape.head_dim),
             vector("post_norm", layer.post_norm, width),
+            vector("attention_update_norm", layer.attention_update_norm, width),
+            vector("mlp_update_norm", layer.mlp_update_norm, width),
             *(projection(linear) for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)),
             describe_shape(layer.shape),
+            ACTIVATIONS.index(layer.activation),
         )
 
+    window_rope = None
+    if stack.window_rope is not None:
+        window_rope = pointer("window_rope", stack.window_rope, torch.float32, positions, 2, half)
     entry: Any = None
     if stack.entry is not None:
         embedding, norm = projection(stack.entry.embedding), vector("entry norm", stack.entry.norm, width)
@@ -75,6 +81,7 @@ def describe_stack(stack: Stack) -> Structure:
         (STRUCTURES["fd_layer"] * len(stack.layers))(*map(describe, stack.layers)),
         vector("norm", stack.norm, width),
         pointer("rope", stack.rope, torch.float32, positions, 2, half),
+        window_rope,
         entry,
         *(len(stack.layers), width, positions, 2 * half),
         *(stack.residual_multiplier, stack.norm_eps),
