@@ -17,7 +17,7 @@ TESTS := slow gpu page
 BENCHMARKS := plain peers kernels host acceptance precision control server drafts
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench clean test $(TESTS:%=test-%) test-levels lint check-speculators check-vllm \
+.PHONY: help demo bench clean test $(TESTS:%=test-%) test-levels lint check-speculators check-llama check-vllm \
 	check-ray soak fuzz sanitize emulate figures figures-machine $(BENCHMARKS:%=bench-%)
 
 ##@ use it
@@ -56,7 +56,10 @@ test-levels: .venv/.installed-dev ## the contract tests with every level of kern
 		echo "kernels: $$level" && $(BIN)/python -m pytest --kernels $$level --numprocesses logical --maxprocesses 8 --dist loadfile tests/contract $(ARGS) || exit 1; done
 
 check-speculators: .venv/.installed-dev .peers/speculators/.installed ## exported heads give our logits in the speculators package
-	@$(BIN)/python -m pytest -m peers tests/peers $(ARGS)
+	@$(BIN)/python -m pytest -m peers tests/peers/test_speculators.py $(ARGS)
+
+check-llama: .venv/.installed-dev .peers/llama/.installed ## llama.cpp writes the same greedy text from the same GGUF files
+	@$(BIN)/python -m pytest -m peers tests/peers/test_llama_cpp.py $(ARGS)
 
 check-vllm: .venv/.installed .peers/vllm/.installed ## our suffix proposer and EAGLE-3 head in real vLLM on this CPU, beside Foredraft (a quarter of an hour)
 	@$(BIN)/python -m tests.check_vllm $(ARGS)
@@ -141,8 +144,9 @@ figures: .venv/.installed ## write docs/benchmarks.md, docs/map.md, README's tab
 	@$(PIP) --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# The engines of bench-peers and the packages of check-speculators and check-vllm, each in its own environment. One that
-# cannot be installed does not stop the others: the benchmark reports why, and the next make tries again.
+# The engines of bench-peers and check-llama, and the packages of check-speculators and check-vllm, each in its own
+# environment. One that cannot be installed does not stop the others: the benchmark reports why, and the next make tries
+# again.
 .peers/openvino/.installed: PEER := openvino-genai==2026.4.1.0
 .peers/speculators/.installed: PEER := torch==2.13.0 speculators==0.9.0
 # Both bring torchvision, torchaudio or torchcodec, whose builds on PyPI may be for another torch; then they do not even

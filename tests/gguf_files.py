@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +82,16 @@ def write_gguf(
     return path
 
 
-def convert_to_gguf(model: Any, path: Path) -> Path:
-    """A transformers model as F32 GGUF, with the names, the order of rows and the metadata that llama.cpp gives it."""
+def convert_to_gguf(model: Any, path: Path, num_tokens: int = 0) -> Path:
+    """A transformers model as F32 GGUF, with the names, the order of rows and the metadata that llama.cpp gives it.
+    llama.cpp compares the number of tokens with the embedding: with `num_tokens`, the tokenizer has so many."""
     config = model.config
-    architecture = {"mistral": "llama", "gemma3_text": "gemma3"}.get(config.model_type, config.model_type)
+    architecture = {"mistral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}.get(
+        config.model_type, config.model_type
+    )
     names = gguf.get_tensor_name_map(_architecture_id(architecture), config.num_hidden_layers)
     tensors: dict[str, np.ndarray] = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in _state(model):
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         if architecture in _INTERLEAVED and (".q_proj." in name or ".k_proj." in name):
@@ -103,7 +107,25 @@ def convert_to_gguf(model: Any, path: Path) -> Path:
     elif rope["rope_type"] == "longrope":
         tensors["rope_factors_long.weight"] = np.array(rope["long_factor"], np.float32)
         tensors["rope_factors_short.weight"] = np.array(rope["short_factor"], np.float32)
-    return write_gguf(path, {**metadata, **TOKENIZER}, tensors, architecture=architecture)
+    further = [f"<{token}>" for token in range(len(TOKENS), num_tokens)]
+    types = [*TOKENIZER["tokenizer.ggml.token_type"], *[1] * len(further)]
+    tokenizer = {
+        **TOKENIZER,
+        "tokenizer.ggml.tokens": [*TOKENS, *further],
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.add_bos_token": False,
+    }
+    return write_gguf(path, {**metadata, **tokenizer}, tensors, architecture=architecture)
+
+
+def _state(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a model, those of all its gates and of all its ups apart."""
+    for name, tensor in model.state_dict().items():
+        if name.endswith("mlp.experts.gate_up_proj"):
+            for part, piece in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
+                yield name.replace("gate_up", part) + ".weight", piece.contiguous()
+        else:
+            yield (f"{name}.weight" if name.endswith("mlp.experts.down_proj") else name), tensor
 
 
 def interleave_halves(tensor: torch.Tensor, heads: int) -> torch.Tensor:
@@ -146,6 +168,10 @@ def _metadata(config: Any) -> dict[str, Any]:
         metadata["attention.sliding_window"] = config.sliding_window or 0
     if config.model_type == "gemma3_text":
         metadata["attention.sliding_window"] = config.sliding_window
+    if config.model_type == "qwen3_moe":
+        metadata["expert_count"] = config.num_experts
+        metadata["expert_used_count"] = config.num_experts_per_tok
+        metadata["expert_feed_forward_length"] = config.moe_intermediate_size
     if config.model_type == "granite":
         metadata["attention.scale"] = config.attention_multiplier
         metadata["embedding_scale"] = config.embedding_multiplier

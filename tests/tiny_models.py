@@ -84,6 +84,12 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {
     "granite": lambda: _transformers().GraniteConfig(
         **SMALL, embedding_multiplier=12.0, attention_multiplier=0.1, residual_multiplier=0.22, logits_scaling=8.0
     ),
+    "qwen3-moe": lambda: _transformers().Qwen3MoeConfig(
+        **SMALL, head_dim=32, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True
+    ),
+    "qwen3-moe-dense": lambda: _transformers().Qwen3MoeConfig(
+        **SMALL, num_experts=5, num_experts_per_tok=3, moe_intermediate_size=64, mlp_only_layers=[1], head_dim=32
+    ),
     "gemma3": lambda: _transformers().Gemma3TextConfig(
         **{**SMALL, "num_hidden_layers": 7}, head_dim=32, query_pre_attn_scalar=32, sliding_window=24
     ),
@@ -109,12 +115,14 @@ def random_model(name: str, seed: int = 0, **sizes: int) -> Any:
     for field, value in sizes.items():
         setattr(config, field, value)
     model = _transformers().AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    # Gemma's are multiplied, and are the output head too: larger ones would make every text repeat one token.
+    embedding = 0.04 if hasattr(model.get_input_embeddings(), "embed_scale") else 1.0
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
             else:
-                parameter.copy_(torch.randn_like(parameter) * (1.0 if "embed" in parameter_name else 0.15))
+                parameter.copy_(torch.randn_like(parameter) * (embedding if "embed" in parameter_name else 0.15))
     return model
 
 

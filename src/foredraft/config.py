@@ -35,6 +35,17 @@ class RopeScaling:
 
 
 @dataclass(frozen=True)
+class ExpertsConfig:
+    """The experts of a model's layers, and how a row's are chosen and weighted (see backends.base.Experts)."""
+
+    count: int
+    num_chosen: int
+    intermediate_size: int  # of each
+    normalised: bool
+    dense_layers: tuple[int, ...] = ()  # layers that have one MLP instead
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """One decoder-only transformer of the Llama family; every relative is a setting of these fields."""
 
@@ -57,6 +68,7 @@ class ModelConfig:
     sliding_layers: tuple[int, ...] | None = None  # layers with the window; None: all, when there is a window
     window_rope_theta: float | None = None  # of layers with the window, which are not scaled then (Gemma 3)
     activation: str = "silu"  # of the MLP's gate: one of backends.base.ACTIVATIONS
+    experts: ExpertsConfig | None = None
     update_norms: bool = False  # norms of what attention and the MLP add to the residual stream (Gemma 3)
     tie_word_embeddings: bool = False
     embedding_multiplier: float = 1.0  # Granite's four multipliers
@@ -73,6 +85,9 @@ class ModelConfig:
     @property
     def attention_scale(self) -> float:
         return self.head_dim**-0.5 if self.attention_multiplier is None else self.attention_multiplier
+
+    def has_experts(self, layer: int) -> bool:
+        return self.experts is not None and layer not in self.experts.dense_layers
 
     def window_of_layer(self, layer: int) -> int:
         """The sliding window of a layer in tokens, 0 where it sees everything."""

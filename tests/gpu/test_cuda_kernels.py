@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import Layer, LayerKV, Linear, Stack, Weight, run_layers
+from foredraft.backends.base import Layer, LayerKV, Linear, Mlp, Stack, Weight, run_layers
 from foredraft.batch import PackedBatch
 from tests.gpu.kernel_device import DEVICE, INTERPRETED, needs_kernels, small
 from tests.native.scene import BLOCK, Scene, attention_shape
@@ -276,7 +276,7 @@ def random_stack(kind: str, layers: int = 2) -> Stack:
     made = tuple(
         Layer(
             *(small(hidden), linear(960, hidden), None, None, linear(hidden, hidden), small(hidden)),
-            *(linear(2 * ffn, hidden), linear(hidden, ffn), shape),
+            *(Mlp(linear(2 * ffn, hidden), linear(hidden, ffn)), shape),
         )
         for _ in range(layers)
     )

@@ -97,6 +97,7 @@ ARCHITECTURES = (
     "phi3-longrope",
     "phi3-partial",
     "granite",
+    "qwen3-moe",
     "gemma3",
 )
 
@@ -134,6 +135,27 @@ def test_a_gemma_file_ends_turns_and_must_have_its_window(tmp_path: Path) -> Non
     config = GGUFCheckpoint(write_gguf(tmp_path / "a.gguf", metadata, tensors, architecture="gemma3")).config
     assert config.eos_token_ids == (1, 5)
     assert (config.window_rope_theta, config.window_of_layer(0)) == (5e3, 8)
+
+
+def test_experts_of_a_file_must_be_as_many_as_it_says(tmp_path: Path) -> None:
+    model = random_model("qwen3-moe")
+    whole = gguf.GGUFReader(convert_to_gguf(model, tmp_path / "model.gguf"))
+    tensors = {tensor.name: np.array(tensor.data) for tensor in whole.tensors}
+    metadata = {key: field.contents() for key, field in whole.fields.items() if key[:4] not in ("GGUF", "gene")}
+
+    def refused(message: str, **changes: Any) -> None:
+        changed = {key.replace("__", "."): value for key, value in changes.items()}
+        new = {
+            key: value for key, value in {**tensors, **changed}.items() if isinstance(value, np.ndarray) and len(value)
+        }
+        fields = {**metadata, **{key: value for key, value in changed.items() if isinstance(value, int)}}
+        with pytest.raises(InvalidModel, match=message):
+            GGUFCheckpoint(write_gguf(tmp_path / "wrong.gguf", fields, new, architecture="qwen3moe"))
+
+    refused("asks for 7 experts with 32 rows each", qwen3moe__expert_count=7)
+    refused("has 224 rows for all experts", blk__1__ffn_up_exps__weight=tensors["blk.1.ffn_up_exps.weight"][:7])
+    refused("9 experts of a token are to be chosen of 8", qwen3moe__expert_used_count=9)
+    refused(r"experts\.0\.up_proj\.weight' is missing", blk__1__ffn_up_exps__weight=np.zeros(0))
 
 
 def test_rows_left_interleaved_would_show(tmp_path: Path) -> None:
@@ -215,8 +237,8 @@ def test_what_a_4_bit_file_keeps_at_8_bits(rounds_all: bool, kept: str, tmp_path
     backend = TorchBackend("int4", torch.device("cpu"))
     decoder = load_decoder(checkpoint, "int4", 64, backend, rounds_all=rounds_all)
     (layer,) = decoder.layers
-    assert (layer.qkv.kinds, layer.output.kinds, layer.gate_up.kinds) == (("q4",),) * 3
-    assert (decoder.embedding.kinds, layer.down.kinds, decoder.head.kinds) == (("q8",), (kept,), (kept,))
+    assert (layer.qkv.kinds, layer.output.kinds, layer.mlp.gate_up.kinds) == (("q4",),) * 3
+    assert (decoder.embedding.kinds, layer.mlp.down.kinds, decoder.head.kinds) == (("q8",), (kept,), (kept,))
 
 
 Edit = Callable[[dict[str, Any], dict[str, np.ndarray]], None]
@@ -244,7 +266,7 @@ WRONG_MODELS: dict[str, tuple[Edit, str]] = {
     "text for a number": (with_field("llama.context_length", "long"), r"llama\.context_length is 'long'"),
     "heads per layer": (with_field("llama.attention.head_count", [4, 4]), r"head_count is \[4, 4\]"),
     "unequal head sizes": (with_field("llama.attention.value_length", 32), r"value_length must equal"),
-    "experts": (with_field("llama.expert_count", 8), r"mixture of experts"),
+    "experts": (with_field("llama.expert_count", 8), r"llama\.expert_count is set, but of the mixtures of experts"),
     "split file": (with_field("split.count", 2), r"one part of a split GGUF"),
     "yarn": (with_field("llama.rope.scaling.type", "yarn"), r"rope scaling 'yarn' is not supported"),
     "no embedding": (without_tensor("token_embd.weight"), r"'token_embd\.weight' is missing"),

@@ -11,9 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from foredraft.backends.torch import TorchBackend
 from foredraft.config import ModelConfig
-from foredraft.errors import InvalidModel
+from foredraft.errors import InvalidModel, InvalidParameter
 from foredraft.models.catalog import open_checkpoint
+from foredraft.models.decoder import load_decoder
 from foredraft.models.hf_config import config_from_json
 from foredraft.models.safetensors import SafetensorsCheckpoint
 from foredraft.models.shapes import required_shapes
@@ -50,20 +52,22 @@ def write_folder(folder: Path, dtype: torch.dtype = torch.float32, **changes: An
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_tensors_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     model = random_model(name)
-    checkpoint = SafetensorsCheckpoint(save_model(model, tmp_path))
+    folder = save_model(model, tmp_path)
+    checkpoint = SafetensorsCheckpoint(folder)
     parts: dict[str, torch.Tensor] = {}
     queries = checkpoint.config.num_heads * checkpoint.config.head_dim
     keys = checkpoint.config.num_kv_heads * checkpoint.config.head_dim
-    for key, tensor in model.state_dict().items():
+    for key, tensor in load_file(folder / "model.safetensors").items():
         if "qkv_proj" in key:
             for part, piece in zip("qkv", tensor.split([queries, keys, keys]), strict=True):
                 parts[key.replace("qkv", part)] = piece
         elif "gate_up_proj" in key:
             for part, piece in zip(("gate", "up"), tensor.chunk(2), strict=True):
                 parts[key.replace("gate_up", part)] = piece
-        elif key != "lm_head.weight" or not checkpoint.config.tie_word_embeddings:
+        else:
             is_norm = checkpoint.config.update_norms and tensor.dim() == 1
-            parts[gemma_name(key) if is_norm else key] = tensor + 1 if is_norm else tensor
+            layout_name = gemma_name(key) if is_norm else key.replace(".mlp.gate.", ".mlp.router.")
+            parts[layout_name] = tensor + 1 if is_norm else tensor
     assert checkpoint.names() == set(parts)
     for key, tensor in parts.items():
         found = checkpoint.weight(key).values if tensor.dim() == 2 else checkpoint.vector(key)
@@ -351,6 +355,59 @@ WRONG_FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "scalar": (edit_tensors(lambda t: t.update({UP: torch.tensor(1.0)})), r"up_proj\.weight' is F32 with shape \[\]"),
 }
+
+
+MOE = {
+    "model_type": "qwen3_moe",
+    "head_dim": 8,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
+EXPERT = "model.layers.1.mlp.experts.3.up_proj.weight"
+WRONG_EXPERTS: dict[str, tuple[dict[str, Any], Callable[[Path], None] | None, str]] = {
+    "one is missing": ({}, edit_tensors(lambda t: t.pop(EXPERT) is None and None), rf"tensor '{EXPERT}' is missing"),
+    "more than the config has": ({"num_experts": 3}, None, r"experts\.3\.down_proj\.weight' is not part of"),
+    "fewer than the config has": ({"num_experts": 5}, None, r"experts\.4\.gate_proj\.weight' is missing"),
+    "more chosen than there are": ({"num_experts_per_tok": 5}, None, r"5 experts of a token are to be chosen of 4"),
+    "none chosen": ({"num_experts_per_tok": 0}, None, r"num_experts_per_tok is 0, but a whole number from 1"),
+    "no number": ({"num_experts": None}, None, r"field num_experts is missing"),
+    "a layer that is none": ({"mlp_only_layers": [2]}, None, r"mlp_only_layers is \[2\], but a list of layers"),
+    "router that is no number": (
+        {},
+        edit_tensors(lambda t: t["model.layers.1.mlp.gate.weight"][2, 5].fill_(torch.nan) is None and None),
+        r"'model\.layers\.1\.mlp\.router\.weight' or its bias holds numbers that are not finite",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_EXPERTS)
+def test_wrong_experts_are_named(case: str, tmp_path: Path) -> None:
+    changes, edit, message = WRONG_EXPERTS[case]
+    folder = write_folder(tmp_path, **MOE)
+    tensors = load_file(folder / "model.safetensors")
+    save_file(
+        {name.replace(".router.", ".gate."): tensor for name, tensor in tensors.items()}, tmp_path / "model.safetensors"
+    )
+    load_decoder(SafetensorsCheckpoint(folder), "float32", 8, TorchBackend("float32", torch.device("cpu")))
+    (folder / "config.json").write_text(json.dumps({**BASE, **MOE, **changes}))
+    if edit is not None:
+        edit(folder)
+    with pytest.raises(InvalidModel, match=message):
+        load_decoder(SafetensorsCheckpoint(folder), "float32", 8, TorchBackend("float32", torch.device("cpu")))
+
+
+def test_a_backend_without_kernels_for_a_model_names_those_that_have_them(tmp_path: Path) -> None:
+    class Lacking(TorchBackend):
+        name = "cuda"
+
+        def lacks(self, config: ModelConfig) -> str:
+            return "mixtures of experts"
+
+    with pytest.raises(InvalidParameter, match=r"'cuda' has no kernels for mixtures of experts yet.*backend='torch'"):
+        load_decoder(
+            SafetensorsCheckpoint(write_folder(tmp_path)), "float32", 8, Lacking("float32", torch.device("cpu"))
+        )
 
 
 @pytest.mark.parametrize("case", WRONG_FOLDERS)

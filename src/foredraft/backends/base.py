@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foredraft.batch import ForwardBatch, PackedBatch
+from foredraft.config import ModelConfig
 from foredraft.sampling.draw import LazyDraws, NodeDraw, Tokens
 
 if TYPE_CHECKING:
@@ -152,6 +153,29 @@ class AttentionShape:
 
 
 @dataclass(frozen=True)
+class Mlp:
+    """The MLP of a layer, or one of its experts."""
+
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True)
+class Experts:
+    """MLPs of which a router chooses a few for every row. What they give is added up, each with its probability among
+    all experts or, where they are normalised, among the chosen ones."""
+
+    router: Linear  # a score for every expert
+    each: tuple[Mlp, ...]
+    num_chosen: int  # by a row; the best scores, and among equals those of the first experts
+    normalised: bool
+
+    @property
+    def linears(self) -> list[Linear]:
+        return [self.router, *(linear for mlp in self.each for linear in (mlp.gate_up, mlp.down))]
+
+
+@dataclass(frozen=True)
 class Layer:
     """The weights of one transformer layer, packed."""
 
@@ -161,13 +185,18 @@ class Layer:
     k_norm: Tensor | None
     output: Linear
     post_norm: Tensor
-    gate_up: Linear
-    down: Linear
+    mlp: Mlp | Experts
     shape: AttentionShape
     activation: str = "silu"  # of the gate: one of ACTIVATIONS
     # Norms of what attention and the MLP add to the residual stream (Gemma); None: it is added as it is.
     attention_update_norm: Tensor | None = None
     mlp_update_norm: Tensor | None = None
+
+    @property
+    def linears(self) -> list[Linear]:
+        """In the order in which a row meets them."""
+        mlp = self.mlp.linears if isinstance(self.mlp, Experts) else [self.mlp.gate_up, self.mlp.down]
+        return [self.qkv, self.output, *mlp]
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,6 +253,10 @@ class Backend(Protocol):
     # Runs of so many rows must give a row the same bits: start-up compares them.
     row_counts: tuple[int, ...] = ROW_COUNTS
 
+    def lacks(self, config: ModelConfig) -> str:
+        """What the model has that there are no kernels for, in words; nothing where it can run."""
+        return ""
+
     def pack(self, weight: Weight) -> Any:
         """Lay a weight out for `linear`; done once, at load."""
 
@@ -254,6 +287,10 @@ class Backend(Protocol):
 
     def gated(self, gate_up: Tensor, activation: str = "silu") -> Tensor:
         """activation(left half) * right half: [rows, 2 * width] -> [rows, width]."""
+
+    def mix_experts(self, x: Tensor, experts: Experts, activation: str) -> Tensor:
+        """What the experts of every row add to it: [rows, width]. A row's bits depend on that row alone, whichever
+        experts other rows choose. An expert that no row chooses is not read."""
 
     def silu(self, x: Tensor) -> Tensor:
         """x / (1 + exp(-x)), of any shape."""
@@ -337,13 +374,19 @@ def run_layers(
         if layer.attention_update_norm is not None:
             update = backend.rms_norm(update, layer.attention_update_norm, eps)
         x, normed = backend.add_rms_norm(x, update, multiplier, layer.post_norm, eps)
-        gated = backend.gated(backend.linear(normed, layer.gate_up), layer.activation)
-        update = backend.linear(gated, layer.down)
+        update = run_mlp(backend, normed, layer.mlp, layer.activation)
         if layer.mlp_update_norm is not None:
             update = backend.rms_norm(update, layer.mlp_update_norm, eps)
         x, normed = backend.add_rms_norm(x, update, multiplier, next_norm(stack, index), eps)
         store_tap(backend, taps, index + 1, x, batch)
     return x, normed
+
+
+def run_mlp(backend: Backend, x: Tensor, mlp: Mlp | Experts, activation: str) -> Tensor:
+    """What an MLP, or the experts of each row, make of normed rows."""
+    if isinstance(mlp, Experts):
+        return backend.mix_experts(x, mlp, activation)
+    return backend.linear(backend.gated(backend.linear(x, mlp.gate_up), activation), mlp.down)
 
 
 def entered(backend: Backend, x: Tensor, stack: Stack, batch: ForwardBatch) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foredraft.backends.base import AttentionShape, Backend, HeadNorms, LayerKV, Linear, Weight
+from foredraft.backends.base import AttentionShape, Backend, Experts, HeadNorms, LayerKV, Linear, Weight, run_mlp
 from foredraft.batch import ForwardBatch
 
 KEY_BLOCK = 128  # keys are reduced in blocks of this many, added in text order
@@ -86,19 +86,28 @@ class TorchBackend(Backend):
         gate, up = gate_up.chunk(2, dim=1)
         return (self.silu(gate) if activation == "silu" else _gelu_tanh(gate)) * up
 
+    def mix_experts(self, x: Tensor, experts: Experts, activation: str) -> Tensor:
+        """Expert by expert, for the rows that chose it; what a row gets of its experts is added best first."""
+        scores = self.linear(x, experts.router).float()
+        best, chosen = self.top(scores, experts.num_chosen)
+        weights = (best - best[:, :1]).exp()
+        total = _sum_halves(weights if experts.normalised else (scores - best[:, :1]).exp())
+        updates = x.new_empty(*chosen.shape, x.shape[1])
+        for expert in chosen.unique().tolist():
+            rows, ranks = (chosen == expert).nonzero(as_tuple=True)
+            updates[rows, ranks] = run_mlp(self, x[rows], experts.each[expert], activation)
+        mixed = torch.zeros_like(x, dtype=torch.float32)
+        for rank in range(experts.num_chosen):
+            mixed = mixed + (weights[:, rank] / total)[:, None] * updates[:, rank].float()
+        return mixed.to(x.dtype)
+
     def silu(self, x: Tensor) -> Tensor:
         """Not torch's own: on a CPU its bits depend on where an element stands among all of them."""
         wide = x.float()
         return (wide / (1 + (-wide).exp())).to(x.dtype)
 
     def dots(self, vectors: Tensor, lanes: Tensor, x: Tensor) -> Tensor:
-        """Products, and the sums of their halves until one is left: an order that no shape of a batch changes."""
-        sums = vectors[lanes].float() * x.float()[:, None]
-        while (width := sums.shape[2]) > 1:
-            sums = functional.pad(sums, (0, width % 2))
-            left, right = sums.chunk(2, dim=2)
-            sums = left + right
-        return sums[:, :, 0]
+        return _sum_halves(vectors[lanes].float() * x.float()[:, None])
 
     def top(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         best = logits.sort(dim=1, descending=True, stable=True)
@@ -120,6 +129,16 @@ class TorchBackend(Backend):
             padded = functional.pad(rows, (0, 0, 0, size - len(rows)))
             tiles.append(functional.linear(padded, weight)[: len(rows)])
         return tiles[0] if len(tiles) == 1 else torch.cat(tiles)
+
+
+def _sum_halves(values: Tensor) -> Tensor:
+    """Over the last dimension: the halves are added until one number is left, an order that no shape of a batch
+    changes."""
+    while (width := values.shape[-1]) > 1:
+        values = functional.pad(values, (0, width % 2))
+        left, right = values.chunk(2, dim=-1)
+        values = left + right
+    return values[..., 0]
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:

@@ -71,11 +71,26 @@ typedef struct {
     int64_t num_parts, outputs, inputs;
 } fd_projection;
 
+typedef struct {
+    fd_projection gate_up, down;
+} fd_mlp;
+
+/* MLPs of which a router chooses the best `chosen` for every row, each with the probability that the softmax of all
+ * scores gives it, or with its share of those of the chosen ones. */
+typedef struct {
+    fd_projection router; /* [count, width] */
+    const fd_mlp *each;   /* [count], from width to inner and back */
+    int64_t count, chosen, inner;
+    int32_t normalised;
+} fd_experts;
+
 /* One transformer layer; q_norm and k_norm may be NULL, the norms of what attention and the MLP add to the residual
  * stream too, and input_norm of a first layer, whose q, k and v then read rows as they are. */
 typedef struct {
     const float *input_norm, *q_norm, *k_norm, *post_norm, *attention_update_norm, *mlp_update_norm;
-    fd_projection qkv, output, gate_up, down;
+    fd_projection qkv, output;
+    fd_mlp mlp;
+    const fd_experts *experts; /* in place of the MLP, or NULL */
     fd_attention shape;
     int32_t activation;
 } fd_layer;
@@ -139,6 +154,8 @@ int fd_rms_norm(const float *x, const float *weight, float eps, int64_t rows, in
 int fd_add_rms_norm(float *x, const float *update, float multiplier, const float *weight, float eps, int64_t rows,
                     int64_t width, float *y);
 int fd_gated(const float *gate_up, int64_t rows, int64_t width, int activation, float *y);
+/* y [rows, width] = what the experts of each row make of it, added up. */
+int fd_mix_experts(const fd_experts *experts, const float *x, int64_t rows, int activation, float *y);
 int fd_silu(const float *x, int64_t size, float *y);
 
 /* y [rows, count] = vectors[lanes[row]] . x[row], for vectors [num_lanes, count, width]. */

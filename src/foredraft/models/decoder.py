@@ -13,9 +13,22 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import AttentionShape, Backend, Layer, LayerKV, Linear, Stack, Taps, Weight, join
+from foredraft.backends.base import (
+    AttentionShape,
+    Backend,
+    Experts,
+    Layer,
+    LayerKV,
+    Linear,
+    Mlp,
+    Stack,
+    Taps,
+    Weight,
+    join,
+)
 from foredraft.batch import ForwardBatch
 from foredraft.config import ModelConfig
+from foredraft.errors import InvalidModel, InvalidParameter
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.quantise import convert
 from foredraft.models.rope import rope_tables
@@ -67,8 +80,7 @@ class Decoder:
     @property
     def linears(self) -> list[Linear]:
         """All linear layers in order, the output head last."""
-        inside = [linear for layer in self.layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]
-        return [*inside, self.head]
+        return [*(linear for layer in self.layers for linear in layer.linears), self.head]
 
     @property
     def weight_kinds(self) -> list[tuple[str, ...]]:
@@ -96,6 +108,11 @@ def load_decoder(
     time is worth more than its accuracy: only the embedding keeps its 8 bits, of which a run reads a few rows.
     """
     config, names = checkpoint.config, checkpoint.names()
+    if lacking := backend.lacks(config):
+        raise InvalidParameter(
+            f"{checkpoint.path}: backend {backend.name!r} has no kernels for {lacking} yet, which this "
+            f"{config.architecture} model needs; use backend='torch', or device='cpu' with backend='native'."
+        )
     least_bits = 8 if checkpoint.precision == "int4" and not rounds_all else 4
     places = count(1)
 
@@ -125,8 +142,23 @@ def load_decoder(
         return pack_linear(weights, bias, backend)
 
     def layer(index: int) -> Layer:
-        shape = attention_shape(config, index)
-        return read_layer(f"model.layers.{index}", shape, vector, optional, linear, config.activation)
+        prefix = f"model.layers.{index}"
+        experts = read_experts(f"{prefix}.mlp") if config.has_experts(index) else None
+        return read_layer(prefix, attention_shape(config, index), vector, optional, linear, experts, config.activation)
+
+    def read_experts(prefix: str) -> Experts:
+        shape, name = config.experts, f"{prefix}.router.weight"
+        assert shape is not None
+        weight = convert(checkpoint.weight(name), "float32")  # few numbers, on which much depends
+        bias = optional(f"{prefix}.router.bias")
+        if not weight.values.isfinite().all() or (bias is not None and not bias.isfinite().all()):
+            raise InvalidModel(
+                f"{checkpoint.path}: tensor {name!r} or its bias holds numbers that are not finite, so no expert can "
+                "be chosen; download or convert the model again."
+            )
+        tell()
+        each = (read_mlp(f"{prefix}.experts.{expert}", linear) for expert in range(shape.count))
+        return Experts(pack_linear([weight], bias, backend), tuple(each), shape.num_chosen, shape.normalised)
 
     embedding = head = pack_linear([read("model.embed_tokens.weight", least_bits=8)], None, backend)
     if not config.tie_word_embeddings:
@@ -149,9 +181,11 @@ def read_layer(
     vector: Callable[[str], Tensor],
     optional: Callable[[str], Tensor | None],
     linear: Callable[..., Linear],
+    experts: Experts | None = None,
     activation: str = "silu",
 ) -> Layer:
-    """The layer whose tensors have names that begin with `prefix`, in the Llama layout."""
+    """The layer whose tensors have names that begin with `prefix`, in the Llama layout; with experts, if they are
+    given, in place of an MLP."""
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     return Layer(
         input_norm=optional(f"{prefix}.input_layernorm.weight"),
@@ -160,12 +194,18 @@ def read_layer(
         k_norm=optional(f"{attention}.k_norm.weight"),
         output=linear(f"{attention}.o_proj.weight"),
         post_norm=vector(f"{prefix}.post_attention_layernorm.weight"),
-        gate_up=linear(f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight"),
-        down=linear(f"{mlp}.down_proj.weight"),
+        mlp=experts or read_mlp(mlp, linear),
         shape=shape,
         activation=activation,
         attention_update_norm=optional(f"{attention}.update_norm.weight"),
         mlp_update_norm=optional(f"{mlp}.update_norm.weight"),
+    )
+
+
+def read_mlp(prefix: str, linear: Callable[..., Linear]) -> Mlp:
+    return Mlp(
+        gate_up=linear(f"{prefix}.gate_proj.weight", f"{prefix}.up_proj.weight"),
+        down=linear(f"{prefix}.down_proj.weight"),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -43,6 +44,10 @@ LAYER_NAMES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.router",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
 }
 _ROPE_TENSORS = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}  # read into the config
 _LAYER_PATTERN = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
@@ -62,6 +67,8 @@ def _stored_tensors(header: GGUFHeader, config: ModelConfig) -> Iterator[StoredT
     for entry in header.tensors.values():
         if entry.name in _ROPE_TENSORS:
             continue
+        if len(entry.shape) == 3:  # the experts of a layer one below the other
+            entry = replace(entry, shape=(entry.shape[0] * entry.shape[1], entry.shape[2]))
         supported = gguf_blocks.PRECISION if len(entry.shape) > 1 else gguf_blocks.FLOATS
         if entry.type not in supported:
             allowed = ", ".join(kind.name for kind in supported)

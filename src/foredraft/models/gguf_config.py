@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from foredraft.config import ModelConfig, RopeScaling
+from foredraft.config import ExpertsConfig, ModelConfig, RopeScaling
 from foredraft.errors import InvalidModel
 from foredraft.models.fields import MAX_LAYERS, Fields, shown
 from foredraft.models.gguf_header import GGUFHeader
 from foredraft.models.gguf_tokenizer import eos_token_ids
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "smollm3", "phi3", "granite", "gemma3")
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "smollm3", "phi3", "granite", "gemma3")
+_WITH_EXPERTS = ("qwen3moe",)
 # Not in the metadata, where llama.cpp fixes them too.
 _SMOLLM3_NO_ROPE_INTERVAL = 4
 _GEMMA3_FULL_INTERVAL, _GEMMA3_WINDOW_THETA = 6, 10000.0
@@ -28,9 +29,10 @@ def config_from_header(header: GGUFHeader) -> ModelConfig:
             f"{', '.join(ARCHITECTURES)}; choose a model of one of these families."
         )
     fields = Fields(header.path, header.metadata, architecture + ".")
-    if fields.integer("expert_count", 0):
+    if fields.integer("expert_count", 0) and architecture not in _WITH_EXPERTS:
         raise InvalidModel(
-            f"{header.path} is a mixture of experts ({architecture}.expert_count), which is not supported."
+            f"{header.path}: field {architecture}.expert_count is set, but of the mixtures of experts Foredraft runs "
+            f"{', '.join(_WITH_EXPERTS)}; choose one of these, or a model without experts."
         )
     if Fields(header.path, header.metadata, "split.").integer("count", 0) > 1:
         raise InvalidModel(f"{header.path} is one part of a split GGUF; merge the parts with llama-gguf-split --merge.")
@@ -58,7 +60,7 @@ def config_from_header(header: GGUFHeader) -> ModelConfig:
         architecture=architecture,
         vocab_size=embedding.shape[0],
         hidden_size=hidden_size,
-        intermediate_size=fields.integer("feed_forward_length"),
+        intermediate_size=fields.integer("feed_forward_length", 1 if architecture in _WITH_EXPERTS else None),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=fields.integer("attention.head_count_kv", num_heads),
@@ -69,7 +71,8 @@ def config_from_header(header: GGUFHeader) -> ModelConfig:
         rope_dim=0 if rope_dim == head_dim else rope_dim,
         rope_scaling=rope_scaling(header, fields, rope_dim // 2),
         no_rope_layers=tuple(no_rope_layers) if architecture == "smollm3" else (),
-        qk_norm=architecture in ("qwen3", "gemma3"),
+        qk_norm=architecture in ("qwen3", "qwen3moe", "gemma3"),
+        experts=_experts(fields) if architecture in _WITH_EXPERTS else None,
         activation="gelu_tanh" if is_gemma else "silu",
         update_norms=is_gemma,
         **theirs,
@@ -78,6 +81,16 @@ def config_from_header(header: GGUFHeader) -> ModelConfig:
         logits_divisor=fields.number("logit_scale", 1.0, positive=True),
         bos_token_id=header.metadata.get("tokenizer.ggml.bos_token_id"),
         eos_token_ids=eos_token_ids(header.metadata),
+    )
+
+
+def _experts(fields: Fields) -> ExpertsConfig:
+    """Of a file whose layers all have experts; their weights are normalised, as in llama.cpp."""
+    return ExpertsConfig(
+        count=fields.integer("expert_count"),
+        num_chosen=fields.integer("expert_used_count"),
+        intermediate_size=fields.integer("expert_feed_forward_length"),
+        normalised=True,
     )
 
 

@@ -6,11 +6,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-from foredraft.config import ModelConfig, RopeScaling
+from foredraft.config import ExpertsConfig, ModelConfig, RopeScaling
 from foredraft.errors import InvalidModel
-from foredraft.models.fields import MAX_LAYERS, Fields, shown
+from foredraft.models.fields import MAX_LAYERS, Fields, is_whole, shown
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "granite", "gemma3_text")
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "smollm3", "phi3", "granite", "gemma3_text")
 _HEAD_DIMS = {"qwen3": 128, "gemma3_text": 256}  # where they do not follow from the hidden size
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
@@ -58,7 +58,8 @@ def config_from_json(path: Path, raw: dict[str, Any]) -> ModelConfig:
         rope_dim=0 if rope_dim == head_dim else rope_dim,
         rope_scaling=rope_scaling,
         no_rope_layers=no_rope_layers,
-        qk_norm=architecture in ("qwen3", "gemma3_text"),
+        qk_norm=architecture in ("qwen3", "qwen3_moe", "gemma3_text"),
+        experts=_experts(raw, fields, num_layers) if architecture == "qwen3_moe" else None,
         sliding_window=sliding_window,
         sliding_layers=sliding_layers,
         window_rope_theta=window_rope_theta,
@@ -76,6 +77,20 @@ def _check_activation(fields: Fields, is_gemma: bool) -> None:
     found = fields.text(name, allowed[0])
     if found not in allowed:
         raise fields.error(name, f"is {shown(found)}, but only {allowed[0]} is supported")
+
+
+def _experts(raw: dict[str, Any], fields: Fields, num_layers: int) -> ExpertsConfig:
+    """transformers 5 names their number as all its mixtures of experts do."""
+    dense, step = raw.get("mlp_only_layers") or [], fields.integer("decoder_sparse_step", 1)
+    if not isinstance(dense, list) or not all(is_whole(layer) and 0 <= layer < num_layers for layer in dense):
+        raise fields.error("mlp_only_layers", f"is {shown(dense)}, but a list of layers from 0 to {num_layers - 1}")
+    return ExpertsConfig(
+        count=fields.integer("num_local_experts" if "num_local_experts" in raw else "num_experts"),
+        num_chosen=fields.integer("num_experts_per_tok", 8),
+        intermediate_size=fields.integer("moe_intermediate_size", 768),
+        normalised=fields.flag("norm_topk_prob", False),
+        dense_layers=tuple(layer for layer in range(num_layers) if layer in dense or (layer + 1) % step),
+    )
 
 
 def _multipliers(architecture: str, fields: Fields, hidden_size: int) -> dict[str, Any]:

@@ -19,10 +19,15 @@ from foredraft.params import NEUTRAL, SamplingParams
 
 _INDEX = "model.safetensors.index.json"
 _PRECISION = {"F32": "float32", "F16": "bfloat16", "BF16": "bfloat16"}
-_GEMMA_NORMS = {
-    "post_attention_layernorm": "self_attn.update_norm",
-    "pre_feedforward_layernorm": "post_attention_layernorm",
-    "post_feedforward_layernorm": "mlp.update_norm",
+# Where an architecture's names are not those of the Llama layout, in which the norm after attention is the one that the
+# MLP reads through.
+_NAMES = {
+    "gemma3_text": {
+        "post_attention_layernorm": "self_attn.update_norm",
+        "pre_feedforward_layernorm": "post_attention_layernorm",
+        "post_feedforward_layernorm": "mlp.update_norm",
+    },
+    "qwen3_moe": {"mlp.gate": "mlp.router"},
 }
 _BUFFER_SUFFIX = "rotary_emb.inv_freq"  # old exports store what the config already says
 
@@ -107,7 +112,7 @@ def _opened(file: Path) -> Any:
 
 def _stored_tensors(file: Path, config: ModelConfig) -> Iterator[StoredTensor]:
     """The tensors of a file. The library compares the header's length, shapes and offsets with the file's size."""
-    is_gemma = config.architecture == "gemma3_text"
+    is_gemma, names = config.architecture == "gemma3_text", _NAMES.get(config.architecture, {})
     shard = _opened(file)
     for name in list(shard.keys()):
         if name.endswith(_BUFFER_SUFFIX):
@@ -119,16 +124,14 @@ def _stored_tensors(file: Path, config: ModelConfig) -> Iterator[StoredTensor]:
                 f"{file}: tensor {shown(name)} is {dtype} with shape {list(shape)}, but {', '.join(_PRECISION)} "
                 "matrices and vectors are supported; use an unquantised version of the model."
             )
-        layout_name = _gemma_name(name) if is_gemma else name
         read = partial(_read, shard, name, is_gemma and len(shape) == 1)
-        yield StoredTensor(file, layout_name, shape, _PRECISION[dtype], read)
+        yield StoredTensor(file, _layout_name(name, names), shape, _PRECISION[dtype], read)
 
 
-def _gemma_name(name: str) -> str:
-    """In the Llama layout the norm after attention is the one that the MLP reads through."""
-    for theirs, ours in _GEMMA_NORMS.items():
+def _layout_name(name: str, names: dict[str, str]) -> str:
+    for theirs, ours in names.items():
         if name.endswith(f".{theirs}.weight"):
-            return name.replace(theirs, ours)
+            return name.replace(f".{theirs}.", f".{ours}.")
     return name
 
 

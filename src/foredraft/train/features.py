@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from foredraft.errors import InvalidModel
 from foredraft.heads.module import rotated
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.rope import rope_tables
@@ -55,6 +56,11 @@ class FrozenTarget:
         self, checkpoint: Checkpoint, device: torch.device, max_len: int, dtype: torch.dtype | None = None
     ) -> None:
         self.config, self.device = checkpoint.config, device
+        if self.config.experts is not None:
+            raise InvalidModel(
+                f"{checkpoint.path} is a mixture of experts, for which nothing can be trained yet; choose a model "
+                "without experts, or a proposer that needs no training, such as suffix."
+            )
         self.dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
         names = checkpoint.names()
 

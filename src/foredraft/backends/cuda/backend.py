@@ -23,9 +23,11 @@ from torch.nn import functional
 from foredraft.backends.base import (
     AttentionShape,
     Backend,
+    Experts,
     HeadNorms,
     LayerKV,
     Linear,
+    Mlp,
     Stack,
     T,
     Taps,
@@ -43,6 +45,7 @@ from foredraft.backends.cuda.sample import Draws
 from foredraft.backends.cuda.trees import CudaTreeOps
 from foredraft.backends.tree_ops import TreeOps
 from foredraft.batch import ForwardBatch, PackedBatch
+from foredraft.config import ModelConfig
 from foredraft.sampling.draw import NodeDraw
 
 
@@ -66,6 +69,9 @@ class CudaBackend(Backend):
         self._draws = Draws(self.device)
         self._moves = Moves(self.device)
         self.tree_ops: TreeOps | None = CudaTreeOps()
+
+    def lacks(self, config: ModelConfig) -> str:
+        return "mixtures of experts" if config.experts is not None else ""
 
     def prepare(self, batch: PackedBatch, shape: AttentionShape) -> Plan:
         self._select()
@@ -117,6 +123,9 @@ class CudaBackend(Backend):
     def gated(self, gate_up: Tensor, activation: str = "silu") -> Tensor:
         return rows.gated(gate_up[None], torch.float32, activation)
 
+    def mix_experts(self, x: Tensor, experts: Experts, activation: str) -> Tensor:
+        raise NotImplementedError("see `lacks`")
+
     def silu(self, x: Tensor) -> Tensor:
         return functional.silu(x)  # on a GPU every element is computed alike
 
@@ -153,12 +162,14 @@ class CudaBackend(Backend):
             q = rows.rope_and_store(qkv, norms, rope, cache, layer.shape, plan.positions, plan.slots)
             attended = self._attend(q, cache, layer.shape, plan, of(layer.output))
             update = self._normed_update(linear.sums(attended, layer.output), layer.attention_update_norm, eps)
-            normed = rows.add_norm(x, update, multiplier, layer.post_norm, eps, of(layer.gate_up))
-            if layer.activation == "silu" and linear.can_gate(layer.gate_up):
-                active = linear.gated(normed, layer.gate_up, of(layer.down))
+            mlp = layer.mlp
+            assert isinstance(mlp, Mlp), "see `lacks`"
+            normed = rows.add_norm(x, update, multiplier, layer.post_norm, eps, of(mlp.gate_up))
+            if layer.activation == "silu" and linear.can_gate(mlp.gate_up):
+                active = linear.gated(normed, mlp.gate_up, of(mlp.down))
             else:
-                active = rows.gated(linear.sums(normed, layer.gate_up), of(layer.down), layer.activation)
-            update = self._normed_update(linear.sums(active, layer.down), layer.mlp_update_norm, eps)
+                active = rows.gated(linear.sums(normed, mlp.gate_up), of(mlp.down), layer.activation)
+            update = self._normed_update(linear.sums(active, mlp.down), layer.mlp_update_norm, eps)
             following = layers[min(index + 1, len(layers) - 1)]
             normed = rows.add_norm(x, update, multiplier, next_norm(stack, index), eps, of(following.qkv))
             store_tap(self, taps, index + 1, x, batch)

@@ -24,6 +24,7 @@ from foredraft.backends.base import (
     ACTIVATIONS,
     AttentionShape,
     Backend,
+    Experts,
     HeadNorms,
     LayerKV,
     Linear,
@@ -31,7 +32,14 @@ from foredraft.backends.base import (
     Taps,
     Weight,
 )
-from foredraft.backends.native.describe import describe_batch, describe_shape, describe_stack, matrix, pointer
+from foredraft.backends.native.describe import (
+    describe_batch,
+    describe_experts,
+    describe_shape,
+    describe_stack,
+    matrix,
+    pointer,
+)
 from foredraft.backends.native.header import STRUCTURES
 from foredraft.backends.native.library import ERRORS, OUT_OF_MEMORY, load_library
 from foredraft.backends.native.weights import BLOCK, KINDS, Packed, WeightMemory, describe_plain
@@ -156,6 +164,15 @@ class NativeBackend(Backend):
         y = torch.empty(rows, both // 2, dtype=torch.float32)
         if rows and both:
             self._call("gated", source, rows, both // 2, ACTIVATIONS.index(activation), y.data_ptr())
+        return y
+
+    def mix_experts(self, x: Tensor, experts: Experts, activation: str) -> Tensor:
+        rows, _ = matrix("x", x)
+        source = pointer("x", x, torch.float32, rows, experts.router.inputs)
+        y = torch.empty_like(x)
+        description = self._reference(experts, describe_experts)
+        if rows:
+            self._call("mix_experts", description, source, rows, ACTIVATIONS.index(activation), y.data_ptr())
         return y
 
     def silu(self, x: Tensor) -> Tensor:
