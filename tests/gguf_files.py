@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,27 +82,59 @@ def write_gguf(
     return path
 
 
-def convert_to_gguf(model: Any, path: Path) -> Path:
-    """A transformers model as F32 GGUF, with the names, the order of rows and the metadata that llama.cpp gives it."""
+def convert_to_gguf(model: Any, path: Path, num_tokens: int = 0) -> Path:
+    """A transformers model as F32 GGUF, with the names, the order of rows and the metadata that llama.cpp gives it.
+    llama.cpp compares the number of tokens with the embedding: with `num_tokens`, the tokenizer has so many."""
     config = model.config
-    architecture = {"mistral": "llama"}.get(config.model_type, config.model_type)
+    architecture = {"mistral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}.get(
+        config.model_type, config.model_type
+    )
     names = gguf.get_tensor_name_map(_architecture_id(architecture), config.num_hidden_layers)
     tensors: dict[str, np.ndarray] = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in _state(model):
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         if architecture in _INTERLEAVED and (".q_proj." in name or ".k_proj." in name):
             heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
             tensor = interleave_halves(tensor, heads)
+        if architecture == "gemma3" and tensor.dim() == 1:
+            tensor = tensor + 1  # norms multiply by what is stored
         tensors[names.get_name(name, try_suffixes=(".weight", ".bias")) or name] = tensor.numpy()
     metadata = {f"{architecture}.{key}": value for key, value in _metadata(config).items()}
-    rope = config.rope_parameters
+    rope = _rope(config)
     if rope["rope_type"] == "llama3":
         tensors["rope_freqs.weight"] = _llama3_divisors(rope, head_dim(config))
     elif rope["rope_type"] == "longrope":
         tensors["rope_factors_long.weight"] = np.array(rope["long_factor"], np.float32)
         tensors["rope_factors_short.weight"] = np.array(rope["short_factor"], np.float32)
-    return write_gguf(path, {**metadata, **TOKENIZER}, tensors, architecture=architecture)
+    further = [f"<{token}>" for token in range(len(TOKENS), num_tokens)]
+    types = [*TOKENIZER["tokenizer.ggml.token_type"], *[1] * len(further)]
+    tokenizer = {
+        **TOKENIZER,
+        "tokenizer.ggml.tokens": [*TOKENS, *further],
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.add_bos_token": False,
+    }
+    return write_gguf(path, {**metadata, **tokenizer}, tensors, architecture=architecture)
+
+
+def _state(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a model, those of all its gates and of all its ups apart."""
+    is_gpt_oss = model.config.model_type == "gpt_oss"
+    for name, tensor in model.state_dict().items():
+        if is_gpt_oss and ".mlp.experts." in name:
+            rows = tensor if name.endswith("_bias") else tensor.transpose(1, 2)
+            kind, stem = "bias" if name.endswith("_bias") else "weight", name.removesuffix("_bias")
+            parts = {"gate_up": rows} if "down" in name else {"gate": rows[:, 0::2], "up": rows[:, 1::2]}
+            for part, piece in parts.items():
+                yield stem.replace("gate_up", part) + f".{kind}", piece.contiguous()
+        elif name.endswith(".sinks"):
+            yield f"{name}.weight", tensor
+        elif name.endswith("mlp.experts.gate_up_proj"):
+            for part, piece in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
+                yield name.replace("gate_up", part) + ".weight", piece.contiguous()
+        else:
+            yield (f"{name}.weight" if name.endswith("mlp.experts.down_proj") else name), tensor
 
 
 def interleave_halves(tensor: torch.Tensor, heads: int) -> torch.Tensor:
@@ -118,8 +151,14 @@ def _architecture_id(name: str) -> gguf.MODEL_ARCH:
     return next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
 
 
+def _rope(config: Any) -> dict[str, Any]:
+    """Of layers that see everything."""
+    rope: dict[str, Any] = config.rope_parameters
+    return rope.get("full_attention", rope)
+
+
 def _metadata(config: Any) -> dict[str, Any]:
-    rope = config.rope_parameters
+    rope = _rope(config)
     metadata: dict[str, Any] = {
         "block_count": config.num_hidden_layers,
         "context_length": config.max_position_embeddings,
@@ -136,6 +175,21 @@ def _metadata(config: Any) -> dict[str, Any]:
     if config.model_type == "phi3":
         metadata["rope.scaling.original_context_length"] = config.original_max_position_embeddings
         metadata["attention.sliding_window"] = config.sliding_window or 0
+    if config.model_type == "gemma3_text":
+        metadata["attention.sliding_window"] = config.sliding_window
+    if config.model_type == "qwen3_moe":
+        metadata["expert_count"] = config.num_experts
+        metadata["expert_used_count"] = config.num_experts_per_tok
+        metadata["expert_feed_forward_length"] = config.moe_intermediate_size
+    if config.model_type == "gpt_oss":
+        metadata["attention.sliding_window"] = config.sliding_window
+        metadata["expert_count"] = config.num_local_experts
+        metadata["expert_used_count"] = config.num_experts_per_tok
+        metadata["expert_feed_forward_length"] = config.intermediate_size
+    if rope["rope_type"] == "yarn":
+        metadata["rope.scaling.type"] = "yarn"
+        metadata["rope.scaling.factor"] = rope["factor"]
+        metadata["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
     if config.model_type == "granite":
         metadata["attention.scale"] = config.attention_multiplier
         metadata["embedding_scale"] = config.embedding_multiplier

@@ -84,23 +84,53 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {
     "granite": lambda: _transformers().GraniteConfig(
         **SMALL, embedding_multiplier=12.0, attention_multiplier=0.1, residual_multiplier=0.22, logits_scaling=8.0
     ),
+    "qwen3-moe": lambda: _transformers().Qwen3MoeConfig(
+        **SMALL, head_dim=32, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True
+    ),
+    "qwen3-moe-dense": lambda: _transformers().Qwen3MoeConfig(
+        **SMALL, num_experts=5, num_experts_per_tok=3, moe_intermediate_size=64, mlp_only_layers=[1], head_dim=32
+    ),
+    "gpt-oss": lambda: _transformers().GptOssConfig(
+        **{**SMALL, "num_hidden_layers": 4},
+        head_dim=16,
+        num_local_experts=6,
+        num_experts_per_tok=2,
+        sliding_window=24,
+        rope_parameters={**YARN, "rope_theta": 150000.0, "truncate": False},
+    ),
+    "gemma3": lambda: _transformers().Gemma3TextConfig(
+        **{**SMALL, "num_hidden_layers": 7}, head_dim=32, query_pre_attn_scalar=32, sliding_window=24
+    ),
+    "gemma3-scaled": lambda: _transformers().Gemma3TextConfig(
+        **SMALL,
+        head_dim=32,
+        query_pre_attn_scalar=16,
+        sliding_window=33,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+        },
+    ),
 }
 
 
-def random_model(name: str, seed: int = 0, **sizes: int) -> Any:
-    """A transformers model with random weights, norms and biases included, so that a forgotten one shows. `sizes` are
+def random_model(name: str, seed: int = 0, **changes: Any) -> Any:
+    """A transformers model with random weights, norms and biases included, so that a forgotten one shows. `changes` are
     fields of its config."""
     torch.manual_seed(seed)
     config = ARCHITECTURES[name]()
-    for field, value in sizes.items():
+    for field, value in changes.items():
         setattr(config, field, value)
     model = _transformers().AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    # Gemma's are multiplied, and are the output head too: larger ones would make every text repeat one token.
+    embedding = 0.04 if hasattr(model.get_input_embeddings(), "embed_scale") else 1.0
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
             else:
-                parameter.copy_(torch.randn_like(parameter) * (1.0 if "embed" in parameter_name else 0.15))
+                parameter.copy_(torch.randn_like(parameter) * (embedding if "embed" in parameter_name else 0.15))
     return model
 
 

@@ -28,10 +28,22 @@ class RopeScaling:
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    truncate: bool = True  # whether the ramp of yarn begins and ends at whole dimensions
     original_max_position_embeddings: int = 0
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
     attention_factor: float | None = None
+
+
+@dataclass(frozen=True)
+class ExpertsConfig:
+    """The experts of a model's layers, and how a row's are chosen and weighted (see backends.base.Experts)."""
+
+    count: int
+    num_chosen: int
+    intermediate_size: int  # of each
+    normalised: bool
+    dense_layers: tuple[int, ...] = ()  # layers that have one MLP instead
 
 
 @dataclass(frozen=True)
@@ -55,6 +67,11 @@ class ModelConfig:
     qk_norm: bool = False  # RMS norm over each head of q and k before rope (Qwen3)
     sliding_window: int | None = None  # a key is visible while position - key_position < sliding_window
     sliding_layers: tuple[int, ...] | None = None  # layers with the window; None: all, when there is a window
+    window_rope_theta: float | None = None  # of layers with the window, which are not scaled then (Gemma 3)
+    activation: str = "silu"  # of the MLP's gate: one of backends.base.ACTIVATIONS
+    experts: ExpertsConfig | None = None
+    attention_sinks: bool = False  # a score of each head that takes its share of attention (gpt-oss)
+    update_norms: bool = False  # norms of what attention and the MLP add to the residual stream (Gemma 3)
     tie_word_embeddings: bool = False
     embedding_multiplier: float = 1.0  # Granite's four multipliers
     attention_multiplier: float | None = None  # None: 1 / sqrt(head_dim)
@@ -71,6 +88,9 @@ class ModelConfig:
     @property
     def attention_scale(self) -> float:
         return self.head_dim**-0.5 if self.attention_multiplier is None else self.attention_multiplier
+
+    def has_experts(self, layer: int) -> bool:
+        return self.experts is not None and layer not in self.experts.dense_layers
 
     def window_of_layer(self, layer: int) -> int:
         """The sliding window of a layer in tokens, 0 where it sees everything."""

@@ -54,9 +54,9 @@ class RandomTrees(Proposer):
         self.released.update(sequence_ids)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(random_model("qwen3"), tmp_path_factory.mktemp("tiny"))
+@pytest.fixture(scope="module", params=["qwen3", "gemma3", "qwen3-moe", "gpt-oss"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(random_model(request.param), tmp_path_factory.mktemp("tiny"))
 
 
 def run(llm: LLM, params: SamplingParams, spec: Spec) -> list[CompletionOutput]:

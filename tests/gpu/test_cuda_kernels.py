@@ -5,13 +5,14 @@ Without a device, TRITON_INTERPRET=1 runs what does not ask for bits, slowly, on
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import groupby
 
 import pytest
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import Layer, LayerKV, Linear, Stack, Weight, run_layers
+from foredraft.backends.base import Layer, LayerKV, Linear, Mlp, Stack, Weight, run_layers
 from foredraft.batch import PackedBatch
 from tests.gpu.kernel_device import DEVICE, INTERPRETED, needs_kernels, small
 from tests.native.scene import BLOCK, Scene, attention_shape
@@ -275,7 +276,7 @@ def random_stack(kind: str, layers: int = 2) -> Stack:
     made = tuple(
         Layer(
             *(small(hidden), linear(960, hidden), None, None, linear(hidden, hidden), small(hidden)),
-            *(linear(2 * ffn, hidden), linear(hidden, ffn), shape),
+            *(Mlp(linear(2 * ffn, hidden), linear(hidden, ffn)), shape),
         )
         for _ in range(layers)
     )
@@ -283,12 +284,24 @@ def random_stack(kind: str, layers: int = 2) -> Stack:
     return Stack(made, small(hidden), torch.stack([angles.cos(), angles.sin()], 1), 1.0, 1e-5)
 
 
+def as_gemma(stack: Stack) -> Stack:
+    """With norms of what is added to the residual stream, another activation, and a window with its own rotations."""
+    windowed, full = stack.layers
+    windowed = replace(windowed, shape=replace(windowed.shape, window=100))
+    layers = tuple(
+        replace(layer, activation="gelu_tanh", attention_update_norm=small(576), mlp_update_norm=small(576))
+        for layer in (windowed, full)
+    )
+    return replace(stack, layers=layers, window_rope=stack.rope.flip(0).contiguous())
+
+
 class TestLayers:
     @bits
     @pytest.mark.parametrize("kind", ["bf16", "q4"])
-    def test_all_ways_through_the_layers_give_the_same_bits(self, kind: str) -> None:
+    @pytest.mark.parametrize("gemma", [False, True])
+    def test_all_ways_through_the_layers_give_the_same_bits(self, kind: str, gemma: bool) -> None:
         """Fused, verb by verb, as a prompt in one go, in chunks, and row by row at the end."""
-        stack, rows = random_stack(kind), 640
+        stack, rows = as_gemma(random_stack(kind)) if gemma else random_stack(kind), 640
         scene = Scene(stack.layers[0].shape, [rows], torch.bfloat16)
         scene.rows = [(0, prefix, []) for prefix in range(1, rows + 1)]
         slots = scene.slots(0, torch.arange(rows)).to(DEVICE)

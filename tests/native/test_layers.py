@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import Entry, LayerKV, Linear, Stack, Taps, Weight, entered, run_layers
+from foredraft.backends.base import Entry, LayerKV, Linear, Mlp, Stack, Taps, Weight, entered, run_layers
 from foredraft.backends.native.backend import NativeBackend
 from foredraft.backends.native.header import STRUCTURES
 from foredraft.batch import ForwardBatch, pack
@@ -133,7 +133,7 @@ def test_the_first_layer_may_read_the_embedding_too(decoder: Decoder, has_norm: 
         "narrow layer": replace(stack_of(decoder), entry=entry),
         "norm": replace(stack, entry=replace(entry, norm=torch.zeros(63))),
         "parts": replace(stack, entry=replace(entry, embedding=replace(entry.embedding, parts=tuple(halves[:1])))),
-        "width": replace(stack, entry=replace(entry, embedding=layer.down)),
+        "width": replace(stack, entry=replace(entry, embedding=layer.mlp.down)),
     }
     for name, one in wrong.items():
         with pytest.raises(ValueError, match=r"\.$"):
@@ -201,8 +201,7 @@ def test_projections_of_many_parts(decoder: Decoder) -> None:
         layer,
         qkv=mixed(layer.qkv),
         output=mixed(layer.output),
-        gate_up=mixed(layer.gate_up),
-        down=mixed(layer.down),
+        mlp=Mlp(mixed(layer.mlp.gate_up), mixed(layer.mlp.down)),
     )
     stack = replace(stack_of(decoder), layers=(several,))
     x, kv, batch = scene(decoder, backend)
@@ -227,6 +226,12 @@ def test_wrong_input_is_an_exception_and_not_a_crash(decoder: Decoder) -> None:
     def changed(**fields: Any) -> Stack:
         return replace(stack, layers=(stack.layers[0], replace(layer, **fields), stack.layers[2]))
 
+    dense = layer.mlp
+    assert isinstance(dense, Mlp)
+
+    def mlp(**fields: Any) -> Stack:
+        return changed(mlp=replace(dense, **fields))
+
     def f32(outputs: int, inputs: int) -> Linear:
         return Linear((backend.pack(Weight("f32", torch.zeros(outputs, inputs))),), outputs, inputs)
 
@@ -241,10 +246,10 @@ def test_wrong_input_is_an_exception_and_not_a_crash(decoder: Decoder) -> None:
         "q norm": lambda: changed(q_norm=torch.zeros(7)),
         "bias": lambda: changed(qkv=replace(layer.qkv, bias=torch.zeros(3))),
         "outputs beyond the parts": lambda: changed(output=replace(layer.output, outputs=80, bias=None)),
-        "parts beyond the outputs": lambda: changed(gate_up=replace(layer.gate_up, parts=layer.gate_up.parts * 2)),
-        "no parts": lambda: changed(down=replace(layer.down, parts=())),
-        "other inputs": lambda: changed(down=f32(64, 95)),
-        "odd gate": lambda: changed(gate_up=f32(191, 64)),
+        "parts beyond the outputs": lambda: mlp(gate_up=replace(dense.gate_up, parts=dense.gate_up.parts * 2)),
+        "no parts": lambda: mlp(down=replace(dense.down, parts=())),
+        "other inputs": lambda: mlp(down=f32(64, 95)),
+        "odd gate": lambda: mlp(gate_up=f32(191, 64)),
         "heads": lambda: changed(shape=wide),
         "no heads": lambda: changed(shape=replace(layer.shape, num_heads=0)),
         "rotary": lambda: changed(shape=replace(layer.shape, rotary_dim=layer.shape.rotary_dim - 2)),

@@ -162,11 +162,11 @@ def test_rotations_are_made_for_the_length_that_memory_allows(tmp_path: Path, mo
     file.write_text(json.dumps({**json.loads(file.read_text()), "max_position_embeddings": 2**31 - 1}))
     lengths: list[int] = []
 
-    def counted(config: ModelConfig, max_positions: int) -> torch.Tensor:
+    def counted(config: ModelConfig, max_positions: int, device: torch.device) -> tuple[torch.Tensor, None]:
         lengths.append(max_positions)
-        return rope_table(config, min(max_positions, 4096))  # where the claim is believed, this test takes no memory
+        return rope_table(config, min(max_positions, 4096)), None  # where the claim is believed, no memory is taken
 
-    monkeypatch.setattr(decoder, "rope_table", counted)
+    monkeypatch.setattr(decoder, "rope_tables", counted)
     monkeypatch.setattr(loading, "_memory_for_kv", lambda device: 1 << 20)
     llm = LLM(str(folder), head=None, spec="off")
     assert max(lengths) == llm.max_model_len == len(llm.engine.runner.decoder.rope) < 4096

@@ -11,9 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from foredraft.backends.torch import TorchBackend
 from foredraft.config import ModelConfig
-from foredraft.errors import InvalidModel
+from foredraft.errors import InvalidModel, InvalidParameter
 from foredraft.models.catalog import open_checkpoint
+from foredraft.models.decoder import load_decoder
 from foredraft.models.hf_config import config_from_json
 from foredraft.models.safetensors import SafetensorsCheckpoint
 from foredraft.models.shapes import required_shapes
@@ -50,23 +52,44 @@ def write_folder(folder: Path, dtype: torch.dtype = torch.float32, **changes: An
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_tensors_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     model = random_model(name)
-    checkpoint = SafetensorsCheckpoint(save_model(model, tmp_path))
+    folder = save_model(model, tmp_path)
+    checkpoint = SafetensorsCheckpoint(folder)
     parts: dict[str, torch.Tensor] = {}
     queries = checkpoint.config.num_heads * checkpoint.config.head_dim
     keys = checkpoint.config.num_kv_heads * checkpoint.config.head_dim
-    for key, tensor in model.state_dict().items():
+    for key, tensor in load_file(folder / "model.safetensors").items():
         if "qkv_proj" in key:
             for part, piece in zip("qkv", tensor.split([queries, keys, keys]), strict=True):
                 parts[key.replace("qkv", part)] = piece
+        elif name == "gpt-oss" and ".experts." in key:
+            of_experts = range(checkpoint.config.experts.count if checkpoint.config.experts else 0)
+            rows = tensor if key.endswith("_bias") else tensor.transpose(1, 2)
+            pieces = {"down_proj": rows} if ".down_" in key else {"gate_proj": rows[:, 0::2], "up_proj": rows[:, 1::2]}
+            prefix, kind = key[: key.index(".experts.") + 9], "bias" if key.endswith("_bias") else "weight"
+            parts |= {f"{prefix}{i}.{part}.{kind}": piece[i] for part, piece in pieces.items() for i in of_experts}
         elif "gate_up_proj" in key:
             for part, piece in zip(("gate", "up"), tensor.chunk(2), strict=True):
                 parts[key.replace("gate_up", part)] = piece
-        elif key != "lm_head.weight" or not checkpoint.config.tie_word_embeddings:
-            parts[key] = tensor
+        else:
+            is_norm = checkpoint.config.update_norms and tensor.dim() == 1
+            layout_name = gemma_name(key) if is_norm else key.replace(".mlp.gate.", ".mlp.router.")
+            layout_name += ".weight" * key.endswith(".sinks")
+            parts[layout_name] = tensor + 1 if is_norm else tensor
     assert checkpoint.names() == set(parts)
     for key, tensor in parts.items():
         found = checkpoint.weight(key).values if tensor.dim() == 2 else checkpoint.vector(key)
         assert torch.equal(found, tensor), key
+
+
+def gemma_name(key: str) -> str:
+    """Where the layout has a norm of Gemma's."""
+    names = {
+        "post_attention": "self_attn.update_norm",
+        "pre_feedforward": "post_attention_layernorm",
+        "post_feedforward": "mlp.update_norm",
+    }
+    found = [name for name in names if f".{name}_layernorm." in key]
+    return key.replace(f"{found[0]}_layernorm", names[found[0]]) if found else key
 
 
 def test_shards(tmp_path: Path) -> None:
@@ -161,6 +184,9 @@ SLIDING = [
     ),
     ({"model_type": "smollm3", "sliding_window": 16, "use_sliding_window": True, "no_rope_layers": [0, 1]}, [16, 0]),
     ({"model_type": "llama", "sliding_window": 16}, [0, 0]),
+    ({"model_type": "gemma3_text", "sliding_window": 16}, [16, 16]),
+    ({"model_type": "gemma3_text", "sliding_window": 16, "sliding_window_pattern": 2}, [16, 0]),
+    ({"model_type": "gemma3_text", "layer_types": ["full_attention", "sliding_attention"]}, [0, 4096]),
 ]
 
 
@@ -176,6 +202,11 @@ def test_layers_without_rope() -> None:
     assert parse(model_type="smollm3", num_hidden_layers=9, no_rope_layer_interval=3).no_rope_layers == (2, 5, 8)
 
 
+def test_options_that_change_nothing_are_let_be() -> None:
+    neutral = {"final_logit_softcapping": None, "rope_interleaved": False, "logits_scaling": 1.0, "num_experts": 0}
+    assert parse(**neutral) == parse()
+
+
 def test_granite_multipliers() -> None:
     config = parse(
         model_type="granite",
@@ -186,6 +217,25 @@ def test_granite_multipliers() -> None:
     )
     assert (config.embedding_multiplier, config.attention_scale) == (12.0, 0.5)
     assert (config.residual_multiplier, config.logits_divisor) == (0.2, 8.0)
+
+
+def test_ropes_of_gemma() -> None:
+    """By layer type since transformers 5, in fields of their own before."""
+    linear = {"rope_type": "linear", "factor": 8.0}
+    new = parse(
+        model_type="gemma3_text",
+        rope_parameters={
+            "full_attention": {"rope_theta": 5e5, **linear},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+        },
+    )
+    old = parse(model_type="gemma3_text", rope_theta=5e5, rope_local_base_freq=2e4, rope_scaling=linear)
+    assert new == old
+    assert (old.rope_theta, old.window_rope_theta) == (5e5, 2e4)
+    assert old.rope_scaling is not None and old.rope_scaling.factor == 8
+    plain = parse(model_type="gemma3_text")
+    assert (plain.rope_theta, plain.window_rope_theta, plain.rope_scaling) == (1e6, 1e4, None)
+    assert (plain.head_dim, plain.attention_scale) == (256, 1 / 16)
 
 
 GENERATION = [
@@ -215,6 +265,14 @@ def test_generation_config(
 WRONG_CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "mamba"}, r"model_type is 'mamba', but Foredraft runs llama, mistral"),
     ({"model_type": None}, r"model_type is None"),
+    ({"model_type": "gemma3"}, r"model_type is 'gemma3', but .*; the nearest to it is gemma3_text\.$"),
+    ({"model_type": "qwen2_moe"}, r"the nearest to it are qwen3_moe and qwen2\.$"),
+    ({"model_type": "xlstm"}, r"choose a model of one of these families"),
+    ({"final_logit_softcapping": 30.0}, r"final_logit_softcapping is 30\.0, which Foredraft does not know"),
+    ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, r"use_bidirectional_attention is True"),
+    ({"num_local_experts": 8}, r"num_local_experts is 8, which Foredraft does not know for models of this kind"),
+    ({"model_type": "qwen3_moe", "shared_expert_intermediate_size": 64}, r"shared_expert_intermediate_size is 64"),
+    ({"embedding_multiplier": 12.0}, r"embedding_multiplier is 12\.0"),
     ({"quantization_config": {"quant_method": "awq"}}, r"quantization_config is set.*GGUF"),
     ({"hidden_act": "gelu"}, r"hidden_act is 'gelu', but only silu"),
     ({"hidden_size": None}, r"field hidden_size is missing"),
@@ -233,6 +291,13 @@ WRONG_CONFIGS: list[tuple[dict[str, Any], str]] = [
     (
         {"model_type": "smollm3", "no_rope_layers": [1]},
         r"no_rope_layers must be a list with an entry for each of the 2",
+    ),
+    ({"model_type": "gemma3_text", "sliding_window": 0}, r"sliding_window is 0, but a whole number from 1"),
+    ({"model_type": "gemma3_text", "hidden_activation": "relu"}, r"hidden_activation is 'relu', but only gelu_py"),
+    ({"model_type": "gemma3_text", "layer_types": ["full_attention"]}, r"layer_types must be a list with sliding_"),
+    (
+        {"model_type": "gemma3_text", "rope_parameters": {"sliding_attention": {"rope_type": "linear"}}},
+        r"rope_type is 'linear', but layers with a window have the default",
     ),
 ]
 
@@ -310,6 +375,59 @@ WRONG_FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "scalar": (edit_tensors(lambda t: t.update({UP: torch.tensor(1.0)})), r"up_proj\.weight' is F32 with shape \[\]"),
 }
+
+
+MOE = {
+    "model_type": "qwen3_moe",
+    "head_dim": 8,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
+EXPERT = "model.layers.1.mlp.experts.3.up_proj.weight"
+WRONG_EXPERTS: dict[str, tuple[dict[str, Any], Callable[[Path], None] | None, str]] = {
+    "one is missing": ({}, edit_tensors(lambda t: t.pop(EXPERT) is None and None), rf"tensor '{EXPERT}' is missing"),
+    "more than the config has": ({"num_experts": 3}, None, r"experts\.3\.down_proj\.weight' is not part of"),
+    "fewer than the config has": ({"num_experts": 5}, None, r"experts\.4\.gate_proj\.weight' is missing"),
+    "more chosen than there are": ({"num_experts_per_tok": 5}, None, r"5 experts of a token are to be chosen of 4"),
+    "none chosen": ({"num_experts_per_tok": 0}, None, r"num_experts_per_tok is 0, but a whole number from 1"),
+    "no number": ({"num_experts": None}, None, r"field num_experts is missing"),
+    "a layer that is none": ({"mlp_only_layers": [2]}, None, r"mlp_only_layers is \[2\], but a list of layers"),
+    "router that is no number": (
+        {},
+        edit_tensors(lambda t: t["model.layers.1.mlp.gate.weight"][2, 5].fill_(torch.nan) is None and None),
+        r"'model\.layers\.1\.mlp\.router\.weight' or its bias holds numbers that are not finite",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_EXPERTS)
+def test_wrong_experts_are_named(case: str, tmp_path: Path) -> None:
+    changes, edit, message = WRONG_EXPERTS[case]
+    folder = write_folder(tmp_path, **MOE)
+    tensors = load_file(folder / "model.safetensors")
+    save_file(
+        {name.replace(".router.", ".gate."): tensor for name, tensor in tensors.items()}, tmp_path / "model.safetensors"
+    )
+    load_decoder(SafetensorsCheckpoint(folder), "float32", 8, TorchBackend("float32", torch.device("cpu")))
+    (folder / "config.json").write_text(json.dumps({**BASE, **MOE, **changes}))
+    if edit is not None:
+        edit(folder)
+    with pytest.raises(InvalidModel, match=message):
+        load_decoder(SafetensorsCheckpoint(folder), "float32", 8, TorchBackend("float32", torch.device("cpu")))
+
+
+def test_a_backend_without_kernels_for_a_model_names_those_that_have_them(tmp_path: Path) -> None:
+    class Lacking(TorchBackend):
+        name = "cuda"
+
+        def lacks(self, config: ModelConfig) -> str:
+            return "mixtures of experts"
+
+    with pytest.raises(InvalidParameter, match=r"'cuda' has no kernels for mixtures of experts yet.*backend='torch'"):
+        load_decoder(
+            SafetensorsCheckpoint(write_folder(tmp_path)), "float32", 8, Lacking("float32", torch.device("cpu"))
+        )
 
 
 @pytest.mark.parametrize("case", WRONG_FOLDERS)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foredraft.batch import ForwardBatch, PackedBatch
+from foredraft.config import ModelConfig
 from foredraft.sampling.draw import LazyDraws, NodeDraw, Tokens
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 HeadNorms = tuple[Tensor | None, Tensor | None]  # weights [head_dim] of the norms of q and of k; None: there is none
+
+
+# Twice what the codes of MXFP4 stand for: a sign, two bits of exponent, one of mantissa.
+MX4_VALUES = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, -0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0)
 
 
 @dataclass(frozen=True)
@@ -40,10 +45,11 @@ class Weight:
     "q5k"  uint8 codes 0..31                scales and minimums, of blocks too
     "q4"   uint8 codes 0..15                scales and minimums
     "q4k"  uint8 codes 0..15                scales and minimums, of blocks too
+    "mx4"  uint8 codes 0..15 of MX4_VALUES  exponents
 
     A weight is scale * code + minimum. Scales and minimums are float16 [outputs, inputs / 32]; where blocks have
     theirs, float16 [outputs, inputs / 256], they are int8 and what counts is the product. The scales of q6 are
-    [outputs, inputs / 16].
+    [outputs, inputs / 16]. Those of mx4 are uint8 and stand for 2**(exponent - 128).
     """
 
     kind: str
@@ -75,6 +81,9 @@ class Weight:
         """The float32 matrix that this weight stands for."""
         if self.scales is None:
             return self.values.float()
+        if self.kind == "mx4":
+            values = torch.tensor(MX4_VALUES)[self.values.int()].view(self.outputs, self.scales.shape[1], -1)
+            return torch.ldexp(values, self.scales.int()[:, :, None] - 128).view(self.outputs, self.inputs)
         groups = self.values.view(self.outputs, self.scales.shape[1], -1).float()
         dense = groups * _factors(self.scales, self.block_scales)[:, :, None]
         if self.minimums is not None:
@@ -152,6 +161,29 @@ class AttentionShape:
 
 
 @dataclass(frozen=True)
+class Mlp:
+    """The MLP of a layer, or one of its experts."""
+
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True)
+class Experts:
+    """MLPs of which a router chooses a few for every row. What they give is added up, each with its probability among
+    all experts or, where they are normalised, among the chosen ones."""
+
+    router: Linear  # a score for every expert
+    each: tuple[Mlp, ...]
+    num_chosen: int  # by a row; the best scores, and among equals those of the first experts
+    normalised: bool
+
+    @property
+    def linears(self) -> list[Linear]:
+        return [self.router, *(linear for mlp in self.each for linear in (mlp.gate_up, mlp.down))]
+
+
+@dataclass(frozen=True)
 class Layer:
     """The weights of one transformer layer, packed."""
 
@@ -161,9 +193,19 @@ class Layer:
     k_norm: Tensor | None
     output: Linear
     post_norm: Tensor
-    gate_up: Linear
-    down: Linear
+    mlp: Mlp | Experts
     shape: AttentionShape
+    sinks: Tensor | None = None  # [heads]: scores that take their share of attention and give nothing (gpt-oss)
+    activation: str = "silu"  # of the gate: one of ACTIVATIONS
+    # Norms of what attention and the MLP add to the residual stream (Gemma); None: it is added as it is.
+    attention_update_norm: Tensor | None = None
+    mlp_update_norm: Tensor | None = None
+
+    @property
+    def linears(self) -> list[Linear]:
+        """In the order in which a row meets them."""
+        mlp = self.mlp.linears if isinstance(self.mlp, Experts) else [self.mlp.gate_up, self.mlp.down]
+        return [self.qkv, self.output, *mlp]
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,6 +227,10 @@ class Stack:
     residual_multiplier: float
     norm_eps: float
     entry: Entry | None = None
+    window_rope: Tensor | None = None  # of layers with a window (Gemma); None: they rotate as the others
+
+    def rope_of(self, layer: Layer) -> Tensor:
+        return self.rope if self.window_rope is None or not layer.shape.window else self.window_rope
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,6 +243,9 @@ class Taps:
     cache: Tensor  # [slots, len(layers) * hidden] in the backend's KV dtype, or in that of its activations
 
 
+# What a gate may go through: x / (1 + exp(-x)), or the approximation of x * P(normal < x) by tanh. "clamped" is that of
+# gpt-oss: gate / (1 + exp(-1.702 * gate)) * (up + 1) for a gate of at most 7 and an up between -7 and 7.
+ACTIVATIONS = ("silu", "gelu_tanh", "clamped")
 ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -213,6 +262,10 @@ class Backend(Protocol):
     runs_ahead: bool = False  # whether runs are only begun when a call returns, and the host may do something else
     # Runs of so many rows must give a row the same bits: start-up compares them.
     row_counts: tuple[int, ...] = ROW_COUNTS
+
+    def lacks(self, config: ModelConfig) -> str:
+        """What the model has that there are no kernels for, in words; nothing where it can run."""
+        return ""
 
     def pack(self, weight: Weight) -> Any:
         """Lay a weight out for `linear`; done once, at load."""
@@ -238,12 +291,19 @@ class Backend(Protocol):
         rotate the first rotary_dim of each head by `rope` [positions, 2, rotary_dim / 2] (cos, sin; half-split
         pairs) at batch.positions; write k and v at batch.slots. Returns q [rows, heads * head_dim]."""
 
-    def attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch) -> Tensor:
+    def attend(
+        self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch, sinks: Tensor | None = None
+    ) -> Tensor:
         """Each row over the keys that `batch` lets it see, in text order: [rows, heads * head_dim]. The softmax and all
-        sums are float32, reduced over fixed-size key blocks in order, so a row's bits depend on its keys alone."""
+        sums are float32, reduced over fixed-size key blocks in order, so a row's bits depend on its keys alone. `sinks`
+        are as in Layer."""
 
-    def gated(self, gate_up: Tensor) -> Tensor:
-        """silu(left half) * right half: [rows, 2 * width] -> [rows, width]."""
+    def gated(self, gate_up: Tensor, activation: str = "silu") -> Tensor:
+        """activation(left half) * right half: [rows, 2 * width] -> [rows, width]; see ACTIVATIONS."""
+
+    def mix_experts(self, x: Tensor, experts: Experts, activation: str) -> Tensor:
+        """What the experts of every row add to it: [rows, width]. A row's bits depend on that row alone, whichever
+        experts other rows choose. An expert that no row chooses is not read."""
 
     def silu(self, x: Tensor) -> Tensor:
         """x / (1 + exp(-x)), of any shape."""
@@ -321,13 +381,25 @@ def run_layers(
     normed = entered(backend, x, stack, batch)
     for index, layer in enumerate(layers):
         qkv = backend.linear(normed, layer.qkv)
-        q = backend.rope_and_store(qkv, (layer.q_norm, layer.k_norm), stack.rope, kv[index], layer.shape, batch)
-        attended = backend.linear(backend.attend(q, kv[index], layer.shape, batch), layer.output)
-        x, normed = backend.add_rms_norm(x, attended, multiplier, layer.post_norm, eps)
-        update = backend.linear(backend.gated(backend.linear(normed, layer.gate_up)), layer.down)
+        rope = stack.rope_of(layer)
+        q = backend.rope_and_store(qkv, (layer.q_norm, layer.k_norm), rope, kv[index], layer.shape, batch)
+        update = backend.linear(backend.attend(q, kv[index], layer.shape, batch, layer.sinks), layer.output)
+        if layer.attention_update_norm is not None:
+            update = backend.rms_norm(update, layer.attention_update_norm, eps)
+        x, normed = backend.add_rms_norm(x, update, multiplier, layer.post_norm, eps)
+        update = run_mlp(backend, normed, layer.mlp, layer.activation)
+        if layer.mlp_update_norm is not None:
+            update = backend.rms_norm(update, layer.mlp_update_norm, eps)
         x, normed = backend.add_rms_norm(x, update, multiplier, next_norm(stack, index), eps)
         store_tap(backend, taps, index + 1, x, batch)
     return x, normed
+
+
+def run_mlp(backend: Backend, x: Tensor, mlp: Mlp | Experts, activation: str) -> Tensor:
+    """What an MLP, or the experts of each row, make of normed rows."""
+    if isinstance(mlp, Experts):
+        return backend.mix_experts(x, mlp, activation)
+    return backend.linear(backend.gated(backend.linear(x, mlp.gate_up), activation), mlp.down)
 
 
 def entered(backend: Backend, x: Tensor, stack: Stack, batch: ForwardBatch) -> Tensor:

@@ -7,11 +7,13 @@ models keep their values but save no memory here. Exactness: rows run through li
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foredraft.backends.base import AttentionShape, Backend, HeadNorms, LayerKV, Linear, Weight
+from foredraft.backends.base import AttentionShape, Backend, Experts, HeadNorms, LayerKV, Linear, Weight, run_mlp
 from foredraft.batch import ForwardBatch
 
 KEY_BLOCK = 128  # keys are reduced in blocks of this many, added in text order
@@ -75,14 +77,34 @@ class TorchBackend(Backend):
         rotated: Tensor = q.reshape(len(qkv), heads * head_dim)
         return rotated
 
-    def attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch) -> Tensor:
+    def attend(
+        self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch, sinks: Tensor | None = None
+    ) -> Tensor:
         if not len(q):
             return q
-        return torch.cat([_attend_rows(q, kv, shape, batch, self._at_once(rows)) for rows in _pieces(q)])[: len(q)]
+        pieces = [_attend_rows(q, kv, shape, batch, sinks, self._at_once(rows)) for rows in _pieces(q)]
+        return torch.cat(pieces)[: len(q)]
 
-    def gated(self, gate_up: Tensor) -> Tensor:
+    def gated(self, gate_up: Tensor, activation: str = "silu") -> Tensor:
         gate, up = gate_up.chunk(2, dim=1)
-        return self.silu(gate) * up
+        if activation == "clamped":
+            return _clamped(gate, up)
+        return (self.silu(gate) if activation == "silu" else _gelu_tanh(gate)) * up
+
+    def mix_experts(self, x: Tensor, experts: Experts, activation: str) -> Tensor:
+        """Expert by expert, for the rows that chose it; what a row gets of its experts is added best first."""
+        scores = self.linear(x, experts.router).float()
+        best, chosen = self.top(scores, experts.num_chosen)
+        weights = (best - best[:, :1]).exp()
+        total = _sum_halves(weights if experts.normalised else (scores - best[:, :1]).exp())
+        updates = x.new_empty(*chosen.shape, x.shape[1])
+        for expert in chosen.unique().tolist():
+            rows, ranks = (chosen == expert).nonzero(as_tuple=True)
+            updates[rows, ranks] = run_mlp(self, x[rows], experts.each[expert], activation)
+        mixed = torch.zeros_like(x, dtype=torch.float32)
+        for rank in range(experts.num_chosen):
+            mixed = mixed + (weights[:, rank] / total)[:, None] * updates[:, rank].float()
+        return mixed.to(x.dtype)
 
     def silu(self, x: Tensor) -> Tensor:
         """Not torch's own: on a CPU its bits depend on where an element stands among all of them."""
@@ -90,13 +112,7 @@ class TorchBackend(Backend):
         return (wide / (1 + (-wide).exp())).to(x.dtype)
 
     def dots(self, vectors: Tensor, lanes: Tensor, x: Tensor) -> Tensor:
-        """Products, and the sums of their halves until one is left: an order that no shape of a batch changes."""
-        sums = vectors[lanes].float() * x.float()[:, None]
-        while (width := sums.shape[2]) > 1:
-            sums = functional.pad(sums, (0, width % 2))
-            left, right = sums.chunk(2, dim=2)
-            sums = left + right
-        return sums[:, :, 0]
+        return _sum_halves(vectors[lanes].float() * x.float()[:, None])
 
     def top(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         best = logits.sort(dim=1, descending=True, stable=True)
@@ -120,6 +136,28 @@ class TorchBackend(Backend):
         return tiles[0] if len(tiles) == 1 else torch.cat(tiles)
 
 
+def _sum_halves(values: Tensor) -> Tensor:
+    """Over the last dimension: the halves are added until one number is left, an order that no shape of a batch
+    changes."""
+    while (width := values.shape[-1]) > 1:
+        values = functional.pad(values, (0, width % 2))
+        left, right = values.chunk(2, dim=-1)
+        values = left + right
+    return values[..., 0]
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    """x * (1 + tanh(z)) / 2 with z = sqrt(2 / pi) * (x + 0.044715 * x**3), which is x / (1 + exp(-2 * z)). Not torch's
+    own, see `silu`."""
+    wide = x.float()
+    return (wide / (1 + (-2 * math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)).exp())).to(x.dtype)
+
+
+def _clamped(gate: Tensor, up: Tensor) -> Tensor:
+    wide = gate.float().clamp(max=7)
+    return (wide / (1 + (-1.702 * wide).exp()) * (up.float().clamp(-7, 7) + 1)).to(gate.dtype)
+
+
 def _pieces(x: Tensor) -> list[range]:
     return [range(start, min(start + _ROWS, len(x))) for start in range(0, len(x), _ROWS)]
 
@@ -130,7 +168,9 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int) -> Tensor:
     return torch.cat([left * cos - right * sin, right * cos + left * sin, rest], dim=-1).to(x.dtype)
 
 
-def _attend_rows(q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch, rows: list[int]) -> Tensor:
+def _attend_rows(
+    q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch, sinks: Tensor | None, rows: list[int]
+) -> Tensor:
     """Attention of a few rows, each over its own gathered keys. Every product has the shape of one row's key block, and
     the partial sums are added in text order; a block that is masked whole adds exact zeros."""
     counts = batch.key_counts[rows]
@@ -152,8 +192,13 @@ def _attend_rows(q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBa
 
     scores = torch.cat([queries @ gathered(kv.k, block).transpose(2, 3) for block in range(blocks)], dim=-1)
     scores = (scores * shape.scale).masked_fill(hidden[:, None, None, :], -torch.inf)
-    weights = (scores - scores.amax(-1, keepdim=True)).exp().split(KEY_BLOCK, dim=-1)
+    best = scores.amax(-1, keepdim=True)
     total = torch.zeros_like(queries[..., :1])
+    if sinks is not None:
+        of_heads = sinks.view(1, kv_heads, -1, 1)
+        best = torch.maximum(best, of_heads)
+        total = (of_heads - best).exp()
+    weights = (scores - best).exp().split(KEY_BLOCK, dim=-1)
     mixed = torch.zeros_like(queries)
     for block, weight in enumerate(weights):
         weight = weight.contiguous()

@@ -23,7 +23,6 @@ from foredraft.batch import pack
 from foredraft.engine import disk_cache
 from foredraft.errors import InvalidParameter
 from foredraft.models.decoder import Decoder
-from foredraft.models.rope import rope_table
 from foredraft.params import SamplingParams
 from foredraft.runtime.kv import TARGET_GROUP, KVCache
 from foredraft.runtime.runner import Runner
@@ -106,8 +105,8 @@ class _Scene:
 
     def __init__(self, backend: Backend, decoder: Decoder, others: int) -> None:
         config = decoder.config
-        rope = rope_table(config, _TOKENS).to(backend.device)  # the decoder's own may be shorter
-        few = replace(decoder, layers=decoder.layers[:_LAYERS], rope=rope)
+        longer = decoder.with_positions(_TOKENS)  # the decoder's own rotations may be fewer
+        few = replace(longer, layers=decoder.layers[:_LAYERS])
         count, blocks = 1 + others, -(-(_TOKENS + 2 * _TREE) // self.block_size)
         of_layers = replace(config, num_layers=len(few.layers))
         kv = KVCache(count * blocks, self.block_size).add_group(TARGET_GROUP, of_layers, backend)

@@ -144,7 +144,8 @@ def _capacity(
     """How long a text may become, and how many tokens the KV cache holds: what was asked for, else what the memory
     allows that the weights have left."""
     values = 2 * config.num_layers * config.num_kv_heads * config.head_dim + num_taps * config.hidden_size
-    bytes_per_token = values * backend.kv_dtype.itemsize + config.rotary_dim * torch.float32.itemsize
+    num_ropes = 1 if config.window_rope_theta is None else 2
+    bytes_per_token = values * backend.kv_dtype.itemsize + num_ropes * config.rotary_dim * torch.float32.itemsize
     affordable = _memory_for_kv(backend.device) // bytes_per_token
     if backend.device.type == "cuda" and affordable < (options.kv_cache_tokens or _FEWEST_KV_TOKENS):
         least = options.kv_cache_tokens or _FEWEST_KV_TOKENS

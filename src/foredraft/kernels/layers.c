@@ -1,5 +1,5 @@
 /* run_layers: the verbs of many layers in one call, in the order of run_layers in backends/base.py. */
-#include "foredraft.h"
+#include "layers.h"
 #include "simd.h"
 
 #include <stdlib.h>
@@ -14,8 +14,7 @@ typedef struct {
 
 static int64_t q_width(const fd_layer *layer) { return layer->shape.heads * layer->shape.head_dim; }
 
-/* Whether the parts of a projection fill it exactly. */
-static int check_projection(const fd_projection *projection, int64_t outputs, int64_t inputs) {
+int check_projection(const fd_projection *projection, int64_t outputs, int64_t inputs) {
     if (projection->outputs != outputs || projection->inputs != inputs || outputs < 1) return FD_SHAPE;
     if (!projection->parts) return FD_NULL;
     for (int64_t i = 0; i < projection->num_parts; i++) {
@@ -33,14 +32,15 @@ static int check_layer(const fd_stack *stack, const fd_layer *layer, int64_t inp
     if ((!layer->input_norm && layer != stack->layers) || !layer->post_norm) return FD_NULL;
     if (shape->heads < 1 || shape->kv_heads < 1 || shape->head_dim < 1) return FD_SHAPE;
     if (shape->rotary_dim && shape->rotary_dim != stack->rotary_dim) return FD_SHAPE;
-    int64_t width = stack->width, inner = layer->down.inputs;
+    int64_t width = stack->width, inner = layer->mlp.down.inputs;
     int error = check_projection(&layer->qkv, q_width(layer) + 2 * shape->kv_heads * shape->head_dim, inputs);
     if (!error) error = check_projection(&layer->output, width, q_width(layer));
-    if (!error) error = check_projection(&layer->gate_up, 2 * inner, width);
-    return error ? error : check_projection(&layer->down, width, inner);
+    if (layer->experts) return error ? error : layer->experts->router.inputs == width ? FD_OK : FD_SHAPE;
+    if (!error) error = check_projection(&layer->mlp.gate_up, 2 * inner, width);
+    return error ? error : check_projection(&layer->mlp.down, width, inner);
 }
 
-static int project(const fd_projection *projection, const float *x, int64_t rows, float *y) {
+int project(const fd_projection *projection, const float *x, int64_t rows, float *y) {
     const float *bias = projection->bias;
     for (int64_t i = 0; i < projection->num_parts; i++) {
         const fd_weight *part = projection->parts[i];
@@ -83,6 +83,11 @@ static int norm_if(const float *x, const float *weight, float eps, int64_t rows,
     return FD_OK;
 }
 
+/* The same in place, or nothing where there is no weight. */
+static int norm_update(float *update, const float *weight, float eps, int64_t rows, int64_t width) {
+    return weight ? fd_rms_norm(update, weight, eps, rows, width, update) : FD_OK;
+}
+
 /* What the first layer reads of an entry: [rows, 2 * width]. */
 static int enter(const fd_stack *stack, const fd_batch *batch, const float *x, float *embedded, float *out) {
     const fd_projection *embedding = &stack->entry->embedding;
@@ -99,22 +104,30 @@ static int enter(const fd_stack *stack, const fd_batch *batch, const float *x, f
     return error;
 }
 
+static int run_mlp(const fd_layer *layer, const float *x, int64_t rows, const buffers *to) {
+    if (layer->experts) return fd_mix_experts(layer->experts, x, rows, layer->activation, to->update);
+    int error = project(&layer->mlp.gate_up, x, rows, to->wide);
+    if (!error) error = fd_gated(to->wide, rows, layer->mlp.down.inputs, layer->activation, to->narrow);
+    return error ? error : project(&layer->mlp.down, to->narrow, rows, to->update);
+}
+
 /* q, k and v read `entry`, which is x after the layer's first norm but for some first layers; `normed` leaves as x after
  * `next_norm`. */
 static int run_layer(const fd_stack *stack, const fd_layer *layer, const float *next_norm, const fd_kv *kv,
                      const fd_batch *batch, const buffers *to, const float *entry, float *x, float *normed) {
     int64_t rows = batch->rows, width = stack->width;
+    const float *rope = layer->shape.window > 0 && stack->window_rope ? stack->window_rope : stack->rope;
     int error = project(&layer->qkv, entry, rows, to->wide);
     if (!error)
-        error = fd_rope_and_store(to->wide, layer->q_norm, layer->k_norm, stack->rope, stack->rope_positions, kv,
+        error = fd_rope_and_store(to->wide, layer->q_norm, layer->k_norm, rope, stack->rope_positions, kv,
                                   &layer->shape, batch, to->narrow);
-    if (!error) error = fd_attend(to->narrow, kv, &layer->shape, batch, to->attended);
+    if (!error) error = fd_attend(to->narrow, layer->sinks, kv, &layer->shape, batch, to->attended);
     if (!error) error = project(&layer->output, to->attended, rows, to->update);
+    if (!error) error = norm_update(to->update, layer->attention_update_norm, stack->eps, rows, width);
     if (!error)
         error = fd_add_rms_norm(x, to->update, stack->multiplier, layer->post_norm, stack->eps, rows, width, normed);
-    if (!error) error = project(&layer->gate_up, normed, rows, to->wide);
-    if (!error) error = fd_gated(to->wide, rows, layer->down.inputs, to->narrow);
-    if (!error) error = project(&layer->down, to->narrow, rows, to->update);
+    if (!error) error = run_mlp(layer, normed, rows, to);
+    if (!error) error = norm_update(to->update, layer->mlp_update_norm, stack->eps, rows, width);
     if (!error) error = fd_add_rms_norm(x, to->update, stack->multiplier, next_norm, stack->eps, rows, width, normed);
     return error;
 }
@@ -135,8 +148,8 @@ int fd_run_layers(const fd_stack *stack, const fd_kv *const *kv, const fd_batch 
         int64_t inputs = i == 0 && entered ? entered : stack->width;
         int error = kv[i] ? check_layer(stack, layer, inputs) : FD_NULL;
         if (error) return error;
-        wide = max64(wide, max64(layer->qkv.outputs, layer->gate_up.outputs));
-        narrow = max64(narrow, max64(q_width(layer), layer->down.inputs));
+        wide = max64(wide, max64(layer->qkv.outputs, layer->mlp.gate_up.outputs)); /* 0 where there are experts */
+        narrow = max64(narrow, max64(q_width(layer), layer->mlp.down.inputs));
         attended = max64(attended, q_width(layer));
     }
     int64_t rows = batch->rows;

@@ -13,12 +13,25 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import AttentionShape, Backend, Layer, LayerKV, Linear, Stack, Taps, Weight, join
+from foredraft.backends.base import (
+    AttentionShape,
+    Backend,
+    Experts,
+    Layer,
+    LayerKV,
+    Linear,
+    Mlp,
+    Stack,
+    Taps,
+    Weight,
+    join,
+)
 from foredraft.batch import ForwardBatch
 from foredraft.config import ModelConfig
+from foredraft.errors import InvalidModel, InvalidParameter
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.quantise import convert
-from foredraft.models.rope import rope_table
+from foredraft.models.rope import rope_tables
 
 Progress = Callable[[int, int], None]
 
@@ -41,6 +54,7 @@ class Decoder:
     norm: Tensor
     head: Linear
     rope: Tensor  # [positions, 2, rotary_dim / 2]: cos, sin
+    window_rope: Tensor | None = None  # of layers with a window, where they have rotations of their own
     vocabulary: DraftVocabulary | None = None  # None: tokens are rows of the embedding and columns of the logits
 
     def run(self, batch: ForwardBatch, kv: list[LayerKV], backend: Backend, taps: Taps | None = None) -> Tensor:
@@ -55,17 +69,18 @@ class Decoder:
     @cached_property
     def _stack(self) -> Stack:
         """One object for the life of the decoder: what a backend has found out about it, it need not find out again."""
-        return Stack(self.layers, self.norm, self.rope, self.config.residual_multiplier, self.config.rms_norm_eps)
+        multiplier, eps = self.config.residual_multiplier, self.config.rms_norm_eps
+        return Stack(self.layers, self.norm, self.rope, multiplier, eps, window_rope=self.window_rope)
 
     def with_positions(self, count: int) -> Decoder:
         """The same weights, with rotations for so many positions."""
-        return replace(self, rope=rope_table(self.config, count).to(self.rope.device))
+        rope, window_rope = rope_tables(self.config, count, self.rope.device)
+        return replace(self, rope=rope, window_rope=window_rope)
 
     @property
     def linears(self) -> list[Linear]:
         """All linear layers in order, the output head last."""
-        inside = [linear for layer in self.layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]
-        return [*inside, self.head]
+        return [*(linear for layer in self.layers for linear in layer.linears), self.head]
 
     @property
     def weight_kinds(self) -> list[tuple[str, ...]]:
@@ -93,6 +108,11 @@ def load_decoder(
     time is worth more than its accuracy: only the embedding keeps its 8 bits, of which a run reads a few rows.
     """
     config, names = checkpoint.config, checkpoint.names()
+    if lacking := backend.lacks(config):
+        raise InvalidParameter(
+            f"{checkpoint.path}: backend {backend.name!r} has no kernels for {lacking} yet, which this "
+            f"{config.architecture} model needs; use backend='torch', or device='cpu' with backend='native'."
+        )
     least_bits = 8 if checkpoint.precision == "int4" and not rounds_all else 4
     places = count(1)
 
@@ -122,18 +142,36 @@ def load_decoder(
         return pack_linear(weights, bias, backend)
 
     def layer(index: int) -> Layer:
-        return read_layer(f"model.layers.{index}", attention_shape(config, index), vector, optional, linear)
+        prefix = f"model.layers.{index}"
+        experts = read_experts(f"{prefix}.mlp") if config.has_experts(index) else None
+        return read_layer(prefix, attention_shape(config, index), vector, optional, linear, experts, config.activation)
+
+    def read_experts(prefix: str) -> Experts:
+        shape, name = config.experts, f"{prefix}.router.weight"
+        assert shape is not None
+        weight = convert(checkpoint.weight(name), "float32")  # few numbers, on which much depends
+        bias = optional(f"{prefix}.router.bias")
+        if not weight.values.isfinite().all() or (bias is not None and not bias.isfinite().all()):
+            raise InvalidModel(
+                f"{checkpoint.path}: tensor {name!r} or its bias holds numbers that are not finite, so no expert can "
+                "be chosen; download or convert the model again."
+            )
+        tell()
+        each = (read_mlp(f"{prefix}.experts.{expert}", linear) for expert in range(shape.count))
+        return Experts(pack_linear([weight], bias, backend), tuple(each), shape.num_chosen, shape.normalised)
 
     embedding = head = pack_linear([read("model.embed_tokens.weight", least_bits=8)], None, backend)
     if not config.tie_word_embeddings:
         head = pack_linear([read("lm_head.weight", least_bits=4 if rounds_all else 8)], None, backend)
+    rope, window_rope = rope_tables(config, max_positions, backend.device)
     return Decoder(
         config=config,
         embedding=embedding,
         layers=tuple(layer(index) for index in range(config.num_layers)),
         norm=vector("model.norm.weight"),
         head=head,
-        rope=rope_table(config, max_positions).to(backend.device),
+        rope=rope,
+        window_rope=window_rope,
     )
 
 
@@ -143,8 +181,11 @@ def read_layer(
     vector: Callable[[str], Tensor],
     optional: Callable[[str], Tensor | None],
     linear: Callable[..., Linear],
+    experts: Experts | None = None,
+    activation: str = "silu",
 ) -> Layer:
-    """The layer whose tensors have names that begin with `prefix`, in the Llama layout."""
+    """The layer whose tensors have names that begin with `prefix`, in the Llama layout; with experts, if they are
+    given, in place of an MLP."""
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     return Layer(
         input_norm=optional(f"{prefix}.input_layernorm.weight"),
@@ -153,9 +194,19 @@ def read_layer(
         k_norm=optional(f"{attention}.k_norm.weight"),
         output=linear(f"{attention}.o_proj.weight"),
         post_norm=vector(f"{prefix}.post_attention_layernorm.weight"),
-        gate_up=linear(f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight"),
-        down=linear(f"{mlp}.down_proj.weight"),
+        mlp=experts or read_mlp(mlp, linear),
         shape=shape,
+        sinks=optional(f"{attention}.sinks.weight"),
+        activation=activation,
+        attention_update_norm=optional(f"{attention}.update_norm.weight"),
+        mlp_update_norm=optional(f"{mlp}.update_norm.weight"),
+    )
+
+
+def read_mlp(prefix: str, linear: Callable[..., Linear]) -> Mlp:
+    return Mlp(
+        gate_up=linear(f"{prefix}.gate_proj.weight", f"{prefix}.up_proj.weight"),
+        down=linear(f"{prefix}.down_proj.weight"),
     )
 
 

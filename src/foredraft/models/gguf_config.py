@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 
-from foredraft.config import ModelConfig, RopeScaling
+from foredraft.config import ExpertsConfig, ModelConfig, RopeScaling
 from foredraft.errors import InvalidModel
-from foredraft.models.fields import MAX_LAYERS, Fields, shown
+from foredraft.models.fields import MAX_LAYERS, Fields, not_run, shown
 from foredraft.models.gguf_header import GGUFHeader
 from foredraft.models.gguf_tokenizer import eos_token_ids
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "smollm3", "phi3", "granite")
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "smollm3", "phi3", "granite", "gemma3", "gpt-oss")
+# Fields that change what a model computes and that nobody reads, and the values under which they change nothing.
+_NEUTRAL: dict[str, object] = {
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "attention.clamp_kqv")),
+    **dict.fromkeys(("attention.max_alibi_bias", "attention.q_lora_rank", "attention.kv_lora_rank")),
+    **dict.fromkeys(("expert_shared_count", "expert_group_count", "leading_dense_block_count")),
+    **dict.fromkeys(("expert_weights_scale", "interleave_moe_layer_step"), 1),
+    **dict.fromkeys(("use_parallel_residual",), False),
+}
 _NEXTN = "nextn_predict_layers"
-_SMOLLM3_NO_ROPE_INTERVAL = 4  # not in the metadata: llama.cpp fixes it too
+_GATING = {"qwen3moe": 1, "gpt-oss": 3}  # softmax over all experts, and over the chosen ones
+_WITH_EXPERTS = ("qwen3moe", "gpt-oss")
+# Not in the metadata, where llama.cpp fixes them too.
+_SMOLLM3_NO_ROPE_INTERVAL = 4
+_GEMMA3_FULL_INTERVAL, _GEMMA3_WINDOW_THETA = 6, 10000.0
+_GPT_OSS_FULL_INTERVAL = 2
+_ACTIVATIONS = {"gemma3": "gelu_tanh", "gpt-oss": "clamped"}
+_GEMMA3_27B_LAYERS = 62  # whose queries are scaled by the width of a head that hidden_size gives, not by their own
 
 
 def config_from_header(header: GGUFHeader) -> ModelConfig:
     """The model that the header describes; raises InvalidModel naming the field that is missing or not supported."""
     architecture = header.metadata.get("general.architecture")
     if architecture not in ARCHITECTURES:
-        raise InvalidModel(
-            f"{header.path}: general.architecture is {shown(architecture)}, but Foredraft runs "
-            f"{', '.join(ARCHITECTURES)}; choose a model of one of these families."
-        )
+        raise not_run(header.path, "general.architecture", architecture, ARCHITECTURES)
     fields = Fields(header.path, header.metadata, architecture + ".")
-    if fields.integer("expert_count", 0):
+    if not fields.flag("attention.causal", True):
+        raise fields.error("attention.causal", "is false, but tokens must not see what follows them")
+    fields.refuse({**_NEUTRAL, "expert_gating_func": _GATING.get(architecture)})
+    if fields.integer("expert_count", 0) and architecture not in _WITH_EXPERTS:
         raise InvalidModel(
-            f"{header.path} is a mixture of experts ({architecture}.expert_count), which is not supported."
+            f"{header.path}: field {architecture}.expert_count is set, but of the mixtures of experts Foredraft runs "
+            f"{', '.join(_WITH_EXPERTS)}; choose one of these, or a model without experts."
         )
     if Fields(header.path, header.metadata, "split.").integer("count", 0) > 1:
         raise InvalidModel(f"{header.path} is one part of a split GGUF; merge the parts with llama-gguf-split --merge.")
@@ -45,11 +64,21 @@ def config_from_header(header: GGUFHeader) -> ModelConfig:
         raise InvalidModel(f"{header.path}: {architecture}.attention.value_length must equal key_length ({head_dim}).")
     rope_dim = fields.integer("rope.dimension_count", head_dim)
     no_rope_layers = range(_SMOLLM3_NO_ROPE_INTERVAL - 1, num_layers, _SMOLLM3_NO_ROPE_INTERVAL)
+    is_gemma = architecture == "gemma3"
+    theirs: dict[str, Any] = {
+        "sliding_window": fields.integer("attention.sliding_window", 0) or None,
+        "embedding_multiplier": fields.number("embedding_scale", 1.0),
+        "attention_multiplier": fields.number("attention.scale", 0.0) or None,
+    }
+    if is_gemma:
+        theirs = _gemma3(fields, hidden_size, num_layers, num_heads, head_dim)
+    if architecture == "gpt-oss":
+        theirs |= _windows(fields, num_layers, _GPT_OSS_FULL_INTERVAL)
     return ModelConfig(
         architecture=architecture,
         vocab_size=embedding.shape[0],
         hidden_size=hidden_size,
-        intermediate_size=fields.integer("feed_forward_length"),
+        intermediate_size=fields.integer("feed_forward_length", 1 if architecture in _WITH_EXPERTS else None),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=fields.integer("attention.head_count_kv", num_heads),
@@ -60,17 +89,47 @@ def config_from_header(header: GGUFHeader) -> ModelConfig:
         rope_dim=0 if rope_dim == head_dim else rope_dim,
         rope_scaling=rope_scaling(header, fields, rope_dim // 2),
         no_rope_layers=tuple(no_rope_layers) if architecture == "smollm3" else (),
-        qk_norm=architecture == "qwen3",
-        sliding_window=fields.integer("attention.sliding_window", 0) or None,
+        qk_norm=architecture in ("qwen3", "qwen3moe", "gemma3"),
+        experts=_experts(fields) if architecture in _WITH_EXPERTS else None,
+        activation=_ACTIVATIONS.get(architecture, "silu"),
+        attention_sinks=architecture == "gpt-oss",
+        update_norms=is_gemma,
+        **theirs,
         tie_word_embeddings="output.weight" not in header.tensors,
-        embedding_multiplier=fields.number("embedding_scale", 1.0),
-        attention_multiplier=fields.number("attention.scale", 0.0) or None,
         residual_multiplier=fields.number("residual_scale", 1.0),
         logits_divisor=fields.number("logit_scale", 1.0, positive=True),
         num_mtp_layers=num_mtp_layers,
         bos_token_id=header.metadata.get("tokenizer.ggml.bos_token_id"),
         eos_token_ids=eos_token_ids(header.metadata),
     )
+
+
+def _experts(fields: Fields) -> ExpertsConfig:
+    """Of a file whose layers all have experts; their weights are normalised, as in llama.cpp."""
+    return ExpertsConfig(
+        count=fields.integer("expert_count"),
+        num_chosen=fields.integer("expert_used_count"),
+        intermediate_size=fields.integer("expert_feed_forward_length"),
+        normalised=True,
+    )
+
+
+def _windows(fields: Fields, num_layers: int, interval: int) -> dict[str, Any]:
+    """The window, which the last of `interval` layers has not."""
+    interval = fields.integer("attention.sliding_window_pattern", interval)
+    layers = tuple(layer for layer in range(num_layers) if (layer + 1) % interval)
+    return {"sliding_window": fields.integer("attention.sliding_window"), "sliding_layers": layers}
+
+
+def _gemma3(fields: Fields, hidden_size: int, num_layers: int, num_heads: int, head_dim: int) -> dict[str, Any]:
+    """Those fields of a ModelConfig that are Gemma's own."""
+    width = hidden_size // num_heads if num_layers == _GEMMA3_27B_LAYERS else head_dim
+    return {
+        **_windows(fields, num_layers, _GEMMA3_FULL_INTERVAL),
+        "window_rope_theta": fields.number("rope.freq_base_swa", _GEMMA3_WINDOW_THETA, positive=True),
+        "embedding_multiplier": hidden_size**0.5,
+        "attention_multiplier": width**-0.5,
+    }
 
 
 def rope_scaling(header: GGUFHeader, fields: Fields, num_frequencies: int) -> RopeScaling | None:
@@ -94,12 +153,32 @@ def rope_scaling(header: GGUFHeader, fields: Fields, num_frequencies: int) -> Ro
     kind = fields.text("rope.scaling.type", "none")
     if kind == "linear":
         return RopeScaling("linear", factor=fields.number("rope.scaling.factor", positive=True))
+    if kind == "yarn":
+        return _yarn(fields, original, header.metadata.get("general.architecture") != "gpt-oss")
     if kind not in ("none", ""):
         raise InvalidModel(
             f"{header.path}: rope scaling {shown(kind)} is not supported; "
-            "use a model with none, linear, llama3 or longrope."
+            "use a model with none, linear, llama3, yarn or longrope."
         )
     return None
+
+
+def _yarn(fields: Fields, original: int, truncate: bool) -> RopeScaling:
+    """gpt-oss does not cut its ramp to whole dimensions; llama.cpp does, for all models."""
+    factor = fields.number("rope.scaling.factor", positive=True)
+    for key in ("rope.scaling.yarn_log_multiplier", "rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"):
+        if fields.number(key, 0.0):
+            raise fields.error(key, f"is {fields.number(key)}, which is not supported")
+    return RopeScaling(
+        "yarn",
+        factor,
+        beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0, positive=True),
+        beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0, positive=True),
+        original_max_position_embeddings=original,
+        attention_factor=fields.number("rope.scaling.attn_factor", 1.0, positive=True)
+        * (0.1 * math.log(factor) + 1 if factor > 1 else 1.0),
+        truncate=truncate,
+    )
 
 
 def _factors(header: GGUFHeader, name: str, length: int) -> tuple[float, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,6 +11,15 @@ from torch import Tensor
 from foredraft.config import ModelConfig, RopeScaling
 
 _PIECE = 1 << 16  # positions that are computed at once: a table needs little memory beside its own
+
+
+def rope_tables(config: ModelConfig, max_positions: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """The rotations of all layers, and of those with a window where they have their own."""
+    table = rope_table(config, max_positions).to(device)
+    if config.window_rope_theta is None:
+        return table, None
+    of_windows = replace(config, rope_theta=config.window_rope_theta, rope_scaling=None)
+    return table, rope_table(of_windows, max_positions).to(device)
 
 
 def rope_table(config: ModelConfig, max_positions: int) -> Tensor:
@@ -64,8 +74,10 @@ def _yarn(frequencies: Tensor, scaling: RopeScaling, config: ModelConfig) -> Ten
         wavelength = scaling.original_max_position_embeddings / (2 * math.pi * turns)
         return config.rotary_dim * math.log(wavelength) / (2 * math.log(config.rope_theta))
 
-    first = max(math.floor(dimension(scaling.beta_fast)), 0)
-    last = min(math.ceil(dimension(scaling.beta_slow)), config.rotary_dim - 1)
+    first, last = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, config.rotary_dim - 1)
     ramp = (torch.arange(len(frequencies), dtype=torch.float32) - first) / max(last - first, 0.001)
     stretched = ramp.clamp(0, 1)
     return frequencies * (1 - stretched) + frequencies / scaling.factor * stretched

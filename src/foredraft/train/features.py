@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from foredraft.errors import InvalidModel
 from foredraft.heads.module import rotated
 from foredraft.models.checkpoint import Checkpoint
-from foredraft.models.rope import rope_table
+from foredraft.models.rope import rope_tables
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class _Layer:
     post_norm: Tensor
     gate_up: _Projection
     down: _Projection
+    attention_update_norm: Tensor | None
+    mlp_update_norm: Tensor | None
 
 
 class FrozenTarget:
@@ -53,6 +56,11 @@ class FrozenTarget:
         self, checkpoint: Checkpoint, device: torch.device, max_len: int, dtype: torch.dtype | None = None
     ) -> None:
         self.config, self.device = checkpoint.config, device
+        if self.config.experts is not None:
+            raise InvalidModel(
+                f"{checkpoint.path} is a mixture of experts, for which nothing can be trained yet; choose a model "
+                "without experts, or a proposer that needs no training, such as suffix."
+            )
         self.dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
         names = checkpoint.names()
 
@@ -84,13 +92,17 @@ class FrozenTarget:
                 post_norm=vector(f"{prefix}.post_attention_layernorm.weight"),
                 gate_up=joined(f"{prefix}.mlp", "gate_proj", "up_proj"),
                 down=joined(f"{prefix}.mlp", "down_proj"),
+                attention_update_norm=optional(f"{prefix}.self_attn.update_norm.weight"),
+                mlp_update_norm=optional(f"{prefix}.mlp.update_norm.weight"),
             )
 
         self.embedding = tensor("model.embed_tokens.weight")
         self.head = self.embedding if self.config.tie_word_embeddings else tensor("lm_head.weight")
         self.layers = [layer(index) for index in range(self.config.num_layers)]
         self.norm = vector("model.norm.weight")
-        self._rope = rope_table(self.config, max_len).to(device, self.dtype)
+        rope, window_rope = rope_tables(self.config, max_len, device)
+        self._rope = rope.to(self.dtype)
+        self._window_rope = self._rope if window_rope is None else window_rope.to(self.dtype)
 
     @torch.no_grad()
     def run(self, tokens: Tensor, taps: frozenset[int]) -> Features:
@@ -102,9 +114,14 @@ class FrozenTarget:
         streams = {0: x} if 0 in taps else {}
         for index, layer in enumerate(self.layers):
             update = self._attend(self._normed(x, layer.input_norm), layer, index)
+            if layer.attention_update_norm is not None:
+                update = self._normed(update, layer.attention_update_norm)
             x = x + update if config.residual_multiplier == 1 else x + update * config.residual_multiplier
             gate, up = functional.linear(self._normed(x, layer.post_norm), *layer.gate_up).chunk(2, dim=-1)
-            update = functional.linear(functional.silu(gate) * up, *layer.down)
+            gate = functional.silu(gate) if config.activation == "silu" else functional.gelu(gate, approximate="tanh")
+            update = functional.linear(gate * up, *layer.down)
+            if layer.mlp_update_norm is not None:
+                update = self._normed(update, layer.mlp_update_norm)
             x = x + update if config.residual_multiplier == 1 else x + update * config.residual_multiplier
             if index + 1 in taps:
                 streams[index + 1] = x
@@ -128,7 +145,8 @@ class FrozenTarget:
         if layer.k_norm is not None:
             k = self._normed(k, layer.k_norm)
         if index not in config.no_rope_layers:
-            cos, sin = self._rope[:length].unbind(1)  # [length, rotary_dim / 2]
+            rope = self._window_rope if config.window_of_layer(index) else self._rope
+            cos, sin = rope[:length].unbind(1)  # [length, rotary_dim / 2]
             q, k = rotated(q, cos, sin), rotated(k, cos, sin)
         window, mask = config.window_of_layer(index), None
         if 0 < window < length:

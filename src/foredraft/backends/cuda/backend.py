@@ -23,9 +23,11 @@ from torch.nn import functional
 from foredraft.backends.base import (
     AttentionShape,
     Backend,
+    Experts,
     HeadNorms,
     LayerKV,
     Linear,
+    Mlp,
     Stack,
     T,
     Taps,
@@ -43,6 +45,7 @@ from foredraft.backends.cuda.sample import Draws
 from foredraft.backends.cuda.trees import CudaTreeOps
 from foredraft.backends.tree_ops import TreeOps
 from foredraft.batch import ForwardBatch, PackedBatch
+from foredraft.config import ModelConfig
 from foredraft.sampling.draw import NodeDraw
 
 
@@ -67,6 +70,10 @@ class CudaBackend(Backend):
         self._moves = Moves(self.device)
         self.tree_ops: TreeOps | None = CudaTreeOps()
 
+    def lacks(self, config: ModelConfig) -> str:
+        parts = {"mixtures of experts": config.experts is not None, "attention sinks": config.attention_sinks}
+        return " and ".join(part for part, is_there in parts.items() if is_there)
+
     def prepare(self, batch: PackedBatch, shape: AttentionShape) -> Plan:
         self._select()
         return self._plans.plan(batch, shape)
@@ -77,6 +84,8 @@ class CudaBackend(Backend):
 
     def pack(self, weight: Weight) -> Packed:
         self._select()
+        if weight.kind == "mx4":  # exact: a bit of mantissa, and a power of two
+            weight = Weight("bf16", weight.dense().bfloat16())
         return pack(weight, self.device)
 
     def linear(self, x: Tensor, weight: Linear) -> Tensor:
@@ -103,7 +112,10 @@ class CudaBackend(Backend):
     ) -> Tensor:
         return rows.rope_and_store(qkv[None], norms, rope, kv, shape, batch.positions, batch.slots).float()
 
-    def attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch) -> Tensor:
+    def attend(
+        self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch, sinks: Tensor | None = None
+    ) -> Tensor:
+        assert sinks is None, "see `lacks`"
         return self._attend(q.to(self.kv_dtype), kv, shape, _as_plan(batch), self.kv_dtype).float()
 
     def _attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, plan: Plan, dtype: torch.dtype) -> Tensor:
@@ -114,8 +126,11 @@ class CudaBackend(Backend):
             attend_whole(q, kv, shape, plan, plan.whole, out)
         return out
 
-    def gated(self, gate_up: Tensor) -> Tensor:
-        return rows.gated(gate_up[None], torch.float32)
+    def gated(self, gate_up: Tensor, activation: str = "silu") -> Tensor:
+        return rows.gated(gate_up[None], torch.float32, activation)
+
+    def mix_experts(self, x: Tensor, experts: Experts, activation: str) -> Tensor:
+        raise NotImplementedError("see `lacks`")
 
     def silu(self, x: Tensor) -> Tensor:
         return functional.silu(x)  # on a GPU every element is computed alike
@@ -149,20 +164,26 @@ class CudaBackend(Backend):
             normed = entered(self, x, stack, batch)
         for index, (layer, cache) in enumerate(zip(layers, kv, strict=True)):
             qkv = linear.sums(normed, layer.qkv)
-            norms = layer.q_norm, layer.k_norm
-            q = rows.rope_and_store(qkv, norms, stack.rope, cache, layer.shape, plan.positions, plan.slots)
+            norms, rope = (layer.q_norm, layer.k_norm), stack.rope_of(layer)
+            q = rows.rope_and_store(qkv, norms, rope, cache, layer.shape, plan.positions, plan.slots)
             attended = self._attend(q, cache, layer.shape, plan, of(layer.output))
-            update = linear.sums(attended, layer.output)
-            normed = rows.add_norm(x, update, multiplier, layer.post_norm, eps, of(layer.gate_up))
-            if linear.can_gate(layer.gate_up):
-                active = linear.gated(normed, layer.gate_up, of(layer.down))
+            update = self._normed_update(linear.sums(attended, layer.output), layer.attention_update_norm, eps)
+            mlp = layer.mlp
+            assert isinstance(mlp, Mlp), "see `lacks`"
+            normed = rows.add_norm(x, update, multiplier, layer.post_norm, eps, of(mlp.gate_up))
+            if layer.activation == "silu" and linear.can_gate(mlp.gate_up):
+                active = linear.gated(normed, mlp.gate_up, of(mlp.down))
             else:
-                active = rows.gated(linear.sums(normed, layer.gate_up), of(layer.down))
-            update = linear.sums(active, layer.down)
+                active = rows.gated(linear.sums(normed, mlp.gate_up), of(mlp.down), layer.activation)
+            update = self._normed_update(linear.sums(active, mlp.down), layer.mlp_update_norm, eps)
             following = layers[min(index + 1, len(layers) - 1)]
             normed = rows.add_norm(x, update, multiplier, next_norm(stack, index), eps, of(following.qkv))
             store_tap(self, taps, index + 1, x, batch)
         return x, normed
+
+    def _normed_update(self, sums: Tensor, norm: Tensor | None, eps: float) -> Tensor:
+        """What a block adds to the residual stream: [segments, rows, width], or one segment after a norm of its own."""
+        return sums if norm is None else self.rms_norm(rows.collect(sums), norm, eps)[None]
 
     def _operand_dtype(self, weight: Linear) -> torch.dtype:
         return torch.float32 if self.kv_dtype is torch.float32 else linear.operand_dtype(weight)

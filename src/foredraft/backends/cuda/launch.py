@@ -49,9 +49,13 @@ def stored_as_bfloat16(values, out):
 
 
 @triton.jit
-def activated(gate, up, out):
-    """silu(gate) * up as `out` holds it."""
-    return stored(gate / (1 + tl.exp(-gate)) * up, out)
+def activated(gate, up, out, GELU: tl.constexpr = False):
+    """silu(gate) * up as `out` holds it, or gelu(gate) by tanh, written by exp: z / (1 + exp(-2 * y)) for
+    y = sqrt(2 / pi) * (z + 0.044715 * z**3)."""
+    inner = gate
+    if GELU:
+        inner = (gate + gate * gate * gate * 0.044715) * 1.5957691216057308
+    return stored(gate / (1 + tl.exp(-inner)) * up, out)
 
 
 @triton.jit

@@ -68,7 +68,9 @@ def _collect_kernel(sums, out, size, BLOCK: tl.constexpr, PARTS: tl.constexpr, P
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _gated_kernel(sums, out, rows, WIDTH, BLOCK: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr):
+def _gated_kernel(
+    sums, out, rows, WIDTH, GELU: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr
+):
     begin(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -76,7 +78,7 @@ def _gated_kernel(sums, out, rows, WIDTH, BLOCK: tl.constexpr, PARTS: tl.constex
     stride = rows.to(tl.int64) * 2 * WIDTH
     gate = _collect(sums, row * 2 * WIDTH + column, inside, stride, PARTS)
     up = _collect(sums, row * 2 * WIDTH + WIDTH + column, inside, stride, PARTS)
-    tl.store(out + row * WIDTH + column, activated(gate, up, out), mask=inside)
+    tl.store(out + row * WIDTH + column, activated(gate, up, out, GELU), mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -213,12 +215,17 @@ def collect(sums: Tensor) -> Tensor:
     return out
 
 
-def gated(sums: Tensor, dtype: torch.dtype) -> Tensor:
-    """silu(left half) * right half: [segments, rows, 2 * width] -> [rows, width]."""
+def gated(sums: Tensor, dtype: torch.dtype, activation: str = "silu") -> Tensor:
+    """activation(left half) * right half: [segments, rows, 2 * width] -> [rows, width]."""
     _, rows, both = sums.shape
     out = torch.empty((rows, both // 2), dtype=dtype, device=sums.device)
     _gated_kernel[(rows, triton.cdiv(both // 2, 1024))](
-        sums, out, rows, both // 2, BLOCK=1024, PARTS=len(sums), num_warps=4, **options(sums.device)
+        *(sums, out, rows, both // 2),
+        GELU=activation == "gelu_tanh",
+        BLOCK=1024,
+        PARTS=len(sums),
+        num_warps=4,
+        **options(sums.device),
     )
     return out
 

@@ -20,8 +20,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import AttentionShape, Backend, HeadNorms, LayerKV, Linear, Stack, Taps, Weight
-from foredraft.backends.native.describe import describe_batch, describe_shape, describe_stack, matrix, pointer
+from foredraft.backends.base import (
+    ACTIVATIONS,
+    AttentionShape,
+    Backend,
+    Experts,
+    HeadNorms,
+    LayerKV,
+    Linear,
+    Stack,
+    Taps,
+    Weight,
+)
+from foredraft.backends.native.describe import (
+    describe_batch,
+    describe_experts,
+    describe_shape,
+    describe_stack,
+    matrix,
+    pointer,
+)
 from foredraft.backends.native.header import STRUCTURES
 from foredraft.backends.native.library import ERRORS, OUT_OF_MEMORY, load_library
 from foredraft.backends.native.weights import BLOCK, KINDS, Packed, WeightMemory, describe_plain
@@ -138,14 +156,23 @@ class NativeBackend(Backend):
             self._call("add_rms_norm", target, source, multiplier, scale, eps, rows, width, y.data_ptr())
         return x, y
 
-    def gated(self, gate_up: Tensor) -> Tensor:
+    def gated(self, gate_up: Tensor, activation: str = "silu") -> Tensor:
         rows, both = matrix("gate_up", gate_up)
         if both % 2:
             raise ValueError(f"gate_up must have an even width, not {both}.")
         source = pointer("gate_up", gate_up, torch.float32, rows, both)
         y = torch.empty(rows, both // 2, dtype=torch.float32)
         if rows and both:
-            self._call("gated", source, rows, both // 2, y.data_ptr())
+            self._call("gated", source, rows, both // 2, ACTIVATIONS.index(activation), y.data_ptr())
+        return y
+
+    def mix_experts(self, x: Tensor, experts: Experts, activation: str) -> Tensor:
+        rows, _ = matrix("x", x)
+        source = pointer("x", x, torch.float32, rows, experts.router.inputs)
+        y = torch.empty_like(x)
+        description = self._reference(experts, describe_experts)
+        if rows:
+            self._call("mix_experts", description, source, rows, ACTIVATIONS.index(activation), y.data_ptr())
         return y
 
     def silu(self, x: Tensor) -> Tensor:
@@ -183,12 +210,15 @@ class NativeBackend(Backend):
             self._call("rope_and_store", source, *scales, angles, positions, *where, q.data_ptr())
         return q
 
-    def attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch) -> Tensor:
+    def attend(
+        self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch, sinks: Tensor | None = None
+    ) -> Tensor:
         rows, width = batch.num_rows, shape.num_heads * shape.head_dim
         source = pointer("q", q, torch.float32, rows, width)
+        weights = None if sinks is None else pointer("sinks", sinks, torch.float32, shape.num_heads)
         out = torch.empty_like(q)
         if rows:
-            self._call("attend", source, *self._where(kv, shape, batch), out.data_ptr())
+            self._call("attend", source, weights, *self._where(kv, shape, batch), out.data_ptr())
         return out
 
     def _where(self, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch) -> tuple[Any, Any, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import AttentionShape, Layer, Linear, Stack
+from foredraft.backends.base import ACTIVATIONS, AttentionShape, Experts, Layer, Linear, Mlp, Stack
 from foredraft.backends.native.header import STRUCTURES
 from foredraft.batch import ForwardBatch
 
@@ -43,6 +43,29 @@ def describe_shape(shape: AttentionShape) -> Structure:
     )
 
 
+def _projection(linear: Linear) -> Structure:
+    parts = (c_void_p * len(linear.parts))(*(addressof(part.reference._obj) for part in linear.parts))
+    bias = None if linear.bias is None else pointer("bias", linear.bias, torch.float32, linear.outputs)
+    return STRUCTURES["fd_projection"](parts, bias, len(linear.parts), linear.outputs, linear.inputs)
+
+
+def _mlp(mlp: Mlp) -> Structure:
+    return STRUCTURES["fd_mlp"](_projection(mlp.gate_up), _projection(mlp.down))
+
+
+def describe_experts(experts: Experts) -> Structure:
+    """Raises ValueError for what no kernel should see."""
+    if not experts.each:
+        raise ValueError("There must be an expert.")
+    count = len(experts.each)
+    return STRUCTURES["fd_experts"](
+        _projection(experts.router),
+        (STRUCTURES["fd_mlp"] * count)(*map(_mlp, experts.each)),
+        *(count, experts.num_chosen, experts.each[0].down.inputs),
+        experts.normalised,
+    )
+
+
 def describe_stack(stack: Stack) -> Structure:
     """Raises ValueError for what no kernel should see."""
     if not stack.layers or stack.rope.dim() != 3:
@@ -52,29 +75,36 @@ def describe_stack(stack: Stack) -> Structure:
     def vector(name: str, values: Tensor | None, length: int) -> int | None:
         return None if values is None else pointer(name, values, torch.float32, length)
 
-    def projection(linear: Linear) -> Structure:
-        parts = (c_void_p * len(linear.parts))(*(addressof(part.reference._obj) for part in linear.parts))
-        bias = vector("bias", linear.bias, linear.outputs)
-        return STRUCTURES["fd_projection"](parts, bias, len(linear.parts), linear.outputs, linear.inputs)
-
     def describe(layer: Layer) -> Structure:
+        if isinstance(layer.mlp, Experts):
+            mlp, experts = STRUCTURES["fd_mlp"](), pointer_to(describe_experts(layer.mlp))
+        else:
+            mlp, experts = _mlp(layer.mlp), None
         return STRUCTURES["fd_layer"](
             vector("input_norm", layer.input_norm, width),
             vector("q_norm", layer.q_norm, layer.shape.head_dim),
             vector("k_norm", layer.k_norm, layer.shape.head_dim),
+            vector("sinks", layer.sinks, layer.shape.num_heads),
             vector("post_norm", layer.post_norm, width),
-            *(projection(linear) for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)),
+            vector("attention_update_norm", layer.attention_update_norm, width),
+            vector("mlp_update_norm", layer.mlp_update_norm, width),
+            *(_projection(layer.qkv), _projection(layer.output), mlp, experts),
             describe_shape(layer.shape),
+            ACTIVATIONS.index(layer.activation),
         )
 
+    window_rope = None
+    if stack.window_rope is not None:
+        window_rope = pointer("window_rope", stack.window_rope, torch.float32, positions, 2, half)
     entry: Any = None
     if stack.entry is not None:
-        embedding, norm = projection(stack.entry.embedding), vector("entry norm", stack.entry.norm, width)
+        embedding, norm = _projection(stack.entry.embedding), vector("entry norm", stack.entry.norm, width)
         entry = pointer_to(STRUCTURES["fd_entry"](embedding, norm))
     return STRUCTURES["fd_stack"](
         (STRUCTURES["fd_layer"] * len(stack.layers))(*map(describe, stack.layers)),
         vector("norm", stack.norm, width),
         pointer("rope", stack.rope, torch.float32, positions, 2, half),
+        window_rope,
         entry,
         *(len(stack.layers), width, positions, 2 * half),
         *(stack.residual_multiplier, stack.norm_eps),
