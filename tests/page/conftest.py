@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from foredraft.llm import LLM
+from foredraft.server.service import DEFAULT_SPECS
 from tests.page.open_page import OpenPage
 from tests.server.running_server import RunningServer, load_tiny_model, running, save_tiny_model
 
@@ -36,7 +37,7 @@ def llm() -> LLM:
 
 @pytest.fixture(scope="session")
 def server(llm: LLM) -> Iterator[RunningServer]:
-    with running(llm, names=["smollm2-135m"]) as started:
+    with running(llm, names=["smollm2-135m"], allowed_specs=(*DEFAULT_SPECS, "eagle:nodes=16")) as started:
         yield started
 
 

@@ -19,6 +19,8 @@ PLUMS = (
     "Write this text again and correct nothing: The plum tree stands in the garden. The plum tree bears plums. "
     "The plums of the plum tree are blue, and the garden of the plum tree is green."
 )
+RECIPE = "Give me a short recipe for pancakes, with a list of ingredients and numbered steps."
+HEAD = {"temperature": "0", "max_tokens": "160", "spec": "suffix+eagle:nodes=16", "seed": "1"}
 GREEDY = {"temperature": "0", "max_tokens": "120", "spec": "ngram+suffix", "seed": "1"}
 
 
@@ -30,19 +32,20 @@ def offline_text(llm: LLM, prompt: str) -> str:
     """As the library answers; the engine is the server's, so its thread must be idle."""
     ids = llm.tokenizer.encode_chat([{"role": "user", "content": prompt}])
     fresh = LLM("smollm2-135m", spec="off", max_num_seqs=1, kv_cache_tokens=2048)
-    return fresh.generate([ids], SamplingParams(max_tokens=120, temperature=0))[0].text
+    return fresh.generate([ids], SamplingParams(max_tokens=int(HEAD["max_tokens"]), temperature=0))[0].text
 
 
 def test_a_chat_with_tints(page: OpenPage, llm: LLM) -> None:
-    page.configure(**GREEDY)
-    assert page.ask(PLUMS) == offline_text(llm, PLUMS)
+    page.configure(**HEAD)
+    assert page.ask(RECIPE) == offline_text(llm, RECIPE)
+    assert float(page.tab.locator("#strip .figure > :last-child").nth(1).text_content()) > 2, "tokens per run"
     drafted = ".message.assistant .token[data-tint]"
     assert page.tab.locator(drafted).count() > 10
     assert background(page, drafted) == "rgba(0, 0, 0, 0)", "tints are off until they are wanted"
     assert not page.tab.locator("#legend").is_visible()
     page.tab.click("#tints")
     assert background(page, drafted) != "rgba(0, 0, 0, 0)"
-    assert "suffix" in page.tab.locator("#legend").text_content()
+    assert "eagle" in page.tab.locator("#legend").text_content()
     missed = page.tab.locator(".message.assistant .token.missed")
     missed.nth(missed.count() // 2).hover()
     assert "Rejected here:" in page.tab.locator("#tooltip").text_content()
@@ -91,8 +94,8 @@ def test_a_race_between_two_seeds_ends_with_different_texts(page: OpenPage) -> N
 
 
 def test_the_tree_of_a_draft(page: OpenPage) -> None:
-    page.configure(**GREEDY)
-    page.ask(PLUMS)
+    page.configure(**HEAD)
+    page.ask(RECIPE)
     page.tab.click("#tints")
     page.tab.locator(".message.assistant .token.missed[data-tint]").first.click()
     assert page.tab.locator("#tree").is_visible()
@@ -125,9 +128,8 @@ def test_the_tree_of_a_draft(page: OpenPage) -> None:
 def test_dark(browser: Any, server: RunningServer) -> None:
     with OpenPage.opened(browser, server.url, color_scheme="dark") as page:
         assert page.tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 27)"
-        page.configure(**{**GREEDY, "spec": "auto(ngram+suffix)"})
-        page.tab.keyboard.press("Alt+t")
-        page.ask(PLUMS)
+        page.configure(**{**HEAD, "spec": "auto", "max_tokens": "300"})
+        page.ask("Write a Python class Point with x, y and z, and a property and a setter for each.")
         page.photograph(IMAGES / "page-dark.png")
         page.tab.click("#theme")
         assert page.tab.locator("#theme-name").text_content() == "light"
@@ -235,7 +237,7 @@ def test_a_phone_has_one_row_at_the_top_and_no_overflow(browser: Any, tiny_serve
 def test_a_phone(browser: Any, server: RunningServer) -> None:
     size = {"width": 390, "height": 844}
     with OpenPage.opened(browser, server.url, viewport=size, has_touch=True, is_mobile=True) as page:
-        page.configure(**GREEDY)
+        page.configure(**HEAD)
         page.tab.click("#tints")
-        page.ask(PLUMS)
+        page.ask(RECIPE)
         page.photograph(IMAGES / "page-phone.png")

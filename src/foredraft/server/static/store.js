@@ -59,6 +59,7 @@ export class Conversations {
 
   // Conversations of a file, under ids of their own; the first one is opened.
   take(conversations) {
+    this.all = this.all.filter((each) => each.messages.length);
     for (const each of conversations.toReversed()) this.open(this.#add(each));
     this.save();
   }
