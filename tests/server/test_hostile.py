@@ -196,6 +196,55 @@ CASES: dict[str, tuple[str, Any, int]] = {
         {"max_tokens": 4, "messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
         400,
     ),
+    "messages: a tool that is none": (MESSAGES, {"max_tokens": 4, "messages": HELLO, "tools": [{"name": 5}]}, 400),
+    "messages: many tools": (MESSAGES, {"max_tokens": 4, "messages": HELLO, "tools": [{"name": "f"}] * 1000}, 400),
+    "messages: a deep strict schema": (
+        MESSAGES,
+        json.dumps({"max_tokens": 4, "messages": HELLO, "tool_choice": {"type": "any"}})[:-1].encode()
+        + b', "tools": [{"name": "f", "strict": true, "input_schema": '
+        + b'{"items":' * 900
+        + b"1"
+        + b"}" * 900
+        + b"}]}",
+        400,
+    ),
+    "messages: a call with a lone surrogate": (
+        MESSAGES,
+        b'{"max_tokens":4,"messages":[{"role":"user","content":"x"},{"role":"assistant","content":'
+        b'[{"type":"tool_use","id":"\\ud800","name":"\\ud800","input":{"\\ud800":1}}]}]}',
+        200,
+    ),
+    "messages: a result with an image": (
+        MESSAGES,
+        {
+            "max_tokens": 4,
+            "messages": [{"role": "user", "content": [{"type": "tool_result", "content": [{"type": "image"}]}]}],
+        },
+        400,
+    ),
+    "responses: a call without a name": (RESPOND, {"input": [{"type": "function_call", "arguments": "{}"}]}, 400),
+    "responses: a call with broken arguments": (
+        RESPOND,
+        {"input": [{"type": "function_call", "name": "f", "arguments": "{"}, *HELLO], "max_output_tokens": 2},
+        200,
+    ),
+    "responses: nothing but thoughts": (RESPOND, {"input": [{"type": "reasoning"}]}, 400),
+    "ollama: messages that are none": ("/api/chat", {"messages": 3}, 400),
+    "ollama: options that are none": ("/api/chat", {"messages": HELLO, "options": [1]}, 400),
+    "ollama: a number of very many digits": ("/api/generate", b'{"options":{"num_predict":' + b"9" * 4000 + b"}}", 400),
+    "ollama: no tokens": ("/api/generate", {"prompt": "x", "options": {"num_predict": 0}}, 400),
+    "ollama: a deep format": ("/api/generate", b'{"format":' + b'{"items":' * 900 + b"1" + b"}" * 901, 400),
+    "ollama: arguments that are none": (
+        "/api/chat",
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "x"}}]}]},
+        400,
+    ),
+    "infill: no texts": ("/infill", {"input_prefix": 5, "input_suffix": None}, 400),
+    "infill: many files": (
+        "/infill",
+        {"input_prefix": "x", "input_suffix": "y", "input_extra": [{"text": "z"}] * 5000},
+        400,
+    ),
     "tokenize nothing": ("/tokenize", {}, 400),
     "detokenize an id out of range": ("/detokenize", {"tokens": [10**9]}, 400),
     "detokenize a negative id": ("/detokenize", {"tokens": [-5]}, 400),
@@ -267,9 +316,11 @@ def check_error(path: str, status: int, expected: int, data: bytes) -> None:
         body = json.loads(data)
         if path.startswith(MESSAGES):
             assert body["type"] == "error" and {"type", "message"} <= body["error"].keys()
+        elif path.startswith("/api/"):
+            assert isinstance(body["error"], str)
         else:
             assert body["error"].keys() == {"message", "type", "param", "code"}
-        message = body["error"]["message"]
+        message = body["error"] if path.startswith("/api/") else body["error"]["message"]
         assert 0 < len(message) < 1000
         assert not any(word in message for word in ("Traceback", "/usr/", "/home/", ".py", "site-packages"))
 

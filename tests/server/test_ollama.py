@@ -59,7 +59,7 @@ def test_options_are_sampling_parameters(server: RunningServer, offline: LLM) ->
 def test_unknown_options_are_told(server: RunningServer) -> None:
     body = {"model": NAME, "prompt": "x", "options": {**OPTIONS, "num_ctx": 4096}, "mood": 1}
     _, _, headers = server.request("POST", "/api/generate", body)
-    assert headers["x-foredraft-ignored"] == "mood, options"
+    assert headers["x-foredraft-ignored"] == "mood, options.num_ctx"
 
 
 class TestForms:

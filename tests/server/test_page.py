@@ -108,3 +108,18 @@ def test_stats(server: RunningServer) -> None:
     assert status == 200
     assert (stats["model"], stats["running"], stats["waiting"], stats["kv_use"]) == (NAME, 0, 0, 0)
     assert stats["spec"] == "ngram+suffix" and {"off", "auto", "ngram", "suffix"} <= set(stats["allowed_specs"])
+
+
+def test_the_page_of_routes(server: RunningServer) -> None:
+    status, data, headers = server.request("GET", "/docs")
+    text = data.decode()
+    assert status == 200 and headers["content-type"].startswith("text/html") and "<script" not in text
+    assert "unsafe" not in headers["content-security-policy"]
+    schema = json.loads(server.request("GET", "/openapi.json")[1])
+    for path, methods in schema["paths"].items():
+        for method in methods:
+            assert f"<h2>{method.upper()} {path}</h2>" in text
+    assert "<td><code>messages</code></td><td>list of ChatMessage</td><td>yes</td>" in text
+    assert "<td><code>temperature</code></td><td>number</td><td></td>" in text
+    for link in re.findall(r'href="([^"]+)"', text):
+        assert server.request("GET", link)[0] == 200, link

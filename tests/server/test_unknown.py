@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,3 +90,56 @@ def test_unknown_paths_and_methods(server: RunningServer) -> None:
     assert "/v1/chat/completions" in body["error"]["message"] and "/v1/models" in body["error"]["message"]
     status, body = server.get("/v1/completions")
     assert (status, body["error"]["message"]) == (405, "This path does not take this method; it takes POST.")
+
+
+class TestTheTableOfFields:
+    """What docs/serving.md says of fields is so."""
+
+    MESSAGES = [{"role": "user", "content": "x"}]
+    BODIES: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 2},
+        "/v1/completions": {"prompt": "x", "max_tokens": 2},
+        "/v1/responses": {"input": "x", "max_output_tokens": 2},
+        "/v1/messages": {"messages": MESSAGES, "max_tokens": 2},
+        "/api/chat": {"messages": MESSAGES, "options": {"num_predict": 2}},
+        "/api/generate": {"prompt": "x", "options": {"num_predict": 2}},
+        "/infill": {"input_prefix": "x", "input_suffix": "y", "n_predict": 2},
+    }
+    REFUSED = {"best_of": 3, "priority": 2, "images": ["aGk="], "context": [1], "background": True, "echo": True}
+    COLUMNS = ("supported", "refused", "ignored")
+
+    def fields(self, path: str) -> dict[str, list[str]]:
+        page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{path}` | `")]
+        return {
+            name: re.findall(r"`([^`]+)`", cell)
+            for name, cell in zip(self.COLUMNS, row.strip("| ").split(" | ")[1:], strict=True)
+        }
+
+    @pytest.mark.parametrize("path", BODIES)
+    def test_supported_fields_are_in_the_schema(self, server: RunningServer, path: str) -> None:
+        schema = server.get("/openapi.json")[1]
+        name = schema["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        known = schema["components"]["schemas"][name.rpartition("/")[2]]["properties"]
+        wanted = self.fields(path)
+        assert wanted["supported"] and set(wanted["supported"]) <= set(known)
+        assert set(wanted["refused"]) <= set(known) and not set(wanted["ignored"]) & set(known)
+
+    @pytest.mark.parametrize("path", BODIES)
+    def test_refused_fields_are_refused(self, server: RunningServer, path: str) -> None:
+        for name in self.fields(path)["refused"]:
+            status, told = server.post(path, {**self.BODIES[path], name: self.REFUSED.get(name, "x")})
+            assert status == 400 and name in str(told["error"]), (name, told)
+
+    @pytest.mark.parametrize("path", [path for path in BODIES if path != "/infill"])  # which this model refuses
+    def test_ignored_fields_are_named(self, server: RunningServer, path: str) -> None:
+        names = self.fields(path)["ignored"]
+        body = json.loads(json.dumps(self.BODIES[path]))
+        for name in names:
+            if name.startswith("options."):
+                body["options"][name.removeprefix("options.")] = 1
+            else:
+                body[name] = {}
+        status, data, headers = server.request("POST", path, body)
+        assert status == 200, data
+        assert headers[IGNORED].split(", ") == sorted(names)

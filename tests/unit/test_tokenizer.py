@@ -14,6 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 
 from foredraft.errors import InvalidModel, InvalidPrompt
 from foredraft.models.chat_template import ChatTemplate
+from foredraft.models.fill_in import fill_in_tokens
 from foredraft.models.gguf import GGUFCheckpoint
 from foredraft.models.tokenizer import Tokenizer
 from foredraft.tool_calls import with_tool_prompt
@@ -403,3 +404,27 @@ def test_tools_are_rendered_by_the_template_and_are_text() -> None:
     messages = [{"role": "user", "content": "x"}]
     bos = tokenizer.encode_chat(messages, plain)[0]
     assert tokenizer.encode_chat(messages, spelled).count(bos) == 1
+
+
+@pytest.mark.parametrize(
+    ("names", "prompt"),
+    [
+        (
+            ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>"),
+            "<|repo_name|>project\n<|file_sep|>a.py\nx<|file_sep|>file\n"
+            "<|fim_prefix|>one<|fim_suffix|>two<|fim_middle|>begun",
+        ),
+        (("<fim_prefix>", "<fim_suffix>", "<fim_middle>"), "a.py\nx\n<fim_prefix>one<fim_suffix>two<fim_middle>begun"),
+        (
+            ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+            "a.py\nx\n<｜fim▁begin｜>one<｜fim▁hole｜>two<｜fim▁end｜>begun",
+        ),
+        (("<fim_prefix>", "<fim_suffix>"), None),
+    ],
+)
+def test_tokens_for_filling_in(names: tuple[str, ...], prompt: str | None) -> None:
+    vocabulary = {name: place for place, name in enumerate(("a", *names, "<|endoftext|>"))}
+    found = fill_in_tokens(vocabulary)
+    assert (found and found.prompt("one", "two", [("a.py", "x")], "begun")) == prompt
+    if found is not None:
+        assert found.end_ids == tuple(range(1, len(vocabulary))), "all but the ordinary token end a filling"

@@ -102,6 +102,7 @@ def train(
         )
     )
 
+    say(f"text: opening {model}")
     started = time.monotonic()
     limit_s = None if minutes is None else 60 * minutes * (1.0 if only_text else TEXT_SHARE)
     have = run.write_text(limit_s, _TextProgress(run.tokens, limit_s))
@@ -118,6 +119,7 @@ def train(
         else:
             say(_progress(line))
 
+    say(f"training: opening {model} with {have:,} answer tokens of text")
     for name, evaluation in run.train(report, spent_s=time.monotonic() - started).items():
         folder = run.options.folder_of(next(kind for kind in parsed if kind.folder == name))
         if as_json:

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from foredraft.server import (
     anthropic_messages,
+    docs_page,
     llama_server,
     ollama,
     openai_chat,
@@ -47,7 +48,7 @@ def make_app(
         title="Foredraft",
         version=status.VERSION,
         lifespan=lifespan,
-        docs_url=None,  # they would load scripts from elsewhere
+        docs_url=None,  # it would load scripts from elsewhere; docs_page.py has our own
         redoc_url=None,
         responses=_RESPONSES,
         middleware=[  # the first is the first that a request meets
@@ -61,7 +62,7 @@ def make_app(
     app.state.service = service
     # Those that generate come first: routes are tried in turn, and these are in a hurry.
     routes = (openai_chat, openai_completions, openai_responses, anthropic_messages, llama_server, ollama, tokenising)
-    for each in (*routes, status, page):
+    for each in (*routes, status, docs_page, page):
         app.include_router(each.router)
     return app
 

@@ -55,10 +55,14 @@ class Body(RequestModel):
 
     model: str | None = None
 
+    def unknown(self) -> list[str]:
+        """The fields that nobody here knows: null asks for nothing."""
+        return [name for name, value in (self.model_extra or {}).items() if value is not None]
+
     @property
     def ignored(self) -> list[str]:
-        """The fields that nobody here knows, as they can be shown: null asks for nothing."""
-        given = sorted(name for name, value in (self.model_extra or {}).items() if value is not None)
+        """The unknown fields as they can be shown."""
+        given = sorted(self.unknown())
         shown = [name if _PLAIN_NAME.fullmatch(name) else "?" for name in given[:_MOST_NAMED]]
         return shown if len(given) <= _MOST_NAMED else [*shown, "..."]
 

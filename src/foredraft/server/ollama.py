@@ -68,10 +68,9 @@ class OllamaRequest(GenerationRequest):
     def _without_tag(cls, name: str | None) -> str | None:
         return None if name is None else name.removesuffix(LATEST)
 
-    @property
-    def ignored(self) -> list[str]:
-        unknown = sorted((self.options.model_extra or {}) if self.options else ())
-        return [*super().ignored, *(["options"] if unknown else [])]
+    def unknown(self) -> list[str]:
+        options = (self.options.model_extra or {}) if self.options else {}
+        return [*super().unknown(), *(f"options.{name}" for name, value in options.items() if value is not None)]
 
     def check(self, service: Service) -> None:
         super().check(service)
