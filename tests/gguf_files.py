@@ -86,7 +86,7 @@ def convert_to_gguf(model: Any, path: Path, num_tokens: int = 0) -> Path:
     """A transformers model as F32 GGUF, with the names, the order of rows and the metadata that llama.cpp gives it.
     llama.cpp compares the number of tokens with the embedding: with `num_tokens`, the tokenizer has so many."""
     config = model.config
-    architecture = {"mistral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}.get(
+    architecture = {"mistral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}.get(
         config.model_type, config.model_type
     )
     names = gguf.get_tensor_name_map(_architecture_id(architecture), config.num_hidden_layers)
@@ -120,8 +120,17 @@ def convert_to_gguf(model: Any, path: Path, num_tokens: int = 0) -> Path:
 
 def _state(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of a model, those of all its gates and of all its ups apart."""
+    is_gpt_oss = model.config.model_type == "gpt_oss"
     for name, tensor in model.state_dict().items():
-        if name.endswith("mlp.experts.gate_up_proj"):
+        if is_gpt_oss and ".mlp.experts." in name:
+            rows = tensor if name.endswith("_bias") else tensor.transpose(1, 2)
+            kind, stem = "bias" if name.endswith("_bias") else "weight", name.removesuffix("_bias")
+            parts = {"gate_up": rows} if "down" in name else {"gate": rows[:, 0::2], "up": rows[:, 1::2]}
+            for part, piece in parts.items():
+                yield stem.replace("gate_up", part) + f".{kind}", piece.contiguous()
+        elif name.endswith(".sinks"):
+            yield f"{name}.weight", tensor
+        elif name.endswith("mlp.experts.gate_up_proj"):
             for part, piece in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
                 yield name.replace("gate_up", part) + ".weight", piece.contiguous()
         else:
@@ -172,6 +181,15 @@ def _metadata(config: Any) -> dict[str, Any]:
         metadata["expert_count"] = config.num_experts
         metadata["expert_used_count"] = config.num_experts_per_tok
         metadata["expert_feed_forward_length"] = config.moe_intermediate_size
+    if config.model_type == "gpt_oss":
+        metadata["attention.sliding_window"] = config.sliding_window
+        metadata["expert_count"] = config.num_local_experts
+        metadata["expert_used_count"] = config.num_experts_per_tok
+        metadata["expert_feed_forward_length"] = config.intermediate_size
+    if rope["rope_type"] == "yarn":
+        metadata["rope.scaling.type"] = "yarn"
+        metadata["rope.scaling.factor"] = rope["factor"]
+        metadata["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
     if config.model_type == "granite":
         metadata["attention.scale"] = config.attention_multiplier
         metadata["embedding_scale"] = config.embedding_multiplier

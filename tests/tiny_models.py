@@ -90,6 +90,14 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {
     "qwen3-moe-dense": lambda: _transformers().Qwen3MoeConfig(
         **SMALL, num_experts=5, num_experts_per_tok=3, moe_intermediate_size=64, mlp_only_layers=[1], head_dim=32
     ),
+    "gpt-oss": lambda: _transformers().GptOssConfig(
+        **{**SMALL, "num_hidden_layers": 4},
+        head_dim=16,
+        num_local_experts=6,
+        num_experts_per_tok=2,
+        sliding_window=24,
+        rope_parameters={**YARN, "rope_theta": 150000.0, "truncate": False},
+    ),
     "gemma3": lambda: _transformers().Gemma3TextConfig(
         **{**SMALL, "num_hidden_layers": 7}, head_dim=32, query_pre_attn_scalar=32, sliding_window=24
     ),
@@ -107,12 +115,12 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {
 }
 
 
-def random_model(name: str, seed: int = 0, **sizes: int) -> Any:
-    """A transformers model with random weights, norms and biases included, so that a forgotten one shows. `sizes` are
+def random_model(name: str, seed: int = 0, **changes: Any) -> Any:
+    """A transformers model with random weights, norms and biases included, so that a forgotten one shows. `changes` are
     fields of its config."""
     torch.manual_seed(seed)
     config = ARCHITECTURES[name]()
-    for field, value in sizes.items():
+    for field, value in changes.items():
         setattr(config, field, value)
     model = _transformers().AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     # Gemma's are multiplied, and are the output head too: larger ones would make every text repeat one token.

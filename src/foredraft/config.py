@@ -28,6 +28,7 @@ class RopeScaling:
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    truncate: bool = True  # whether the ramp of yarn begins and ends at whole dimensions
     original_max_position_embeddings: int = 0
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
@@ -69,6 +70,7 @@ class ModelConfig:
     window_rope_theta: float | None = None  # of layers with the window, which are not scaled then (Gemma 3)
     activation: str = "silu"  # of the MLP's gate: one of backends.base.ACTIVATIONS
     experts: ExpertsConfig | None = None
+    attention_sinks: bool = False  # a score of each head that takes its share of attention (gpt-oss)
     update_norms: bool = False  # norms of what attention and the MLP add to the residual stream (Gemma 3)
     tie_word_embeddings: bool = False
     embedding_multiplier: float = 1.0  # Granite's four multipliers

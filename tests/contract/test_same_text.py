@@ -15,7 +15,7 @@ from foredraft.types import RequestOutput
 from tests.backends import BACKENDS
 from tests.tiny_models import VOCAB, random_model, save_model
 
-ARCHITECTURES = ["gemma3", "qwen3-moe"]
+ARCHITECTURES = ["gemma3", "qwen3-moe", "gpt-oss"]
 PROMPT = [(11 * place * place + 3) % VOCAB for place in range(90)]  # several windows long
 OTHERS = [[(7 * place + index) % VOCAB for place in range(5 + 17 * index)] for index in range(5)]
 COMMON: dict[str, Any] = {"max_tokens": 20, "logprobs": 2, "ignore_eos": True}

@@ -54,7 +54,7 @@ class RandomTrees(Proposer):
         self.released.update(sequence_ids)
 
 
-@pytest.fixture(scope="module", params=["qwen3", "gemma3", "qwen3-moe"])
+@pytest.fixture(scope="module", params=["qwen3", "gemma3", "qwen3-moe", "gpt-oss"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(random_model(request.param), tmp_path_factory.mktemp("tiny"))
 

@@ -29,7 +29,7 @@ static void *packed_weight(int kind, fd_weight *weight) {
     static uint16_t halves[OUTPUTS * INPUTS], block_scales[OUTPUTS * INPUTS / 256], block_minimums[OUTPUTS * INPUTS / 256];
     static uint16_t scales[OUTPUTS * INPUTS / 16], minimums[OUTPUTS * INPUTS / 16]; /* or bytes of K kinds */
     int is_k = kind == FD_Q6 || kind == FD_Q5K || kind == FD_Q4K;
-    int limit = kind == FD_Q8 ? 256 : kind == FD_Q6 ? 64 : kind == FD_Q4 || kind == FD_Q4K ? 16 : 32;
+    int limit = kind == FD_Q8 ? 256 : kind == FD_Q6 ? 64 : kind == FD_Q4 || kind == FD_Q4K || kind == FD_MX4 ? 16 : 32;
     for (int i = 0; i < OUTPUTS * INPUTS; i++) {
         floats[i] = (float)uniform();
         halves[i] = (uint16_t)(0x3f80 + random32() % 64 + (random32() & 1 ? 0x8000 : 0));
@@ -38,6 +38,7 @@ static void *packed_weight(int kind, fd_weight *weight) {
     }
     for (int i = 0; i < OUTPUTS * INPUTS / 16; i++) {
         scales[i] = is_k ? (uint16_t)(random32() & 0x3f3f) : small_half();
+        if (kind == FD_MX4) scales[i] = (uint16_t)((random32() & 0x0303) | 0x7878); /* two exponents */
         minimums[i] = is_k ? (uint16_t)(random32() & 0x3f3f) : (uint16_t)(small_half() | 0x8000);
     }
     for (int i = 0; i < OUTPUTS * INPUTS / 256; i++) {
@@ -109,7 +110,7 @@ int main(void) {
     int failed = 0;
     for (int threads = 1; threads <= 3; threads += 2) {
         fd_set_threads(threads);
-        for (int kind = FD_F32; kind <= FD_Q4K; kind++)
+        for (int kind = FD_F32; kind <= FD_MX4; kind++)
             for (int planes = 1; planes <= (kind < FD_Q8 ? 1 : 2); planes++) failed |= check(kind, planes);
     }
     return failed;

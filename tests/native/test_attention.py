@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from foredraft.backends.base import LayerKV
 from foredraft.backends.native.backend import NativeBackend
 from foredraft.backends.torch import TorchBackend
 from foredraft.kernels.build import Level
@@ -41,6 +42,36 @@ def test_attention(level: Level, kv_dtype: str, group: int, head_dim: int, windo
         for row in shuffled[:25].tolist():
             result = alone.attend(q[row : row + 1], scene.cache, scene.shape, scene.batch([row]))
             assert torch.equal(result, together[row : row + 1])
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("window", [0, 70])
+def test_sinks_take_their_share(level: Level, kv_dtype: str, window: int) -> None:
+    """With a sink, a head's attention is what it is without, times the share that the keys have beside it."""
+    backend = backend_of(level, kv_dtype)
+    scene = Scene(attention_shape(3, 64, window), [1, 65, 700], backend.kv_dtype)
+    for sequence, length in enumerate(scene.lengths):
+        scene.rows += [(sequence, end, []) for end in range(max(1, length - 20), length + 1)]
+    heads = scene.shape.num_heads
+    q, sinks = torch.randn(len(scene.rows), heads * 64), 3 * torch.randn(heads)
+    plain = backend.attend(q, scene.cache, scene.shape, scene.batch())
+    nothing = backend.attend(q, scene.cache, scene.shape, scene.batch(), torch.full((heads,), -torch.inf))
+    assert torch.equal(nothing, plain)
+    found = backend.attend(q, scene.cache, scene.shape, scene.batch(), sinks)
+    reference = TorchBackend(kv_dtype, torch.device("cpu")).attend(q, scene.cache, scene.shape, scene.batch(), sinks)
+    assert error(found, reference.double()) < 1e-5
+    # The share of the keys, from their values: ones in place of all values mix to it.
+    ones = LayerKV(scene.cache.k, torch.ones_like(scene.cache.v))
+    shares = backend.attend(q, ones, scene.shape, scene.batch(), sinks)
+    assert error(found, (plain * shares).double()) < 1e-5
+    assert shares.min() < 0.5 < shares.max()
+    for row in (0, 3, 20, len(scene.rows) - 1):
+        alone = backend_of(level, kv_dtype, 1).attend(
+            q[row : row + 1], scene.cache, scene.shape, scene.batch([row]), sinks
+        )
+        assert torch.equal(alone, found[row : row + 1])
+    with pytest.raises(ValueError, match="sinks must be"):
+        backend.attend(q, scene.cache, scene.shape, scene.batch(), sinks[1:])
 
 
 @pytest.mark.parametrize("window", [0, 60])

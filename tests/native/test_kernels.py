@@ -43,8 +43,12 @@ def test_norms_and_gate(backend: NativeBackend, width: int) -> None:
     assert error(result, torch.nn.functional.silu(gate) * up) < 1e-6
     gelu = backend.gated(gate_up, "gelu_tanh")
     assert error(gelu, torch.nn.functional.gelu(gate, approximate="tanh") * up) < 1e-6
+    clamped = backend.gated(gate_up, "clamped")
+    low = gate.clamp(max=7)
+    assert error(clamped, low * torch.sigmoid(1.702 * low) * (up.clamp(-7, 7) + 1)) < 1e-6
     for row in (0, 13, 32):
         one = slice(row, row + 1)
+        assert torch.equal(backend.gated(gate_up[one], "clamped"), clamped[one])
         assert torch.equal(backend.rms_norm(x[one], weight, 1e-5), backend.rms_norm(x, weight, 1e-5)[one])
         assert torch.equal(backend.gated(gate_up[one]), result[one])
         assert torch.equal(backend.gated(gate_up[one], "gelu_tanh"), gelu[one])

@@ -8,9 +8,10 @@ from torch import Tensor
 from foredraft.backends.base import Linear, Weight
 from foredraft.backends.native.backend import NativeBackend
 
-KINDS = ("f32", "bf16", "q8", "q6", "q5", "q4", "q5k", "q4k")
+KINDS = ("f32", "bf16", "q8", "q6", "q5", "q4", "q5k", "q4k", "mx4")
 BLOCKS = ("q6", "q5k", "q4k")  # kinds whose inputs come in blocks of 256
-CASES = [(kind, bits) for kind in KINDS for bits in ("int8", "int16") if bits == "int8" or kind.startswith("q")]
+FLOATS = ("f32", "bf16")
+CASES = [(kind, bits) for kind in KINDS for bits in ("int8", "int16") if bits == "int8" or kind not in FLOATS]
 
 
 def fitting(kind: str, inputs: int) -> int:
@@ -31,6 +32,9 @@ def random_weight(kind: str, outputs: int, inputs: int) -> Weight:
         codes = torch.randint(-32, 32, (outputs, inputs), dtype=torch.int8)
         scales = torch.randint(-128, 128, (outputs, inputs // 16), dtype=torch.int8)
         return Weight(kind, codes, scales, block_scales=torch.randn(outputs, inputs // 256).half() / 128)
+    if kind == "mx4":
+        codes = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8)
+        return Weight(kind, codes, torch.randint(120, 132, (outputs, inputs // 32), dtype=torch.uint8))
     limit = 16 if kind in ("q4", "q4k") else 32
     codes = torch.randint(0, limit, (outputs, inputs), dtype=torch.uint8)
     if kind in BLOCKS:
@@ -49,7 +53,7 @@ def linear_of(backend: NativeBackend, *weights: Weight, bias: bool = True) -> Li
 
 def as_met(x: Tensor, kind: str, activations: str) -> Tensor:
     """What a weight of this kind meets of x: with int8 activations, multiples of a 127th of each group's largest."""
-    if activations == "int16" or not kind.startswith("q"):
+    if activations == "int16" or kind in FLOATS:
         return x
     groups = x.view(len(x), -1, 32)
     largest = groups.abs().amax(-1, keepdim=True)

@@ -22,6 +22,7 @@ from foredraft.models.catalog import open_checkpoint
 from foredraft.models.decoder import load_decoder
 from foredraft.models.gguf import GGUFCheckpoint
 from foredraft.models.gguf_header import read_header
+from foredraft.models.gguf_tokenizer import eos_token_ids
 from tests.gguf_files import HIDDEN, MINIMAL, convert_to_gguf, minimal_tensors, write_gguf
 from tests.tiny_models import VOCAB, all_logits, random_model
 
@@ -38,6 +39,7 @@ TYPES = {
     Type.Q4_K: ("q4k", "int4"),
     Type.Q4_1: ("q4", "int4"),
     Type.Q4_0: ("q4", "int4"),
+    Type.MXFP4: ("mx4", "int4"),
     Type.Q3_K: ("f32", "int4"),
     Type.Q2_K: ("f32", "int4"),
 }
@@ -88,6 +90,7 @@ ARCHITECTURES = (
     "llama-biased",
     "llama-3.1",
     "llama-linear",
+    "llama-yarn",
     "llama-wide-head",
     "mistral",
     "qwen2",
@@ -98,6 +101,7 @@ ARCHITECTURES = (
     "phi3-partial",
     "granite",
     "qwen3-moe",
+    "gpt-oss",
     "gemma3",
 )
 
@@ -135,6 +139,12 @@ def test_a_gemma_file_ends_turns_and_must_have_its_window(tmp_path: Path) -> Non
     config = GGUFCheckpoint(write_gguf(tmp_path / "a.gguf", metadata, tensors, architecture="gemma3")).config
     assert config.eos_token_ids == (1, 5)
     assert (config.window_rope_theta, config.window_of_layer(0)) == (5e3, 8)
+
+
+def test_an_answer_of_gpt_oss_ends_where_no_message_can_follow() -> None:
+    tokens = ["<|start|>", "<|end|>", "<|return|>", "<|call|>", "<|endoftext|>"]
+    assert eos_token_ids({"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.eos_token_id": 2}) == (2, 3)
+    assert eos_token_ids({"tokenizer.ggml.tokens": tokens[:2], "tokenizer.ggml.eos_token_id": 0}) == (0, 1)
 
 
 def test_experts_of_a_file_must_be_as_many_as_it_says(tmp_path: Path) -> None:
@@ -268,13 +278,17 @@ WRONG_MODELS: dict[str, tuple[Edit, str]] = {
     "unequal head sizes": (with_field("llama.attention.value_length", 32), r"value_length must equal"),
     "experts": (with_field("llama.expert_count", 8), r"llama\.expert_count is set, but of the mixtures of experts"),
     "split file": (with_field("split.count", 2), r"one part of a split GGUF"),
-    "yarn": (with_field("llama.rope.scaling.type", "yarn"), r"rope scaling 'yarn' is not supported"),
+    "rope": (with_field("llama.rope.scaling.type", "ntk"), r"rope scaling 'ntk' is not supported"),
+    "yarn": (with_field("llama.rope.scaling.type", "yarn"), r"llama\.rope\.scaling\.factor is missing"),
     "no embedding": (without_tensor("token_embd.weight"), r"'token_embd\.weight' is missing"),
     "missing matrix": (without_tensor("blk.0.ffn_up.weight"), r"'model\.layers\.0\.mlp\.up_proj\.weight' is missing"),
     "too few layers": (with_field("llama.block_count", 2), r"layers\.1\..*' is missing.* with 2 layers"),
     "wrong shape": (with_tensor("blk.0.ffn_down.weight", 4, HIDDEN), r"down_proj.* has shape \[4, 256\].*\[256, 256\]"),
     "wrong fused rows": (with_tensor("blk.0.attn_qkv.weight", 7, HIDDEN), r"qkv_proj.*' has 7 rows.*512"),
-    "unknown tensor": (with_tensor("blk.0.attn_sinks.weight", 4), r"'blk\.0\.attn_sinks\.weight' is not part"),
+    "unknown tensor": (
+        with_tensor("blk.0.attn_sinks.weight", 4),
+        r"'model\.layers\.0\.self_attn\.sinks\.weight' is not part",
+    ),
     "bad alignment": (with_field("general.alignment", 3), r"general\.alignment is 3"),
 }
 

@@ -61,12 +61,19 @@ def test_tensors_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         if "qkv_proj" in key:
             for part, piece in zip("qkv", tensor.split([queries, keys, keys]), strict=True):
                 parts[key.replace("qkv", part)] = piece
+        elif name == "gpt-oss" and ".experts." in key:
+            of_experts = range(checkpoint.config.experts.count if checkpoint.config.experts else 0)
+            rows = tensor if key.endswith("_bias") else tensor.transpose(1, 2)
+            pieces = {"down_proj": rows} if ".down_" in key else {"gate_proj": rows[:, 0::2], "up_proj": rows[:, 1::2]}
+            prefix, kind = key[: key.index(".experts.") + 9], "bias" if key.endswith("_bias") else "weight"
+            parts |= {f"{prefix}{i}.{part}.{kind}": piece[i] for part, piece in pieces.items() for i in of_experts}
         elif "gate_up_proj" in key:
             for part, piece in zip(("gate", "up"), tensor.chunk(2), strict=True):
                 parts[key.replace("gate_up", part)] = piece
         else:
             is_norm = checkpoint.config.update_norms and tensor.dim() == 1
             layout_name = gemma_name(key) if is_norm else key.replace(".mlp.gate.", ".mlp.router.")
+            layout_name += ".weight" * key.endswith(".sinks")
             parts[layout_name] = tensor + 1 if is_norm else tensor
     assert checkpoint.names() == set(parts)
     for key, tensor in parts.items():

@@ -28,6 +28,10 @@ T = TypeVar("T")
 HeadNorms = tuple[Tensor | None, Tensor | None]  # weights [head_dim] of the norms of q and of k; None: there is none
 
 
+# Twice what the codes of MXFP4 stand for: a sign, two bits of exponent, one of mantissa.
+MX4_VALUES = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, -0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0)
+
+
 @dataclass(frozen=True)
 class Weight:
     """A linear layer's weight as the model file gives it, row-major [outputs, inputs], before packing.
@@ -41,10 +45,11 @@ class Weight:
     "q5k"  uint8 codes 0..31                scales and minimums, of blocks too
     "q4"   uint8 codes 0..15                scales and minimums
     "q4k"  uint8 codes 0..15                scales and minimums, of blocks too
+    "mx4"  uint8 codes 0..15 of MX4_VALUES  exponents
 
     A weight is scale * code + minimum. Scales and minimums are float16 [outputs, inputs / 32]; where blocks have
     theirs, float16 [outputs, inputs / 256], they are int8 and what counts is the product. The scales of q6 are
-    [outputs, inputs / 16].
+    [outputs, inputs / 16]. Those of mx4 are uint8 and stand for 2**(exponent - 128).
     """
 
     kind: str
@@ -76,6 +81,9 @@ class Weight:
         """The float32 matrix that this weight stands for."""
         if self.scales is None:
             return self.values.float()
+        if self.kind == "mx4":
+            values = torch.tensor(MX4_VALUES)[self.values.int()].view(self.outputs, self.scales.shape[1], -1)
+            return torch.ldexp(values, self.scales.int()[:, :, None] - 128).view(self.outputs, self.inputs)
         groups = self.values.view(self.outputs, self.scales.shape[1], -1).float()
         dense = groups * _factors(self.scales, self.block_scales)[:, :, None]
         if self.minimums is not None:
@@ -187,6 +195,7 @@ class Layer:
     post_norm: Tensor
     mlp: Mlp | Experts
     shape: AttentionShape
+    sinks: Tensor | None = None  # [heads]: scores that take their share of attention and give nothing (gpt-oss)
     activation: str = "silu"  # of the gate: one of ACTIVATIONS
     # Norms of what attention and the MLP add to the residual stream (Gemma); None: it is added as it is.
     attention_update_norm: Tensor | None = None
@@ -234,8 +243,9 @@ class Taps:
     cache: Tensor  # [slots, len(layers) * hidden] in the backend's KV dtype, or in that of its activations
 
 
-# What a gate may go through: x / (1 + exp(-x)), or the approximation of x * P(normal < x) by tanh.
-ACTIVATIONS = ("silu", "gelu_tanh")
+# What a gate may go through: x / (1 + exp(-x)), or the approximation of x * P(normal < x) by tanh. "clamped" is that of
+# gpt-oss: gate / (1 + exp(-1.702 * gate)) * (up + 1) for a gate of at most 7 and an up between -7 and 7.
+ACTIVATIONS = ("silu", "gelu_tanh", "clamped")
 ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -281,12 +291,15 @@ class Backend(Protocol):
         rotate the first rotary_dim of each head by `rope` [positions, 2, rotary_dim / 2] (cos, sin; half-split
         pairs) at batch.positions; write k and v at batch.slots. Returns q [rows, heads * head_dim]."""
 
-    def attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch) -> Tensor:
+    def attend(
+        self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch, sinks: Tensor | None = None
+    ) -> Tensor:
         """Each row over the keys that `batch` lets it see, in text order: [rows, heads * head_dim]. The softmax and all
-        sums are float32, reduced over fixed-size key blocks in order, so a row's bits depend on its keys alone."""
+        sums are float32, reduced over fixed-size key blocks in order, so a row's bits depend on its keys alone. `sinks`
+        are as in Layer."""
 
     def gated(self, gate_up: Tensor, activation: str = "silu") -> Tensor:
-        """activation(left half) * right half: [rows, 2 * width] -> [rows, width]."""
+        """activation(left half) * right half: [rows, 2 * width] -> [rows, width]; see ACTIVATIONS."""
 
     def mix_experts(self, x: Tensor, experts: Experts, activation: str) -> Tensor:
         """What the experts of every row add to it: [rows, width]. A row's bits depend on that row alone, whichever
@@ -370,7 +383,7 @@ def run_layers(
         qkv = backend.linear(normed, layer.qkv)
         rope = stack.rope_of(layer)
         q = backend.rope_and_store(qkv, (layer.q_norm, layer.k_norm), rope, kv[index], layer.shape, batch)
-        update = backend.linear(backend.attend(q, kv[index], layer.shape, batch), layer.output)
+        update = backend.linear(backend.attend(q, kv[index], layer.shape, batch, layer.sinks), layer.output)
         if layer.attention_update_norm is not None:
             update = backend.rms_norm(update, layer.attention_update_norm, eps)
         x, normed = backend.add_rms_norm(x, update, multiplier, layer.post_norm, eps)

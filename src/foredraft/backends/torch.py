@@ -77,13 +77,18 @@ class TorchBackend(Backend):
         rotated: Tensor = q.reshape(len(qkv), heads * head_dim)
         return rotated
 
-    def attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch) -> Tensor:
+    def attend(
+        self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch, sinks: Tensor | None = None
+    ) -> Tensor:
         if not len(q):
             return q
-        return torch.cat([_attend_rows(q, kv, shape, batch, self._at_once(rows)) for rows in _pieces(q)])[: len(q)]
+        pieces = [_attend_rows(q, kv, shape, batch, sinks, self._at_once(rows)) for rows in _pieces(q)]
+        return torch.cat(pieces)[: len(q)]
 
     def gated(self, gate_up: Tensor, activation: str = "silu") -> Tensor:
         gate, up = gate_up.chunk(2, dim=1)
+        if activation == "clamped":
+            return _clamped(gate, up)
         return (self.silu(gate) if activation == "silu" else _gelu_tanh(gate)) * up
 
     def mix_experts(self, x: Tensor, experts: Experts, activation: str) -> Tensor:
@@ -148,6 +153,11 @@ def _gelu_tanh(x: Tensor) -> Tensor:
     return (wide / (1 + (-2 * math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)).exp())).to(x.dtype)
 
 
+def _clamped(gate: Tensor, up: Tensor) -> Tensor:
+    wide = gate.float().clamp(max=7)
+    return (wide / (1 + (-1.702 * wide).exp()) * (up.float().clamp(-7, 7) + 1)).to(gate.dtype)
+
+
 def _pieces(x: Tensor) -> list[range]:
     return [range(start, min(start + _ROWS, len(x))) for start in range(0, len(x), _ROWS)]
 
@@ -158,7 +168,9 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int) -> Tensor:
     return torch.cat([left * cos - right * sin, right * cos + left * sin, rest], dim=-1).to(x.dtype)
 
 
-def _attend_rows(q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch, rows: list[int]) -> Tensor:
+def _attend_rows(
+    q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch, sinks: Tensor | None, rows: list[int]
+) -> Tensor:
     """Attention of a few rows, each over its own gathered keys. Every product has the shape of one row's key block, and
     the partial sums are added in text order; a block that is masked whole adds exact zeros."""
     counts = batch.key_counts[rows]
@@ -180,8 +192,13 @@ def _attend_rows(q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBa
 
     scores = torch.cat([queries @ gathered(kv.k, block).transpose(2, 3) for block in range(blocks)], dim=-1)
     scores = (scores * shape.scale).masked_fill(hidden[:, None, None, :], -torch.inf)
-    weights = (scores - scores.amax(-1, keepdim=True)).exp().split(KEY_BLOCK, dim=-1)
+    best = scores.amax(-1, keepdim=True)
     total = torch.zeros_like(queries[..., :1])
+    if sinks is not None:
+        of_heads = sinks.view(1, kv_heads, -1, 1)
+        best = torch.maximum(best, of_heads)
+        total = (of_heads - best).exp()
+    weights = (scores - best).exp().split(KEY_BLOCK, dim=-1)
     mixed = torch.zeros_like(queries)
     for block, weight in enumerate(weights):
         weight = weight.contiguous()

@@ -24,7 +24,7 @@
 #define MOST_PARTIAL_BYTES (16 << 20) /* beyond this a tile is one item: many rows have enough tiles, or nearly */
 
 typedef struct {
-    const float *q;
+    const float *q, *sinks;
     const fd_kv *kv;
     const fd_attention *shape;
     const fd_batch *batch;
@@ -155,11 +155,13 @@ static void load_queries(const attend_job *job, int64_t row, int64_t first, int6
             q[head * width + i] = i < head_dim ? source[head * head_dim + i] * job->shape->scale : 0.0f;
 }
 
+/* A sink is a first key with no value: its weight, relative to itself, is 1. */
 static void start_states(const attend_job *job, int64_t first, int64_t end, float *states) {
     for (int64_t head = first; head < end; head++) {
         float *state = states + head * PARTIAL(job->width);
         memset(state, 0, 4 * (size_t)PARTIAL(job->width));
-        state[job->width] = -INFINITY;
+        state[job->width] = job->sinks ? job->sinks[head] : -INFINITY;
+        state[job->width + 1] = job->sinks ? 1.0f : 0.0f;
     }
 }
 
@@ -350,10 +352,11 @@ static int cut_items(attend_job *job) {
     return FD_OK;
 }
 
-int fd_attend(const float *q, const fd_kv *kv, const fd_attention *shape, const fd_batch *batch, float *out) {
+int fd_attend(const float *q, const float *sinks, const fd_kv *kv, const fd_attention *shape, const fd_batch *batch,
+              float *out) {
     int error = check(q, kv, shape, batch, out);
     if (error || batch->rows == 0) return error;
-    attend_job job = {.q = q, .kv = kv, .shape = shape, .batch = batch, .out = out};
+    attend_job job = {.q = q, .sinks = sinks, .kv = kv, .shape = shape, .batch = batch, .out = out};
     job.width = (shape->head_dim + PANEL - 1) / PANEL * PANEL;
     job.group = shape->heads / shape->kv_heads;
     int64_t keys = 0;

@@ -99,8 +99,9 @@ INLINE void dot_codes(const int8_t *codes, enum scaling scaling, int first, int 
 /* The same straight from 4-bit codes, for the few rows of plain decoding and short drafts: each code is unpacked once
  * and meets all planes. One row of one plane and 16 outputs: 16 loads, 32 instructions to unpack, 32 sdot: 32 cycles at
  * the least for 512 weights; the 320 bytes they lie in take 43 cycles from memory when two cores read. */
-INLINE void dot_nibbles(const uint8_t *codes, const x_group *const x[], int planes, int rows, int vec, int vecs,
+INLINE void dot_nibbles(const uint8_t *codes, int mx4, const x_group *const x[], int planes, int rows, int vec, int vecs,
                         dots_of_tile sums) {
+    int8x16_t values = vld1q_s8(mx4_values); /* two more instructions look up what codes of mx4 stand for */
     codes += vec * 16;
     int32x4_t acc[2][4][PANEL_VECS];
     FOR(plane, planes)
@@ -116,6 +117,8 @@ INLINE void dot_nibbles(const uint8_t *codes, const x_group *const x[], int plan
         uint8x16_t both = vld1q_u8(w + j / 2 * PANEL * 4 + v * 16);                             \
         int8x16_t one = vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15)));                    \
         int8x16_t two = vreinterpretq_s8_u8(vshrq_n_u8(both, 4));                               \
+        if (mx4) one = vqtbl1q_s8(values, vreinterpretq_u8_s8(one));                            \
+        if (mx4) two = vqtbl1q_s8(values, vreinterpretq_u8_s8(two));                            \
         FOR(r, rows)                                                                            \
             FOR(plane, planes) {                                                                \
                 acc[plane][r][v] = sdot_quad(acc[plane][r][v], one, xs[plane][r], j);           \
@@ -265,15 +268,32 @@ INLINE void dot_codes(const int8_t *codes, enum scaling scaling, int first, int 
     combine_planes(&sums, planes, rows, vecs, out);
 }
 
-INLINE void dot_nibbles(const uint8_t *codes, const x_group *const x[], int planes, int rows, int vec, int vecs,
+/* What four codes of mx4 in every lane stand for, raised by the offset of SCALE. */
+INLINE vu mx4_quad(vu codes) {
+#if LANES == 16
+    __m512i values = _mm512_broadcast_i32x4(_mm_load_si128((const __m128i *)mx4_values));
+    return (vu)_mm512_shuffle_epi8(values, (__m512i)codes) ^ 0x80808080;
+#elif LANES == 8
+    __m256i values = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *)mx4_values));
+    return (vu)_mm256_shuffle_epi8(values, (__m256i)codes) ^ 0x80808080;
+#else
+    return (vu)_mm_shuffle_epi8(_mm_load_si128((const __m128i *)mx4_values), (__m128i)codes) ^ 0x80808080;
+#endif
+}
+
+INLINE void dot_nibbles(const uint8_t *codes, int mx4, const x_group *const x[], int planes, int rows, int vec, int vecs,
                         dots_of_tile out) {
+    enum scaling scaling = mx4 ? SCALE : MINIMUM;
+    int most = mx4 ? largest_code(SCALE) : 15;
     tile_sums sums;
-    start_sums(&sums, MINIMUM, 0, 2, x, planes, rows, vecs);
+    start_sums(&sums, scaling, 0, 2, x, planes, rows, vecs);
     FOR(p, GROUP / 8)
         FOR(v, vecs) {
             vu both = load_u32(codes + p * PANEL * 4 + (vec + v) * LANES * 4);
-            add_quad(&sums, both & 0x0f0f0f0f, 15, 2 * p, 2 * p, 8, x, planes, rows, v);
-            add_quad(&sums, (both >> 4) & 0x0f0f0f0f, 15, 2 * p + 1, 2 * p + 1, 8, x, planes, rows, v);
+            vu one = both & 0x0f0f0f0f, two = (both >> 4) & 0x0f0f0f0f;
+            if (mx4) one = mx4_quad(one), two = mx4_quad(two);
+            add_quad(&sums, one, most, 2 * p, 2 * p, 8, x, planes, rows, v);
+            add_quad(&sums, two, most, 2 * p + 1, 2 * p + 1, 8, x, planes, rows, v);
         }
     combine_planes(&sums, planes, rows, vecs, out);
 }

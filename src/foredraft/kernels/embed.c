@@ -37,7 +37,8 @@ static void unpack_row(const fd_weight *weight, int64_t output, float *y) {
         const uint8_t *block = block_of(kind, panel, g), *group = group_of(kind, panel, g);
         float first = factor(kind, block, group, 0, o), second = factor(kind, block, group, group_rows(kind) - 1, o);
         for (int k = 0; k < GROUP; k++) {
-            float whole = (float)code(code_bits(kind), group + factor_bytes(kind), k, o);
+            int stored = code(code_bits(kind), group + factor_bytes(kind), k, o);
+            float whole = (float)(kind == FD_MX4 ? mx4_values[stored] : stored);
             if (scaling_of(kind) == MINIMUM) y[g * GROUP + k] = first * whole + second;
             else y[g * GROUP + k] = (k < GROUP / 2 ? first : second) * whole;
         }

@@ -21,13 +21,14 @@ enum fd_error {
 };
 
 /* How the numbers of a weight are stored; the layouts are drawn in layout.h. */
-enum fd_kind { FD_F32 = 0, FD_BF16 = 1, FD_Q8 = 2, FD_Q4 = 3, FD_Q6 = 4, FD_Q5 = 5, FD_Q5K = 6, FD_Q4K = 7 };
+enum fd_kind { FD_F32 = 0, FD_BF16 = 1, FD_Q8 = 2, FD_Q4 = 3, FD_Q6 = 4, FD_Q5 = 5, FD_Q5K = 6, FD_Q4K = 7, FD_MX4 = 8 };
 
 /* What the gate of a gated activation goes through; as in ACTIVATIONS of backends/base.py. */
-enum fd_activation { FD_SILU = 0, FD_GELU_TANH = 1 };
+enum fd_activation { FD_SILU = 0, FD_GELU_TANH = 1, FD_CLAMPED = 2 };
 
 /* A weight before packing: row-major [outputs, inputs] values, a code a byte where they are codes. The factors of groups
- * are float16, or int8 where blocks have factors too, which are float16; NULL where the kind has none. */
+ * are float16, or int8 where blocks have factors too, which are float16; NULL where the kind has none. Those of FD_MX4 are
+ * exponents, uint8. */
 typedef struct {
     const void *values, *scales, *minimums, *block_scales, *block_minimums;
 } fd_plain;
@@ -84,10 +85,10 @@ typedef struct {
     int32_t normalised;
 } fd_experts;
 
-/* One transformer layer; q_norm and k_norm may be NULL, the norms of what attention and the MLP add to the residual
+/* One transformer layer; q_norm, k_norm and sinks may be NULL, the norms of what attention and the MLP add to the residual
  * stream too, and input_norm of a first layer, whose q, k and v then read rows as they are. */
 typedef struct {
-    const float *input_norm, *q_norm, *k_norm, *post_norm, *attention_update_norm, *mlp_update_norm;
+    const float *input_norm, *q_norm, *k_norm, *sinks, *post_norm, *attention_update_norm, *mlp_update_norm;
     fd_projection qkv, output;
     fd_mlp mlp;
     const fd_experts *experts; /* in place of the MLP, or NULL */
@@ -166,7 +167,9 @@ int fd_dots(const float *vectors, int64_t num_lanes, int64_t count, int64_t widt
 int fd_rope_and_store(const float *qkv, const float *q_norm, const float *k_norm, const float *rope,
                       int64_t rope_positions, const fd_kv *kv, const fd_attention *shape, const fd_batch *batch,
                       float *q);
-int fd_attend(const float *q, const fd_kv *kv, const fd_attention *shape, const fd_batch *batch, float *out);
+/* sinks [heads] may be NULL: scores that take their share of a head's attention and give nothing for it. */
+int fd_attend(const float *q, const float *sinks, const fd_kv *kv, const fd_attention *shape, const fd_batch *batch,
+              float *out);
 
 /* x [rows, width] through all layers, in place; normed: x after the stack's norm. kv has one cache for each layer. taps
  * may be NULL. An error may leave some layers' rows written. */

@@ -121,7 +121,7 @@ static int run_layer(const fd_stack *stack, const fd_layer *layer, const float *
     if (!error)
         error = fd_rope_and_store(to->wide, layer->q_norm, layer->k_norm, rope, stack->rope_positions, kv,
                                   &layer->shape, batch, to->narrow);
-    if (!error) error = fd_attend(to->narrow, kv, &layer->shape, batch, to->attended);
+    if (!error) error = fd_attend(to->narrow, layer->sinks, kv, &layer->shape, batch, to->attended);
     if (!error) error = project(&layer->output, to->attended, rows, to->update);
     if (!error) error = norm_update(to->update, layer->attention_update_norm, stack->eps, rows, width);
     if (!error)

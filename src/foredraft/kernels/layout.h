@@ -17,6 +17,9 @@
  *   q6    16 scales               2 x 16 scales              sixes      416 + 32 / 8      6.5625
  *   q5k   16 scales, 16 minimums  16 scales, 16 minimums     sixes      416 + 64 / 8      6.625
  *   q4k   16 scales, 16 minimums  16 scales, 16 minimums     nibbles    288 + 64 / 8      4.625
+ *   mx4                           16 exponents               nibbles    272               4.25
+ *
+ * A code of mx4 stands for a number of mx4_values, whose factor is 2**(exponent - 128). Exponents 0 and 1 count as zero.
  *
  * The two rows of scales of q6 are those of inputs 0 .. 15 and of inputs 16 .. 31. Codes, factors first:
  *
@@ -38,14 +41,20 @@
 /* What a group has beside codes: one scale per output, a scale and a minimum, or a scale for each half. */
 enum scaling { SCALE, MINIMUM, HALVES };
 
-INLINE enum scaling scaling_of(int kind) { return kind == FD_Q8 ? SCALE : kind == FD_Q6 ? HALVES : MINIMUM; }
+INLINE enum scaling scaling_of(int kind) {
+    return kind == FD_Q8 || kind == FD_MX4 ? SCALE : kind == FD_Q6 ? HALVES : MINIMUM;
+}
 INLINE int is_k(int kind) { return kind == FD_Q6 || kind == FD_Q5K || kind == FD_Q4K; }
-INLINE int code_bits(int kind) { return kind == FD_Q8 ? 8 : kind == FD_Q4 || kind == FD_Q4K ? 4 : 6; }
+INLINE int code_bits(int kind) { return kind == FD_Q8 ? 8 : kind == FD_Q4 || kind == FD_Q4K || kind == FD_MX4 ? 4 : 6; }
+
+/* Twice what the codes of mx4 (E2M1: a sign, two bits of exponent, one of mantissa) stand for. */
+static const _Alignas(16) int8_t mx4_values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 /* Rows of 16 factors, and their bytes: what a group has, and what a block of a K kind has for all its groups. */
 INLINE int group_rows(int kind) { return scaling_of(kind) == SCALE ? 1 : 2; }
 INLINE int block_rows(int kind) { return !is_k(kind) ? 0 : scaling_of(kind) == MINIMUM ? 2 : 1; }
-INLINE int factor_bytes(int kind) { return group_rows(kind) * PANEL * (is_k(kind) ? 1 : 2); }
+INLINE int factor_size(int kind) { return is_k(kind) || kind == FD_MX4 ? 1 : 2; }
+INLINE int factor_bytes(int kind) { return group_rows(kind) * PANEL * factor_size(kind); }
 INLINE int block_head(int kind) { return block_rows(kind) * PANEL * 2; }
 
 INLINE int groups_per_block(int kind) { return is_k(kind) ? BLOCK_GROUPS : 1; }
@@ -86,6 +95,23 @@ INLINE vf load_raised(const uint8_t *p) {
 #endif
 }
 
+/* 2**(exponent - 128) of LANES neighbouring bytes; 0 for exponents 0 and 1. */
+INLINE vf load_powers(const uint8_t *p) {
+#if defined(__aarch64__)
+    uint32_t four;
+    memcpy(&four, p, 4);
+    vu exponents = (vu)vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four))));
+#elif LANES == 16
+    vu exponents = (vu)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+#elif LANES == 8
+    vu exponents = (vu)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+#else
+    vu exponents;
+    for (int i = 0; i < LANES; i++) exponents[i] = p[i];
+#endif
+    return (vf)((exponents + (vu)(exponents != 0)) << 23); /* a comparison that holds is -1 */
+}
+
 /* What the groups of a block share in K kinds: the float16 of each row of factors, and what a product with it and the
  * byte of a group is too large by, negated; in memory, as load_again reads it. */
 typedef struct {
@@ -105,6 +131,7 @@ INLINE void load_block(int kind, const uint8_t *block, int vec, int vecs, block_
  * the outputs; `block` as loaded from vector `vec`. Exact, as are the sums on the way. */
 INLINE vf load_factors(int kind, const block_factors *block, const uint8_t *group, int row, int vec, int v) {
     int first = (vec + v) * LANES, block_row = block_rows(kind) == 2 ? row : 0;
+    if (kind == FD_MX4) return load_powers(group + first);
     if (!is_k(kind)) return load_halves(group + (row * PANEL + first) * 2);
     vf raised = load_raised(group + row * PANEL + first);
     return muladd(load_again(block->excess[block_row][v]), block->factors[block_row][v], raised);
@@ -128,7 +155,7 @@ INLINE int code_index(int k, int o) { return k / 4 * (PANEL * 4) + o * 4 + k % 4
 
 INLINE int check_weight(const fd_weight *weight) {
     if (!weight || !weight->data) return FD_NULL;
-    if (weight->kind < FD_F32 || weight->kind > FD_Q4K || weight->planes < 1 || weight->planes > 2) return FD_KIND;
+    if (weight->kind < FD_F32 || weight->kind > FD_MX4 || weight->planes < 1 || weight->planes > 2) return FD_KIND;
     return weight->outputs < 1 || panel_bytes(weight->kind, weight->inputs) < 0 ? FD_SHAPE : FD_OK;
 }
 

@@ -61,7 +61,7 @@ INLINE void packed_tile(int kind, const void *panel, int64_t groups, const x_gro
                 if (code_bits(kind) == 8)
                     dot_codes((const int8_t *)codes, scaling, part, halves, xs, planes, rows, vec, vecs, dots);
                 else if (code_bits(kind) == 6) dot_sixes(codes, scaling, part, halves, xs, planes, rows, vec, vecs, dots);
-                else dot_nibbles(codes, xs, planes, rows, vec, vecs, dots);
+                else dot_nibbles(codes, kind == FD_MX4, xs, planes, rows, vec, vecs, dots);
                 vf scales[PANEL_VECS], minimums[PANEL_VECS];
                 FOR(v, vecs) {
                     scales[v] = load_factors(kind, &shared, group, part, vec, v);
@@ -102,6 +102,7 @@ PACKED_TILES(q5, FD_Q5)
 PACKED_TILES(q5k, FD_Q5K)
 PACKED_TILES(q4, FD_Q4)
 PACKED_TILES(q4k, FD_Q4K)
+PACKED_TILES(mx4, FD_MX4)
 
 /* Up to MAX_ROWS rows over one panel as it is packed. To widen it first takes 34 cycles a group and 16 outputs on a
  * Neoverse N1, which is more than is saved by it for so few. */
@@ -110,10 +111,12 @@ static void packed_rows(int kind, const void *panel, int64_t groups, const x_gro
     static packed_kernel *const one[][MAX_ROWS] = {
         [FD_Q8] = TILES_OF(q8_one), [FD_Q6] = TILES_OF(q6_one),   [FD_Q5] = TILES_OF(q5_one),
         [FD_Q4] = TILES_OF(q4_one), [FD_Q5K] = TILES_OF(q5k_one), [FD_Q4K] = TILES_OF(q4k_one),
+        [FD_MX4] = TILES_OF(mx4_one),
     };
     static packed_kernel *const two[][MAX_ROWS] = {
         [FD_Q8] = TILES_OF(q8_two), [FD_Q6] = TILES_OF(q6_two),   [FD_Q5] = TILES_OF(q5_two),
         [FD_Q4] = TILES_OF(q4_two), [FD_Q5K] = TILES_OF(q5k_two), [FD_Q4K] = TILES_OF(q4k_two),
+        [FD_MX4] = TILES_OF(mx4_two),
     };
     (planes == 1 ? one : two)[kind][rows - 1](panel, groups, x, stride, y);
 }
@@ -131,8 +134,15 @@ typedef struct {
 } wide_panel;
 
 /* The 4-bit or 6-bit codes of one group to 8 bits. 32 stores, one a cycle. */
-INLINE void widen_codes(int bits, const uint8_t *restrict packed, int8_t *restrict codes) {
-    if (bits == 4)
+INLINE void widen_codes(int kind, const uint8_t *restrict packed, int8_t *restrict codes) {
+    if (kind == FD_MX4)
+        for (int p = 0; p < 4; p++)
+            for (int i = 0; i < PANEL * 4; i++) {
+                uint8_t two = packed[p * PANEL * 4 + i];
+                codes[2 * p * PANEL * 4 + i] = mx4_values[two & 15];
+                codes[(2 * p + 1) * PANEL * 4 + i] = mx4_values[two >> 4];
+            }
+    else if (code_bits(kind) == 4)
         for (int p = 0; p < 4; p++)
             for (int i = 0; i < PANEL * 4; i++) {
                 uint8_t two = packed[p * PANEL * 4 + i];
@@ -161,7 +171,7 @@ INLINE wide_panel widen_panel(int kind, const void *panel, int64_t all, int64_t 
     for (int64_t g = 0; g < groups; g++) {
         const uint8_t *group = group_of(kind, from, g);
         if (g % groups_per_block(kind) == 0) load_block(kind, block_of(kind, from, g), 0, PANEL_VECS, &shared);
-        if (code_bits(kind) < 8) widen_codes(code_bits(kind), group + factor_bytes(kind), codes + g * GROUP_CODES);
+        if (code_bits(kind) < 8) widen_codes(kind, group + factor_bytes(kind), codes + g * GROUP_CODES);
         FOR(row, group_rows(kind))
             FOR(v, PANEL_VECS)
                 store(factors + (g * 2 + row) * PANEL + v * LANES, load_factors(kind, &shared, group, row, 0, v));
@@ -187,6 +197,7 @@ KERNEL wide_panel widen_any(int kind, const void *panel, int64_t all, int64_t fi
     case FD_Q5: return widen_panel(FD_Q5, panel, all, first, groups, scratch);
     case FD_Q5K: return widen_panel(FD_Q5K, panel, all, first, groups, scratch);
     case FD_Q4: return widen_panel(FD_Q4, panel, all, first, groups, scratch);
+    case FD_MX4: return widen_panel(FD_MX4, panel, all, first, groups, scratch);
     default: return widen_panel(FD_Q4K, panel, all, first, groups, scratch);
     }
 }

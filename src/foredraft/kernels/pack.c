@@ -42,29 +42,31 @@ INLINE void pack_codes(int bits, const uint8_t *codes, int o, uint8_t *packed) {
 }
 
 /* One factor of the output's place in its panel, a float16 or a byte: number `index` of row-major [outputs, count]. */
-INLINE void pack_factor(const void *factors, int64_t output, int64_t count, int64_t index, int bytes, uint8_t *packed) {
+INLINE void pack_factor(const void *factors, int64_t output, int64_t count, int64_t index, int bytes, int offset,
+                        uint8_t *packed) {
     int64_t from = output * count + index, to = output % PANEL;
     if (bytes == 2) memcpy(packed + to * 2, (const uint16_t *)factors + from, 2);
-    else packed[to] = (uint8_t)(((const int8_t *)factors)[from] + BYTE_OFFSET);
+    else packed[to] = (uint8_t)(((const uint8_t *)factors)[from] + offset);
 }
 
 static void pack_quantised(const pack_job *job, uint8_t *panel, int64_t first, int lanes) {
-    int kind = job->kind, width = is_k(kind) ? 1 : 2, head = block_head(kind);
+    int kind = job->kind, width = factor_size(kind), offset = is_k(kind) ? BYTE_OFFSET : 0, head = block_head(kind);
     int64_t groups = job->inputs / GROUP, blocks = groups / groups_per_block(kind);
     const fd_plain *plain = job->plain;
     for (int64_t output = first; output < first + lanes; output++) {
         for (int64_t b = 0; b < blocks && head; b++) {
             uint8_t *block = (uint8_t *)block_of(kind, panel, b * groups_per_block(kind));
-            pack_factor(plain->block_scales, output, blocks, b, 2, block);
-            if (block_rows(kind) == 2) pack_factor(plain->block_minimums, output, blocks, b, 2, block + PANEL * 2);
+            pack_factor(plain->block_scales, output, blocks, b, 2, 0, block);
+            if (block_rows(kind) == 2) pack_factor(plain->block_minimums, output, blocks, b, 2, 0, block + PANEL * 2);
         }
         for (int64_t g = 0; g < groups; g++) {
             uint8_t *group = (uint8_t *)group_of(kind, panel, g);
             if (scaling_of(kind) == HALVES)
-                FOR(half, 2) pack_factor(plain->scales, output, 2 * groups, 2 * g + half, width, group + half * PANEL);
-            else pack_factor(plain->scales, output, groups, g, width, group);
+                FOR(half, 2)
+                    pack_factor(plain->scales, output, 2 * groups, 2 * g + half, width, offset, group + half * PANEL);
+            else pack_factor(plain->scales, output, groups, g, width, offset, group);
             if (scaling_of(kind) == MINIMUM)
-                pack_factor(plain->minimums, output, groups, g, width, group + PANEL * width);
+                pack_factor(plain->minimums, output, groups, g, width, offset, group + PANEL * width);
             const uint8_t *codes = (const uint8_t *)plain->values + output * job->inputs + g * GROUP;
             pack_codes(code_bits(kind), codes, (int)(output % PANEL), group + factor_bytes(kind));
         }

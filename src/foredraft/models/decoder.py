@@ -196,6 +196,7 @@ def read_layer(
         post_norm=vector(f"{prefix}.post_attention_layernorm.weight"),
         mlp=experts or read_mlp(mlp, linear),
         shape=shape,
+        sinks=optional(f"{attention}.sinks.weight"),
         activation=activation,
         attention_update_norm=optional(f"{attention}.update_norm.weight"),
         mlp_update_norm=optional(f"{mlp}.update_norm.weight"),

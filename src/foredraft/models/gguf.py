@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,7 @@ LAYER_NAMES = {
     "attn_v": "self_attn.v_proj",
     "attn_qkv": "self_attn.qkv_proj",
     "attn_output": "self_attn.o_proj",
+    "attn_sinks": "self_attn.sinks",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",
@@ -67,8 +69,8 @@ def _stored_tensors(header: GGUFHeader, config: ModelConfig) -> Iterator[StoredT
     for entry in header.tensors.values():
         if entry.name in _ROPE_TENSORS:
             continue
-        if len(entry.shape) == 3:  # the experts of a layer one below the other
-            entry = replace(entry, shape=(entry.shape[0] * entry.shape[1], entry.shape[2]))
+        if "_exps." in entry.name:  # the matrices or biases of all experts of a layer, one below the other
+            entry = replace(entry, shape=(prod(entry.shape[:2]), *entry.shape[2:]))
         supported = gguf_blocks.PRECISION if len(entry.shape) > 1 else gguf_blocks.FLOATS
         if entry.type not in supported:
             allowed = ", ".join(kind.name for kind in supported)
@@ -112,6 +114,8 @@ def _layout_name(entry: TensorEntry, config: ModelConfig) -> str:
     if match is None or match[2] not in LAYER_NAMES:
         return entry.name
     module = LAYER_NAMES[match[2]]
+    if config.architecture == "gpt-oss" and match[2] == "post_attention_norm":
+        module = "post_attention_layernorm"
     if module == "mlp.up_proj" and entry.shape[0] == 2 * config.intermediate_size:
         module = "mlp.gate_up_proj"
     return f"model.layers.{match[1]}.{module}.{match[3]}"

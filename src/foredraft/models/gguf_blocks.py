@@ -25,7 +25,7 @@ PRECISION = {
     Type.F32: "float32",
     **dict.fromkeys((Type.F16, Type.BF16), "bfloat16"),
     **dict.fromkeys((Type.Q8_0, Type.Q6_K, Type.Q5_K, Type.Q5_1, Type.Q5_0), "int8"),
-    **dict.fromkeys((Type.Q4_K, Type.Q4_1, Type.Q4_0, Type.Q3_K, Type.Q2_K), "int4"),
+    **dict.fromkeys((Type.Q4_K, Type.Q4_1, Type.Q4_0, Type.MXFP4, Type.Q3_K, Type.Q2_K), "int4"),
 }
 _PIECE_BYTES = 1 << 18  # of the file, that are decoded at once
 # Also of norm weights and biases.
@@ -106,6 +106,12 @@ def _q4_k(blocks: Bytes) -> Weight:
     return Weight("q4k", torch.from_numpy(codes), *_k_factors(blocks))
 
 
+def _mxfp4(blocks: Bytes) -> Weight:
+    # exponent: u8, 16 x 2 codes
+    exponents = torch.from_numpy(blocks[:, :, 0].copy())
+    return Weight("mx4", torch.from_numpy(_fields(blocks[:, :, 1:], 4)), exponents)
+
+
 def _k_factors(blocks: Bytes) -> list[torch.Tensor]:
     """Scales and minimums of the groups of Q4_K and Q5_K blocks, and of the blocks, as a Weight has them."""
     factors = Q4_K.get_scale_min(blocks[:, :, 4:16].reshape(-1, 12))
@@ -146,4 +152,5 @@ _DECODERS: dict[Type, Callable[[Bytes], Weight]] = {
     Type.Q4_K: _q4_k,
     Type.Q4_1: _q4_1,
     Type.Q4_0: _q4_0,
+    Type.MXFP4: _mxfp4,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,13 @@ from foredraft.models.fields import MAX_LAYERS, Fields, shown
 from foredraft.models.gguf_header import GGUFHeader
 from foredraft.models.gguf_tokenizer import eos_token_ids
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "smollm3", "phi3", "granite", "gemma3")
-_WITH_EXPERTS = ("qwen3moe",)
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "smollm3", "phi3", "granite", "gemma3", "gpt-oss")
+_WITH_EXPERTS = ("qwen3moe", "gpt-oss")
 # Not in the metadata, where llama.cpp fixes them too.
 _SMOLLM3_NO_ROPE_INTERVAL = 4
 _GEMMA3_FULL_INTERVAL, _GEMMA3_WINDOW_THETA = 6, 10000.0
+_GPT_OSS_FULL_INTERVAL = 2
+_ACTIVATIONS = {"gemma3": "gelu_tanh", "gpt-oss": "clamped"}
 _GEMMA3_27B_LAYERS = 62  # whose queries are scaled by the width of a head that hidden_size gives, not by their own
 
 
@@ -56,6 +59,8 @@ def config_from_header(header: GGUFHeader) -> ModelConfig:
     }
     if is_gemma:
         theirs = _gemma3(fields, hidden_size, num_layers, num_heads, head_dim)
+    if architecture == "gpt-oss":
+        theirs |= _windows(fields, num_layers, _GPT_OSS_FULL_INTERVAL)
     return ModelConfig(
         architecture=architecture,
         vocab_size=embedding.shape[0],
@@ -73,7 +78,8 @@ def config_from_header(header: GGUFHeader) -> ModelConfig:
         no_rope_layers=tuple(no_rope_layers) if architecture == "smollm3" else (),
         qk_norm=architecture in ("qwen3", "qwen3moe", "gemma3"),
         experts=_experts(fields) if architecture in _WITH_EXPERTS else None,
-        activation="gelu_tanh" if is_gemma else "silu",
+        activation=_ACTIVATIONS.get(architecture, "silu"),
+        attention_sinks=architecture == "gpt-oss",
         update_norms=is_gemma,
         **theirs,
         tie_word_embeddings="output.weight" not in header.tensors,
@@ -94,13 +100,18 @@ def _experts(fields: Fields) -> ExpertsConfig:
     )
 
 
+def _windows(fields: Fields, num_layers: int, interval: int) -> dict[str, Any]:
+    """The window, which the last of `interval` layers has not."""
+    interval = fields.integer("attention.sliding_window_pattern", interval)
+    layers = tuple(layer for layer in range(num_layers) if (layer + 1) % interval)
+    return {"sliding_window": fields.integer("attention.sliding_window"), "sliding_layers": layers}
+
+
 def _gemma3(fields: Fields, hidden_size: int, num_layers: int, num_heads: int, head_dim: int) -> dict[str, Any]:
     """Those fields of a ModelConfig that are Gemma's own."""
-    interval = fields.integer("attention.sliding_window_pattern", _GEMMA3_FULL_INTERVAL)
     width = hidden_size // num_heads if num_layers == _GEMMA3_27B_LAYERS else head_dim
     return {
-        "sliding_window": fields.integer("attention.sliding_window"),
-        "sliding_layers": tuple(layer for layer in range(num_layers) if (layer + 1) % interval),
+        **_windows(fields, num_layers, _GEMMA3_FULL_INTERVAL),
         "window_rope_theta": fields.number("rope.freq_base_swa", _GEMMA3_WINDOW_THETA, positive=True),
         "embedding_multiplier": hidden_size**0.5,
         "attention_multiplier": width**-0.5,
@@ -128,12 +139,32 @@ def rope_scaling(header: GGUFHeader, fields: Fields, num_frequencies: int) -> Ro
     kind = fields.text("rope.scaling.type", "none")
     if kind == "linear":
         return RopeScaling("linear", factor=fields.number("rope.scaling.factor", positive=True))
+    if kind == "yarn":
+        return _yarn(fields, original, header.metadata.get("general.architecture") != "gpt-oss")
     if kind not in ("none", ""):
         raise InvalidModel(
             f"{header.path}: rope scaling {shown(kind)} is not supported; "
-            "use a model with none, linear, llama3 or longrope."
+            "use a model with none, linear, llama3, yarn or longrope."
         )
     return None
+
+
+def _yarn(fields: Fields, original: int, truncate: bool) -> RopeScaling:
+    """gpt-oss does not cut its ramp to whole dimensions; llama.cpp does, for all models."""
+    factor = fields.number("rope.scaling.factor", positive=True)
+    for key in ("rope.scaling.yarn_log_multiplier", "rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"):
+        if fields.number(key, 0.0):
+            raise fields.error(key, f"is {fields.number(key)}, which is not supported")
+    return RopeScaling(
+        "yarn",
+        factor,
+        beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0, positive=True),
+        beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0, positive=True),
+        original_max_position_embeddings=original,
+        attention_factor=fields.number("rope.scaling.attn_factor", 1.0, positive=True)
+        * (0.1 * math.log(factor) + 1 if factor > 1 else 1.0),
+        truncate=truncate,
+    )
 
 
 def _factors(header: GGUFHeader, name: str, length: int) -> tuple[float, ...]:

@@ -23,6 +23,7 @@ _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6
 
 # Tokens that end a turn in chat templates; many files name only the end of the document in eos_token_id.
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
+_HARMONY_ENDINGS = ("<|return|>", "<|call|>")
 # Control tokens whatever a file marks them as.
 _ALWAYS_CONTROL = (*_END_OF_TURN, "<|endoftext|>", "<|end_of_text|>")
 # The ids that SentencePiece models use when a file names no others.
@@ -104,7 +105,9 @@ def eos_token_ids(metadata: dict[str, Any]) -> tuple[int, ...]:
     declared = (token_id(metadata, name) for name in ("eos", "eot", "eom"))
     ids = [index for index in declared if index is not None]
     tokens = metadata.get("tokenizer.ggml.tokens", ())
-    ids += [tokens.index(token) for token in _END_OF_TURN if token in tokens]
+    # In gpt-oss a message ends where another may follow; the answer ends with what it returns or calls.
+    endings = _HARMONY_ENDINGS if all(token in tokens for token in _HARMONY_ENDINGS) else _END_OF_TURN
+    ids += [tokens.index(token) for token in endings if token in tokens]
     return tuple(dict.fromkeys(ids))
 
 

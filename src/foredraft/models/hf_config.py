@@ -10,8 +10,22 @@ from foredraft.config import ExpertsConfig, ModelConfig, RopeScaling
 from foredraft.errors import InvalidModel
 from foredraft.models.fields import MAX_LAYERS, Fields, is_whole, shown
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "smollm3", "phi3", "granite", "gemma3_text")
-_HEAD_DIMS = {"qwen3": 128, "gemma3_text": 256}  # where they do not follow from the hidden size
+ARCHITECTURES = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "smollm3",
+    "phi3",
+    "granite",
+    "gemma3_text",
+    "gpt_oss",
+)
+_HEAD_DIMS = {"qwen3": 128, "gemma3_text": 256, "gpt_oss": 64}  # where they do not follow from the hidden size
+_THETAS = {"smollm3": 2e6, "gpt_oss": 1.5e5}  # of rotations; others have 1e4
+_WINDOW_PATTERNS = {"gemma3_text": (4096, 6), "gpt_oss": (128, 2)}  # the window, and how often a layer has none
+_GPT_OSS_ROPE = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
@@ -24,13 +38,15 @@ def config_from_json(path: Path, raw: dict[str, Any]) -> ModelConfig:
             f"{path}: model_type is {shown(architecture)}, but Foredraft runs {', '.join(ARCHITECTURES)}; "
             "choose a model of one of these families."
         )
-    if raw.get("quantization_config"):
+    quantization = raw.get("quantization_config")
+    is_mxfp4 = isinstance(quantization, dict) and quantization.get("quant_method") == "mxfp4"
+    if quantization and not (architecture == "gpt_oss" and is_mxfp4):
         raise InvalidModel(
             f"{path}: quantization_config is set, but quantised safetensors are not supported; "
             "use the unquantised model with dtype='int4' or 'int8', or a GGUF file."
         )
-    is_gemma = architecture == "gemma3_text"
-    _check_activation(fields, is_gemma)
+    is_gemma, is_gpt_oss = architecture == "gemma3_text", architecture == "gpt_oss"
+    activation = _activation(fields, architecture)
 
     hidden_size = fields.integer("hidden_size")
     num_layers = fields.integer("num_hidden_layers", most=MAX_LAYERS)
@@ -53,17 +69,20 @@ def config_from_json(path: Path, raw: dict[str, Any]) -> ModelConfig:
         num_kv_heads=fields.integer("num_key_value_heads", num_heads),
         head_dim=head_dim,
         max_position_embeddings=fields.integer("max_position_embeddings"),
-        rms_norm_eps=fields.number("rms_norm_eps", 1e-5 if architecture == "phi3" else 1e-6, positive=True),
+        rms_norm_eps=fields.number(
+            "rms_norm_eps", 1e-5 if architecture in ("phi3", "gpt_oss") else 1e-6, positive=True
+        ),
         rope_theta=rope_theta,
         rope_dim=0 if rope_dim == head_dim else rope_dim,
         rope_scaling=rope_scaling,
         no_rope_layers=no_rope_layers,
         qk_norm=architecture in ("qwen3", "qwen3_moe", "gemma3_text"),
-        experts=_experts(raw, fields, num_layers) if architecture == "qwen3_moe" else None,
+        experts=_experts(raw, fields, num_layers) if architecture in ("qwen3_moe", "gpt_oss") else None,
+        attention_sinks=is_gpt_oss,
         sliding_window=sliding_window,
         sliding_layers=sliding_layers,
         window_rope_theta=window_rope_theta,
-        activation="gelu_tanh" if is_gemma else "silu",
+        activation=activation,
         update_norms=is_gemma,
         tie_word_embeddings=fields.flag("tie_word_embeddings", architecture in ("smollm3", "gemma3_text")),
         **multipliers,
@@ -72,15 +91,26 @@ def config_from_json(path: Path, raw: dict[str, Any]) -> ModelConfig:
     )
 
 
-def _check_activation(fields: Fields, is_gemma: bool) -> None:
+def _activation(fields: Fields, architecture: str) -> str:
+    """One of backends.base.ACTIVATIONS."""
+    is_gemma = architecture == "gemma3_text"
     name, allowed = ("hidden_activation", ("gelu_pytorch_tanh",)) if is_gemma else ("hidden_act", ("silu", "swish"))
     found = fields.text(name, allowed[0])
     if found not in allowed:
         raise fields.error(name, f"is {shown(found)}, but only {allowed[0]} is supported")
+    if architecture != "gpt_oss":
+        return "gelu_tanh" if is_gemma else "silu"
+    for constant, value in (("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)):
+        if fields.number(constant, value) != value:
+            raise fields.error(constant, f"is {fields.number(constant)}, but only {value} is supported")
+    return "clamped"
 
 
 def _experts(raw: dict[str, Any], fields: Fields, num_layers: int) -> ExpertsConfig:
     """transformers 5 names their number as all its mixtures of experts do."""
+    if raw["model_type"] == "gpt_oss":
+        chosen = fields.integer("num_experts_per_tok", 4)
+        return ExpertsConfig(fields.integer("num_local_experts"), chosen, fields.integer("intermediate_size"), True)
     dense, step = raw.get("mlp_only_layers") or [], fields.integer("decoder_sparse_step", 1)
     if not isinstance(dense, list) or not all(is_whole(layer) and 0 <= layer < num_layers for layer in dense):
         raise fields.error("mlp_only_layers", f"is {shown(dense)}, but a list of layers from 0 to {num_layers - 1}")
@@ -125,12 +155,13 @@ def _sliding(
     """The window and the layers that have it (None: all)."""
     if architecture in ("llama", "granite"):
         return None, None
-    if architecture == "gemma3_text":
-        return fields.integer("sliding_window", 4096), _windowed_layers(raw, fields, num_layers)
+    if architecture in _WINDOW_PATTERNS:
+        default, interval = _WINDOW_PATTERNS[architecture]
+        return fields.integer("sliding_window", default), _windowed_layers(raw, fields, num_layers, interval)
     if architecture in ("mistral", "phi3"):
-        default = 4096 if architecture == "mistral" else None  # explicit null means no window
-        window = raw.get("sliding_window", default)
-        return (None if window is None else fields.integer("sliding_window", default)), None
+        usual = 4096 if architecture == "mistral" else None  # explicit null means no window
+        window = raw.get("sliding_window", usual)
+        return (None if window is None else fields.integer("sliding_window", usual)), None
     if not fields.flag("use_sliding_window", False) or raw.get("sliding_window", 4096) is None:
         return None, None
     if raw.get("layer_types") is not None:
@@ -145,11 +176,11 @@ def _sliding(
     return fields.integer("sliding_window", 4096), layers
 
 
-def _windowed_layers(raw: dict[str, Any], fields: Fields, num_layers: int) -> tuple[int, ...]:
-    """By the type of every layer, or by Gemma's pattern: the last of so many layers sees everything."""
+def _windowed_layers(raw: dict[str, Any], fields: Fields, num_layers: int, interval: int) -> tuple[int, ...]:
+    """By the type of every layer, or by a pattern: the last of `interval` layers sees everything."""
     types = raw.get("layer_types")
     if types is None:
-        interval = fields.integer("sliding_window_pattern", 6)
+        interval = fields.integer("sliding_window_pattern", interval)
         types = [_SLIDING if (layer + 1) % interval else _FULL for layer in range(num_layers)]
     if not isinstance(types, list) or len(types) != num_layers or not all(kind in (_SLIDING, _FULL) for kind in types):
         raise fields.error("layer_types", f"must be a list with {_SLIDING} or {_FULL} for each of {num_layers} layers")
@@ -175,7 +206,9 @@ def _ropes_by_layer_type(path: Path, raw: dict[str, Any]) -> tuple[dict[str, Any
 def _rope(path: Path, architecture: str, raw: dict[str, Any], head_dim: int) -> tuple[float, int, RopeScaling | None]:
     """Theta, the dimensions that rotate, and the scaling: of `rope_parameters` (transformers 5), or of `rope_scaling`
     with fields beside it (before)."""
-    values = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    values = (
+        raw.get("rope_scaling") or raw.get("rope_parameters") or (_GPT_OSS_ROPE if architecture == "gpt_oss" else {})
+    )
     if not isinstance(values, dict) or any(isinstance(value, dict) for value in values.values()):
         raise InvalidModel(f"{path}: rope_parameters per layer type are not supported; use a model with one set.")
     values = {**{key: raw[key] for key in ("rope_theta", "partial_rotary_factor") if key in raw}, **values}
@@ -183,7 +216,7 @@ def _rope(path: Path, architecture: str, raw: dict[str, Any], head_dim: int) -> 
     if raw.get("original_max_position_embeddings") is not None:
         values = {**values, "original_max_position_embeddings": raw["original_max_position_embeddings"]}
     fields = Fields(path, values)
-    theta = fields.number("rope_theta", 2e6 if architecture == "smollm3" else 1e4, positive=True)
+    theta = fields.number("rope_theta", _THETAS.get(architecture, 1e4), positive=True)
     fraction = fields.number("partial_rotary_factor", 1.0)
     if fraction != 1.0 and architecture != "phi3":
         raise fields.error("partial_rotary_factor", f"is {fraction}, but only phi3 models may set it")
@@ -247,4 +280,5 @@ def _yarn(fields: Fields, original: int) -> RopeScaling:
         beta_slow=slow,
         original_max_position_embeddings=original,
         attention_factor=fields.number("attention_factor", own, positive=True),
+        truncate=fields.flag("truncate", True),
     )

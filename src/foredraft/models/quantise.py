@@ -13,7 +13,7 @@ from foredraft.backends.base import Weight, join
 from foredraft.config import QUANT_GROUP
 from foredraft.errors import InvalidModel
 
-_FOUR_BITS = ("q4", "q4k")
+_FOUR_BITS = ("q4", "q4k", "mx4")
 _EIGHT_BITS = ("q8", "q6", "q5", "q5k")  # the kinds of more than 4 bits, which count as 8
 _PIECE_WEIGHTS = 1 << 20  # weights that are dense at once
 

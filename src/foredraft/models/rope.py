@@ -68,8 +68,10 @@ def _yarn(frequencies: Tensor, scaling: RopeScaling, config: ModelConfig) -> Ten
         wavelength = scaling.original_max_position_embeddings / (2 * math.pi * turns)
         return config.rotary_dim * math.log(wavelength) / (2 * math.log(config.rope_theta))
 
-    first = max(math.floor(dimension(scaling.beta_fast)), 0)
-    last = min(math.ceil(dimension(scaling.beta_slow)), config.rotary_dim - 1)
+    first, last = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, config.rotary_dim - 1)
     ramp = (torch.arange(len(frequencies), dtype=torch.float32) - first) / max(last - first, 0.001)
     stretched = ramp.clamp(0, 1)
     return frequencies * (1 - stretched) + frequencies / scaling.factor * stretched

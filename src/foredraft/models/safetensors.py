@@ -11,6 +11,7 @@ from typing import Any
 from foredraft.backends.base import Weight, plain_weight
 from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel, InvalidParameter
+from foredraft.models import gpt_oss
 from foredraft.models.checkpoint import Checkpoint, StoredTensor
 from foredraft.models.fields import Fields, read_json, shown
 from foredraft.models.hf_config import config_from_json
@@ -23,11 +24,12 @@ _PRECISION = {"F32": "float32", "F16": "bfloat16", "BF16": "bfloat16"}
 # MLP reads through.
 _NAMES = {
     "gemma3_text": {
-        "post_attention_layernorm": "self_attn.update_norm",
-        "pre_feedforward_layernorm": "post_attention_layernorm",
-        "post_feedforward_layernorm": "mlp.update_norm",
+        "post_attention_layernorm.weight": "self_attn.update_norm.weight",
+        "pre_feedforward_layernorm.weight": "post_attention_layernorm.weight",
+        "post_feedforward_layernorm.weight": "mlp.update_norm.weight",
     },
-    "qwen3_moe": {"mlp.gate": "mlp.router"},
+    "qwen3_moe": {"mlp.gate.weight": "mlp.router.weight"},
+    "gpt_oss": {"self_attn.sinks": "self_attn.sinks.weight"},
 }
 _BUFFER_SUFFIX = "rotary_emb.inv_freq"  # old exports store what the config already says
 
@@ -46,7 +48,7 @@ class SafetensorsCheckpoint(Checkpoint):
         sampling = read_json(generation)
         eos_token_ids = Fields(generation, sampling).token_ids("eos_token_id") or config.eos_token_ids
         config = replace(config, eos_token_ids=eos_token_ids)
-        stored = (tensor for file in shard_files(folder) for tensor in _stored_tensors(file, config))
+        stored = _all_tensors(shard_files(folder), config)
         read_tokenizer = partial(Tokenizer.from_folder, folder, config.eos_token_ids)
         super().__init__(folder, config, _sampling_defaults(generation, sampling), stored, read_tokenizer)
 
@@ -110,13 +112,26 @@ def _opened(file: Path) -> Any:
         raise InvalidModel(f"{file} is truncated or damaged ({error}); download it again.") from error
 
 
-def _stored_tensors(file: Path, config: ModelConfig) -> Iterator[StoredTensor]:
-    """The tensors of a file. The library compares the header's length, shapes and offsets with the file's size."""
+def _all_tensors(files: list[Path], config: ModelConfig) -> Iterator[StoredTensor]:
+    """Of all files. The experts of gpt-oss are read last: what belongs together may lie in several of them."""
+    experts: dict[str, gpt_oss.Place] = {}
+    for file in files:
+        shard = _opened(file)
+        plain = []
+        for name in list(shard.keys()):
+            if config.architecture == "gpt_oss" and gpt_oss.are_experts(name):
+                experts[name] = gpt_oss.Place(file, shard)
+            elif not name.endswith(_BUFFER_SUFFIX):
+                plain.append(name)
+        yield from _stored_tensors(file, shard, plain, config)
+    if config.experts is not None:
+        yield from gpt_oss.expert_tensors(experts, config.experts.count)
+
+
+def _stored_tensors(file: Path, shard: Any, wanted: list[str], config: ModelConfig) -> Iterator[StoredTensor]:
+    """Some tensors of a file. The library compares the header's length, shapes and offsets with the file's size."""
     is_gemma, names = config.architecture == "gemma3_text", _NAMES.get(config.architecture, {})
-    shard = _opened(file)
-    for name in list(shard.keys()):
-        if name.endswith(_BUFFER_SUFFIX):
-            continue
+    for name in wanted:
         view = shard.get_slice(name)
         dtype, shape = view.get_dtype(), tuple(view.get_shape())
         if dtype not in _PRECISION or not shape:
@@ -130,8 +145,8 @@ def _stored_tensors(file: Path, config: ModelConfig) -> Iterator[StoredTensor]:
 
 def _layout_name(name: str, names: dict[str, str]) -> str:
     for theirs, ours in names.items():
-        if name.endswith(f".{theirs}.weight"):
-            return name.replace(f".{theirs}.", f".{ours}.")
+        if name.endswith(f".{theirs}"):
+            return name.removesuffix(theirs) + ours
     return name
 
 

@@ -31,6 +31,8 @@ def required_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]
     }
     if config.qk_norm:
         of_layer |= {"self_attn.q_norm": (config.head_dim,), "self_attn.k_norm": (config.head_dim,)}
+    if config.attention_sinks:
+        of_layer["self_attn.sinks"] = (config.num_heads,)
     if config.update_norms:
         of_layer |= {"self_attn.update_norm": (hidden,), "mlp.update_norm": (hidden,)}
     for index in range(config.num_layers):
@@ -56,7 +58,7 @@ def optional_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]
     """Biases, whose presence in the file decides, and an output head that a tied model repeats."""
     yield "lm_head.weight", (config.vocab_size, config.hidden_size)
     for name, shape in required_shapes(config):
-        if name.endswith("_proj.weight"):
+        if name.endswith(("_proj.weight", ".router.weight")):
             yield name.removesuffix("weight") + "bias", shape[:1]
 
 

@@ -71,7 +71,8 @@ class CudaBackend(Backend):
         self.tree_ops: TreeOps | None = CudaTreeOps()
 
     def lacks(self, config: ModelConfig) -> str:
-        return "mixtures of experts" if config.experts is not None else ""
+        parts = {"mixtures of experts": config.experts is not None, "attention sinks": config.attention_sinks}
+        return " and ".join(part for part, is_there in parts.items() if is_there)
 
     def prepare(self, batch: PackedBatch, shape: AttentionShape) -> Plan:
         self._select()
@@ -83,6 +84,8 @@ class CudaBackend(Backend):
 
     def pack(self, weight: Weight) -> Packed:
         self._select()
+        if weight.kind == "mx4":  # exact: a bit of mantissa, and a power of two
+            weight = Weight("bf16", weight.dense().bfloat16())
         return pack(weight, self.device)
 
     def linear(self, x: Tensor, weight: Linear) -> Tensor:
@@ -109,7 +112,10 @@ class CudaBackend(Backend):
     ) -> Tensor:
         return rows.rope_and_store(qkv[None], norms, rope, kv, shape, batch.positions, batch.slots).float()
 
-    def attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch) -> Tensor:
+    def attend(
+        self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch, sinks: Tensor | None = None
+    ) -> Tensor:
+        assert sinks is None, "see `lacks`"
         return self._attend(q.to(self.kv_dtype), kv, shape, _as_plan(batch), self.kv_dtype).float()
 
     def _attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, plan: Plan, dtype: torch.dtype) -> Tensor:

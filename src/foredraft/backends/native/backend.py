@@ -210,12 +210,15 @@ class NativeBackend(Backend):
             self._call("rope_and_store", source, *scales, angles, positions, *where, q.data_ptr())
         return q
 
-    def attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch) -> Tensor:
+    def attend(
+        self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch, sinks: Tensor | None = None
+    ) -> Tensor:
         rows, width = batch.num_rows, shape.num_heads * shape.head_dim
         source = pointer("q", q, torch.float32, rows, width)
+        weights = None if sinks is None else pointer("sinks", sinks, torch.float32, shape.num_heads)
         out = torch.empty_like(q)
         if rows:
-            self._call("attend", source, *self._where(kv, shape, batch), out.data_ptr())
+            self._call("attend", source, weights, *self._where(kv, shape, batch), out.data_ptr())
         return out
 
     def _where(self, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch) -> tuple[Any, Any, Any]:

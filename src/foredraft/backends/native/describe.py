@@ -84,6 +84,7 @@ def describe_stack(stack: Stack) -> Structure:
             vector("input_norm", layer.input_norm, width),
             vector("q_norm", layer.q_norm, layer.shape.head_dim),
             vector("k_norm", layer.k_norm, layer.shape.head_dim),
+            vector("sinks", layer.sinks, layer.shape.num_heads),
             vector("post_norm", layer.post_norm, width),
             vector("attention_update_norm", layer.attention_update_norm, width),
             vector("mlp_update_norm", layer.mlp_update_norm, width),

@@ -30,6 +30,7 @@ class Kind:
     groups: int = 0  # inputs that share a scale; 0: there are no scales
     minimums: bool = False
     blocks: bool = False  # blocks of inputs have factors too
+    factors: torch.dtype = torch.float16  # of scales and minimums
 
 
 KINDS = {
@@ -37,10 +38,11 @@ KINDS = {
     "bf16": Kind(1, torch.bfloat16),
     "q8": Kind(2, torch.int8, QUANT_GROUP),
     "q4": Kind(3, torch.uint8, QUANT_GROUP, minimums=True),
-    "q6": Kind(4, torch.int8, QUANT_GROUP // 2, blocks=True),
+    "q6": Kind(4, torch.int8, QUANT_GROUP // 2, blocks=True, factors=torch.int8),
     "q5": Kind(5, torch.uint8, QUANT_GROUP, minimums=True),
-    "q5k": Kind(6, torch.uint8, QUANT_GROUP, minimums=True, blocks=True),
-    "q4k": Kind(7, torch.uint8, QUANT_GROUP, minimums=True, blocks=True),
+    "q5k": Kind(6, torch.uint8, QUANT_GROUP, minimums=True, blocks=True, factors=torch.int8),
+    "q4k": Kind(7, torch.uint8, QUANT_GROUP, minimums=True, blocks=True, factors=torch.int8),
+    "mx4": Kind(8, torch.uint8, QUANT_GROUP, factors=torch.uint8),
 }
 BLOCK = 256  # inputs
 
@@ -60,7 +62,7 @@ def describe_plain(weight: Weight) -> Structure:
     kind = KINDS[weight.kind]
     plain = STRUCTURES["fd_plain"](values=pointer("values", weight.values, kind.dtype, weight.outputs, weight.inputs))
     names = [name for name, is_there in (("scales", kind.groups), ("minimums", kind.minimums)) if is_there]
-    factors = [(name, torch.int8 if kind.blocks else torch.float16, kind.groups) for name in names]
+    factors = [(name, kind.factors, kind.groups) for name in names]
     if kind.blocks:
         factors += [(f"block_{name}", torch.float16, BLOCK) for name in names]
     for name, dtype, inputs in factors:
