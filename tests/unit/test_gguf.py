@@ -276,6 +276,10 @@ WRONG_MODELS: dict[str, tuple[Edit, str]] = {
     "text for a number": (with_field("llama.context_length", "long"), r"llama\.context_length is 'long'"),
     "heads per layer": (with_field("llama.attention.head_count", [4, 4]), r"head_count is \[4, 4\]"),
     "unequal head sizes": (with_field("llama.attention.value_length", 32), r"value_length must equal"),
+    "softcap": (
+        with_field("llama.final_logit_softcapping", 30.0),
+        r"final_logit_softcapping is 30\.0, which Foredraft",
+    ),
     "experts": (with_field("llama.expert_count", 8), r"llama\.expert_count is set, but of the mixtures of experts"),
     "split file": (with_field("split.count", 2), r"one part of a split GGUF"),
     "rope": (with_field("llama.rope.scaling.type", "ntk"), r"rope scaling 'ntk' is not supported"),

@@ -202,6 +202,11 @@ def test_layers_without_rope() -> None:
     assert parse(model_type="smollm3", num_hidden_layers=9, no_rope_layer_interval=3).no_rope_layers == (2, 5, 8)
 
 
+def test_options_that_change_nothing_are_let_be() -> None:
+    neutral = {"final_logit_softcapping": None, "rope_interleaved": False, "logits_scaling": 1.0, "num_experts": 0}
+    assert parse(**neutral) == parse()
+
+
 def test_granite_multipliers() -> None:
     config = parse(
         model_type="granite",
@@ -260,6 +265,14 @@ def test_generation_config(
 WRONG_CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "mamba"}, r"model_type is 'mamba', but Foredraft runs llama, mistral"),
     ({"model_type": None}, r"model_type is None"),
+    ({"model_type": "gemma3"}, r"model_type is 'gemma3', but .*; the nearest to it is gemma3_text\.$"),
+    ({"model_type": "qwen2_moe"}, r"the nearest to it are qwen3_moe and qwen2\.$"),
+    ({"model_type": "xlstm"}, r"choose a model of one of these families"),
+    ({"final_logit_softcapping": 30.0}, r"final_logit_softcapping is 30\.0, which Foredraft does not know"),
+    ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, r"use_bidirectional_attention is True"),
+    ({"num_local_experts": 8}, r"num_local_experts is 8, which Foredraft does not know for models of this kind"),
+    ({"model_type": "qwen3_moe", "shared_expert_intermediate_size": 64}, r"shared_expert_intermediate_size is 64"),
+    ({"embedding_multiplier": 12.0}, r"embedding_multiplier is 12\.0"),
     ({"quantization_config": {"quant_method": "awq"}}, r"quantization_config is set.*GGUF"),
     ({"hidden_act": "gelu"}, r"hidden_act is 'gelu', but only silu"),
     ({"hidden_size": None}, r"field hidden_size is missing"),

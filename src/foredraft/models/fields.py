@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,16 @@ def shown(value: object) -> str:
     short = reprlib.Repr()
     short.maxstring = short.maxother = short.maxlong = _MAX_SHOWN
     return short.repr(value)
+
+
+def not_run(path: Path, field: str, found: object, known: Sequence[str]) -> InvalidModel:
+    """For an architecture that is not among those known: names them, and those whose names are nearest."""
+    near = get_close_matches(found, known, 2, 0.6) if isinstance(found, str) else []
+    advice = f"the nearest to it {'is' if len(near) == 1 else 'are'} {' and '.join(near)}" if near else ""
+    return InvalidModel(
+        f"{path}: {field} is {shown(found)}, but Foredraft runs {', '.join(known)}; "
+        f"{advice or 'choose a model of one of these families'}."
+    )
 
 
 def is_whole(value: object) -> bool:
@@ -103,6 +114,17 @@ class Fields:
         if not all(is_whole(item) and 0 <= item <= _MAX_INTEGER for item in ids):
             raise self.error(key, f"is {shown(value)}, but a token id or a list of token ids is needed")
         return tuple(ids)
+
+    def refuse(self, neutral: Mapping[str, object], read: Collection[str] = ()) -> None:
+        """Raise InvalidModel for a field that changes what a model computes and that nobody reads, unless it is absent,
+        or has the value under which it changes nothing."""
+        for key, value in neutral.items():
+            found = self._values.get(self._prefix + key)
+            if key not in read and found not in (None, False, 0, value) and found != []:
+                raise InvalidModel(
+                    f"{self._path}: field {self._prefix}{key} is {shown(found)}, which Foredraft does not know for "
+                    "models of this kind, so their text would be wrong; use another model."
+                )
 
     def key(self, key: str) -> str:
         """The whole name of a field."""

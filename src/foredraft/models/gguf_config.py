@@ -9,11 +9,20 @@ import numpy as np
 
 from foredraft.config import ExpertsConfig, ModelConfig, RopeScaling
 from foredraft.errors import InvalidModel
-from foredraft.models.fields import MAX_LAYERS, Fields, shown
+from foredraft.models.fields import MAX_LAYERS, Fields, not_run, shown
 from foredraft.models.gguf_header import GGUFHeader
 from foredraft.models.gguf_tokenizer import eos_token_ids
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "smollm3", "phi3", "granite", "gemma3", "gpt-oss")
+# Fields that change what a model computes and that nobody reads, and the values under which they change nothing.
+_NEUTRAL: dict[str, object] = {
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "attention.clamp_kqv")),
+    **dict.fromkeys(("attention.max_alibi_bias", "attention.q_lora_rank", "attention.kv_lora_rank")),
+    **dict.fromkeys(("expert_shared_count", "expert_group_count", "leading_dense_block_count")),
+    **dict.fromkeys(("expert_weights_scale", "interleave_moe_layer_step"), 1),
+    **dict.fromkeys(("use_parallel_residual",), False),
+}
+_GATING = {"qwen3moe": 1, "gpt-oss": 3}  # softmax over all experts, and over the chosen ones
 _WITH_EXPERTS = ("qwen3moe", "gpt-oss")
 # Not in the metadata, where llama.cpp fixes them too.
 _SMOLLM3_NO_ROPE_INTERVAL = 4
@@ -27,11 +36,11 @@ def config_from_header(header: GGUFHeader) -> ModelConfig:
     """The model that the header describes; raises InvalidModel naming the field that is missing or not supported."""
     architecture = header.metadata.get("general.architecture")
     if architecture not in ARCHITECTURES:
-        raise InvalidModel(
-            f"{header.path}: general.architecture is {shown(architecture)}, but Foredraft runs "
-            f"{', '.join(ARCHITECTURES)}; choose a model of one of these families."
-        )
+        raise not_run(header.path, "general.architecture", architecture, ARCHITECTURES)
     fields = Fields(header.path, header.metadata, architecture + ".")
+    if not fields.flag("attention.causal", True):
+        raise fields.error("attention.causal", "is false, but tokens must not see what follows them")
+    fields.refuse({**_NEUTRAL, "expert_gating_func": _GATING.get(architecture)})
     if fields.integer("expert_count", 0) and architecture not in _WITH_EXPERTS:
         raise InvalidModel(
             f"{header.path}: field {architecture}.expert_count is set, but of the mixtures of experts Foredraft runs "

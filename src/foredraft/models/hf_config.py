@@ -8,7 +8,7 @@ from typing import Any
 
 from foredraft.config import ExpertsConfig, ModelConfig, RopeScaling
 from foredraft.errors import InvalidModel
-from foredraft.models.fields import MAX_LAYERS, Fields, is_whole, shown
+from foredraft.models.fields import MAX_LAYERS, Fields, is_whole, not_run, shown
 
 ARCHITECTURES = (
     "llama",
@@ -25,6 +25,23 @@ ARCHITECTURES = (
 _HEAD_DIMS = {"qwen3": 128, "gemma3_text": 256, "gpt_oss": 64}  # where they do not follow from the hidden size
 _THETAS = {"smollm3": 2e6, "gpt_oss": 1.5e5}  # of rotations; others have 1e4
 _WINDOW_PATTERNS = {"gemma3_text": (4096, 6), "gpt_oss": (128, 2)}  # the window, and how often a layer has none
+# Fields that change what a model computes, and the values under which they change nothing; and who reads some of them.
+_NEUTRAL: dict[str, object] = {
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "swiglu_limit", "swiglu_alpha", "clip_qkv")),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")),
+    **dict.fromkeys(("n_shared_experts", "num_shared_experts", "shared_expert_intermediate_size")),
+    **dict.fromkeys(("attention_chunk_size", "kv_lora_rank", "q_lora_rank")),
+    **dict.fromkeys(
+        ("use_bidirectional_attention", "use_qk_norm", "qk_layernorm", "alibi", "parallel_attn", "rope_interleaved"),
+        False,
+    ),
+    **dict.fromkeys(("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"), 1.0),
+}
+_READ = {
+    "granite": ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"),
+    "qwen3_moe": ("num_experts", "num_local_experts"),
+    "gpt_oss": ("num_local_experts", "num_experts", "swiglu_limit", "swiglu_alpha"),
+}
 _GPT_OSS_ROPE = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
@@ -34,10 +51,8 @@ def config_from_json(path: Path, raw: dict[str, Any]) -> ModelConfig:
     fields = Fields(path, raw)
     architecture = raw.get("model_type")
     if architecture not in ARCHITECTURES:
-        raise InvalidModel(
-            f"{path}: model_type is {shown(architecture)}, but Foredraft runs {', '.join(ARCHITECTURES)}; "
-            "choose a model of one of these families."
-        )
+        raise not_run(path, "model_type", architecture, ARCHITECTURES)
+    fields.refuse(_NEUTRAL, _READ.get(architecture, ()))
     quantization = raw.get("quantization_config")
     is_mxfp4 = isinstance(quantization, dict) and quantization.get("quant_method") == "mxfp4"
     if quantization and not (architecture == "gpt_oss" and is_mxfp4):
@@ -164,6 +179,8 @@ def _sliding(
         return (None if window is None else fields.integer("sliding_window", usual)), None
     if not fields.flag("use_sliding_window", False) or raw.get("sliding_window", 4096) is None:
         return None, None
+    if architecture == "qwen3_moe":
+        return fields.integer("sliding_window", 4096), None
     if raw.get("layer_types") is not None:
         types = raw["layer_types"]
         if not isinstance(types, list):
