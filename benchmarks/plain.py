@@ -35,7 +35,7 @@ import torch
 from published import PREFILL_TOKENS, Figures, Prompts, say
 
 from foredraft import LLM, SamplingParams
-from foredraft.backends.base import Linear
+from foredraft.backends.base import Experts, Linear
 from foredraft.batch import pack
 from foredraft.config import EngineConfig
 from foredraft.models.catalog import resolve
@@ -173,7 +173,7 @@ class Steps:
 
 
 def _linears(owner: object) -> Iterator[Linear]:
-    """Every linear layer of a decoder once, wherever it is kept."""
+    """Every linear layer of a decoder that a row meets, once, wherever it is kept; of experts as many as it chooses."""
     seen: set[int] = set()
     waiting = [owner]
     while waiting:
@@ -184,6 +184,8 @@ def _linears(owner: object) -> Iterator[Linear]:
                 yield one
         elif isinstance(one, tuple | list):
             waiting += one
+        elif isinstance(one, Experts):
+            waiting += [one.router, one.each[: one.num_chosen]]
         elif hasattr(one, "__dataclass_fields__"):
             waiting += [getattr(one, name) for name in one.__dataclass_fields__]
 

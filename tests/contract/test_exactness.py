@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import ROW_COUNTS, AttentionShape, Backend, LayerKV, Linear
+from foredraft.backends.base import ROW_COUNTS, AttentionShape, Backend, Experts, LayerKV, Linear
 from foredraft.backends.choose import choose_backend
 from foredraft.backends.row_tiles import agreeing_row_counts
 from foredraft.backends.torch import TorchBackend
@@ -53,8 +54,27 @@ class OddCountsDiffer(TorchBackend):
 class BatchedAttentionDiffers(TorchBackend):
     """Attention that depends on how many rows are in the run."""
 
-    def attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch) -> Tensor:
-        return super().attend(q, kv, shape, batch) * (1 + 1e-6 * (len(q) > 1))
+    def attend(
+        self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch, sinks: Tensor | None = None
+    ) -> Tensor:
+        return super().attend(q, kv, shape, batch, sinks) * (1 + 1e-6 * (len(q) > 1))
+
+
+class RoutesByTheRun(TorchBackend):
+    """A router that sees how many rows there are: which experts a row gets depends on its neighbours."""
+
+    def mix_experts(self, x: Tensor, experts: Experts, activation: str) -> Tensor:
+        each = experts.each if len(x) < 16 else tuple(reversed(experts.each))
+        return super().mix_experts(x, replace(experts, each=each), activation)
+
+
+def test_routed_layers_are_part_of_the_proof(tmp_path: Path) -> None:
+    moe = save_model(random_model("qwen3-moe"), tmp_path / "moe")
+    for kind, agree in ((TorchBackend, True), (RoutesByTheRun, False)):
+        backend = kind("float32", torch.device("cpu"))
+        decoder = load(moe, backend)
+        backend.row_tiles = agreeing_row_counts(backend, decoder.linears)
+        assert layers_agree(backend, decoder) == agree
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -35,6 +35,7 @@ Command = Callable[..., Result]
 
 def plan_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """Runs `foredraft plan ARGUMENTS...` in this process."""
+
     def call(*arguments: str) -> Result:
         monkeypatch.setattr(sys, "argv", ["foredraft", "plan", *arguments])
         with pytest.raises(SystemExit) as ended:
