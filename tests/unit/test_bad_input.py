@@ -78,7 +78,7 @@ PROMPTS: list[tuple[str, Callable[[LLM], Any], str]] = [
         "unknown proposer",
         lambda llm: llm.generate("a", spec="oracle"),
         "spec='oracle' names the proposer 'oracle'; there are dflash, draft_model, eagle, early_exit, grammar, "
-        "lookahead, medusa, ngram, prediction, quantised, staged, suffix.",
+        "lookahead, medusa, mtp, ngram, prediction, quantised, staged, suffix.",
     ),
     (
         "unknown proposer option",
@@ -272,7 +272,7 @@ FILES: list[tuple[str, bytes | None, str]] = [
     (
         "folder/config.json",
         b'{"model_type": "mamba"}',
-        "{path}: model_type is 'mamba', but Foredraft runs llama, mistral, qwen2, qwen3, smollm3, phi3, granite; "
+        "{path}: model_type is 'mamba', but Foredraft runs llama, mistral, qwen2, qwen3, mimo, smollm3, phi3, granite; "
         "choose a model of one of these families.",
     ),
 ]
