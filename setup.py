@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 from setuptools import Distribution, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 KERNELS = Path(__file__).parent / "src" / "foredraft" / "kernels"
@@ -30,4 +31,12 @@ class PlatformDistribution(Distribution):
         return True
 
 
-setup(cmdclass={"build_py": BuildKernels}, distclass=PlatformDistribution)
+class PlatformWheel(bdist_wheel):
+    """That code is plain C, loaded by ctypes: any Python can use it."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        *_, platform = super().get_tag()
+        return "py3", "none", platform
+
+
+setup(cmdclass={"build_py": BuildKernels, "bdist_wheel": PlatformWheel}, distclass=PlatformDistribution)

@@ -1,6 +1,6 @@
 """Foredraft: lossless speculative decoding. Several tokens per run of the model, and never a different text.
 
-Importing this package is cheap: PyTorch is loaded when `LLM` is first asked for.
+Importing this package is cheap: PyTorch is loaded when `LLM` or `AsyncEngine` is first asked for.
 """
 
 from __future__ import annotations
@@ -10,15 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from foredraft.errors import ForedraftError, InvalidModel, InvalidParameter, InvalidPrompt, InvalidSpec
 from foredraft.params import SamplingParams
+from foredraft.tool_calls import ToolCall
 from foredraft.types import RequestOutput, TokenEvent
 
 if TYPE_CHECKING:
+    from foredraft.engine.async_engine import AsyncEngine
     from foredraft.llm import LLM
+    from foredraft.proposers.registry import register_proposer
 
 __version__ = "0.2.0.dev0"
 
 __all__ = [
     "LLM",
+    "AsyncEngine",
     "ForedraftError",
     "InvalidModel",
     "InvalidParameter",
@@ -27,14 +31,21 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "TokenEvent",
+    "ToolCall",
     "__version__",
+    "register_proposer",
 ]
+_LATER = {
+    "LLM": "foredraft.llm",
+    "AsyncEngine": "foredraft.engine.async_engine",
+    "register_proposer": "foredraft.proposers.registry",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name != "LLM":
+    if name not in _LATER:
         raise AttributeError(f"module 'foredraft' has no attribute {name!r}")
-    return import_module("foredraft.llm").LLM
+    return getattr(import_module(_LATER[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -11,11 +11,14 @@ from typing import Any
 from foredraft.config import EngineConfig
 from foredraft.engine.loading import Progress, load_model
 from foredraft.errors import InvalidParameter, InvalidPrompt
+from foredraft.models.catalog import DEFAULT_MODEL
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import parse_spec
+from foredraft.tool_calls import check_tools
 from foredraft.types import CompletionOutput, RequestOutput, TokenEvent
 
 Message = dict[str, Any]
+Tool = dict[str, Any]  # {"type": "function", "function": {"name", "description", "parameters"}}
 Prompt = str | list[int] | list[Message]
 Params = SamplingParams | list[SamplingParams] | None  # for all prompts, or one for each
 Specs = str | list[str] | None  # likewise
@@ -23,39 +26,98 @@ DoneProgress = Callable[[int, int], None]
 
 
 class LLM:
-    """A model ready to write. One thread at a time; for servers there is AsyncEngine over `llm.engine`.
+    """A model ready to write: `generate` continues prompts, `chat` answers conversations, `stream` gives tokens as they
+    come. One thread at a time; for servers there is AsyncEngine over `llm.engine`.
+
+        llm = LLM("smollm2-135m")
+        print(llm.chat("Name three rivers.")[0].text)
 
     Calls may overlap: whoever steps the engine steps it for all, and what is not its own waits for its owner.
     """
 
     def __init__(
         self,
-        model: str = "smollm2-135m",
+        model: str = DEFAULT_MODEL,
         *,
         spec: str = "auto",
         head: str | None = "auto",
+        dtype: str = "auto",
+        activations: str = "auto",
+        device: str = "auto",
+        backend: str = "auto",
+        exact: bool = True,
+        threads: int | None = None,
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int | None = None,
+        refill: int = 1,
+        max_model_len: int | None = None,
+        kv_cache_tokens: int | None = None,
+        max_chunk_s: float = 0.1,
+        block_size: int = 16,
+        prefix_caching: bool = True,
+        prefix_salt: str = "",
         progress: Progress | None = None,
-        **options: Any,
     ) -> None:
-        """`model` is a catalogue name, a GGUF file, a safetensors folder or a hub id; `options` are the fields of
-        EngineConfig: dtype, device, exact, max_num_seqs, kv_cache_tokens, max_model_len and so on. None is the default
-        of each. `head` names trained heads: "auto" those that come with Foredraft for this model, None none, a folder
-        or hub id others."""
-        known = EngineConfig.__dataclass_fields__
-        if unknown := [name for name in options if name not in known]:
-            raise InvalidParameter(f"LLM has no option {unknown[0]!r}; it has {', '.join(known)}.")
+        """Fetch the model if need be, load it, and prove that it is exact. Raises InvalidModel, InvalidParameter or
+        InvalidSpec with a sentence; all are ValueErrors.
+
+        model         a catalogue name, a GGUF file, a safetensors folder or a hub id
+        spec          speculation of requests that name none: "auto", "off", "ngram:k=6", "ngram+suffix", "auto(…)"
+        head          trained heads: "auto" takes those that come with Foredraft for this model, None takes none, and a
+                      folder, a GGUF file or a hub id names another
+        dtype         "float32", "bfloat16", "int8", "int4", or "auto": as the file has it
+        activations   what int8 and int4 weights are multiplied by on a CPU: "int8" or "int16", which is more exact
+        device        "cpu", "cuda", or "auto": the best there is
+        backend       "native", "torch", or "auto"
+        exact         a row's bits do not depend on the other rows, so that a text does not depend on its batch mates
+        threads       of the CPU; None takes all usable cores
+        max_num_seqs  sequences that run at once
+        max_num_batched_tokens  rows of one run; None is enough for a chunk of a prompt and for every sequence
+        refill        waiting requests run once so many places are free
+        max_model_len, kv_cache_tokens  tokens of one sequence, and of all; None is what model and memory allow
+        max_chunk_s   about the longest wait of a running stream for a chunk of another request's prompt
+        block_size    tokens in a block of the KV cache
+        prefix_caching, prefix_salt  prompts that begin alike are computed once; the salt is part of a prefix's name
+        progress      called as progress(stage, done, total) while the model is fetched and loaded
+        """
+        self.model = model
         self.spec = spec
-        given = {name: value for name, value in options.items() if value is not None}
-        loaded = load_model(model, EngineConfig(**given, head=head), parse_spec(spec), progress)
+        config = EngineConfig(
+            dtype=dtype,
+            activations=activations,
+            device=device,
+            backend=backend,
+            exact=exact,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            refill=refill,
+            max_model_len=max_model_len,
+            kv_cache_tokens=kv_cache_tokens,
+            max_chunk_s=max_chunk_s,
+            block_size=block_size,
+            prefix_caching=prefix_caching,
+            prefix_salt=prefix_salt,
+            threads=threads,
+            head=head,
+        )
+        loaded = load_model(model, config, parse_spec(spec), progress)
         self.engine = loaded.engine
         self.tokenizer = loaded.tokenizer
         self.model_config = loaded.config
         self.max_model_len = loaded.max_model_len
         self.backend_name = loaded.backend.name
+        self.device = str(loaded.backend.device)
         self.dtype = loaded.dtype
         self.exact_report = loaded.exact_report
         self._request_ids = count()
         self._inboxes: dict[str, deque[TokenEvent]] = {}  # events by request, until the call that made it reads them
+
+    def __repr__(self) -> str:
+        """What was loaded, with what "auto" has chosen."""
+        return (
+            f"LLM({self.model!r}, spec={self.spec!r}, dtype={self.dtype!r}, device={self.device!r}, "
+            f"backend={self.backend_name!r}, max_model_len={self.max_model_len})"
+        )
 
     def generate(
         self,
@@ -75,10 +137,14 @@ class LLM:
         params: Params = None,
         *,
         spec: Specs = None,
+        tools: list[Tool] | None = None,
         progress: DoneProgress | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or many. Each is a list of messages with `role` and `content`, a text that the user
-        says, or the token ids of a conversation, which are taken as they are."""
+        says, or the token ids of a conversation, which are taken as they are.
+
+        `tools` are functions as OpenAI's clients describe them. The model may call them: `output.tool_calls` has the
+        calls, and messages with `tool_calls` and of the role "tool" tell it what came of them."""
         if not isinstance(conversations, str | list) or not conversations:
             raise InvalidPrompt(
                 "chat needs a text, token ids, a list of messages, each with a role and a content, or a list of those."
@@ -91,13 +157,19 @@ class LLM:
                 "not empty."
             )
         prompts = [[{"role": "user", "content": each}] if isinstance(each, str) else each for each in several]
-        return self._collect(prompts, params, spec, progress)
+        return self._collect(prompts, params, spec, progress, tools)
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, spec: str | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        spec: str | None = None,
+        tools: list[Tool] | None = None,
     ) -> Iterator[TokenEvent]:
-        """Tokens of one prompt as they come; a list of messages is a conversation. Closing the iterator aborts."""
-        return self.stream_many([prompt], params, spec=spec)
+        """Tokens of one prompt as they come; a list of messages is a conversation, which may have tools. Closing the
+        iterator aborts."""
+        return self.stream_many([self.encode(prompt, tools)], params, spec=spec)
 
     def stream_many(self, prompts: Items[Prompt], params: Params = None, *, spec: Specs = None) -> Iterator[TokenEvent]:
         """Tokens of many prompts, interleaved; an event's `request_id` is the index of its prompt."""
@@ -113,12 +185,14 @@ class LLM:
             if event.output is not None:
                 yield index, event.output
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt, tools: list[Tool] | None = None) -> list[int]:
         """The token ids of a text, of token ids (as they are) or of a conversation, ready to be answered."""
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
+            return self.tokenizer.encode_chat(prompt, None if tools is None else check_tools(tools))
+        if tools is not None:
+            raise InvalidPrompt("tools need a conversation: a list of messages, each with a role and a content.")
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
-            return self.tokenizer.encode_chat(prompt)
         if isinstance(prompt, list) and all(isinstance(token, int) and not isinstance(token, bool) for token in prompt):
             return prompt  # type: ignore[return-value]
         raise InvalidPrompt(
@@ -168,9 +242,14 @@ class LLM:
                 self._inboxes[event.request_id].append(event)
 
     def _collect(
-        self, prompts: list[Prompt], params: Params, spec: Specs, progress: DoneProgress | None
+        self,
+        prompts: list[Prompt],
+        params: Params,
+        spec: Specs,
+        progress: DoneProgress | None,
+        tools: list[Tool] | None = None,
     ) -> list[RequestOutput]:
-        encoded = [self.encode(prompt) for prompt in prompts]
+        encoded = [self.encode(prompt, tools) for prompt in prompts]
         every_params = _one_each("params", params, SamplingParams(), SamplingParams, len(prompts))
         finished: list[list[CompletionOutput]] = [[] for _ in prompts]
         done = 0

@@ -50,23 +50,43 @@ _NEVER_NONE = (
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to pick tokens and when to stop.
+    """How to pick tokens and when to stop: `SamplingParams(max_tokens=64, temperature=0.8, seed=1)`.
 
     With `temperature=None` the model's own generation config fills every unset sampling field (greedy if it has none);
-    once a temperature is given, unset fields are neutral. `temperature=0` is greedy. None, which JSON clients send for
-    what they leave open, is the default of every field but `max_tokens`, where it could also mean "no limit".
+    once a temperature is given, unset fields are neutral. None, which JSON clients send for what they leave open, is
+    the default of every field but `max_tokens`, where it could also mean "no limit". Raises InvalidParameter, a
+    ValueError, for what is out of range.
+
+    max_tokens          the most tokens of an output
+    temperature         0 is greedy
+    top_p, top_k, min_p which tokens are kept: the likeliest up to this total probability, so many of them (0 or -1:
+                        all), those above this fraction of the likeliest one's probability
+    seed                repeats a text; one is drawn and reported when None
+    stop                a string or strings that end the output and are not part of it
+    stop_token_ids      tokens that end the output
+    ignore_eos          whether the output goes on after the token that ends an answer
+    min_tokens          before so many, no end-of-text token, stop token or stop string ends the output
+    logprobs            log probabilities of the output's tokens, and of so many best ones beside each
+    prompt_logprobs     the same of the prompt's
+    presence_penalty, frequency_penalty, repetition_penalty, logit_bias   as in OpenAI's and Hugging Face's interfaces
+    n                   outputs of one prompt
+    acceptance          the rule that accepts draft tokens: "match", "rejection" or "block"
+    grammar             what the output may be: a JSON schema, {"regex": …}, {"choice": […]}, {"lark": …}, {"gbnf": …}
+    prediction          what the output is expected to be, a text or token ids: drafts come from it
+    cache_salt          prefix cache and remembered answers are shared only among requests of equal salts
+    remember            False: once it has ended, neither the prefix cache nor a proposer keeps anything of it
     """
 
     max_tokens: int = 256
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None  # 0 or -1: all tokens
+    top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
     stop: str | list[str] | tuple[str, ...] | None = None
     stop_token_ids: list[int] | tuple[int, ...] | None = None
     ignore_eos: bool = False
-    min_tokens: int = 0  # before so many, no end-of-text token, stop token or stop string ends the output
+    min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     presence_penalty: float = 0.0
@@ -75,12 +95,16 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     n: int = 1
     acceptance: str = "match"
-    grammar: Mapping[str, Any] | None = None  # a JSON schema, {"regex": …}, {"choice": […]}, {"lark": …} or {"gbnf": …}
-    prediction: str | list[int] | tuple[int, ...] | None = (
-        None  # what the output is expected to be: drafts come from it
-    )
-    cache_salt: str = ""  # prefix cache and remembered answers are shared only among requests of equal salts
-    remember: bool = True  # False: once it has ended, neither the prefix cache nor a proposer keeps anything of it
+    grammar: Mapping[str, Any] | None = None
+    prediction: str | list[int] | tuple[int, ...] | None = None
+    cache_salt: str = ""
+    remember: bool = True
+
+    def __repr__(self) -> str:
+        """The fields that are not as they are by default, as one writes them."""
+        given = [(name, getattr(self, name)) for name in self.names()]
+        set_apart = [f"{name}={value!r}" for name, value in given if value != getattr(_DEFAULTS, name)]
+        return f"SamplingParams({', '.join(set_apart)})"
 
     def __post_init__(self) -> None:
         for name in _NEVER_NONE:
@@ -295,3 +319,6 @@ def _check_references(part: dict[str, Any]) -> dict[str, Any]:
                 "'#/$defs/name'."
             )
     return part
+
+
+_DEFAULTS = SamplingParams()

@@ -11,11 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, MutableSequence
 from collections.abc import Sequence as Items
 from dataclasses import KW_ONLY, dataclass, field, fields
+from functools import cached_property
 from operator import ge
 from typing import Any, Literal, NamedTuple
 
 from foredraft.constraint import Constraint
 from foredraft.params import SamplingParams
+from foredraft.tool_calls import CallParser, ToolCall
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 TARGET = "target"  # the origin of a token that no proposer drafted
@@ -364,6 +366,11 @@ class CompletionOutput:
     metrics: SpecMetrics
     error: str | None = None
 
+    @cached_property
+    def tool_calls(self) -> list[ToolCall]:
+        """The calls that the text holds."""
+        return CallParser().whole(self.text)[1]
+
 
 @dataclass(frozen=True)
 class RequestOutput:
@@ -373,6 +380,13 @@ class RequestOutput:
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
+
+    def __repr__(self) -> str:
+        """What a person wants to see of it first."""
+        shown = f"text={self.text!r}, finish_reason={self.finish_reason!r}, seed={self.seed}"
+        counted = f"{len(self.token_ids)} tokens, {self.metrics.tokens_per_run:.2f} per run"
+        others = f", {len(self.outputs) - 1} more outputs" if len(self.outputs) > 1 else ""
+        return f"<RequestOutput {shown}, {counted}{others}>"
 
     @property
     def text(self) -> str:
@@ -397,6 +411,10 @@ class RequestOutput:
     @property
     def prompt_logprobs(self) -> list[TokenLogprob] | None:
         return self.outputs[0].prompt_logprobs
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        return self.outputs[0].tool_calls
 
     @property
     def metrics(self) -> SpecMetrics:

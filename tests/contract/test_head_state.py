@@ -70,6 +70,10 @@ def test_drafts_are_those_of_a_fresh_engine(
     folder: Path, heads: str, kind: str, temperature: float, kernels: str
 ) -> None:
     """After prefix hits, rejected and moved nodes, chunks, preemption, and steps without a draft."""
+    compare_with_fresh(folder, heads, kind, temperature)
+
+
+def compare_with_fresh(folder: Path, heads: str, kind: str, temperature: float) -> None:
     shared = [(7 * place) % VOCAB for place in range(35)]
     prompts = [[*shared, *((11 * seed + place) % VOCAB for place in range(5 + 9 * seed))] for seed in range(5)]
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=5, ignore_eos=True, logit_bias=FEW)
@@ -140,7 +144,11 @@ def test_sampled_drafts_do_not_depend_on_batch_mates(
 ) -> None:
     """Tokens and every bit of q: the coins of `rejection` and `block` are thrown against it."""
     head = save_head(random_head(tiny_config(kind, folder, correction)), tmp_path)
-    llm = LLM(str(folder), head=str(head), spec="off", kv_cache_tokens=4096, threads=1)
+    compare_with_alone(folder, str(head), kind)
+
+
+def compare_with_alone(folder: Path, head: str, kind: str) -> None:
+    llm = LLM(str(folder), head=head, spec="off", kv_cache_tokens=4096, threads=1)
     prompts = [[(7 * index + 3 * place) % VOCAB for place in range(5 + index)] for index in range(6)]
     seeds = [SamplingParams(max_tokens=12, temperature=0.9, seed=seed, ignore_eos=True) for seed in range(6)]
     params = [replace(each, acceptance=rule) for each, rule in zip(seeds, ["rejection", "block"] * 3, strict=True)]

@@ -19,6 +19,8 @@ from foredraft.proposers.model.drafter import TreeDrafter
 from foredraft.proposers.model.run_ahead import Found, Levels, RunAhead
 from foredraft.proposers.model.tree import Tree, TreeShape, static_shares
 from foredraft.types import Draft, Sequence
+from tests.published.layouts import LAYOUTS
+from tests.published.shapes import TargetShape
 from tests.tiny_heads import save_heads
 from tests.tiny_models import VOCAB, random_model, save_model
 from tests.tree_reference import TorchTreeOps, add_level
@@ -66,10 +68,32 @@ def drafts_of(llm: LLM, spec: str, params: SamplingParams) -> list[Any]:
 def test_drafts_are_those_of_the_host(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str, temperature: float
 ) -> None:
-    params = SamplingParams(max_tokens=12, temperature=temperature, seed=3, ignore_eos=True)
     heads = str(save_heads(folder, tmp_path))
     if spec.startswith("draft_model"):
         spec += f",model={folder}"
+    compare_with_host(folder, heads, spec, temperature, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "temperature"),
+    [
+        ("eagle3/peagle", "eagle:nodes=12,width=3", 0.0),
+        ("eagle3/peagle-vllm", "eagle:tree=chain", 0.7),
+        ("dflash/zlab-sliding", "dflash:tree=chain", 0.0),
+        ("dflash/deepspec-dspark", "dflash:nodes=12,width=3", 0.0),
+        ("dflash/deepspec-dspark-gated", "dflash:nodes=12,width=3", 0.7),
+    ],
+)
+def test_drafts_of_published_heads_are_those_of_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, spec: str, temperature: float
+) -> None:
+    model = random_model("llama", num_hidden_layers=8)
+    LAYOUTS[name].write(tmp_path / "head", TargetShape(hidden=model.config.hidden_size, vocab=VOCAB), 7)
+    compare_with_host(save_model(model, tmp_path), str(tmp_path / "head"), spec, temperature, monkeypatch)
+
+
+def compare_with_host(folder: Path, heads: str, spec: str, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = SamplingParams(max_tokens=12, temperature=temperature, seed=3, ignore_eos=True)
     used = []
     run = RunAhead.__call__
 

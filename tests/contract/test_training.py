@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from foredraft.cli.main import app
+from foredraft.cli.main import command_app
 from foredraft.errors import InvalidModel
 from foredraft.heads.base import HeadConfig
 from foredraft.heads.catalog import find_heads
@@ -144,7 +144,7 @@ def test_a_head_without_a_state_is_trained_on(toy: TrainOptions, tmp_path: Path)
 
 def test_the_command_trains_and_reports(toy: TrainOptions, tmp_path: Path) -> None:
     words = f"train medusa dflash --out {tmp_path} --text {toy.text} --tokens 100 --steps 2 --batch-tokens 512 --json"
-    result = CliRunner().invoke(app, [*words.split(), "--model", toy.model, "--threads", "1"])
+    result = CliRunner().invoke(command_app("train"), [*words.split()[1:], "--model", toy.model, "--threads", "1"])
     assert result.exit_code == 0, result.output
     assert '"kind": "medusa"' in result.stdout and '"seconds_left"' in result.stdout
     assert HeadConfig.read(tmp_path / "dflash").correction == "refiner"
@@ -155,7 +155,9 @@ def test_the_command_trains_and_reports(toy: TrainOptions, tmp_path: Path) -> No
         "train dflash:rows=3": "has no option 'rows'; it has layers, block, correction, input",
         "train eagle --minutes -1": "must be a number above 0",
     }.items():
-        result = CliRunner().invoke(app, [*bad.split(), "--out", str(tmp_path), "--model", toy.model])
+        result = CliRunner().invoke(
+            command_app("train"), [*bad.split()[1:], "--out", str(tmp_path), "--model", toy.model]
+        )
         assert result.exit_code and sentence in str(result.exception), bad
 
 

@@ -69,10 +69,11 @@ class _Eagle3(Reference):
         self.config: Config = config.get("transformer_layer_config") or config
         self.heads = Heads.of(self.config)
         self.rope = rope_of(self.config, self.heads.head_dim)
-        # `midlayer` is the only layer of EAGLE's and SpecForge's files; others number their layers.
+        # `midlayer` is the first layer of EAGLE's and SpecForge's files; others number their layers.
         self.layers = ["midlayer"]
         if "midlayer.mlp.gate_proj.weight" not in self.tensors:
-            self.layers = [f"layers.{index}" for index in range(self.config["num_hidden_layers"])]
+            self.layers = ["layers.0"]
+        self.layers += [f"layers.{index}" for index in range(1, self.config["num_hidden_layers"])]
         # Absent: shared with the target.
         self.embedding = self.tensors.get("embed_tokens.weight", self.given.embedding)
         d2t = self.tensors.get("d2t")
@@ -154,10 +155,12 @@ class PEagleReference(_Eagle3, BlockReference):
     """
 
     def block_logits(self, streams: Streams, tokens: Sequence[int], previous: Sequence[int] | None = None) -> Tensor:
-        count = self.top["speculators_config"]["proposal_methods"][0]["speculative_tokens"]
+        methods = self.top.get("speculators_config", {}).get("proposal_methods")
+        count = methods[0]["speculative_tokens"] if methods else 4  # rows do not see those behind them
         states = self.fused(streams)
         masked = self.fuse(self.tensors["mask_hidden"].reshape(1, -1)).expand(count - 1, -1)
-        token_ids = [*tokens[1:], *[self.top["mask_token_id"]] * (count - 1)]
+        mask = self.top.get("mask_token_id", self.top.get("ptd_token_id"))
+        token_ids = [*tokens[1:], *[mask] * (count - 1)]
         return self.logits(self.normed(self.run(torch.cat((states, masked)), token_ids)[-count:]))
 
 
@@ -367,6 +370,17 @@ def _write_peagle(folder: Path, target: TargetShape, seed: int) -> None:
     write_files(folder, config, tensors, torch.bfloat16)
 
 
+def _write_peagle_vllm(folder: Path, target: TargetShape, seed: int) -> None:
+    # As vLLM reads one without the speculators format (llama_eagle3.py): `mask_hidden` is a row, the token of masks is
+    # `ptd_token_id`, and nothing says how many tokens are drafted.
+    draw = Draw(seed)
+    tensors = _body(draw, target, target, "midlayer", ids=draw.subset(target.vocab, target.vocab // 2))
+    tensors |= layer_weights(draw, "layers.1", target)
+    tensors["mask_hidden"] = draw.normal(1, 3 * target.hidden)
+    config = _specforge_config(target, num_hidden_layers=2, parallel_drafting=True, ptd_token_id=target.vocab - 2)
+    write_files(folder, config, tensors, torch.bfloat16)
+
+
 LAYOUTS: dict[str, Layout] = {
     "eagle": Layout(_write_eagle, Eagle3Reference),
     "eagle-narrow": Layout(_write_eagle_narrow, Eagle3Reference),
@@ -382,4 +396,5 @@ LAYOUTS: dict[str, Layout] = {
     "speculators-whole-vocabulary": Layout(_write_speculators_whole, Eagle3Reference),
     "deepspec": Layout(_write_deepspec, Eagle3Reference),
     "peagle": Layout(_write_peagle, PEagleReference),
+    "peagle-vllm": Layout(_write_peagle_vllm, PEagleReference),
 }

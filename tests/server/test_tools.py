@@ -14,7 +14,8 @@ from foredraft.server.constraint import GrammarFields, ResponseFormat, grammar_o
 from foredraft.server.errors import ApiError
 from foredraft.server.openai_chat import ChatAnswer
 from foredraft.server.sse import json_pieces
-from foredraft.server.tools import CallParser, Function, NamedTool, ToolChoice, ToolRequest, choose, with_tool_prompt
+from foredraft.server.tools import Function, NamedTool, ToolChoice, ToolRequest, choose
+from foredraft.tool_calls import CallParser, with_tool_prompt
 from foredraft.types import CompletionOutput, SpecMetrics, TokenEvent
 from tests.unit.unit_helpers import make_sequence
 
@@ -42,7 +43,7 @@ TEXTS: dict[str, tuple[str, str, list[str]]] = {
 @pytest.mark.parametrize("name", TEXTS)
 def test_texts_are_separated(name: str, size: int) -> None:
     text, content, names = TEXTS[name]
-    parser = CallParser(AUTO)
+    parser = CallParser()
     pieces = [parser.feed(text[start : start + size]) for start in range(0, len(text), size)]
     pieces.append(parser.end())
     assert "".join(piece for piece, _ in pieces) == content
@@ -52,21 +53,22 @@ def test_texts_are_separated(name: str, size: int) -> None:
     assert len({call.id for call in calls}) == len(calls)
 
 
-def test_without_tools_nothing_is_parsed_or_held_back() -> None:
-    parser = CallParser(ToolChoice())
-    assert parser.feed("<tool_call>") == ("<tool_call>", [])
-    assert parser.end() == ("", [])
+def test_parsers_of_choices() -> None:
+    assert ToolChoice().parser() is None, "nothing is parsed or held back without tools"
+    assert isinstance(AUTO.parser(), CallParser)
 
 
 def test_a_named_tool_gets_the_answer_as_its_arguments() -> None:
-    parser = CallParser(ToolChoice((WEATHER,), named=WEATHER))
+    parser = ToolChoice((WEATHER,), named=WEATHER).parser()
+    assert parser is not None
     assert parser.feed('{"city": "Oslo"}') == ("", [])
     content, (call,) = parser.end()
     assert (content, call.name, call.arguments) == ("", "weather", '{"city": "Oslo"}')
 
 
 def test_a_required_call_is_one_object() -> None:
-    parser = CallParser(ToolChoice((WEATHER,), is_required=True))
+    parser = ToolChoice((WEATHER,), is_required=True).parser()
+    assert parser is not None
     parser.feed(CALL)
     assert [call.name for call in parser.end()[1]] == ["weather"]
 

@@ -220,11 +220,6 @@ def test_bad_engine_options(folder: Path, options: dict[str, Any], sentence: str
     assert str(caught.value) == sentence
 
 
-def test_none_is_the_default_of_every_engine_option(folder: Path) -> None:
-    options: dict[str, Any] = {**dict.fromkeys(EngineConfig.__dataclass_fields__), "kv_cache_tokens": 64}
-    assert LLM(str(folder), spec="off", **options).generate([3, 4], SamplingParams(max_tokens=2))[0].token_ids
-
-
 def test_many_sequences_get_as_many_rows() -> None:
     assert EngineConfig().rows_per_step == 512
     assert EngineConfig(max_num_seqs=600).rows_per_step == 600
@@ -246,13 +241,6 @@ def test_threads_are_by_default_the_cores_that_may_be_used(monkeypatch: pytest.M
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert usable_cores() == 1
-
-
-def test_an_unknown_engine_option_names_the_known_ones(folder: Path) -> None:
-    with pytest.raises(
-        ForedraftError, match=r"LLM has no option 'gpu_memory'; it has dtype, activations, device, .*head\."
-    ):
-        LLM(str(folder), gpu_memory=0.9)
 
 
 NOWHERE = (

@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 
 from foredraft.bench import measure as measure_module
-from foredraft.bench.cells import Decoded, cells_of, flip, group_times, k_sweeps, plateau, predicted_ratio, ratio
+from foredraft.bench.cells import (
+    Decoded,
+    cells_of,
+    flip,
+    group_times,
+    k_sweeps,
+    plateau,
+    predicted_ratio,
+    ratio,
+    unrest,
+)
 from foredraft.bench.measure import Group, Plan, Run, groups_of, in_turn, measure, num_timed_runs, verify_curve
 from foredraft.bench.report import Results, page, write_report
 from foredraft.bench.suite import built_in, load_suite
@@ -150,11 +160,19 @@ class TestCells:
         runs = [make_run("off", 0, seconds, repeat=n) for n, seconds in enumerate((3.0, 1.0, 9.0))]
         assert group_times([*runs, make_run("off", 1, 2.0)]) == {0: 3.0, 1: 2.0}
 
+    def test_unrest_is_seen_in_plain_runs_that_differ(self) -> None:
+        def runs(spec: str, group: int, *seconds: float) -> list[Run]:
+            return [make_run(spec, group, each, repeat=repeat) for repeat, each in enumerate(seconds)]
+
+        quiet = [*runs("off", 0, 1.0, 1.1, 1.19), *runs("ngram", 0, 1.0, 9.0), *runs("off", 1, 5.0)]
+        assert unrest(quiet) == (1, 0)
+        assert unrest([*quiet, *runs("off", 2, 1.0, 1.21)]) == (2, 1)
+
     def test_a_ratio_is_one_of_sums_over_the_groups_that_both_have(self) -> None:
         total, quartiles = ratio({0: 4.0, 1: 2.0, 2: 99.0}, {0: 1.0, 1: 2.0, 3: 99.0})
         assert total == pytest.approx(2.0)
         assert quartiles == pytest.approx([1.75, 2.5, 3.25])
-        assert ratio({0: 4.0}, {0: 2.0}) == (2.0, [2.0, 2.0, 2.0])
+        assert ratio({0: 4.0}, {0: 2.0}) == (2.0, []), "one group has no quartiles"
 
     def test_cells_by_category_and_over_all(self) -> None:
         runs = [

@@ -10,12 +10,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-import typer
 
 from foredraft.bench import measure
 from foredraft.bench.cells import Cell
 from foredraft.cli import main
-from foredraft.cli.bench import bench
 from foredraft.control.economics import VerifyCurve
 from tests.tiny_models import random_model, save_model
 from tests.unit.timed_llm import TimedLLM
@@ -31,10 +29,6 @@ Command = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
     """Runs `foredraft bench ARGUMENTS...`; results go to `out` in the test's folder."""
-    app = typer.Typer(rich_markup_mode=None)
-    app.command()(bench)
-    app.callback()(lambda: None)
-    monkeypatch.setattr(main, "app", app)
 
     def run(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["foredraft", "bench", "--out", str(tmp_path / "out"), *arguments])
@@ -93,6 +87,13 @@ class TestCommand:
         code, _, err = call("--limit", "6", "--repeats", "1", "--json")
         assert code == 1
         assert err.endswith("suffix: the texts are not those of plain decoding.\n")
+
+    def test_a_restless_machine_is_told(self, call: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        told = "The machine was not quiet: in 1 of 4 cases plain runs of the same prompts differ by more than a fifth."
+        assert told not in call("--limit", "2", "--spec", "ngram")[2]
+        monkeypatch.setattr("foredraft.bench.report.unrest", lambda runs: (4, 1))
+        assert told in call("--limit", "2", "--spec", "ngram")[2]
+        assert told in (tmp_path / "out" / "report.html").read_text()
 
     def test_a_failed_request_is_told_and_exits_1(self, call: Command, llm: TimedLLM) -> None:
         llm.error = "The logits are not numbers."

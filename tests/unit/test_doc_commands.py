@@ -57,12 +57,11 @@ COMMANDS = [
 
 def parse(arguments: list[str]) -> None:
     """Read the arguments as the program would, without doing anything."""
-    group: Any = typer.main.get_command(main.app)
-    if arguments and not arguments[0].startswith("-"):
-        assert arguments[0] in group.commands, f"there is no command {arguments[0]}"
-        group.commands[arguments[0]].make_context(arguments[0], arguments[1:])
-    else:
-        group.make_context("foredraft", arguments)
+    name, *others = arguments
+    if name not in ("--help", "--version"):
+        assert name in main.COMMANDS, f"there is no command {name}"
+        command: Any = typer.main.get_command(main.command_app(name))
+        command.make_context(name, others)
     for option, value in pairwise(arguments):
         if option == "--spec":
             parse_spec(value)

@@ -67,15 +67,26 @@ def test_an_exported_eagle_head_comes_back(engine: Engine, draft_vocab: int, mod
     export(tmp_path / "head", engine, tmp_path / "out", open_checkpoint(model), "tiny")
     files, ours = opened(tmp_path / "out", model), HeadConfig.read(tmp_path / "head")
     name = "tiny" if engine is Engine.speculators else "another model"
-    shares = engine is not Engine.speculators  # whose package wants a copy of the embedding
-    assert files.config == replace(ours, target_name=name, target_digest="", shares_embedding=shares)
+    assert files.config == replace(ours, target_name=name, target_digest="")
     tensors = {name: decoded(tensor) for name, tensor in files.read().items()}
-    if not shares:
-        embedding = open_checkpoint(model).weight("model.embed_tokens.weight").dense()
-        assert torch.equal(tensors.pop("embed_tokens.weight"), embedding.bfloat16())
     expected = read_tensors(tmp_path / "head", ours)
     assert tensors.keys() == expected.keys()
     assert all(torch.equal(tensors[name], expected[name]) for name in expected)
+
+
+def test_an_embedding_is_shared_if_it_is_the_targets_to_the_last_row(model: Path, tmp_path: Path) -> None:
+    """The speculators format has a copy of it, or another."""
+    save_head(random_head(tiny_config("eagle", model)), tmp_path / "head", torch.bfloat16)
+    export(tmp_path / "head", Engine.speculators, tmp_path / "out", open_checkpoint(model), "tiny")
+    assert load_file(tmp_path / "out" / "model.safetensors")["embed_tokens.weight"].shape[0] == VOCAB
+    assert "embed_tokens.weight" not in opened(tmp_path / "out", model).read()
+
+    def change(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        tensors["embed_tokens.weight"][-1, -1] += 1
+
+    files = opened(changed(tmp_path / "out", tmp_path / "other", change), model)
+    assert not files.config.shares_embedding
+    assert files.read()["embed_tokens.weight"].shape[0] == VOCAB
 
 
 @pytest.mark.parametrize(
@@ -95,7 +106,7 @@ def test_exported_heads_of_other_kinds_come_back(kind: str, engine: Engine, mode
     files, ours = opened(tmp_path / "out", model), HeadConfig.read(tmp_path / "head")
     assert (files.config.block, files.config.taps, files.config.rank) == (ours.block, ours.taps, ours.rank)
     expected = read_tensors(tmp_path / "head", ours)
-    tensors = {name: decoded(tensor) for name, tensor in files.read().items() if name != "embed_tokens.weight"}
+    tensors = {name: decoded(tensor) for name, tensor in files.read().items()}
     assert tensors.keys() == expected.keys()
     assert all(torch.equal(tensors[name].to(expected[name].dtype), expected[name]) for name in expected)
 

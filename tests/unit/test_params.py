@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -155,3 +156,18 @@ class TestSpec:
 
     def test_off_is_not_adaptive(self) -> None:
         assert parse_spec("off") == Spec((), adaptive=False)
+
+
+class TestRepr:
+    def test_it_shows_what_was_set(self) -> None:
+        assert repr(SamplingParams()) == "SamplingParams()"
+        shown = repr(SamplingParams(max_tokens=8, temperature=0, stop="x", logit_bias={5: 1}))
+        assert shown == "SamplingParams(max_tokens=8, temperature=0, stop=('x',), logit_bias={5: 1.0})"
+
+    def test_it_can_be_read_back(self) -> None:
+        params = SamplingParams(top_k=3, seed=1, grammar={"choice": ["a"]}, prediction=[1, 2], remember=False)
+        assert eval(repr(params)) == params
+
+    def test_the_docstring_tells_of_every_field(self) -> None:
+        for name in SamplingParams.names():
+            assert re.search(rf"^    (\w+, )*{name}\b", SamplingParams.__doc__ or "", re.MULTILINE), name

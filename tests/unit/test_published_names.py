@@ -56,6 +56,7 @@ NAMES = {
     "eagle3/speculators-fc-norm": f"{SPECULATORS} fc_norm.{{0,1,2}}.weight",
     "eagle3/speculators-whole-vocabulary": (f"{EAGLE3} {under('layers.{0,1}', QWEN)} layers.0.hidden_norm.weight"),
     "eagle3/deepspec": f"{EAGLE3} {under('layers.0', QWEN)} layers.0.hidden_norm.weight embed_tokens.weight",
+    "eagle3/peagle-vllm": f"{EAGLE_MID} mask_hidden {under('layers.1', PLAIN)}",
     "eagle3/peagle": f"{SPECULATORS} mask_hidden {under('layers.{1,2,3}', PLAIN)}",
     "eagle1/eagle1": EAGLE1,
     "eagle1/eagle1-bias": f"{EAGLE1} fc.bias",

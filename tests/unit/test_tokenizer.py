@@ -16,6 +16,7 @@ from foredraft.errors import InvalidModel, InvalidPrompt
 from foredraft.models.chat_template import ChatTemplate
 from foredraft.models.gguf import GGUFCheckpoint
 from foredraft.models.tokenizer import Tokenizer
+from foredraft.tool_calls import with_tool_prompt
 from tests.gguf_files import MINIMAL, TOKENIZER, TOKENS, minimal_tensors, write_gguf
 
 HERE = Path("model.gguf")
@@ -379,11 +380,26 @@ def test_a_template_may_not_run_for_ever(monkeypatch: pytest.MonkeyPatch) -> Non
         with_template(loops).render_chat([{"role": "user", "content": "x"}])
 
 
+def test_tools_are_in_the_system_prompt_where_the_template_has_no_place_for_them() -> None:
+    tokenizer = with_template("{% for message in messages %}{{ message.role }}: {{ message.content }}{% endfor %}")
+    messages = [{"role": "user", "content": "x"}]
+    tools = [{"name": "aabba"}]
+    assert tokenizer.encode_chat(messages, tools) == tokenizer.encode_chat(with_tool_prompt(messages, tools))
+    assert tokenizer.encode_chat(messages, tools) != tokenizer.encode_chat(messages)
+
+
+def test_a_message_of_calls_needs_no_content() -> None:
+    tokenizer = with_template("{% for message in messages %}[{{ message.content }}]{% endfor %}")
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
+    assert tokenizer.render_chat([call]) == "[]"
+    with pytest.raises(InvalidPrompt, match="Message 0"):
+        tokenizer.render_chat([{"role": "assistant", "content": None, "tool_calls": []}])
+
+
 def test_tools_are_rendered_by_the_template_and_are_text() -> None:
     """Control tokens in the description of a tool are ordinary text, as in messages."""
     tokenizer = with_template("{% for tool in tools %}{{ bos_token }}{{ tool.name }}{% endfor %}")
     plain, spelled = ([{"name": name}] for name in ("x", "<s>"))
     messages = [{"role": "user", "content": "x"}]
     bos = tokenizer.encode_chat(messages, plain)[0]
-    assert tokenizer.takes_tools and not with_template("{{ messages }}").takes_tools
     assert tokenizer.encode_chat(messages, spelled).count(bos) == 1

@@ -13,6 +13,7 @@ from foredraft.control.economics import VerifyCurve, quotient
 from foredraft.proposers.registry import ProposerChoice, parse_spec
 
 ALL = "all"
+QUIET = 0.2  # plain runs of the same prompts that differ by more tell that the machine was busy
 PLATEAU = 0.02  # a k is on the plateau when its speed-up is within so much of the best
 
 Texts = dict[tuple[float, int], str]  # by temperature and prompt
@@ -105,12 +106,24 @@ def group_times(runs: Iterable[Run]) -> Times:
 
 
 def ratio(plain: Times, drafted: Times) -> tuple[float, list[float]]:
-    """How many times as long plain decoding took, over the groups that both have; and the quartiles over groups."""
+    """How many times as long plain decoding took, over the groups that both have; and the quartiles over groups, unless
+    there is only one."""
     both = [group for group in plain if group in drafted]
     above, below = (sum(times[group] for group in both) for times in (plain, drafted))
     each = [quotient(plain[group], drafted[group]) for group in both]
-    spread = quantiles(each, n=4, method="inclusive") if len(each) > 1 else (each or [0.0]) * 3
+    spread = quantiles(each, n=4, method="inclusive") if len(each) > 1 else []
     return quotient(above, below), spread
+
+
+def unrest(runs: Iterable[Run]) -> tuple[int, int]:
+    """How many groups were decoded plain several times, and in how many of them the times differ by more than QUIET:
+    something else ran on the machine."""
+    times: dict[tuple[float, int, int], dict[int, float]] = defaultdict(dict)
+    for run in runs:
+        if run.spec == OFF:
+            times[run.temperature, run.batch, run.group][run.repeat] = run.seconds
+    repeated = [list(by_repeat.values()) for by_repeat in times.values() if len(by_repeat) > 1]
+    return len(repeated), sum(max(seconds) > (1 + QUIET) * min(seconds) for seconds in repeated)
 
 
 def flip(batches: Sequence[float], ratios: Sequence[float]) -> float | None:

@@ -87,8 +87,9 @@ def _by_category(cells: Sequence[Cell], value: Callable[[Cell], float], label: s
             left = [x + (place - (len(specs) - 1) / 2) * width for x, _ in shown]
             axes.bar(left, [value(cell) for _, cell in shown], width * 0.92, label=spec, color=colour(place))
             if whiskers:
-                ends = [(cell.ratio_quartiles[0], cell.ratio_quartiles[2]) for _, cell in shown]
-                axes.vlines(left, [low for low, _ in ends], [high for _, high in ends], colors=INK, linewidth=1)
+                ends = [(x, *cell.ratio_quartiles) for x, (_, cell) in zip(left, shown) if cell.ratio_quartiles]
+                for x, low, _, high in ends:
+                    axes.vlines(x, low, high, colors=INK, linewidth=1)
         line_at_one(axes)
         axes.set_xticks(range(len(categories)), [_short(name) for name in categories], rotation=20, ha="right")
         axes.set(ylabel=label, title=_title(*setting))

@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foredraft.bench.cells import ALL, Cell
+from foredraft.bench.cells import ALL, Cell, unrest
 from foredraft.bench.measure import OFF, Plan, Run
 from foredraft.control.economics import VerifyCurve
 from foredraft.reports.facts import file_name
@@ -36,6 +36,17 @@ class Results:
     @property
     def same_text(self) -> bool:
         return all(cell.same_text for cell in self.cells)
+
+    @property
+    def warning(self) -> str | None:
+        """What is to be known about all figures: that the machine was busy with something else."""
+        repeated, restless = unrest(self.runs)
+        if not restless:
+            return None
+        return (
+            f"The machine was not quiet: in {restless} of {repeated} cases plain runs of the same prompts differ by "
+            "more than a fifth. End what else runs, and measure again."
+        )
 
 
 def describe_model(name: str, llm: LLM) -> dict[str, Any]:
@@ -101,7 +112,8 @@ def _summary(results: Results) -> str:
         verdict = "Every setting wrote the same texts as plain decoding."
     else:
         verdict = '<span class="bad">Some texts differ from those of plain decoding.</span>'
-    return "".join(f"<p>{sentence}</p>" for sentence in (*sentences, verdict))
+    told = [escape(results.warning)] if results.warning else []
+    return "".join(f"<p>{sentence}</p>" for sentence in (*sentences, verdict, *told))
 
 
 def _row(cell: Cell) -> str:
@@ -114,9 +126,13 @@ def _row(cell: Cell) -> str:
     )
 
 
+def _spread(quartiles: list[float]) -> str:
+    """One group has none."""
+    return f"{quartiles[0]:.2f} – {quartiles[2]:.2f}" if quartiles else "–"
+
+
 def figures(cell: Cell) -> dict[str, str]:
     """A cell as text, column by column."""
-    low, _, high = cell.ratio_quartiles
     return {
         "spec": cell.spec,
         "category": cell.category,
@@ -125,7 +141,7 @@ def figures(cell: Cell) -> dict[str, str]:
         "prompts": str(cell.prompts),
         "tokens/s": f"{cell.tokens_per_s:.1f}",
         "speed-up": f"{cell.ratio_to_off:.2f}x",
-        "quartiles": f"{low:.2f} – {high:.2f}",
+        "quartiles": _spread(cell.ratio_quartiles),
         "predicted": f"{cell.predicted_ratio:.2f}x",
         "draft cost": f"{cell.draft_steps_per_run:.2f}",
         "tokens/run": f"{cell.tokens_per_run:.2f}",

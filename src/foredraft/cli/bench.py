@@ -73,8 +73,8 @@ def bench(
             print_json(asdict(cell))
     else:
         _print_table(results.cells)
-    for failure in _failures(results):
-        say(failure)
+    for remark in (*_failures(results), *([results.warning] if results.warning else ())):
+        say(remark)
     if not results.same_text:
         raise typer.Exit(1)
 

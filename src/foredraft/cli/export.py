@@ -27,6 +27,7 @@ def export(
 ) -> None:
     """Write a trained head or draft model in the layout that vLLM, SGLang or speculators load, or an MTP layer into a
     copy of its model, with the names of DeepSeek or Qwen."""
+    catalog.check_name(model)
     from foredraft.heads.export import export as export_head
 
     target = catalog.open_checkpoint(fetched(model))

@@ -118,8 +118,8 @@ def _print_answer(index: int, samples: list[CompletionOutput], as_json: bool) ->
         print(f"[{name}]\n{sample.text}\n", flush=True)
 
 
-def _report_error(index: int, output: CompletionOutput) -> bool:
-    if output.error is None:
+def _report_error(index: int, output: CompletionOutput | None) -> bool:
+    if output is None or output.error is None:
         return False
     say(f"Prompt {index}: {output.error}")
     return True

@@ -25,6 +25,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object a line on st
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, int8, int4, or auto: as the file has it.")]
 Device = Annotated[str, typer.Option(help="Where to run; auto picks the best there is.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; all usable cores when not given.")]
+Head = Annotated[str, typer.Option(help="Trained heads: auto, none, or the folder, GGUF file or hub id of a head.")]
 
 MaxTokens = Annotated[int, typer.Option(help="The most tokens to write.")]
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy; the model's own setting when not given.")]
@@ -53,9 +54,9 @@ class ModelOptions:
     @contextmanager
     def open(self) -> Iterator[LLM]:
         """The LLM, closed at the end; shows on stderr how fetching and loading go when that is a terminal."""
-        from foredraft.llm import LLM
-
         with loading_progress() as progress:
+            from foredraft.llm import LLM  # takes a second or two
+
             llm = LLM(self.model, spec=self.spec, progress=progress, **self._engine)
         gc.freeze()  # a full collection would go through all of torch, which takes 90 ms in the middle of a request
         try:
@@ -77,9 +78,7 @@ _DECLARED = {
     ],
     "device": Device,
     "threads": Threads,
-    "head": Annotated[
-        str, typer.Option(help="Trained heads: auto, none, or the folder, GGUF file or hub id of a head.")
-    ],
+    "head": Head,
     "exact": Annotated[
         bool, typer.Option("--exact/--no-exact", help="Bits that do not depend on batch mates, chunks or drafts.")
     ],
@@ -87,9 +86,12 @@ _DECLARED = {
 _DEFAULTS = {"model": DEFAULT_MODEL, "spec": "auto"}
 
 
-def opens_model(*names: str, **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def opens_model(
+    *names: str, takes_model: Any = Model, **defaults: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command these options beside --model, and those whose default is another for this command. Its parameter
-    `opening` gets them."""
+    `opening` gets them. `takes_model` declares the model otherwise than as an option."""
+    declared = {**_DECLARED, "model": takes_model}
     given = {field.name: field.default for field in fields(EngineConfig)} | _DEFAULTS | defaults
     chosen = [name for name in _DECLARED if name == "model" or name in names or name in defaults]
 
@@ -103,7 +105,7 @@ def opens_model(*names: str, **defaults: Any) -> Callable[[Callable[..., None]],
             command(opening=opening, **values)
 
         keyword = inspect.Parameter.KEYWORD_ONLY
-        shared = [inspect.Parameter(name, keyword, default=given[name], annotation=_DECLARED[name]) for name in chosen]
+        shared = [inspect.Parameter(name, keyword, default=given[name], annotation=declared[name]) for name in chosen]
         own = [each.replace(kind=keyword) for each in inspect.signature(command, eval_str=True).parameters.values()]
         every = sorted((each for each in (*shared, *own) if each.name != "opening"), key=place)
         called.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]

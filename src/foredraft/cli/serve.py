@@ -9,6 +9,7 @@ import typer
 
 from foredraft.cli import options
 from foredraft.cli.output import say
+from foredraft.config import EngineConfig
 from foredraft.errors import InvalidParameter
 from foredraft.reports.facts import file_name
 
@@ -47,7 +48,7 @@ def serve(
     ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse requests that have unknown fields.")] = False,
     priority: Annotated[bool, typer.Option("--priority", help="Honour the request field priority: low first.")] = False,
-    max_num_seqs: Annotated[int | None, typer.Option(help="Sequences that run at once.")] = None,
+    max_num_seqs: Annotated[int, typer.Option(help="Sequences that run at once.")] = EngineConfig.max_num_seqs,
     max_waiting: Annotated[int, typer.Option(help="Sequences that may wait; then 429.")] = 128,
     max_model_len: Annotated[int | None, typer.Option(help="Tokens of one sequence.")] = None,
     kv_cache_tokens: Annotated[int | None, typer.Option(help="Tokens of all.")] = None,

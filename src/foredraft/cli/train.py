@@ -13,7 +13,8 @@ import typer
 from foredraft.cli import options
 from foredraft.cli.output import print_json, say
 from foredraft.errors import InvalidParameter
-from foredraft.models.catalog import DEFAULT_MODEL
+from foredraft.heads.kinds import trained_kind
+from foredraft.models.catalog import DEFAULT_MODEL, check_name
 
 if TYPE_CHECKING:
     from foredraft.train.loop import Report
@@ -62,20 +63,23 @@ def train(
     as_json: options.Json = False,
 ) -> None:
     """Train proposers for a model on text that the model itself writes."""
-    from foredraft.train.kinds import parse_kind
-    from foredraft.train.run import TEXT_SHARE, TrainingRun, TrainOptions
-    from foredraft.train.text import TextPlan
-
     only_text = kinds == [TEXT]
-    parsed = () if only_text else tuple(parse_kind(kind) for kind in kinds)
-    if len({kind.folder for kind in parsed}) < len(parsed):
-        raise InvalidParameter("A kind is named twice; every kind can be trained once in a run.")
+    check_name(model)
+    for kind in () if only_text else kinds:
+        trained_kind(kind.partition(":")[0])
     if minutes is not None and not 0 < minutes < float("inf"):
         raise InvalidParameter(f"--minutes {minutes} must be a number above 0.")
     if not 0 < rate < float("inf"):
         raise InvalidParameter(f"--rate {rate} must be a number above 0.")
     if minutes is None and steps is None and not only_text:
         minutes = 10.0
+    from foredraft.train.kinds import parse_kind
+    from foredraft.train.run import TEXT_SHARE, TrainingRun, TrainOptions
+    from foredraft.train.text import TextPlan
+
+    parsed = () if only_text else tuple(parse_kind(kind) for kind in kinds)
+    if len({kind.folder for kind in parsed}) < len(parsed):
+        raise InvalidParameter("A kind is named twice; every kind can be trained once in a run.")
     plan = TextPlan(tuple(prompts or ()), tuple(exclude or ()), seed, max_tokens=max_tokens)
     run = TrainingRun(
         TrainOptions(

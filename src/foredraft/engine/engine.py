@@ -120,6 +120,7 @@ class Engine:
             num_blocks=pool.num_blocks,
             num_steps=self._num_steps,
             step_times_s=tuple(self._step_times_s),
+            misfit_heads=tuple(self.speculation.head_fit.misfits),
         )
 
     def add(

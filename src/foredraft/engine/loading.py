@@ -18,12 +18,15 @@ from foredraft.engine.calibration import Calibrator
 from foredraft.engine.chunks import ChunkLimit
 from foredraft.engine.engine import Engine
 from foredraft.engine.exactness import ensure_exact
+from foredraft.engine.head_fit import HeadFit
+from foredraft.engine.kept_acceptance import keep_acceptance, with_kept_acceptance
 from foredraft.engine.scheduler import Scheduler
 from foredraft.engine.speculation import Speculation
 from foredraft.errors import InvalidModel, InvalidParameter
 from foredraft.heads.catalog import find_heads
-from foredraft.models.catalog import cache_folder, open_checkpoint, resolve
+from foredraft.models.catalog import open_checkpoint, resolve
 from foredraft.models.decoder import load_decoder
+from foredraft.models.sources import cache_folder
 from foredraft.models.tokenizer import Tokenizer
 from foredraft.proposers.model.shared_models import SharedModels
 from foredraft.proposers.registry import Spec, build_proposer
@@ -32,7 +35,8 @@ from foredraft.runtime.kv import TARGET_GROUP, KVCache
 from foredraft.runtime.runner import Runner
 from foredraft.sampling.grammar import Grammars
 
-Progress = Callable[[str, int, int], None]  # stage ("fetch" bytes, "load" tensors), done, total
+# stage, done, total: "fetch" counts bytes, "load" tensors; "check" and "measure" have a total of 0, which is unknown
+Progress = Callable[[str, int, int], None]
 _FEWEST_KV_TOKENS = 1024
 _DEFAULT_KV_TOKENS = 65536  # a pool is no larger than this unless one context needs it or the user asks
 
@@ -62,7 +66,7 @@ def load_model(model: str, options: EngineConfig, spec: Spec, progress: Progress
     config, tokenizer = checkpoint.config, checkpoint.tokenizer()
     dtype = checkpoint.precision if options.dtype == "auto" else options.dtype
     backend = choose_backend(options.backend, dtype, device, options.threads, options.activations)
-    heads = find_heads(options.head, checkpoint)
+    heads = with_kept_acceptance(find_heads(options.head, checkpoint))
     tapped = tuple(sorted({tap for head in heads.values() for tap in head.config.taps}))
     wanted_len = _wanted_length(options, config)
     try:
@@ -76,6 +80,8 @@ def load_model(model: str, options: EngineConfig, spec: Spec, progress: Progress
         ) from error
     max_model_len, kv_tokens = _capacity(options, config, backend, wanted_len, len(tapped))
     decoder = decoder.with_positions(max_model_len)
+    if progress is not None:
+        progress("check", 0, 0)
     if options.exact:
         exact_report = str(ensure_exact(backend, decoder, dtype, cache_folder().parent / "exact.json"))
     else:
@@ -111,10 +117,13 @@ def load_model(model: str, options: EngineConfig, spec: Spec, progress: Progress
             calibrator=Calibrator(runner, pool, max_model_len, dtype, costs_file),
             vocab_size=config.vocab_size,
             choose_head=partial(best_head, heads, time_head),
+            head_fit=HeadFit(partial(keep_acceptance, heads)),
         ),
         chunk_limit=ChunkLimit(options.max_chunk_s),
         grammars=Grammars(tokenizer.to_json, config.vocab_size, eos_token_ids),
     )
+    if progress is not None:
+        progress("measure", 0, 0)
     engine.speculation.calibrate(from_cache_only=not spec.adaptive)
     return LoadedModel(engine, tokenizer, config, backend, dtype, max_model_len, exact_report)
 

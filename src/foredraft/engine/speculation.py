@@ -24,6 +24,7 @@ from foredraft.control.reasons import (
 )
 from foredraft.engine.assignments import Assignment, Assignments, in_turn
 from foredraft.engine.guarded import Guarded
+from foredraft.engine.head_fit import HeadFit
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.merge import merge, pruned
 from foredraft.proposers.registry import ProposerChoice, Spec
@@ -88,8 +89,10 @@ class Speculation:
         vocab_size: int,
         choose_head: Callable[[VerifyCurve], ProposerChoice | None] = lambda curve: None,
         clock: Callable[[], float] = time.perf_counter,  # in seconds; a simulation has its own
+        head_fit: HeadFit | None = None,
     ) -> None:
         self.assignments = Assignments(make_proposer, vocab_size, clock)
+        self.head_fit = head_fit or HeadFit()
         self._choose_head = choose_head
         self._clock = clock
         self._calibrator = calibrator
@@ -203,6 +206,8 @@ class Speculation:
             [work.sequence for work in works], [work.num_lookahead_tokens for work in works], min_score
         )
         step.query_s += seconds
+        if proposer.is_head:
+            self.head_fit.propose(proposer.name, [work.sequence for work in works], drafts)
         for place, (work, draft) in enumerate(zip(works, drafts, strict=True)):
             if draft.tokens:
                 if work.sequence.constraint is not None:
@@ -279,6 +284,7 @@ class Speculation:
         controller learns when `learn` is called next."""
         for guarded in self.assignments.proposers.values():
             guarded.observe(commits)
+        self.head_fit.observe(commits)
         step = self._step
         if step.assigned:
             step.looking_s += learning_s

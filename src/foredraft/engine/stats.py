@@ -15,6 +15,7 @@ class EngineStats:
     num_blocks: int
     num_steps: int  # since the engine was made
     step_times_s: tuple[float, ...]  # of the last steps, oldest first
+    misfit_heads: tuple[str, ...] = ()  # that do not seem to belong to the model
 
     @property
     def kv_use(self) -> float:

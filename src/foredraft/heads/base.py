@@ -16,6 +16,7 @@ from foredraft.models.fields import MAX_LAYERS, is_number, is_positive, is_whole
 CONFIG_FILE = "config.json"
 CORRECTIONS = ("none", "markov", "refiner")
 BLOCK_INPUTS = ("injected", "masked")
+CONFIDENCES = ("none", "row", "row and code")
 PROJECTIONS = {  # the matrices of a layer, by the module that has them
     "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),
     "mlp": ("gate_proj", "up_proj", "down_proj"),
@@ -34,10 +35,11 @@ class HeadConfig:
     digest: its sizes say whether it fits.
 
     Tap k is the residual stream after k layers: `target_num_layers` is the one before the final norm.
-    `block` is an EAGLE head's default depth, the number of a Medusa head's offsets, the tokens that a DFlash block
-    drafts, or how deep a draft model was measured. The rows of a block are `injected`, so that each knows the anchor
-    and the last feature, and taps are normed; or `masked`, as in other engines: the anchor's embedding, then that of
-    `mask_token_id`, and taps as they are.
+    `block` is an EAGLE head's default depth, the number of a Medusa head's offsets, the tokens that a block drafts, or
+    how deep a draft model was measured. The rows of a block are `injected`, so that each knows the anchor and the last
+    feature, and taps are normed; or `masked`, as in other engines: the anchor's embedding, then that of
+    `mask_token_id`, and taps as they are. An EAGLE head with masked rows (P-EAGLE) drafts a block too: behind the
+    anchor's row come those of `mask_token_id`, with `mask_hidden` in place of taps.
     """
 
     kind: str  # one of KINDS
@@ -78,8 +80,11 @@ class HeadConfig:
     fuses_embedding: bool = False
     output_per_offset: bool = False  # of a Medusa head: lm_heads, one for each
     sample_from_anchor: bool = True  # else row k of a block predicts its own token, and there is one more, the anchor's
-    causal: bool = False  # the rows of a block see those before them only
+    causal_layers: tuple[int, ...] = ()  # in which the rows of a block see those before them only
     markov_gate: bool = False  # the Markov term is scaled by what the row and the previous token make of it
+    # One of CONFIDENCES: whether an output tells how probably the token of a row is accepted, and what it reads: the
+    # row, and maybe what the Markov term reads of the previous token.
+    confidence: str = "none"
     acceptance: tuple[float, ...] = ()  # measured by depth on held-out text; empty before it is measured
     provenance: dict[str, str | int | float] = field(default_factory=dict)
 
@@ -151,6 +156,8 @@ class HeadConfig:
         if self.block_input not in rules.block_inputs or (self.block_input == "masked" and not is_as_wide):
             able = _able(lambda kind: self.block_input in kind.block_inputs)
             yield "block_input", f"is {self.block_input!r}, but only a {able} head as wide as its target may be"
+        if self.block_input == "masked" and self.fuses_embedding:
+            yield "fuses_embedding", "is true, which does not fit masked rows"
         if self.mask_token_id >= self.target_vocab_size:
             yield "mask_token_id", f"is {self.mask_token_id}, but the target has {self.target_vocab_size} tokens"
         taps, layers = shown(list(self.taps)), self.target_num_layers
@@ -172,8 +179,9 @@ class HeadConfig:
         known = [*(name for names in PROJECTIONS.values() for name in names), "fc"]
         if not set(self.biases) <= set(known):
             yield "biases", f"is {shown(list(self.biases))}, but {', '.join(known)} are known"
-        if any(not 0 <= layer < self.num_layers for layer in self.sliding_layers):
-            yield "sliding_layers", f"is {shown(list(self.sliding_layers))}, but there are {self.num_layers} layers"
+        for name in ("sliding_layers", "causal_layers"):
+            if any(not 0 <= layer < self.num_layers for layer in getattr(self, name)):
+                yield name, f"is {shown(list(getattr(self, name)))}, but there are {self.num_layers} layers"
         if bool(self.sliding_window) != bool(self.sliding_layers):
             yield "sliding_window", f"is {self.sliding_window}, which does not fit {len(self.sliding_layers)} layers"
         if problem := self._rope_problem():
@@ -188,6 +196,10 @@ class HeadConfig:
             yield "block", f"is {self.block}, but at most {most} are supported"
         if self.markov_gate and self.correction != "markov":
             yield "markov_gate", f"is true, which does not fit correction {self.correction!r}"
+        if self.confidence not in CONFIDENCES:
+            yield "confidence", f"is {shown(self.confidence)}, but {', '.join(CONFIDENCES)} are known"
+        if self.confidence == "row and code" and self.correction != "markov":
+            yield "confidence", f"is {self.confidence!r}, which does not fit correction {self.correction!r}"
         if self.draft_vocab_size > self.target_vocab_size:
             more = f"more than the {self.target_vocab_size} tokens of the target"
             yield "draft_vocab_size", f"is {self.draft_vocab_size}, {more}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,23 @@ class HeadFiles:
     folder: Path
     config: HeadConfig
     read: Callable[[], Tensors]  # all tensors of the head, checked against its config
+    layout: str = "Foredraft"  # whose it is, for people
+    is_in_target: bool = False  # the model's own file holds it
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the files that hold its tensors, and of a model that brings it along all others too."""
+        files = self.folder.glob("*.safetensors") if self.folder.is_dir() else [self.folder]
+        return sum(file.stat().st_size for file in files)
+
+    @property
+    def bits(self) -> float:
+        """That a weight takes on disk, on average, beside those that the head shares with its target."""
+        shapes = tensor_shapes(self.config)
+        vocabulary = {D2T: 8, T2D: 1}  # bytes of an entry
+        weights = sum(prod(shape) for name, shape in shapes.items() if name not in vocabulary)
+        entries = sum(size * prod(shapes[name]) for name, size in vocabulary.items())
+        return max(0, self.size_bytes - entries) * 8 / weights
 
 
 def target_digest(checkpoint: Checkpoint) -> str:

@@ -17,6 +17,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from foredraft.errors import InvalidParameter
+
 KINDS = {  # what config.json and specs call a kind: what `foredraft train` calls it
     "eagle": "eagle",
     "medusa": "medusa",
@@ -24,6 +26,14 @@ KINDS = {  # what config.json and specs call a kind: what `foredraft train` call
     "mtp": "mtp",
     "draft_model": "draft",
 }
+
+
+def trained_kind(name: str) -> str:
+    """The kind that `foredraft train` calls so."""
+    found = next((kind for kind, trained_as in KINDS.items() if trained_as == name), None)
+    if found is None:
+        raise InvalidParameter(f"{name!r} cannot be trained; use {', '.join(KINDS.values())}.")
+    return found
 
 
 def part(kind: str, name: str) -> Any:

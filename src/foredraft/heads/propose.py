@@ -186,8 +186,9 @@ class HeadDrafter(TreeDrafter):
     """Drafts with the head of one kind that was loaded with the model."""
 
     Options = HeadOptions
+    is_head = True
     kind: ClassVar[str]
-    runner: ClassVar[type[HeadRunner]]
+    runner: type[HeadRunner]
     drafts_on = False  # from its own output, so that a draft may be longer than the head's block
     contenders = 64  # enough at usual temperatures; finding more takes longer than a head's run
 

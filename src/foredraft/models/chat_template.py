@@ -160,7 +160,9 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
             raise InvalidPrompt(
                 f"Message {index} must be a dict with a 'role' such as 'system', 'user' or 'assistant'."
             )
-        checked.append({**message, "content": _text(message.get("content"), index)})
+        content = message.get("content")
+        is_call = content is None and bool(message.get("tool_calls"))  # nothing but calls
+        checked.append({**message, "content": "" if is_call else _text(content, index)})
     return checked
 
 

@@ -15,6 +15,7 @@ from foredraft.models.content_escape import ContentEscape, StandIns, looks_like_
 from foredraft.models.fields import read_json
 from foredraft.models.least_tokens import LeastTokens
 from foredraft.models.tokenizer_limits import check_tokenizer_file, max_prompt_bytes, raise_as
+from foredraft.tool_calls import with_tool_prompt
 
 if TYPE_CHECKING:
     import tokenizers
@@ -158,11 +159,6 @@ class Tokenizer:
         """The prompt that the model's chat template makes of a conversation."""
         return unescape(*self._render(messages, add_generation_prompt))
 
-    @property
-    def takes_tools(self) -> bool:
-        """Whether the model's chat template has a place for tools."""
-        return self._chat_template is not None and self._chat_template.takes_tools
-
     def warm_chat(self) -> None:
         """Start what the first conversation would wait for."""
         if self._chat_template is not None:
@@ -177,10 +173,10 @@ class Tokenizer:
         continues: bool = False,
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        """Token ids of a conversation, ready for the answer. `tools` are OpenAI's descriptions of functions, and
-        `variables` others that the template may read. With `continues` the answer goes on with the last message, else
-        `add_generation_prompt` begins a new one. A conversation that is sure to have more than `max_tokens` is refused
-        before it is tokenised.
+        """Token ids of a conversation, ready for the answer. `tools` are OpenAI's descriptions of functions, which go
+        into the system prompt where the template has no place for them, and `variables` others that it may read. With
+        `continues` the answer goes on with the last message, else `add_generation_prompt` begins a new one. A
+        conversation that is sure to have more than `max_tokens` is refused before it is tokenised.
 
         The template writes the control tokens. Those spelled out in a message become ids of ordinary text. Tokens that
         the file calls user-defined, like <think> or <tool_call>, are recognised everywhere: models write them in their
@@ -204,6 +200,8 @@ class Tokenizer:
         if self._chat_template is None:
             raise InvalidPrompt("This model has no chat template; use generate with a plain prompt.")
         checked = check_messages(messages)
+        if tools and not self._chat_template.takes_tools:
+            checked, tools = with_tool_prompt(checked, tools), None
         others: dict[str, Any] = {"tools": list(tools) if tools else None, "variables": dict(variables or {})}
         escaped, stand_ins = self._content_escape.escape([*checked, others])
         *conversation, others = escaped

@@ -23,6 +23,7 @@ class Proposer:
     taps: frozenset[int] = frozenset()  # what it reads of the target's residual stream: k is the stream after k layers
     free: bool = True  # whether a query takes next to no time: such proposers are queried before the others
     wants_target_argmax: bool = False  # whether commits carry the target argmax after every draft token
+    is_head: bool = False  # whether it was trained for one target, and drafts hardly anything that fits another
     needs: str | None = None  # the field of SamplingParams without which it has nothing to draft from
     acceptance: tuple[float, ...] = ()  # by depth, measured before any request; the controller starts with it
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from foredraft.errors import InvalidSpec
 from foredraft.heads.kinds import KINDS
@@ -30,9 +30,12 @@ _BUILT_IN = {
 # A draft model may be any model, so its proposer is none of the heads'; a distilled one is a head that it can load.
 _BUILT_IN |= {kind: f"foredraft.heads.{kind}.propose:PROPOSER" for kind in KINDS if kind not in _BUILT_IN}
 
+_REGISTERED: dict[str, type[Proposer]] = {}  # by register_proposer
+
 # What `auto` chooses among, beside the model's head: every model has them, and a query costs next to nothing.
 AUTO = ("prediction", "suffix", "grammar")
 
+_P = TypeVar("_P", bound=Proposer)
 _SYNTAX = "off, auto, NAME, NAME:option=value,…, NAME+NAME, or auto(NAME+NAME)"
 MAX_SPEC_LENGTH = 4096  # characters: a spec may hold a path
 MAX_PROPOSERS = 8  # that one spec joins
@@ -61,8 +64,30 @@ class Spec:
 
 
 def proposer_names() -> tuple[str, ...]:
-    """All proposers: those of this package, and those that other packages offer as entry points."""
-    return (*_BUILT_IN, *(point.name for point in _offered()))
+    """All proposers: those of this package, those that other packages offer as entry points, and those that this
+    process has registered."""
+    return (*_BUILT_IN, *(point.name for point in _offered()), *_REGISTERED)
+
+
+def register_proposer(proposer: type[_P]) -> type[_P]:
+    """Let specs name a proposer from now on, by its `name`: `register_proposer(Echo)`, or as a decorator of the class.
+    One that was registered under the same name is replaced, so that a cell of a notebook may run again; models that
+    are loaded keep what they have built of it. Raises InvalidSpec for what is no proposer, or a name that is taken."""
+    name = getattr(proposer, "name", None)
+    if not (isinstance(proposer, type) and issubclass(proposer, Proposer)):
+        raise InvalidSpec(
+            f"{proposer!r} is no proposer; give a class that inherits from foredraft.proposers.base.Proposer."
+        )
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in ("off", "auto"):
+        raise InvalidSpec(
+            f"{proposer.__name__} has the name {name!r}; set its `name` to lower-case letters, digits and underscores."
+        )
+    if not is_dataclass(getattr(proposer, "Options", None)):
+        raise InvalidSpec(f"{proposer.__name__} needs `Options`, a dataclass whose fields have defaults.")
+    if name in _BUILT_IN or name in _offered().names:
+        raise InvalidSpec(f"There is a proposer {name!r} already; give {proposer.__name__} another `name`.")
+    _REGISTERED[name] = proposer
+    return proposer
 
 
 @cache
@@ -87,6 +112,8 @@ def proposer_class(name: str) -> type[Any]:
         module, _, class_name = _BUILT_IN[name].partition(":")
         found = getattr(import_module(module), class_name)
         return found
+    if name in _REGISTERED:
+        return _REGISTERED[name]
     first, *others = _offered().select(name=name)
     if others:
         raise InvalidSpec(f"The proposer {name!r} is offered by {first.value} and {others[0].value}; uninstall one.")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from foredraft.llm import LLM
 
+_CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 PACKAGES = ("foredraft", "torch", "numpy", "tokenizers")
 
 
@@ -22,11 +23,20 @@ def describe_machine(llm: LLM) -> dict[str, Any]:
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "memory_gb": round(memory_bytes() / 1e9, 1),
         "system": f"{platform.system()} {platform.machine()}",
         "device": str(device),
         "accelerator": None if device.type == "cpu" else torch.cuda.get_device_name(device),
     }
+
+
+def memory_bytes() -> int:
+    """What this machine has, or what a container lets its processes have of it."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(physical, int(_CONTAINER_LIMIT.read_text()))
+    except (OSError, ValueError):  # there is none, or it is "max"
+        return physical
 
 
 def describe_versions() -> dict[str, str]:

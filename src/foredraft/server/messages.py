@@ -8,7 +8,7 @@ from typing import Any
 from foredraft.server.bodies import Many, RequestModel
 from foredraft.server.errors import bad_request, not_supported
 from foredraft.server.service import Conversation, Service
-from foredraft.server.tools import ToolRequest, with_tool_prompt
+from foredraft.server.tools import ToolRequest
 
 
 class TextPart(RequestModel):
@@ -75,15 +75,12 @@ def conversation(
     tools: list[ToolRequest] | None = None,
     options: TemplateFields | None = None,
 ) -> Conversation:
-    """What the chat template gets. Tools go to the template, or into the system prompt where it has no place."""
+    """What the chat template gets."""
     options = options or TemplateFields()
     written = [_template_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
-    described = [each.model_dump(exclude_none=True) for each in tools or ()] or None
-    if described and not service.llm.tokenizer.takes_tools:
-        written, described = with_tool_prompt(written, described), None
     return Conversation(
         written,
-        described,
+        [each.model_dump(exclude_none=True) for each in tools or ()] or None,
         variables=options.chat_template_kwargs,
         continues=options.continues(messages),
         add_generation_prompt=options.add_generation_prompt is not False,

@@ -30,6 +30,10 @@ _LOAD: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
     "vllm:num_requests_waiting": ("Sequences that wait.", lambda stats: stats.waiting),
     "vllm:kv_cache_usage_perc": ("Used share of the KV cache; 1 is all.", lambda stats: stats.kv_use),
     "foredraft:steps": ("Steps since the server started.", lambda stats: stats.num_steps),
+    "foredraft:misfit_heads": (
+        "Heads that do not seem to belong to this model: hardly any first token of theirs was right.",
+        lambda stats: len(stats.misfit_heads),
+    ),
     "foredraft:step_seconds": ("Median time of the last steps.", lambda stats: median_high(stats.step_times_s or (0,))),
 }
 # Sums of a field of SpecMetrics.

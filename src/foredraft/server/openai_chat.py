@@ -21,7 +21,8 @@ from foredraft.server.reports import Logprobs
 from foredraft.server.service import Served
 from foredraft.server.sse import respond
 from foredraft.server.tokenising import encode
-from foredraft.server.tools import CallParser, NamedTool, ToolCall, ToolChoice, ToolRequest, choose
+from foredraft.server.tools import NamedTool, ToolChoice, ToolRequest, choose
+from foredraft.tool_calls import ToolCall
 from foredraft.types import CompletionOutput, TokenEvent
 
 PATH = "/v1/chat/completions"
@@ -90,7 +91,7 @@ class ChatAnswer(CompletionAnswer):
         super().__init__(generation, model, logprobs, includes_usage)
         self._tools = tools
         self._traced = traced  # the tokenizer, for requests that want to see what speculation did
-        self._parsers = [CallParser(tools) for _ in range(generation.num_choices)]
+        self._parsers = [tools.parser() for _ in range(generation.num_choices)]
         self._num_calls = [0] * generation.num_choices
         self._frames: dict[int, tuple[bytes, bytes]] = {}  # of a choice's content events, around the text
 
@@ -113,6 +114,8 @@ class ChatAnswer(CompletionAnswer):
     def _parsed(self, index: int, text: str, is_end: bool) -> tuple[str, list[ToolCall]]:
         """The content and the calls that are known with this text."""
         parser = self._parsers[index]
+        if parser is None:
+            return text, []
         content, calls = parser.feed(text)
         if is_end:
             rest, more = parser.end()

@@ -11,13 +11,11 @@ from torch import Tensor
 
 from foredraft.errors import InvalidParameter
 from foredraft.heads.base import HeadConfig
-from foredraft.heads.kinds import KINDS, part
+from foredraft.heads.kinds import part, trained_kind
 from foredraft.models.fields import shown
 from foredraft.models.tokenizer import Tokenizer
 from foredraft.train.features import FrozenTarget
 from foredraft.train.student import Start, Student
-
-_BY_NAME = {trained_as: kind for kind, trained_as in KINDS.items()}
 
 
 @dataclass(frozen=True)
@@ -37,9 +35,7 @@ class KindChoice:
 def parse_kind(text: str) -> KindChoice:
     """`eagle`, or `dflash:layers=3,correction=markov`."""
     name, _, listed = text.partition(":")
-    if name not in _BY_NAME:
-        raise InvalidParameter(f"{name!r} cannot be trained; use {', '.join(_BY_NAME)}.")
-    options = part(_BY_NAME[name], "train").Options
+    options = part(trained_kind(name), "train").Options
     known = {each.name: each.metadata for each in fields(options)}
     values: dict[str, int | str] = {}
     for item in filter(None, listed.split(",")):
@@ -75,5 +71,5 @@ def build_student(
         block=1,
     )
     start = Start(kind.folder, shape, target, token_ids, tokenizer)
-    student: Student = part(_BY_NAME[kind.name], "train").build(kind.options, start)
+    student: Student = part(trained_kind(kind.name), "train").build(kind.options, start)
     return student

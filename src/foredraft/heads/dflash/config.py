@@ -27,6 +27,9 @@ def _tensors(config: HeadConfig) -> Shapes:
     if config.markov_gate:
         shapes["markov_head.gate_proj.weight"] = (rank, hidden + rank)
         shapes["markov_head.gate_proj.bias"] = (rank,)
+    if config.confidence != "none":
+        width = hidden + rank * (config.confidence == "row and code")
+        shapes |= {"confidence_head.proj.weight": (1, width), "confidence_head.proj.bias": (1,)}
     if config.correction == "refiner":
         shapes["refiner.in_proj.weight"] = (rank, hidden)
         shapes["refiner.table.weight"] = (config.target_vocab_size + 1, rank)  # the last row: previous token unknown
@@ -41,7 +44,7 @@ RULES = Rules(
     variants=frozenset(
         {
             *("shares_embedding", "shares_output", "rope_scaling", "sliding_window", "sliding_layers", "biases"),
-            *("sample_from_anchor", "causal", "markov_gate"),
+            *("sample_from_anchor", "causal_layers", "markov_gate", "confidence"),
         }
     ),
 )

@@ -1,7 +1,7 @@
 """A DFlash head as it is served: a block of rows in one pass, and a correction along the block.
 
 The target's features are K and V of committed positions in every layer, at the slots of those positions. The rows of a
-block see them and each other, in both directions unless they are causal. With n committed tokens, row k stands at
+block see them and each other, in both directions unless a layer is causal. With n committed tokens, row k stands at
 position n-1+k and predicts token n+k; in blocks that do not sample from the anchor it predicts the token at its own
 position, so that there is one more row and the first is dropped. A correction tells a row the token before its own; it
 is applied to the few most probable tokens only.
@@ -10,17 +10,37 @@ is applied to the few most probable tokens only.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from itertools import groupby
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import LayerKV, Linear
+from foredraft.backends.base import Backend, LayerKV, Linear, Stack
 from foredraft.batch import ForwardBatch, PackedBatch
 from foredraft.heads.weights import HeadWeights, TapReader, layer_shape, norm_each
 from foredraft.models.decoder import Decoder
 from foredraft.types import Sequence
+
+
+class BlockHead(Protocol):
+    """A head whose drafts are blocks of rows: all that runners and corrections of blocks know of one."""
+
+    backend: Backend
+    shape: BlockShape
+    stack: Stack
+    output: Linear
+    token_ids: Tensor  # [draft_vocab]
+
+    def context(self, batch: ForwardBatch) -> Tensor:
+        """Make committed positions part of what blocks see."""
+
+    def blocks(self, batch: ForwardBatch) -> Tensor:
+        """The rows of blocks (see `pack_blocks`) through all layers: [rows, hidden], normed."""
+
+    def drafting(self, y: Tensor) -> Tensor:
+        """The rows that predict a token, by sequence: [sequences, block, hidden]."""
 
 
 class DFlashHead:
@@ -30,7 +50,8 @@ class DFlashHead:
         config = weights.config
         self.backend = backend = weights.backend
         self.embedding, self.taps, self.kv = weights.embedding(target), taps, kv
-        self.shape = BlockShape(config.block + (not config.sample_from_anchor), config.causal)
+        is_causal = [layer in config.causal_layers for layer in range(config.num_layers)]
+        self.shape = BlockShape(config.block + (not config.sample_from_anchor), all(is_causal))
         self.dropped = self.shape.rows - config.block
         self.tap_norms: list[Tensor] = []  # none where taps are read as they are
         self.injected: tuple[Linear, Linear] | None = None  # of anchors and of last features; None: rows are masked
@@ -44,6 +65,13 @@ class DFlashHead:
         prefixes = [f"layers.{index}" for index in range(config.num_layers)]
         layers = (weights.layer(prefix, layer_shape(config, index)) for index, prefix in enumerate(prefixes))
         self.stack = weights.stack(tuple(layers), max_positions)
+        # Layers one after the other in which rows see the same keys: their stack and caches, and whether they see only
+        # those before them while other layers see all.
+        self.parts: list[tuple[Stack, list[LayerKV], bool]] = []
+        for causal, indices in groupby(range(config.num_layers), key=is_causal.__getitem__):
+            some = list(indices)
+            part = replace(self.stack, layers=self.stack.layers[some[0] : some[-1] + 1])
+            self.parts.append((part, kv[some[0] : some[-1] + 1], causal and not self.shape.causal))
         self.keys_values = [weights.linear(*(f"{p}.self_attn.{side}_proj.weight" for side in "kv")) for p in prefixes]
         self.context_shape = replace(layer_shape(config), num_heads=0)  # of rows that only give keys and values
         self.output = weights.output(target)
@@ -65,28 +93,34 @@ class DFlashHead:
         return rows
 
     def blocks(self, batch: ForwardBatch) -> Tensor:
-        """The rows of blocks (see `pack_blocks`) through all layers: [rows, hidden], normed."""
         backend = self.backend
         anchors = backend.embed(batch.token_ids, self.embedding)
         places = batch.positions - batch.prefix_lens  # in the block
         if self.injected is None:
             x = torch.where(places[:, None] == 0, anchors, self.masks)
         else:
-            last = (batch.prefix_lens - 1).clamp(min=0)  # the last position that has a feature
-            table = batch.block_tables[batch.sequences, last // batch.block_size].long()
-            features = self.features[table * batch.block_size + last % batch.block_size]
+            features = self.features[feature_slots(batch)]
             anchor, feature = self.injected
             x = backend.linear(anchors, anchor) + backend.linear(features, feature) + self.masks[places]
-        return backend.run_layers(x, self.stack, self.kv, batch)[1]
+        for stack, kv, is_causal in self.parts:
+            seen = replace(batch, path_lens=batch.path_lens.clamp(max=(places + 1).int())) if is_causal else batch
+            x, normed = backend.run_layers(x, stack, kv, seen)
+        return normed
 
     def drafting(self, y: Tensor) -> Tensor:
-        """The rows that predict a token, by sequence: [sequences, block, hidden]."""
         return y.view(-1, self.shape.rows, y.shape[1])[:, self.dropped :]
 
 
 class BlockShape(NamedTuple):
     rows: int
     causal: bool
+
+
+def feature_slots(batch: ForwardBatch) -> Tensor:
+    """Of every row of a block, the slot of the last position that has a feature: the one before the anchor."""
+    last = (batch.prefix_lens - 1).clamp(min=0)
+    table = batch.block_tables[batch.sequences, last // batch.block_size].long()
+    return table * batch.block_size + last % batch.block_size
 
 
 def pack_blocks(sequences: list[Sequence], shape: BlockShape, block_size: int) -> PackedBatch:
@@ -144,13 +178,32 @@ def blocks_behind(plan: ForwardBatch, lengths: Tensor, anchors: Tensor, shape: B
 class Correction:
     """Logits of the rows of blocks. This one corrects none: a row predicts its token without knowing the one before."""
 
+    y: Tensor  # [sequences, block, hidden]
     logits: Tensor  # [sequences, block, draft_vocab], of rows that do not know the token before
+    first: Linear  # of a Markov term: W1
 
-    def __init__(self, head: DFlashHead, weights: HeadWeights) -> None:
+    def __init__(self, head: BlockHead, weights: HeadWeights) -> None:
         self.head = head
+        self._confidence: tuple[Tensor, Tensor] | None = None  # weight [1, 1, width] and bias [1]
+        self._reads_code = weights.config.confidence == "row and code"
+        if weights.config.confidence != "none":
+            weight, bias = (weights.vector(f"confidence_head.proj.{part}") for part in ("weight", "bias"))
+            self._confidence = weight[None], bias
+
+    def confidence(self, lanes: Tensor, depth: int, previous: Tensor) -> Tensor | None:
+        """How probable it is that one of the tokens at a depth behind these previous ones is accepted: [rows]; None
+        where the head does not say."""
+        if self._confidence is None:
+            return None
+        (weight, bias), backend = self._confidence, self.head.backend
+        rows = self.y[lanes, depth].float()
+        if self._reads_code:
+            rows = torch.cat([rows, backend.embed(previous, self.first).float()], dim=1)
+        return (backend.dots(weight, torch.zeros_like(lanes), rows)[:, 0] + bias).sigmoid()
 
     def begin(self, y: Tensor, anchors: Tensor) -> Tensor:
         """The logits [sequences, draft_vocab] of the tokens behind the anchors, from y [sequences, block, hidden]."""
+        self.y = y
         self.logits = self.head.backend.logits(y.flatten(0, 1), self.head.output).view(*y.shape[:2], -1)
         return self.logits[:, 0]
 
@@ -181,19 +234,18 @@ class Corrected(Correction):
 class Markov(Corrected):
     """logits += W2 · W1[previous token]."""
 
-    def __init__(self, head: DFlashHead, weights: HeadWeights) -> None:
+    def __init__(self, head: BlockHead, weights: HeadWeights) -> None:
         super().__init__(head, weights)
         self.first, self.weight = (weights.linear(f"markov_head.markov_{part}", is_head=True) for part in ("w1", "w2"))
 
     def begin(self, y: Tensor, anchors: Tensor) -> Tensor:
         uncorrected = super().begin(y, anchors)
         self.shortlist()
-        self._y = y
         return uncorrected + self.head.backend.logits(self._factors(y[:, 0], anchors), self.weight)
 
     def after(self, lanes: Tensor, depth: int, previous: Tensor) -> tuple[Tensor, Tensor]:
         columns = self.columns[lanes, depth]
-        added = self.product(depth, lanes, self._factors(self._y[lanes, depth], previous))
+        added = self.product(depth, lanes, self._factors(self.y[lanes, depth], previous))
         return self.logits[lanes[:, None], depth, columns] + added, self.head.token_ids[columns]
 
     def _factors(self, y: Tensor, previous: Tensor) -> Tensor:
@@ -204,7 +256,7 @@ class Markov(Corrected):
 class GatedMarkov(Markov):
     """logits += W2 · (sigmoid(Wg · [y; W1[previous token]]) * W1[previous token])."""
 
-    def __init__(self, head: DFlashHead, weights: HeadWeights) -> None:
+    def __init__(self, head: BlockHead, weights: HeadWeights) -> None:
         super().__init__(head, weights)
         self.gate = weights.linear("markov_head.gate_proj.weight")
 
@@ -217,7 +269,7 @@ class GatedMarkov(Markov):
 class Refiner(Corrected):
     """y + Wo · silu(Wa · y + T[previous token]); the last row of T stands for an unknown one."""
 
-    def __init__(self, head: DFlashHead, weights: HeadWeights) -> None:
+    def __init__(self, head: BlockHead, weights: HeadWeights) -> None:
         super().__init__(head, weights)
         self.weight = head.output
         self.inner, self.outer = (weights.linear(f"refiner.{part}_proj.weight") for part in ("in", "out"))
@@ -246,6 +298,6 @@ class Refiner(Corrected):
 CORRECTIONS = {"none": Correction, "markov": Markov, "refiner": Refiner}
 
 
-def correction(head: DFlashHead, weights: HeadWeights) -> Correction:
+def correction(head: BlockHead, weights: HeadWeights) -> Correction:
     kind = GatedMarkov if weights.config.markov_gate else CORRECTIONS[weights.config.correction]
     return kind(head, weights)

@@ -1,9 +1,10 @@
 """What an EAGLE head is on disk: a layer over the target's taps and the embedding of a token. Those of others may have
-another width than their target, further layers behind the first, and more norms; or they are of EAGLE's first kind."""
+another width than their target, further layers behind the first, and more norms; or they are of EAGLE's first kind, or
+draft all tokens in one run (P-EAGLE)."""
 
 from __future__ import annotations
 
-from foredraft.heads.base import HeadConfig, Rules, Shapes, layer_tensors
+from foredraft.heads.base import BLOCK_INPUTS, HeadConfig, Rules, Shapes, layer_tensors
 
 
 def layer_names(config: HeadConfig) -> list[str]:
@@ -26,6 +27,8 @@ def _tensors(config: HeadConfig) -> Shapes:
         shapes |= {"midlayer.hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
     if config.norm_before_fc:
         shapes["input_norm.weight"] = (taps,)
+    if config.block_input == "masked":
+        shapes["mask_hidden"] = (taps,)
     if config.fc_norm:
         shapes |= {f"fc_norm.{index}.weight": (config.target_hidden_size,) for index in range(len(config.taps))}
     return shapes
@@ -34,6 +37,7 @@ def _tensors(config: HeadConfig) -> Shapes:
 RULES = Rules(
     _tensors,
     as_wide_as_target=True,
+    block_inputs=BLOCK_INPUTS,
     variants=frozenset(
         {
             *("shares_embedding", "shares_output", "rope_scaling", "sliding_window", "sliding_layers", "biases"),

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from foredraft.backends.tree_ops import Nodes
 from foredraft.batch import ForwardBatch
-from foredraft.heads.eagle.serve import EagleHead, FusedEagleHead
-from foredraft.heads.propose import HeadDrafter, HeadRunner
+from foredraft.heads.dflash.propose import BlockRunner
+from foredraft.heads.eagle.serve import EagleHead, FusedEagleHead, ParallelEagleHead
+from foredraft.heads.propose import HeadDrafter, HeadOptions, HeadRunner
 from foredraft.proposers.model.candidates import NodeLogits
 from foredraft.proposers.model.computed_tokens import ComputedTokens
 from foredraft.proposers.model.run_ahead import Ends, run_ahead
+from foredraft.proposers.target import TargetModel
 from foredraft.runtime.runner import Replayed
 from foredraft.types import Sequence, Work
 
@@ -65,10 +67,29 @@ class EagleAhead:
         return NodeLogits(self._head.backend.logits(normed, self._head.output), self._head.token_ids)
 
 
+class ParallelEagleRunner(BlockRunner):
+    """A P-EAGLE head. The first token has no feature before it, so it is not part of the context."""
+
+    serves = ParallelEagleHead
+
+    def num_computed(self, sequence: Sequence) -> int:
+        return max(1, super().num_computed(sequence))
+
+    def can_draft(self, sequence: Sequence, known: int) -> bool:
+        """There must be some context."""
+        return sequence.num_tokens > 2 and super().can_draft(sequence, known)
+
+
 class Eagle(HeadDrafter):
     kind = "eagle"
-    runner = EagleRunner
+    runner: type[HeadRunner] = EagleRunner
     drafts_on = True
+
+    def __init__(self, options: HeadOptions, target: TargetModel) -> None:
+        files = target.heads.get(self.kind)
+        if files is not None and files.config.block_input == "masked":
+            self.runner, self.drafts_on = ParallelEagleRunner, False
+        super().__init__(options, target)
 
 
 PROPOSER = Eagle

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from foredraft.backends.base import Entry, LayerKV, Stack, Taps
 from foredraft.batch import ForwardBatch
+from foredraft.heads.dflash.serve import BlockShape, feature_slots
 from foredraft.heads.eagle.config import layer_names
 from foredraft.heads.weights import HeadWeights, TapReader, layer_shape, norm_each
 from foredraft.models.decoder import Decoder
@@ -60,7 +61,11 @@ class EagleHead:
 
     def tapped(self, batch: ForwardBatch) -> Tensor:
         """What the rows of committed tokens read: [rows, hidden]."""
-        backend, eps, taps = self.backend, self.config.norm_eps, self.taps.previous(batch)
+        return self.fused(self.taps.previous(batch))
+
+    def fused(self, taps: Tensor) -> Tensor:
+        """Features [rows, hidden] of taps [rows, taps × target_hidden]."""
+        backend, eps = self.backend, self.config.norm_eps
         if self.input_norm is not None:
             taps = backend.rms_norm(taps, self.input_norm, eps)
         return backend.linear(norm_each(taps, self.fc_norms, eps, backend), self.fc)
@@ -102,3 +107,28 @@ class FusedEagleHead(EagleHead):
         rows = torch.cat([backend.embed(batch.token_ids, self.embedding), feature], dim=1)
         y, _ = backend.run_layers(backend.linear(rows, self.fc), self.stack, self.kv, batch, self.outputs)
         return y, y
+
+
+class ParallelEagleHead(EagleHead):
+    """P-EAGLE: a block in one run. The anchor's row is that of any other head. Each row behind it has the token of
+    masks in place of its own, and the feature of `mask_hidden`; rows see those before them."""
+
+    def __init__(
+        self, weights: HeadWeights, target: Decoder, taps: TapReader, kv: list[LayerKV], max_positions: int
+    ) -> None:
+        super().__init__(weights, target, taps, kv, max_positions)
+        self.shape = BlockShape(self.config.block, causal=True)
+        mask = weights.vector("mask_hidden").to(self.backend.activation_dtype)
+        self.masked = self.fused(mask[None])  # [1, hidden]
+
+    def context(self, batch: ForwardBatch) -> Tensor:
+        return self.run(batch, self.tapped(batch))[1]
+
+    def blocks(self, batch: ForwardBatch) -> Tensor:
+        is_anchor = batch.positions == batch.prefix_lens
+        feature = torch.where(is_anchor[:, None], self.fused(self.taps.rows(feature_slots(batch))), self.masked)
+        token_ids = torch.where(is_anchor, batch.token_ids, self.config.mask_token_id)
+        return self.run(replace(batch, token_ids=token_ids), feature)[1]
+
+    def drafting(self, y: Tensor) -> Tensor:
+        return y.view(-1, self.shape.rows, y.shape[1])

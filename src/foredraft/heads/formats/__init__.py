@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from foredraft.errors import InvalidModel
+from foredraft.heads.base import HeadConfig
 from foredraft.heads.files import HeadFiles
 from foredraft.heads.formats import dflash, eagle1, eagle3, foredraft, gguf, medusa
 from foredraft.heads.formats.published import Published
@@ -18,7 +19,6 @@ from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.fields import shown
 
 _UNSUPPORTED = {  # by what the name of an architecture contains, in small letters
-    "peagle": "a P-EAGLE head, whose rows stand for tokens that are not known yet",
     "dflash2": "a DFlash2 head with convolutions and a selector",
     "domino": "a Domino head with a GRU",
     "jetspec": "a JetSpec head with a causal head of its own",
@@ -47,7 +47,21 @@ def open_head(place: Path, target: Checkpoint) -> HeadFiles:
         read = partial(reader.read, published, target)
     config, _ = read()
     # Its tensors are read again when the head is used, which may be never.
-    return HeadFiles(place, config, lambda: read()[1])
+    return HeadFiles(place, config, lambda: read()[1], _layout(place, config))
+
+
+def _layout(place: Path, config: HeadConfig) -> str:
+    """The name under which people know a layout, and the format of the file where there are several."""
+    if config.target_digest:
+        return "Foredraft"
+    if config.kind == "eagle":
+        name = "EAGLE" if config.fuses_embedding else "P-EAGLE" if config.block_input == "masked" else "EAGLE-3"
+    else:
+        names = {"medusa": "Medusa", "dflash": "DSpark" if config.correction == "markov" else "DFlash"}
+        name = names.get(config.kind, config.kind.upper())
+    if place.suffix.lower() == ".gguf":
+        return f"{name}, GGUF"
+    return f"{name}, speculators" if Published(place).speculators_type is not None else name
 
 
 def _unknown(published: Published) -> InvalidModel:
@@ -55,6 +69,6 @@ def _unknown(published: Published) -> InvalidModel:
     what = (text for part, text in _UNSUPPORTED.items() if any(part in name.lower() for name in names))
     return published.refuse(
         f"architectures is {shown(published.architectures)}, {next(what, 'no head that Foredraft knows')}, which is "
-        "not supported; give a folder that `foredraft train` has written, or an EAGLE, EAGLE-3, DFlash, DSpark or "
-        "Medusa head."
+        "not supported; give a folder that `foredraft train` has written, or an EAGLE, EAGLE-3, P-EAGLE, DFlash, "
+        "DSpark or Medusa head."
     )

@@ -2,13 +2,14 @@
 
 `target_layer_ids` number the target's layers from 0 and mean their outputs; -1 is the embedding. In the speculators
 format, `aux_hidden_state_layer_ids` name the stream after so many layers. What z-lab nests in `dflash_config` may stand
-at the top too. A confidence output is checked and left out: trees go by the probabilities of tokens."""
+at the top too."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from foredraft.config import ModelConfig
@@ -18,6 +19,7 @@ from foredraft.heads.formats.published import (
     REMEDY,
     Published,
     check_config,
+    drop_shared_embedding,
     found_biases,
     head_fields,
     with_vocabulary,
@@ -26,6 +28,7 @@ from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.fields import Fields, shown
 
 _MASK = "mask_embedding.weight"
+_CONFIDENCE = "confidence_head.proj"
 _MARKOV = ("markov_head.markov_w1", "markov_head.markov_w2")
 
 
@@ -51,10 +54,11 @@ def read(published: Published, target: Checkpoint) -> tuple[HeadConfig, Tensors]
     rows = fields.integer("block_size", most=1024)
     if rows == 1 and not from_anchor:
         raise fields.error("block_size", "is 1, but a block that does not sample from its anchor needs 2")
-    layers, causal = _attention(published, options, rows)
+    layers, causal_layers = _attention(published, options, rows)
     mask = next(iter(fields.token_ids("mask_token_id")), None)
     if mask is None:
         raise fields.error("mask_token_id", "is missing")
+    drop_shared_embedding(tensors, target)
     config = HeadConfig.of_sizes(
         layers,
         target.config,
@@ -71,14 +75,14 @@ def read(published: Published, target: Checkpoint) -> tuple[HeadConfig, Tensors]
         shares_output="lm_head.weight" not in tensors,
         biases=found_biases(published, ["layers.0"], raw),
         sample_from_anchor=from_anchor,
-        causal=causal,
+        causal_layers=causal_layers,
         markov_gate="markov_head.gate_proj.weight" in tensors,
+        confidence=_confidence(tensors, fields, has_markov),
     )
     check_config(published.folder, config, target)
     if fields.integer("num_target_layers", config.target_num_layers) != config.target_num_layers:
         found = f"num_target_layers is {options['num_target_layers']}"
         raise published.refuse(f"{found}, but the model has {config.target_num_layers} layers; {REMEDY}.")
-    _drop_confidence(published, tensors, config, fields)
     if not config.shares_embedding:
         tensors[_MASK] = tensors["embed_tokens.weight"][mask : mask + 1]
     else:
@@ -99,43 +103,43 @@ def _taps(published: Published, options: dict[str, Any], num_layers: int) -> tup
     return published.ids(options, "aux_hidden_state_layer_ids") or (2, num_layers // 2, num_layers - 3)
 
 
-def _attention(published: Published, options: dict[str, Any], rows: int) -> tuple[ModelConfig, bool]:
-    """The layers, with the windows that our attention has to have, and whether rows see only those before them."""
+def _attention(published: Published, options: dict[str, Any], rows: int) -> tuple[ModelConfig, tuple[int, ...]]:
+    """The layers, with the windows that our attention has to have, and in which of them rows see only those before."""
     layers, fields = published.layers(), Fields(published.file, options)
+    every = tuple(range(layers.num_layers))
     if published.speculators_type is not None:
         if not layers.sliding_layers:
-            return layers, False
+            return layers, ()
         if not fields.flag("sliding_window_non_causal", False):
-            raise _mixed(published)
+            raise _unsupported(published)
         # Theirs counts tokens before the block, for all of its rows alike; ours ends with the last key.
         assert layers.sliding_window is not None
-        return replace(layers, sliding_window=layers.sliding_window + rows), False
-    if not options.get("layer_types") and fields.flag("use_swa", False):
+        return replace(layers, sliding_window=layers.sliding_window + rows), ()
+    is_named = bool(options.get("layer_types"))
+    if not is_named and fields.flag("use_swa", False):
         window = fields.integer("swa_window_size", fields.integer("sliding_window"))
-        layers = replace(layers, sliding_window=window, sliding_layers=tuple(range(layers.num_layers)))
-    causal = fields.flag("is_causal", fields.flag("causal", False))
-    if layers.sliding_layers and not causal:
-        said = "is_causal" in options or "causal" in options or not options.get("layer_types")
-        if said or len(layers.sliding_layers) < layers.num_layers:
-            raise _mixed(published)
-        causal = True  # which layers with a window are unless the config says otherwise
-    return layers, causal
+        layers = replace(layers, sliding_window=window, sliding_layers=every)
+    is_causal = fields.flag("is_causal", fields.flag("causal", False))
+    if is_causal or not layers.sliding_layers:
+        return layers, every if is_causal else ()
+    if not is_named or "is_causal" in options or "causal" in options:
+        raise _unsupported(published)
+    return layers, layers.sliding_layers  # which are causal unless the config says otherwise
 
 
-def _mixed(published: Published) -> Exception:
+def _unsupported(published: Published) -> Exception:
     return published.refuse(
-        "rows of its blocks see other keys in layers with a sliding window than in those without, or a window that is "
-        "not causal, which is not supported; use a head without sliding windows."
+        "each row of its blocks has another sliding window, counted from the row where rows see those behind them too, "
+        "or from the block where they do not, which is not supported; use a head without sliding windows."
     )
 
 
-def _drop_confidence(published: Published, tensors: dict[str, Tensor], config: HeadConfig, fields: Fields) -> None:
-    with_markov = fields.flag("confidence_head_with_markov", config.rank > 0)
-    width = config.hidden_size + config.rank * with_markov
-    expected = {"confidence_head.proj.weight": (1, width), "confidence_head.proj.bias": (1,)}
-    found = {name: tuple(tensors.pop(name).shape) for name in expected if name in tensors}
-    for name, shape in found.items():
-        if shape != expected[name]:
-            raise published.refuse(
-                f"tensor {name!r} has shape {list(shape)}, but config.json asks for {list(expected[name])}; {REMEDY}."
-            )
+def _confidence(tensors: dict[str, Tensor], fields: Fields, has_markov: bool) -> str:
+    """What the confidence output reads; one that the config switches off is left out. Its bias may be missing."""
+    if not fields.flag("enable_confidence_head", True):
+        for name in ("weight", "bias"):
+            tensors.pop(f"{_CONFIDENCE}.{name}", None)
+    if f"{_CONFIDENCE}.weight" not in tensors:
+        return "none"
+    tensors.setdefault(f"{_CONFIDENCE}.bias", torch.zeros(1))
+    return "row and code" if fields.flag("confidence_head_with_markov", has_markov) else "row"

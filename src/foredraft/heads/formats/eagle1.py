@@ -9,6 +9,7 @@ from foredraft.heads.formats.published import (
     REMEDY,
     Published,
     check_config,
+    drop_shared_embedding,
     found_biases,
     head_fields,
     with_vocabulary,
@@ -26,6 +27,7 @@ def read(published: Published, target: Checkpoint) -> tuple[HeadConfig, Tensors]
     layers = published.layers()
     tensors = {name.replace("layers.0.", "midlayer.", 1): tensor for name, tensor in published.tensors().items()}
     has_bias = published.fields.flag("bias", True)  # as the authors' own code takes it
+    drop_shared_embedding(tensors, target)
     config = HeadConfig.of_sizes(
         layers,
         target.config,

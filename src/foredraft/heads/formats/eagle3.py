@@ -1,10 +1,13 @@
-"""EAGLE-3 heads: those of its authors, of SpecForge, AngelSlim and NVIDIA, of DeepSpec, and in the speculators format.
+"""EAGLE-3 heads: those of its authors, of SpecForge, AngelSlim and NVIDIA, of DeepSpec, and in the speculators format;
+and P-EAGLE heads, which are the same with `mask_hidden`, in that format and as vLLM reads them.
 
 Ids of taps: a list at the top of the config, as vLLM and speculators write it, names the stream after so many layers.
 One inside `eagle_config`, as SpecForge and NVIDIA write it, and DeepSpec's `target_layer_ids` number the layers from 0
 and mean their outputs. Without a list the taps are those of EAGLE's authors."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from foredraft.heads.base import HeadConfig
 from foredraft.heads.files import Tensors, check_tensors
@@ -13,6 +16,7 @@ from foredraft.heads.formats.published import (
     REMEDY,
     Published,
     check_config,
+    drop_shared_embedding,
     found_biases,
     head_fields,
     with_vocabulary,
@@ -21,19 +25,19 @@ from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.fields import Fields
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
+_MASK = "mask_hidden"
+_MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")  # by whoever wrote the config
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
 def fits(published: Published) -> bool:
     if published.speculators_type is not None:
-        return published.speculators_type == "eagle3"
-    named = any("eagle3" in name.lower() for name in published.architectures)
+        return published.speculators_type in ("eagle3", "peagle")
+    named = any(part in name.lower() for part in ("eagle3", "peagle") for name in published.architectures)
     return named or any(name.startswith("midlayer.") for name in published.names)
 
 
 def read(published: Published, target: Checkpoint) -> tuple[HeadConfig, Tensors]:
-    if "mask_hidden" in published.names:
-        raise published.refuse("mask_hidden makes it a P-EAGLE head, which is not supported; use an EAGLE-3 head.")
     layers = published.layers()
     old = "midlayer" if any(name.startswith("midlayer.") for name in published.names) else "layers.0"
     tensors = {name.replace(f"{old}.", "midlayer.", 1): tensor for name, tensor in published.tensors().items()}
@@ -48,12 +52,16 @@ def read(published: Published, target: Checkpoint) -> tuple[HeadConfig, Tensors]
         )
     if raw.get("tie_word_embeddings") is True and "lm_head.weight" not in tensors and "embed_tokens.weight" in tensors:
         tensors["lm_head.weight"] = tensors["embed_tokens.weight"]
+    if _MASK in tensors:
+        tensors[_MASK] = tensors[_MASK].flatten()  # some write it with leading ones
+    drop_shared_embedding(tensors, target)
     config = HeadConfig.of_sizes(
         layers,
         target.config,
         kind="eagle",
         **head_fields(published, layers, target),
         **flags,
+        **_masked(published),
         taps=_taps(published, target.config.num_layers),
         draft_vocab_size=published.fields.integer("draft_vocab_size", layers.vocab_size),
         block=published.speculative_tokens() or DEFAULT_DEPTH,
@@ -66,6 +74,19 @@ def read(published: Published, target: Checkpoint) -> tuple[HeadConfig, Tensors]
     with_vocabulary(published, tensors, config, ("lm_head.weight",))
     check_tensors(published.folder, config, tensors, lambda name: name.replace("midlayer.", f"{old}.", 1), REMEDY)
     return config, tensors
+
+
+def _masked(published: Published) -> dict[str, Any]:
+    """The fields of a P-EAGLE head that others do not have."""
+    if _MASK not in published.names:
+        if published.speculators_type == "peagle":
+            raise published.refuse(f"tensor {_MASK!r} is missing, but P-EAGLE heads need it; {REMEDY}.")
+        return {}
+    fields = Fields(published.file, {**published.raw, **published.section("dflash_config")})
+    ids = next((found for name in _MASK_TOKENS if (found := fields.token_ids(name))), ())
+    if len(ids) != 1:
+        raise published.refuse("config.json does not say which token masks are (mask_token_id), but P-EAGLE needs one.")
+    return {"block_input": "masked", "mask_token_id": ids[0]}
 
 
 def _taps(published: Published, num_layers: int) -> tuple[int, ...]:

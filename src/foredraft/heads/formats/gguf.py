@@ -25,16 +25,18 @@ from foredraft.models.gguf import LAYER_NAMES, read_entry
 from foredraft.models.gguf_config import rope_scaling
 from foredraft.models.gguf_header import GGUFHeader, TensorEntry, read_header
 
+_CONFIDENCE = "confidence_head.proj.weight"
 _NAMES = {
     "token_embd.weight": "embed_tokens.weight",
     "output.weight": "lm_head.weight",
     "output_norm.weight": "norm.weight",
     "markov_w1.weight": "markov_head.markov_w1",
     "markov_w2.weight": "markov_head.markov_w2",
+    "conf_proj.weight": _CONFIDENCE,
+    "conf_proj.bias": "confidence_head.proj.bias",
 }
 _ENCODER_NORM = "enc.output_norm.weight"  # before fc in EAGLE-3 files, behind it in those of DFlash
-# The config has the frequencies, and trees go by the probabilities of tokens instead of a confidence output.
-_LEFT_OUT = ("rope_freqs.weight", "conf_proj.weight", "conf_proj.bias")
+_LEFT_OUT = ("rope_freqs.weight",)  # which the config has
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
@@ -59,6 +61,8 @@ def read(path: Path, target: Checkpoint) -> tuple[HeadConfig, Tensors]:
         embedding = tensors.get("embed_tokens.weight", target.weight("model.embed_tokens.weight"))
         whole = embedding if isinstance(embedding, Weight) else Weight("f32", embedding)
         tensors["mask_embedding.weight"] = whole.rows(config.mask_token_id, config.mask_token_id + 1).dense()
+    if config.confidence != "none":
+        tensors.setdefault(_NAMES["conf_proj.bias"], torch.zeros(1))
     tensors |= _vocabulary(header, config)
     check_tensors(path, config, tensors, lambda name: theirs.get(name, name), REMEDY)
     return config, tensors
@@ -138,8 +142,16 @@ def _dflash(header: GGUFHeader, fields: Fields, theirs: dict[str, str]) -> dict[
         "mask_token_id": mask,
         "sample_from_anchor": from_anchor,
         "correction": "markov" if has_markov else "none",
+        "confidence": _confidence(header, theirs, fields.integer("embedding_length")),
         "rank": header.tensors["markov_w1.weight"].shape[-1] if has_markov else 0,
     }
+
+
+def _confidence(header: GGUFHeader, theirs: dict[str, str], hidden: int) -> str:
+    """What the confidence output reads, which only its width tells."""
+    if _CONFIDENCE not in theirs:
+        return "none"
+    return "row" if header.tensors[theirs[_CONFIDENCE]].shape[-1] == hidden else "row and code"
 
 
 def _tensor(header: GGUFHeader, entry: TensorEntry, name: str, interleaved: HeadConfig | None) -> Tensor | Weight:

@@ -122,7 +122,7 @@ def find_mtp(target: Checkpoint) -> HeadFiles | None:
 
     check_tensors(target.path, config, read(), named, REMEDY)
     # Its tensors are read again when it is used, which may be never.
-    return HeadFiles(target.path, config, read)
+    return HeadFiles(target.path, config, read, layout="MTP", is_in_target=True)
 
 
 def _config(target: Checkpoint, theirs: Mapping[str, str]) -> HeadConfig:

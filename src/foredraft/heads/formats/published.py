@@ -24,6 +24,8 @@ from foredraft.models.safetensors import shard_files, stored_names
 REMEDY = "download the head again, or use one that was published for this model"
 DEFAULT_DEPTH = 5  # of drafts, where the publisher names none
 _LAYERS = "transformer_layer_config"  # where speculators' configs describe the layers
+_EMBEDDING = "embed_tokens.weight"
+_SOME_ROWS = 1024  # of an embedding, looked at at once
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _OTHERS = (torch.int64, torch.int32, torch.bool)  # of vocabularies
 _BUFFER_SUFFIX = "rotary_emb.inv_freq"  # says what the config says
@@ -156,6 +158,17 @@ def head_fields(published: Published, layers: ModelConfig, target: Checkpoint) -
         "sliding_window": layers.sliding_window or 0,
         "sliding_layers": layers.sliding_layers or (),
     }
+
+
+def drop_shared_embedding(tensors: dict[str, Tensor], target: Checkpoint) -> None:
+    """Take the target's embedding in place of a copy of it: some formats store one."""
+    own, shared = tensors.get(_EMBEDDING), target.weight(f"model.{_EMBEDDING}")
+    if own is not None and tuple(own.shape) == (shared.outputs, shared.inputs):
+        for start in range(0, len(own), _SOME_ROWS):
+            rows = own[start : start + _SOME_ROWS]
+            if not torch.equal(rows, shared.rows(start, start + len(rows)).dense().to(own.dtype)):
+                return
+        del tensors[_EMBEDDING]
 
 
 def found_biases(published: Published, prefixes: Iterable[str], raw: Mapping[str, Any]) -> tuple[str, ...]:

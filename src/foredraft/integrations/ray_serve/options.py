@@ -29,7 +29,7 @@ class FleetOptions(BaseModel):
     exact: bool = True
     threads: PositiveInt = 1  # of one replica; as many CPUs are reserved for it
     gpus: NonNegativeFloat = 0  # reserved for one replica
-    max_num_seqs: PositiveInt | None = None
+    max_num_seqs: PositiveInt = EngineConfig.max_num_seqs
     max_model_len: PositiveInt | None = None
     kv_cache_tokens: PositiveInt | None = None
     served_model_names: tuple[str, ...] = ()  # the model's own name when empty
@@ -52,7 +52,7 @@ class FleetOptions(BaseModel):
 
     @property
     def most_ongoing(self) -> int:
-        return self.max_ongoing_requests or 2 * (self.max_num_seqs or EngineConfig().max_num_seqs)
+        return self.max_ongoing_requests or 2 * self.max_num_seqs
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -27,10 +27,12 @@ class NodeLogits:
 
     values: Tensor
     token_ids: Tensor | None = None
+    confidence: Tensor | None = None  # [rows]: that a token of the row is accepted, which scales their probabilities
 
     def __getitem__(self, rows: slice | list[int]) -> NodeLogits:
         ids = self.token_ids
-        return NodeLogits(self.values[rows], ids[rows] if ids is not None and ids.dim() == 2 else ids)
+        confidence = None if self.confidence is None else self.confidence[rows]
+        return NodeLogits(self.values[rows], ids[rows] if ids is not None and ids.dim() == 2 else ids, confidence)
 
     def tokens(self, columns: Tensor) -> Tensor:
         """The tokens of columns [rows, n]."""
@@ -66,6 +68,8 @@ def coupled(
     if greedy:
         some = logits if len(greedy) == len(nodes) else logits[greedy]
         shares, columns = backend.likely(some.values, count)
+        if some.confidence is not None:
+            shares = shares * some.confidence[:, None]
         for row, tokens, probabilities in zip(greedy, some.tokens(columns).tolist(), shares.tolist(), strict=True):
             found[row] = list(zip(tokens, probabilities, strict=True))
     for row, node in enumerate(nodes):
@@ -78,6 +82,7 @@ def _drawn(
     logits: NodeLogits, row: int, node: Node, count: int, contenders: int, vocab_size: int, backend: Backend
 ) -> Candidates:
     sequence = node.sequence
+    confidence = 1.0 if logits.confidence is None else float(logits.confidence[row])
     if sequence.adjusts_logits:
         logits, row = NodeLogits(adjust_after(logits.of_target(row, vocab_size), sequence, node.path)[None]), 0
     own = logits[row : row + 1]
@@ -90,7 +95,7 @@ def _drawn(
         kept, tokens = kept[allowed], tokens[allowed]
         key = stream_key(sequence.noise_seed, sequence.num_tokens + len(node.path))
         kept = kept + temperature * gumbel(uniform(key, tokens)).float()
-    probability, best = kept.softmax(-1).topk(min(count, len(kept)))
+    probability, best = (kept.softmax(-1) * confidence).topk(min(count, len(kept)))
     return list(zip(tokens[best].tolist(), probability.tolist(), strict=True))
 
 

@@ -298,15 +298,22 @@ class _Program:
         if self._batches:
             self._place(plan, ends.lengths)
         logits = model.begin(plan, ends)
-        ops.likely(logits.values, logits.token_ids, self._noise(0), self._found[0])
+        self._find(logits, 0)
         before: Nodes | None = None
         for level, (nodes, batch) in enumerate(zip(self._nodes, self._batches, strict=True)):
             ops.grow(self._found[level], before, level + 1, size, self._choice, nodes)
             logits = model.extend(nodes, batch, level + 1)
-            ops.likely(logits.values, logits.token_ids, self._noise(level + 1), self._found[level + 1])
+            self._find(logits, level + 1)
             before = nodes
         for read, left in zip(self._read, self._left, strict=True):
             read.copy_(left, non_blocking=True)
+
+    def _find(self, logits: NodeLogits, level: int) -> None:
+        """The candidates behind rows of a level."""
+        found = self._found[level]
+        self._ahead.ops.likely(logits.values, logits.token_ids, self._noise(level), found)
+        if logits.confidence is not None:
+            found.probabilities.mul_(logits.confidence[:, None])
 
     def wait(self) -> None:
         if self._inputs.is_cuda:
