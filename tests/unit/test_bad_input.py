@@ -78,7 +78,7 @@ PROMPTS: list[tuple[str, Callable[[LLM], Any], str]] = [
         "unknown proposer",
         lambda llm: llm.generate("a", spec="oracle"),
         "spec='oracle' names the proposer 'oracle'; there are dflash, draft_model, eagle, early_exit, grammar, "
-        "lookahead, medusa, ngram, prediction, quantised, staged, suffix.",
+        "lookahead, medusa, mtp, ngram, prediction, quantised, staged, suffix.",
     ),
     (
         "unknown proposer option",
@@ -260,8 +260,8 @@ FILES: list[tuple[str, bytes | None, str]] = [
     (
         "folder/config.json",
         b'{"model_type": "mamba"}',
-        "{path}: model_type is 'mamba', but Foredraft runs llama, mistral, qwen2, qwen3, smollm3, phi3, granite; "
-        "choose a model of one of these families.",
+        "{path}: model_type is 'mamba', but Foredraft runs llama, mistral, qwen2, qwen3, qwen3_moe, mimo, smollm3, phi3, "
+        "granite, gemma3_text, gpt_oss; the nearest to it is llama.",
     ),
 ]
 

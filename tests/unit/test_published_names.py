@@ -40,6 +40,8 @@ QKV_BIAS = "self_attn.{q,k,v}_proj.bias"
 GGUF_EAGLE3 = f"fc.weight output_norm.weight output.weight {under('blk.0', BLK)} blk.0.attn_norm_2.weight"
 GGUF_NORMS = "enc.output_norm.weight output_norm.weight blk.{0,1}.attn_{q,k}_norm.weight"
 GGUF_DFLASH = f"fc.weight {GGUF_NORMS} {under('blk.{0,1}', BLK)}"
+DEEPSEEK = "model.layers.8.{enorm,hnorm,eh_proj,embed_tokens,shared_head.norm,shared_head.head}.weight"
+QWEN_MTP = f"{under('mtp.layers.0', QWEN)} mtp.{{fc,norm,pre_fc_norm_hidden,pre_fc_norm_embedding}}.weight"
 NAMES = {
     "eagle3/eagle": EAGLE_MID,
     "eagle3/eagle-narrow": f"{EAGLE_MID} embed_tokens.weight",
@@ -84,9 +86,11 @@ NAMES = {
     "medusa/new-shared": f"{MEDUSA} lm_head.weight",
     "medusa/new-token-map": f"{MEDUSA} lm_heads.{{0,1,2}}.weight token_map",
     "mtp/glm": (
-        f"{DENSE} {under('model.layers.8', PLAIN)} {under('model.layers.{0,1,2,3,4,5,6,7,8}', QKV_BIAS)} "
-        "model.layers.8.{enorm,hnorm,eh_proj,embed_tokens,shared_head.norm,shared_head.head}.weight"
+        f"{DENSE} {under('model.layers.8', PLAIN)} {under('model.layers.{0,1,2,3,4,5,6,7,8}', QKV_BIAS)} {DEEPSEEK}"
     ),
+    "mtp/deepseek": f"{DENSE} {under('model.layers.8', PLAIN)} {DEEPSEEK}",
+    "mtp/deepseek-own": f"{DENSE} {under('model.layers.8', PLAIN)} {DEEPSEEK}",
+    "mtp/qwen3": f"{DENSE} model.layers.{{0,1,2,3,4,5,6,7}}.self_attn.{{q,k}}_norm.weight {QWEN_MTP}",
     "mtp/mimo": (
         f"{DENSE} {under('model.mtp_layers.0', PLAIN)} {under('model.mtp_layers.0', QKV_BIAS)} "
         f"{under('model.layers.{0,1,2,3,4,5,6,7}', QKV_BIAS)} "
@@ -94,8 +98,7 @@ NAMES = {
     ),
     "mtp/qwen3_5": (
         "model.language_model.embed_tokens.weight model.language_model.norm.weight lm_head.weight "
-        f"{under('model.language_model.layers.{0,1,2,3,4,5,6,7}', QWEN)} {under('mtp.layers.0', QWEN)} "
-        "mtp.{fc,norm,pre_fc_norm_hidden,pre_fc_norm_embedding}.weight"
+        f"{under('model.language_model.layers.{0,1,2,3,4,5,6,7}', QWEN)} {QWEN_MTP}"
     ),
     "gguf/eagle3": f"{GGUF_EAGLE3} d2t",
     "gguf/eagle3-norm-before-residual": f"{GGUF_EAGLE3} d2t",
