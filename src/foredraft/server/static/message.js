@@ -93,7 +93,7 @@ export class MessageView {
 
 // An answer that a grammar shaped cannot: the grammar would begin anew.
 function canGoOn({ finish, content, settings = {} }) {
-  return finish in ENDS && content !== "" && !settings.grammar && !settings.response_format;
+  return Object.hasOwn(ENDS, finish) && content !== "" && !settings.grammar && !settings.response_format;
 }
 
 function figures(message) {
@@ -104,7 +104,7 @@ function figures(message) {
   }
   if (message.perSecond) parts.push(`${message.perSecond.toFixed(1)} tokens per second`);
   if (message.saved) parts.push(`${Math.abs(message.saved).toFixed(2)} s ${message.saved > 0 ? "saved" : "lost"}`);
-  if (message.finish in ENDS) parts.push(ENDS[message.finish]);
+  if (Object.hasOwn(ENDS, message.finish)) parts.push(ENDS[message.finish]);
   const line = [element("span", {}, parts.join(" · "))];
   if (message.error) line.push(element("span", { class: "failed" }, ` ${message.error}`));
   return line;
