@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from foredraft.cli import main
-from foredraft.cli.plan import plan
 
 CURVE = {"rows": [1, 2, 4, 8, 16, 64], "seconds": [0.012, 0.0125, 0.013, 0.016, 0.024, 0.08]}
 
@@ -37,10 +35,6 @@ Command = Callable[..., Result]
 
 def plan_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """Runs `foredraft plan ARGUMENTS...` in this process."""
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command()(plan)
-    app.callback()(lambda: None)  # makes `plan` a command among others, as it is in the program
-    monkeypatch.setattr(main, "app", app)
 
     def call(*arguments: str) -> Result:
         monkeypatch.setattr(sys, "argv", ["foredraft", "plan", *arguments])
