@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import AttentionShape, Layer, LayerKV, Linear, Stack, Weight
+from foredraft.backends.base import AttentionShape, Layer, LayerKV, Linear, Mlp, Stack, Weight
 from foredraft.backends.native.backend import NativeBackend
 from foredraft.batch import PackedBatch
 
@@ -132,16 +132,13 @@ class Model:
             k_norm=None,
             output=self._linear(kind, s.hidden, s.heads * s.head_dim),
             post_norm=norm,
-            gate_up=self._linear(kind, 2 * s.ffn, s.hidden),
-            down=self._linear(kind, s.hidden, s.ffn),
+            mlp=Mlp(self._linear(kind, 2 * s.ffn, s.hidden), self._linear(kind, s.hidden, s.ffn)),
             shape=self.attention,
         )
 
     @property
     def nbytes(self) -> int:
-        linears = [self.head]
-        for layer in self.stack.layers:
-            linears += [layer.qkv, layer.output, layer.gate_up, layer.down]
+        linears = [self.head, *(linear for layer in self.stack.layers for linear in layer.linears)]
         return sum(part.nbytes for linear in linears for part in linear.parts)
 
     def plan(self, rows: int, context: int, apart: bool) -> Plan:
@@ -185,7 +182,7 @@ class Model:
         dtype = cuda_linear.operand_dtype(layers[0].qkv)
         normed, q = x.to(dtype), torch.randn(rows, s.heads * s.head_dim, device=DEVICE).bfloat16()
         attended, active = q.to(dtype), torch.randn(rows, s.ffn, device=DEVICE).to(dtype)
-        qkv, update = cuda_linear.sums(normed, layers[0].qkv), cuda_linear.sums(active, layers[0].down)
+        qkv, update = cuda_linear.sums(normed, layers[0].qkv), cuda_linear.sums(active, layers[0].mlp.down)
 
         def all_layers(call: Callable[[Layer, LayerKV], object]) -> Callable[[], object]:
             return lambda: [call(layer, kv) for layer, kv in zip(layers, self.kv, strict=True)]
@@ -200,8 +197,8 @@ class Model:
             "attend": all_layers(lambda layer, kv: self.backend._attend(q, kv, layer.shape, plan, dtype)),
             "output": all_layers(lambda layer, kv: cuda_linear.sums(attended, layer.output)),
             "norm": all_layers(lambda layer, kv: cuda_rows.add_norm(x, update, 1.0, layer.post_norm, 1e-5, dtype)),
-            "gate_up": all_layers(lambda layer, kv: cuda_linear.gated(normed, layer.gate_up, dtype)),
-            "down": all_layers(lambda layer, kv: cuda_linear.sums(active, layer.down)),
+            "gate_up": all_layers(lambda layer, kv: cuda_linear.gated(normed, layer.mlp.gate_up, dtype)),
+            "down": all_layers(lambda layer, kv: cuda_linear.sums(active, layer.mlp.down)),
         }
 
 

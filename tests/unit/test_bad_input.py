@@ -261,7 +261,7 @@ FILES: list[tuple[str, bytes | None, str]] = [
         "folder/config.json",
         b'{"model_type": "mamba"}',
         "{path}: model_type is 'mamba', but Foredraft runs llama, mistral, qwen2, qwen3, qwen3_moe, mimo, smollm3, "
-        "phi3, granite, gemma3_text, gpt_oss; the nearest to it is llama.",
+        "phi3, granite, gemma3_text, gpt_oss; choose a model of one of these families.",
     ),
 ]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from foredraft.backends.base import Linear
+from foredraft.backends.base import Linear, Mlp
 from foredraft.backends.torch import TorchBackend
 from foredraft.engine import disk_cache
 from foredraft.models.catalog import open_checkpoint
@@ -36,7 +36,9 @@ def of_another_kind(linear: Linear) -> Linear:
 
 def test_weights_of_other_kinds_have_another_key(decoder: Decoder) -> None:
     assert set(decoder.weight_kinds) == {("q4",), ("q8",)}, "the head has 8 bits"
-    last = replace(decoder.layers[-1], down=of_another_kind(decoder.layers[-1].down))
+    mlp = decoder.layers[-1].mlp
+    assert isinstance(mlp, Mlp)
+    last = replace(decoder.layers[-1], mlp=replace(mlp, down=of_another_kind(mlp.down)))
     other = replace(decoder, layers=(*decoder.layers[:-1], last))
     assert key(other) != key(decoder)
     assert key(replace(decoder)) == key(decoder)

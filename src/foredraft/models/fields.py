@@ -4,9 +4,9 @@ and config.json alike. Errors name the file and the field."""
 from __future__ import annotations
 
 import json
+import re
 import reprlib
 from collections.abc import Collection, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,18 @@ def shown(value: object) -> str:
 
 
 def not_run(path: Path, field: str, found: object, known: Sequence[str]) -> InvalidModel:
-    """For an architecture that is not among those known: names them, and those whose names are nearest."""
-    near = get_close_matches(found, known, 2, 0.6) if isinstance(found, str) else []
+    """For an architecture that is not among those known: names them, and the relatives that its name tells."""
+    near = [name for name in known if isinstance(found, str) and found.startswith(_family(name))]
     advice = f"the nearest to it {'is' if len(near) == 1 else 'are'} {' and '.join(near)}" if near else ""
     return InvalidModel(
         f"{path}: {field} is {shown(found)}, but Foredraft runs {', '.join(known)}; "
         f"{advice or 'choose a model of one of these families'}."
     )
+
+
+def _family(name: str) -> str:
+    """What an architecture's name begins with, before any digit or sign: the gemma of gemma3_text."""
+    return re.split(r"[^a-z]", name)[0]
 
 
 def is_whole(value: object) -> bool:
