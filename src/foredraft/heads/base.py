@@ -328,11 +328,9 @@ def _rope_scaling(value: Any) -> RopeScaling | None:
             return isinstance(item, list) and all(map(is_positive, item))
         if name == "original_max_position_embeddings":
             return is_whole(item) and 0 <= item <= _MOST
-        return (
-            item in _ROPE_KINDS
-            if name == "kind"
-            else is_positive(item) or (name == "attention_factor" and item is None)
-        )
+        if name in ("kind", "truncate"):
+            return item in _ROPE_KINDS if name == "kind" else isinstance(item, bool)
+        return is_positive(item) or (name == "attention_factor" and item is None)
 
     known = {each.name for each in fields(RopeScaling)}
     if not isinstance(value, dict) or value.keys() != known or not all(typed(*pair) for pair in value.items()):
