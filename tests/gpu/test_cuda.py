@@ -11,6 +11,7 @@ import torch
 
 from foredraft.errors import InvalidParameter
 from foredraft.llm import LLM
+from foredraft.models.catalog import open_checkpoint
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import ProposerChoice, Spec
 from tests.contract.test_trees import PROMPTS, RandomTrees, run
@@ -24,6 +25,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 def test_logits_are_those_of_transformers(name: str, backend: str, tmp_path: Path) -> None:
     model = random_model(name)
     folder = save_model(model, tmp_path)
+    config = open_checkpoint(folder).config
+    if backend == "cuda" and (config.experts is not None or config.attention_sinks):
+        pytest.skip("the CUDA kernels have neither experts nor sinks")
     for length in (1, 17, 300):
         prompt = torch.randint(VOCAB, (length,), generator=torch.Generator().manual_seed(length))
         with torch.inference_mode():
