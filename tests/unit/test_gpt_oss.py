@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from foredraft.backends.base import MX4_VALUES, Weight
+from foredraft.backends.weight import MX4_VALUES, Weight
 from foredraft.errors import InvalidModel
 from foredraft.models.decoder import load_decoder
 from foredraft.models.quantise import convert

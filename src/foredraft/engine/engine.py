@@ -24,6 +24,7 @@ from foredraft.engine.step import Stepped, step
 from foredraft.engine.stop_strings import StopStrings
 from foredraft.engine.stops import find_stop
 from foredraft.errors import InvalidParameter, InvalidPrompt
+from foredraft.outputs import CompletionOutput, SpecMetrics, TokenEvent
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import Spec
 from foredraft.runtime.kv import KVCache
@@ -35,14 +36,11 @@ from foredraft.sampling.verify import verify
 from foredraft.types import (
     TARGET,
     Commit,
-    CompletionOutput,
     Counters,
     Draft,
     FinishReason,
     Sequence,
-    SpecMetrics,
     Stop,
-    TokenEvent,
     TokenLogprob,
     Verdict,
     Work,

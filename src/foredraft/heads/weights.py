@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import AttentionShape, Backend, Entry, Layer, Linear, Stack, Taps, Weight, plain_weight
+from foredraft.backends.base import Backend
+from foredraft.backends.layers import AttentionShape, Entry, Layer, Linear, Stack, Taps
+from foredraft.backends.weight import Weight, plain_weight
 from foredraft.batch import ForwardBatch
 from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel

@@ -13,9 +13,9 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import (
+from foredraft.backends.base import Backend
+from foredraft.backends.layers import (
     AttentionShape,
-    Backend,
     Experts,
     Layer,
     LayerKV,
@@ -23,9 +23,8 @@ from foredraft.backends.base import (
     Mlp,
     Stack,
     Taps,
-    Weight,
-    join,
 )
+from foredraft.backends.weight import Weight, join
 from foredraft.batch import ForwardBatch
 from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel, InvalidParameter

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from foredraft.backends.base import Weight
+from foredraft.backends.weight import Weight
 from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel
 from foredraft.models import gguf_blocks

@@ -116,7 +116,7 @@ def _num_mtp_layers(fields: Fields) -> int:
 
 
 def _activation(fields: Fields, architecture: str) -> str:
-    """One of backends.base.ACTIVATIONS."""
+    """One of backends.layers.ACTIVATIONS."""
     is_gemma = architecture == "gemma3_text"
     name, allowed = ("hidden_activation", ("gelu_pytorch_tanh",)) if is_gemma else ("hidden_act", ("silu", "swish"))
     found = fields.text(name, allowed[0])

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from foredraft.backends.base import Weight, plain_weight
+from foredraft.backends.weight import Weight, plain_weight
 from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel, InvalidParameter
 from foredraft.models import gpt_oss

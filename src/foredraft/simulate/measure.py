@@ -21,8 +21,8 @@ from foredraft.types import NO_DRAFT, Draft, Sequence, Work
 if TYPE_CHECKING:
     from foredraft.control.costs import Calibration
     from foredraft.llm import LLM
+    from foredraft.outputs import SpecMetrics
     from foredraft.reports.prompts import Question
-    from foredraft.types import SpecMetrics
 
 _PROMPTS = 18  # three of each built-in kind
 _MAX_TOKENS = 64

@@ -21,17 +21,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from foredraft.backends.base import (
-    AttentionShape,
     Backend,
-    Experts,
     HeadNorms,
-    LayerKV,
-    Linear,
-    Mlp,
-    Stack,
     T,
-    Taps,
-    Weight,
     entered,
     next_norm,
     store_tap,
@@ -43,7 +35,17 @@ from foredraft.backends.cuda.pack import Packed, pack
 from foredraft.backends.cuda.plan import ROW_BUCKETS, Plan, Plans
 from foredraft.backends.cuda.sample import Draws
 from foredraft.backends.cuda.trees import CudaTreeOps
+from foredraft.backends.layers import (
+    AttentionShape,
+    Experts,
+    LayerKV,
+    Linear,
+    Mlp,
+    Stack,
+    Taps,
+)
 from foredraft.backends.tree_ops import TreeOps
+from foredraft.backends.weight import Weight
 from foredraft.batch import ForwardBatch, PackedBatch
 from foredraft.config import ModelConfig
 from foredraft.sampling.draw import NodeDraw

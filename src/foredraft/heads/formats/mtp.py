@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import Weight
+from foredraft.backends.weight import Weight
 from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel
 from foredraft.heads.base import CONFIG_FILE, D2T, MAX_BLOCK, PROJECTIONS, T2D, HeadConfig
