@@ -16,14 +16,12 @@ from foredraft.backends.weight import Weight
 from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel
 from foredraft.models import gguf_blocks
+from foredraft.models.architectures import GGUF_ARCHITECTURES
 from foredraft.models.checkpoint import Checkpoint, StoredTensor
 from foredraft.models.fields import shown
 from foredraft.models.gguf_config import config_from_header
 from foredraft.models.gguf_header import GGUFHeader, TensorEntry, read_header
 from foredraft.models.tokenizer import Tokenizer
-
-# Converters of these families interleave the two halves of each q and k head, for a rope that rotates neighbours.
-_INTERLEAVED_ARCHITECTURES = ("llama", "smollm3", "granite")
 
 _MODEL_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -90,7 +88,7 @@ def _stored_tensors(header: GGUFHeader, config: ModelConfig) -> Iterator[StoredT
 
 def _read(header: GGUFHeader, config: ModelConfig, entry: TensorEntry, name: str, wanted: slice) -> Weight:
     heads = 0  # whose rows are interleaved
-    if config.architecture in _INTERLEAVED_ARCHITECTURES:
+    if GGUF_ARCHITECTURES[config.architecture].interleaved:
         heads = config.num_heads if ".q_proj." in name else config.num_kv_heads if ".k_proj." in name else 0
     return read_entry(header, entry, wanted, heads)
 
@@ -119,9 +117,7 @@ def _layout_name(entry: TensorEntry, config: ModelConfig) -> str:
     match = _LAYER_PATTERN.fullmatch(entry.name)
     if match is None or match[2] not in LAYER_NAMES:
         return entry.name
-    module = LAYER_NAMES[match[2]]
-    if config.architecture == "gpt-oss" and match[2] == "post_attention_norm":
-        module = "post_attention_layernorm"
+    module = GGUF_ARCHITECTURES[config.architecture].gguf_names.get(match[2], LAYER_NAMES[match[2]])
     if module == "mlp.up_proj" and entry.shape[0] == 2 * config.intermediate_size:
         module = "mlp.gate_up_proj"
     return f"model.layers.{match[1]}.{module}.{match[3]}"
