@@ -37,6 +37,13 @@ class Draft:
         if self.parents and (min(self.parents) < -1 or any(map(ge, self.parents, range(len(self.parents))))):
             raise ValueError("a draft's parents must come before their children")
 
+    @classmethod
+    def chain(cls, tokens: Items[int], confidence: float, origin: str) -> Draft:
+        """Each token follows the one before it, and is accepted with this confidence where that one was."""
+        size = len(tokens)
+        scores = tuple([confidence**depth for depth in range(1, size + 1)])
+        return cls(tuple(tokens), tuple(range(-1, size - 1)), scores, (origin,) * size)
+
     def __len__(self) -> int:
         return len(self.tokens)
 

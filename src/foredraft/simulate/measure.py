@@ -105,7 +105,7 @@ def _draw_s(llm: LLM, temperature: float) -> float:
     rows = (_SPREAD * noise).to(backend.device)
     sequence = Sequence(0, "", 0, [1], 1, params, seed=0, max_tokens=_MAX_TOKENS)
     tokens = tuple(pick(rows[place], params, sequence.noise_seed, 1 + place) for place in range(_DRAWS))
-    right = Draft(tokens, tuple(range(-1, _DRAWS - 1)), (1.0,) * _DRAWS, ("",) * _DRAWS)
+    right = Draft.chain(tokens, 1.0, "")
     times: dict[int, list[float]] = {0: [], _DRAWS: []}
     for _ in range(_ROUNDS):
         for draft in (NO_DRAFT, right):
