@@ -32,22 +32,7 @@ def config_from_header(header: GGUFHeader) -> ModelConfig:
         raise not_run(header.path, "general.architecture", name, list(GGUF_ARCHITECTURES))
     architecture = GGUF_ARCHITECTURES[name]
     fields = Fields(header.path, header.metadata, name + ".")
-    if not fields.flag("attention.causal", True):
-        raise fields.error("attention.causal", "is false, but tokens must not see what follows them")
-    experts = architecture.experts
-    fields.refuse({**_NEUTRAL, "expert_gating_func": None if experts is None else experts.gating})
-    if fields.integer("expert_count", 0) and experts is None:
-        known = ", ".join(each.gguf for each in GGUF_ARCHITECTURES.values() if each.experts is not None)
-        raise InvalidModel(
-            f"{header.path}: field {name}.expert_count is set, but of the mixtures of experts Foredraft runs "
-            f"{known}; choose one of these, or a model without experts."
-        )
-    if Fields(header.path, header.metadata, "split.").integer("count", 0) > 1:
-        raise InvalidModel(f"{header.path} is one part of a split GGUF; merge the parts with llama-gguf-split --merge.")
-    embedding = header.tensors.get("token_embd.weight")
-    if embedding is None:
-        raise InvalidModel(f"{header.path}: tensor 'token_embd.weight' is missing, so this is not a language model.")
-
+    _check_supported(header, fields, architecture)
     hidden_size = fields.integer("embedding_length")
     num_blocks, num_mtp_layers = fields.integer("block_count", most=MAX_LAYERS), fields.integer(_NEXTN, 0, MAX_LAYERS)
     if num_mtp_layers >= num_blocks:
@@ -73,9 +58,9 @@ def config_from_header(header: GGUFHeader) -> ModelConfig:
     interval = architecture.no_rope_interval
     return ModelConfig(
         architecture=name,
-        vocab_size=embedding.shape[0],
+        vocab_size=header.tensors["token_embd.weight"].shape[0],
         hidden_size=hidden_size,
-        intermediate_size=fields.integer("feed_forward_length", None if experts is None else 1),
+        intermediate_size=fields.integer("feed_forward_length", None if architecture.experts is None else 1),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=fields.integer("attention.head_count_kv", num_heads),
@@ -87,7 +72,7 @@ def config_from_header(header: GGUFHeader) -> ModelConfig:
         rope_scaling=rope_scaling(header, fields, rope_dim // 2),
         no_rope_layers=tuple(range(interval - 1, num_layers, interval)) if interval else (),
         qk_norm=architecture.qk_norm,
-        experts=None if experts is None else _experts(fields),
+        experts=None if architecture.experts is None else _experts(fields),
         activation=architecture.activation,
         attention_sinks=architecture.attention_sinks,
         sliding_window=sliding_window,
@@ -103,6 +88,24 @@ def config_from_header(header: GGUFHeader) -> ModelConfig:
         bos_token_id=header.metadata.get("tokenizer.ggml.bos_token_id"),
         eos_token_ids=eos_token_ids(header.metadata),
     )
+
+
+def _check_supported(header: GGUFHeader, fields: Fields, architecture: Architecture) -> None:
+    """Raise InvalidModel for what would make a model's text wrong, or is no whole model."""
+    if not fields.flag("attention.causal", True):
+        raise fields.error("attention.causal", "is false, but tokens must not see what follows them")
+    experts = architecture.experts
+    fields.refuse({**_NEUTRAL, "expert_gating_func": None if experts is None else experts.gating})
+    if fields.integer("expert_count", 0) and experts is None:
+        known = ", ".join(each.gguf for each in GGUF_ARCHITECTURES.values() if each.experts is not None)
+        raise InvalidModel(
+            f"{header.path}: field {fields.key('expert_count')} is set, but of the mixtures of experts Foredraft runs "
+            f"{known}; choose one of these, or a model without experts."
+        )
+    if Fields(header.path, header.metadata, "split.").integer("count", 0) > 1:
+        raise InvalidModel(f"{header.path} is one part of a split GGUF; merge the parts with llama-gguf-split --merge.")
+    if "token_embd.weight" not in header.tensors:
+        raise InvalidModel(f"{header.path}: tensor 'token_embd.weight' is missing, so this is not a language model.")
 
 
 def _experts(fields: Fields) -> ExpertsConfig:
