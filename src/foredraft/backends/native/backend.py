@@ -21,15 +21,7 @@ import torch
 from torch import Tensor
 
 from foredraft.backends.base import Backend, HeadNorms
-from foredraft.backends.layers import (
-    ACTIVATIONS,
-    AttentionShape,
-    Experts,
-    LayerKV,
-    Linear,
-    Stack,
-    Taps,
-)
+from foredraft.backends.layers import ACTIVATIONS, AttentionShape, Experts, LayerKV, Linear, Stack, Taps
 from foredraft.backends.native.describe import (
     describe_batch,
     describe_experts,
