@@ -17,7 +17,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from foredraft.errors import InvalidModel
 from foredraft.models import catalog, wheel
-from foredraft.models.gguf import GGUFCheckpoint
+from foredraft.models.gguf.checkpoint import GGUFCheckpoint
 from foredraft.models.known_models import MODELS, CatalogueModel
 from foredraft.models.sources import HubFile, WheelFile
 from tests.gguf_files import MINIMAL, minimal_tensors, write_gguf

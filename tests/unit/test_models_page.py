@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from foredraft.models import gguf_blocks
 from foredraft.models.architectures import GGUF_ARCHITECTURES, MODEL_TYPES
+from foredraft.models.gguf import blocks
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
 
@@ -20,4 +20,4 @@ def test_every_architecture_has_its_row() -> None:
 
 def test_every_type_is_listed() -> None:
     (listed,) = (line for line in PAGE.splitlines() if line.startswith("| GGUF |"))
-    assert {kind.name for kind in gguf_blocks.PRECISION} == set(listed[9:].split(";")[0].split(", "))
+    assert {kind.name for kind in blocks.PRECISION} == set(listed[9:].split(";")[0].split(", "))

@@ -81,7 +81,7 @@ def hub_name(name_or_path: str) -> str:
 def open_checkpoint(path: Path) -> Checkpoint:
     """A GGUF file or a safetensors folder, with its header read and checked."""
     if path.is_dir():
-        from foredraft.models.safetensors import SafetensorsCheckpoint
+        from foredraft.models.safetensors.checkpoint import SafetensorsCheckpoint
 
         return SafetensorsCheckpoint(path)
     if path.suffix.lower() in _PICKLE_SUFFIXES:
@@ -91,6 +91,6 @@ def open_checkpoint(path: Path) -> Checkpoint:
         )
     if path.suffix.lower() == ".safetensors":
         raise InvalidModel(f"{path} needs the config.json beside it; give the folder {path.parent} instead.")
-    from foredraft.models.gguf import GGUFCheckpoint
+    from foredraft.models.gguf.checkpoint import GGUFCheckpoint
 
     return GGUFCheckpoint(path)

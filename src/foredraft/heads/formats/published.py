@@ -18,8 +18,8 @@ from foredraft.heads.base import CONFIG_FILE, D2T, PROJECTIONS, T2D, HeadConfig
 from foredraft.heads.files import Tensors, check_target, check_tensors, read_tensor_file
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.fields import Fields, is_whole, read_json, shown
-from foredraft.models.hf_config import config_from_json
-from foredraft.models.safetensors import shard_files, stored_names
+from foredraft.models.safetensors.checkpoint import shard_files, stored_names
+from foredraft.models.safetensors.config import config_from_json
 
 REMEDY = "download the head again, or use one that was published for this model"
 DEFAULT_DEPTH = 5  # of drafts, where the publisher names none

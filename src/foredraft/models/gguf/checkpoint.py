@@ -15,12 +15,12 @@ import numpy as np
 from foredraft.backends.weight import Weight
 from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel
-from foredraft.models import gguf_blocks
 from foredraft.models.architectures import GGUF_ARCHITECTURES
 from foredraft.models.checkpoint import Checkpoint, StoredTensor
 from foredraft.models.fields import shown
-from foredraft.models.gguf_config import config_from_header
-from foredraft.models.gguf_header import GGUFHeader, TensorEntry, read_header
+from foredraft.models.gguf import blocks
+from foredraft.models.gguf.config import config_from_header
+from foredraft.models.gguf.header import GGUFHeader, TensorEntry, read_header
 from foredraft.models.tokenizer import Tokenizer
 
 _MODEL_NAMES = {
@@ -75,14 +75,14 @@ def _stored_tensors(header: GGUFHeader, config: ModelConfig) -> Iterator[StoredT
             continue
         if "_exps." in entry.name:  # the matrices or biases of all experts of a layer, one below the other
             entry = replace(entry, shape=(prod(entry.shape[:2]), *entry.shape[2:]))
-        supported = gguf_blocks.PRECISION if len(entry.shape) > 1 else gguf_blocks.FLOATS
+        supported = blocks.PRECISION if len(entry.shape) > 1 else blocks.FLOATS
         if entry.type not in supported:
             allowed = ", ".join(kind.name for kind in supported)
             raise InvalidModel(
                 f"{header.path}: tensor {shown(entry.name)} is {entry.type.name}, but {allowed} are supported; "
                 "choose another quantisation of this model."
             )
-        name, precision = _layout_name(entry, config), gguf_blocks.PRECISION[entry.type]
+        name, precision = _layout_name(entry, config), blocks.PRECISION[entry.type]
         yield StoredTensor(header.path, name, entry.shape, precision, partial(_read, header, config, entry))
 
 
@@ -105,7 +105,7 @@ def read_entry(header: GGUFHeader, entry: TensorEntry, wanted: slice, heads: int
         pairs = rows.reshape(heads, -1, 2, rows.shape[1])
         rows = pairs.swapaxes(1, 2).reshape(rows.shape)
     try:
-        return gguf_blocks.decode(rows, entry.type)
+        return blocks.decode(rows, entry.type)
     except InvalidModel as error:
         raise InvalidModel(f"{header.path}: tensor {entry.name!r}: {error}") from error
 

@@ -10,8 +10,8 @@ from foredraft.config import ExpertsConfig, ModelConfig, RopeScaling
 from foredraft.errors import InvalidModel
 from foredraft.models.architectures import GGUF_ARCHITECTURES, Architecture
 from foredraft.models.fields import MAX_LAYERS, Fields, not_run, shown
-from foredraft.models.gguf_header import GGUFHeader
-from foredraft.models.gguf_tokenizer import eos_token_ids
+from foredraft.models.gguf.header import GGUFHeader
+from foredraft.models.gguf.tokenizer import eos_token_ids
 
 # Fields that change what a model computes and that nobody reads, and the values under which they change nothing.
 _NEUTRAL: dict[str, object] = {

@@ -11,11 +11,11 @@ from typing import Any
 from foredraft.backends.weight import Weight, plain_weight
 from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel, InvalidParameter
-from foredraft.models import gpt_oss
 from foredraft.models.architectures import MODEL_TYPES
 from foredraft.models.checkpoint import Checkpoint, StoredTensor
 from foredraft.models.fields import Fields, read_json, shown
-from foredraft.models.hf_config import config_from_json
+from foredraft.models.safetensors import gpt_oss
+from foredraft.models.safetensors.config import config_from_json
 from foredraft.models.tokenizer import Tokenizer
 from foredraft.params import NEUTRAL, SamplingParams
 
