@@ -9,8 +9,8 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from foredraft.backends.base import LayerKV
 from foredraft.backends.choose import choose_backend
+from foredraft.backends.layers import LayerKV
 from foredraft.backends.row_tiles import set_tiles_beside
 from foredraft.batch import PackedBatch, pack
 from foredraft.config import DTYPES

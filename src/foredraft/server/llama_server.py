@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foredraft.control.economics import quotient
+from foredraft.outputs import CompletionOutput
 from foredraft.server import reports
 from foredraft.server.bodies import BodyRoute, Many, RequestModel
 from foredraft.server.errors import ApiError, error_object, json_response
@@ -17,7 +18,6 @@ from foredraft.server.generation import Generation, Tokens, begin
 from foredraft.server.service import Served
 from foredraft.server.sse import event, respond
 from foredraft.server.status import VERSION
-from foredraft.types import CompletionOutput
 
 PATH = "/infill"
 router = APIRouter()

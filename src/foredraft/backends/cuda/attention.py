@@ -21,8 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foredraft.backends.base import AttentionShape, LayerKV
 from foredraft.backends.cuda.launch import begin, options, prefetch, stored_as_bfloat16
+from foredraft.backends.layers import AttentionShape, LayerKV
 from foredraft.batch import ForwardBatch
 
 KEY_BLOCK = 128

@@ -24,10 +24,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foredraft.backends.base import Linear
 from foredraft.backends.cuda.launch import LARGEST, activated, begin, options, prefetch_rows
 from foredraft.backends.cuda.pack import STRIPE, Cut, Packed, cut
 from foredraft.backends.cuda.widen import all_rows, four_by_four, tile_of, widen, words_of
+from foredraft.backends.layers import Linear
 
 SPLIT_ROWS = 256  # up to so many rows, every segment has a program of its own
 

@@ -29,7 +29,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import Linear, Weight
+from foredraft.backends.layers import Linear
+from foredraft.backends.weight import Weight
 
 STRIPE = 16  # outputs
 BLOCK = 64  # inputs

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foredraft.backends import tree_ops
-from foredraft.backends.base import AttentionShape, Backend
+from foredraft.backends.base import Backend
+from foredraft.backends.layers import AttentionShape
 from foredraft.backends.tree_ops import LEAST_PROBABILITY, Choice, Nodes, Noise, TreeOps
 from foredraft.batch import ForwardBatch, PackedBatch
 from foredraft.proposers.model.candidates import NodeLogits
