@@ -212,8 +212,8 @@ class HeadConfig:
             yield "num_heads", f"is {self.num_heads}, no multiple of num_kv_heads={self.num_kv_heads}"
         if self.head_dim % 2:
             yield "head_dim", f"is {self.head_dim}, but an even number is needed"
-        if self.num_layers > MAX_LAYERS:
-            yield "num_layers", f"is {self.num_layers}, but at most {MAX_LAYERS} are supported"
+        if self.num_layers > (most := rules_of(self.kind).max_layers):
+            yield "num_layers", f"is {self.num_layers}, but {self.kind} heads have at most {most}"
 
     def _draft_problems(self) -> Problems:
         """What comes out, and how probable it is said to be."""
@@ -252,6 +252,7 @@ class Rules:
     tensors: Callable[[HeadConfig], Shapes]  # all but the vocabulary's; the names are those that vLLM reads
     reads_taps: bool = True
     as_wide_as_target: bool = False
+    max_layers: int = MAX_LAYERS
     corrections: tuple[str, ...] = CORRECTIONS[:1]
     block_inputs: tuple[str, ...] = BLOCK_INPUTS[:1]
     variants: frozenset[str] = frozenset()  # fields that heads of others may have otherwise than those trained here
