@@ -38,7 +38,9 @@ def llm() -> LLM:
 
 @pytest.fixture(scope="session")
 def server(llm: LLM) -> Iterator[RunningServer]:
-    with running(llm, names=["smollm2-135m"], allowed_specs=(*DEFAULT_SPECS, "eagle:nodes=12")) as started:
+    with running(
+        llm, names=["smollm2-135m"], allowed_specs=(*DEFAULT_SPECS, "eagle:nodes=4", "eagle:nodes=12")
+    ) as started:
         yield started
 
 
