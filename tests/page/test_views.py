@@ -270,7 +270,7 @@ def test_a_phone_has_one_row_at_the_top_and_no_overflow(browser: Any, tiny_serve
 def test_a_phone(browser: Any, server: RunningServer) -> None:
     size = {"width": 390, "height": 844}
     with OpenPage.opened(browser, server.url, viewport=size, has_touch=True, is_mobile=True) as page:
-        page.configure(**HEAD)
+        page.configure(**{**HEAD, "spec": "auto", "max_tokens": "300"})
         page.tab.click("#tints")
-        page.ask(WALKING)
+        page.ask(POINT)
         page.photograph(IMAGES / "page-phone.png")
