@@ -38,7 +38,12 @@ def llm() -> LLM:
 
 @pytest.fixture(scope="session")
 def server(llm: LLM) -> Iterator[RunningServer]:
-    with running(llm, names=["smollm2-135m"], allowed_specs=(*DEFAULT_SPECS, "eagle:nodes=12")) as started:
+    with running(
+        llm, names=["smollm2-135m"], allowed_specs=(*DEFAULT_SPECS, "eagle:nodes=4", "eagle:nodes=8")
+    ) as started:
+        # What plain decoding takes here and now: the controller learns it from requests that are its to decide about.
+        body = {"messages": [{"role": "user", "content": "Why is the sky blue?"}], "max_tokens": 64, "spec": "auto"}
+        assert started.request("POST", "/v1/chat/completions", body, timeout=120)[0] == 200
         yield started
 
 

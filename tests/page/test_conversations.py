@@ -209,5 +209,5 @@ def test_the_strip_says_in_words_what_the_controller_does(scripted_page: OpenPag
     answer_with(scripted_page, stream_of([step([("a", "eagle"), ("b", "target")], reasons=[])]))
     scripted_page.ask("And fixed?")
     assert scripted_page.tab.locator(why).text_content() == (
-        "The spec is fixed, so there is nothing to decide. 1 of 1 run had a draft. This saved 0.25 s."
+        "The spec is fixed, so there is nothing to decide. 1 of 1 run had a draft."
     )

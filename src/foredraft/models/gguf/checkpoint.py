@@ -56,6 +56,7 @@ LAYER_NAMES = {
     "nextn.shared_head_head": "shared_head.head",
 }
 _ROPE_TENSORS = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}  # read into the config
+_GIVEN_BACK_BYTES = 16 << 20  # of the file at a time
 _LAYER_PATTERN = re.compile(r"blk\.(\d+)\.((?:nextn\.)?\w+)\.(weight|bias)")
 
 
@@ -96,9 +97,10 @@ def _read(header: GGUFHeader, config: ModelConfig, entry: TensorEntry, name: str
 def read_entry(header: GGUFHeader, entry: TensorEntry, wanted: slice, heads: int = 0) -> Weight:
     """Rows in Hugging Face order; `heads` are those whose rows are interleaved. They move whole and as bytes, so
     quantised codes are kept."""
-    if hasattr(mmap, "MADV_DONTNEED"):
+    end = entry.start + entry.num_bytes
+    if entry.start // _GIVEN_BACK_BYTES != end // _GIVEN_BACK_BYTES and hasattr(mmap, "MADV_DONTNEED"):
         # Give the pages of earlier tensors back: a loaded model needs its packed weights, not the file as well. Where
-        # one is still in use it is read again.
+        # one is still in use it is read again. Once for so many bytes is enough: it takes a while.
         header.data.madvise(mmap.MADV_DONTNEED)
     rows = np.frombuffer(header.data, np.uint8, entry.num_bytes, entry.start).reshape(entry.shape[0], -1)[wanted]
     if heads:

@@ -31,8 +31,8 @@ export function answerInWords(steps, savedS) {
   if (!steps.length) return "";
   const drafted = steps.filter(isDrafted).length;
   const had = `${drafted} of ${count(steps.length, "run")} had a draft`;
+  if (!steps.some((step) => step.reasons.length)) return `${FIXED}. ${had}.`;
   const saved = savedS ? ` This ${savedS > 0 ? "saved" : "cost"} ${Math.abs(savedS).toFixed(2)} s.` : "";
-  if (!steps.some((step) => step.reasons.length)) return `${FIXED}. ${had}.${saved}`;
   const tally = new Map();
   for (const step of steps) if (!isDrafted(step)) tally.set(noDraft(step), (tally.get(noDraft(step)) ?? 0) + 1);
   const others = [...tally].sort((a, b) => b[1] - a[1]);
