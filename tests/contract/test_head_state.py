@@ -77,7 +77,14 @@ def compare_with_fresh(folder: Path, heads: str, kind: str, temperature: float) 
     shared = [(7 * place) % VOCAB for place in range(35)]
     prompts = [[*shared, *((11 * seed + place) % VOCAB for place in range(5 + 9 * seed))] for seed in range(5)]
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=5, ignore_eos=True, logit_bias=FEW)
-    busy = LLM(str(folder), head=heads, spec="off", kv_cache_tokens=256, max_num_seqs=5, max_num_batched_tokens=60)
+    # Chunks do not depend on what steps take: a busy machine would have smaller ones, and perhaps no preemption.
+    options: Any = {
+        "kv_cache_tokens": 256,
+        "max_num_seqs": 5,
+        "max_num_batched_tokens": 60,
+        "max_chunk_s": float("inf"),
+    }
+    busy = LLM(str(folder), head=heads, spec="off", **options)
     calls = recorded(busy, kind)
     outputs: list[Any] = []
     for index, prompt in enumerate(prompts):
