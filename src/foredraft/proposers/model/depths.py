@@ -20,10 +20,14 @@ class Depths:
         self.shape, self._shallower = shape, shallower
         self._chances: dict[int, list[float]] = {}  # by sequence and depth: that a draft is right so far
 
+    def is_chosen(self, num_sequences: int, min_score: float) -> bool:
+        """Whether so many drafts at once may be shallow; if not, there is nothing to learn from them either."""
+        return bool(self._shallower) and min_score > 0 and num_sequences <= FEW
+
     def choose(self, sequence_ids: Items[int], min_score: float) -> TreeShape:
         """The shallowest shape with all levels that pay: it goes on from a level that is right with a probability above
         `min_score`. 0 wants whole drafts."""
-        if not min_score or len(sequence_ids) > FEW:
+        if not self.is_chosen(len(sequence_ids), min_score):
             return self.shape
         depth = max([self._first_unsure(each, min_score) for each in sequence_ids], default=0)
         return next((shape for shape in reversed(self._shallower) if shape.depth >= depth), self.shape)
@@ -38,8 +42,6 @@ class Depths:
 
     def learn(self, sequence_id: int, draft: Draft, shape: TreeShape) -> None:
         """A draft of this shape was made."""
-        if not self._shallower:
-            return
         seen = [0.0] * shape.depth
         for score, depth in zip(draft.scores, draft.depths, strict=True):
             seen[depth - 1] += score

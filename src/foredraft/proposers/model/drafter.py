@@ -125,7 +125,8 @@ class TreeDrafter(Proposer):
             tree.known += work.num_new_tokens
             tree.made, tree.ended = levels.draft(lane, tree.budget, self.name), True
             self._record(tree, levels.chain(lane))
-            self._depths.learn(tree.sequence.id, tree.made, shape)
+            if self._depths.is_chosen(len(trees), min_score):
+                self._depths.learn(tree.sequence.id, tree.made, shape)
 
     def _begun(self, sequence: Sequence, budget: int, min_score: float) -> Tree:
         known = self.model.num_computed(sequence)
