@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foredraft.batch import ForwardBatch, PackedBatch
-from foredraft.config import ModelConfig
 from foredraft.sampling.draw import LazyDraws, NodeDraw, Tokens
 
 if TYPE_CHECKING:
@@ -168,7 +167,7 @@ class Mlp:
     down: Linear
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Experts:
     """MLPs of which a router chooses a few for every row. What they give is added up, each with its probability among
     all experts or, where they are normalised, among the chosen ones."""
@@ -262,10 +261,6 @@ class Backend(Protocol):
     runs_ahead: bool = False  # whether runs are only begun when a call returns, and the host may do something else
     # Runs of so many rows must give a row the same bits: start-up compares them.
     row_counts: tuple[int, ...] = ROW_COUNTS
-
-    def lacks(self, config: ModelConfig) -> str:
-        """What the model has that there are no kernels for, in words; nothing where it can run."""
-        return ""
 
     def pack(self, weight: Weight) -> Any:
         """Lay a weight out for `linear`; done once, at load."""

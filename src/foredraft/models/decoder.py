@@ -28,7 +28,7 @@ from foredraft.backends.base import (
 )
 from foredraft.batch import ForwardBatch
 from foredraft.config import ModelConfig
-from foredraft.errors import InvalidModel, InvalidParameter
+from foredraft.errors import InvalidModel
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.quantise import convert
 from foredraft.models.rope import rope_tables
@@ -108,11 +108,6 @@ def load_decoder(
     time is worth more than its accuracy: only the embedding keeps its 8 bits, of which a run reads a few rows.
     """
     config, names = checkpoint.config, checkpoint.names()
-    if lacking := backend.lacks(config):
-        raise InvalidParameter(
-            f"{checkpoint.path}: backend {backend.name!r} has no kernels for {lacking} yet, which this "
-            f"{config.architecture} model needs; use backend='torch', or device='cpu' with backend='native'."
-        )
     least_bits = 8 if checkpoint.precision == "int4" and not rounds_all else 4
     places = count(1)
 
