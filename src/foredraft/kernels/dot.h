@@ -268,19 +268,6 @@ INLINE void dot_codes(const int8_t *codes, enum scaling scaling, int first, int 
     combine_planes(&sums, planes, rows, vecs, out);
 }
 
-/* What four codes of mx4 in every lane stand for, raised by the offset of SCALE. */
-INLINE vu mx4_quad(vu codes) {
-#if LANES == 16
-    __m512i values = _mm512_broadcast_i32x4(_mm_load_si128((const __m128i *)mx4_values));
-    return (vu)_mm512_shuffle_epi8(values, (__m512i)codes) ^ 0x80808080;
-#elif LANES == 8
-    __m256i values = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *)mx4_values));
-    return (vu)_mm256_shuffle_epi8(values, (__m256i)codes) ^ 0x80808080;
-#else
-    return (vu)_mm_shuffle_epi8(_mm_load_si128((const __m128i *)mx4_values), (__m128i)codes) ^ 0x80808080;
-#endif
-}
-
 INLINE void dot_nibbles(const uint8_t *codes, int mx4, const x_group *const x[], int planes, int rows, int vec, int vecs,
                         dots_of_tile out) {
     enum scaling scaling = mx4 ? SCALE : MINIMUM;
@@ -291,7 +278,7 @@ INLINE void dot_nibbles(const uint8_t *codes, int mx4, const x_group *const x[],
         FOR(v, vecs) {
             vu both = load_u32(codes + p * PANEL * 4 + (vec + v) * LANES * 4);
             vu one = both & 0x0f0f0f0f, two = (both >> 4) & 0x0f0f0f0f;
-            if (mx4) one = mx4_quad(one), two = mx4_quad(two);
+            if (mx4) one = mx4_quad(one) ^ offset_bytes(SCALE), two = mx4_quad(two) ^ offset_bytes(SCALE);
             add_quad(&sums, one, most, 2 * p, 2 * p, 8, x, planes, rows, v);
             add_quad(&sums, two, most, 2 * p + 1, 2 * p + 1, 8, x, planes, rows, v);
         }

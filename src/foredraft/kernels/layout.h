@@ -50,6 +50,22 @@ INLINE int code_bits(int kind) { return kind == FD_Q8 ? 8 : kind == FD_Q4 || kin
 /* Twice what the codes of mx4 (E2M1: a sign, two bits of exponent, one of mantissa) stand for. */
 static const _Alignas(16) int8_t mx4_values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
+/* The same of four codes in every lane. */
+INLINE vu mx4_quad(vu codes) {
+#if defined(__aarch64__)
+    return (vu)vqtbl1q_s8(vld1q_s8(mx4_values), (uint8x16_t)codes);
+#else
+    __m128i values = _mm_load_si128((const __m128i *)mx4_values);
+#if LANES == 16
+    return (vu)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(values), (__m512i)codes);
+#elif LANES == 8
+    return (vu)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), (__m256i)codes);
+#else
+    return (vu)_mm_shuffle_epi8(values, (__m128i)codes);
+#endif
+#endif
+}
+
 /* Rows of 16 factors, and their bytes: what a group has, and what a block of a K kind has for all its groups. */
 INLINE int group_rows(int kind) { return scaling_of(kind) == SCALE ? 1 : 2; }
 INLINE int block_rows(int kind) { return !is_k(kind) ? 0 : scaling_of(kind) == MINIMUM ? 2 : 1; }

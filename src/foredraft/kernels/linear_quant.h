@@ -137,10 +137,11 @@ typedef struct {
 INLINE void widen_codes(int kind, const uint8_t *restrict packed, int8_t *restrict codes) {
     if (kind == FD_MX4)
         for (int p = 0; p < 4; p++)
-            for (int i = 0; i < PANEL * 4; i++) {
-                uint8_t two = packed[p * PANEL * 4 + i];
-                codes[2 * p * PANEL * 4 + i] = mx4_values[two & 15];
-                codes[(2 * p + 1) * PANEL * 4 + i] = mx4_values[two >> 4];
+            for (int i = 0; i < PANEL * 4; i += LANES * 4) { /* by hand: compilers look up byte by byte */
+                vu two = load_u32(packed + p * PANEL * 4 + i);
+                vu low = mx4_quad(two & 0x0f0f0f0f), high = mx4_quad((two >> 4) & 0x0f0f0f0f);
+                memcpy(codes + 2 * p * PANEL * 4 + i, &low, sizeof low);
+                memcpy(codes + (2 * p + 1) * PANEL * 4 + i, &high, sizeof high);
             }
     else if (code_bits(kind) == 4)
         for (int p = 0; p < 4; p++)
