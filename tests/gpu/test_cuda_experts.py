@@ -103,7 +103,7 @@ class TestExperts:
     @pytest.mark.parametrize("rows", [1, 7] if INTERPRETED else [1, 7, 40, 300])
     def test_a_row_gets_what_its_experts_give(self, kind: str, rows: int) -> None:
         mixture, x = Mixture(kind), small(rows, WIDTH).bfloat16().float()
-        assert error(backend().mix_experts(x, mixture.experts, "silu").cpu(), mixture.expected(x, "silu")) < 2e-3
+        assert error(backend().mix_experts(x, mixture.experts, "silu").cpu(), mixture.expected(x, "silu")) < 4e-3
 
     @pytest.mark.parametrize("activation", ACTIVATIONS)
     @pytest.mark.parametrize("normalised", [True, False])
@@ -116,7 +116,7 @@ class TestExperts:
         """Gates and ups of different kinds are not activated by one kernel; an odd size fills no tile."""
         mixture, x = Mixture("q4", inner=40, down="bf16", bias=False), small(6, WIDTH).bfloat16().float()
         whole = backend().mix_experts(x, mixture.experts, "clamped")
-        assert error(whole.cpu(), mixture.expected(x, "clamped")) < 2e-3
+        assert error(whole.cpu(), mixture.expected(x, "clamped")) < 4e-3
         weights = [mixture.weight(kind, 40, WIDTH) for kind in ("q4", "q8")]
         mixed = tuple(Mlp(layer_of(*weights, bias=True), mlp.down) for mlp in mixture.experts.each)
         mixture.experts = replace(mixture.experts, each=mixed)
@@ -124,7 +124,7 @@ class TestExperts:
             (torch.cat([widened(weight).cpu() for weight in weights]), down) for _, down in mixture.values
         ]
         apart = backend().mix_experts(x, mixture.experts, "silu")
-        assert error(apart.cpu(), mixture.expected(x, "silu")) < 2e-3
+        assert error(apart.cpu(), mixture.expected(x, "silu")) < 4e-3
 
     def test_experts_that_no_row_chose_are_not_read(self) -> None:
         mixture, x = Mixture("bf16"), small(6, WIDTH)

@@ -68,6 +68,20 @@ def test_threads_do_not_change_the_bits(level: Level) -> None:
     assert torch.equal(backend_of(level, threads=1).mix_experts(x, experts, "silu"), two)
 
 
+def test_layers_of_several_kinds(backend: NativeBackend) -> None:
+    """Gates and ups of two kinds: parts of one layer."""
+    experts, x = scene(backend, "q4k")
+
+    def of_two(down: Linear) -> Mlp:
+        halves = [packed(backend, kind, down.inputs, WIDTH)[0] for kind in ("q4k", "q6")]
+        parts = tuple(part for half in halves for part in half.parts)
+        return Mlp(Linear(parts, 2 * down.inputs, WIDTH, torch.randn(2 * down.inputs)), down)
+
+    experts = replace(experts, each=tuple(of_two(mlp.down) for mlp in experts.each))
+    mixed = backend.mix_experts(x, experts, "silu")
+    assert error(mixed, torch.stack([one_row(backend, experts, row, "silu") for row in x])) < 1e-5
+
+
 def test_experts_that_no_row_chose_are_not_read(backend: NativeBackend) -> None:
     """Whatever their weights hold. The bias of the router decides which they are."""
     experts, x = scene(backend, "f32")
