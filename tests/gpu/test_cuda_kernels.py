@@ -108,6 +108,7 @@ class TestLinear:
         assert cuda_linear.sums(small(2, 64) * 1e6, layer).isfinite().all()
         active = cuda_rows.gated(torch.full((1, 2, 64), 1e6, device=DEVICE), torch.float16)
         assert torch.equal(active, torch.full((2, 32), 65504.0, dtype=torch.float16, device=DEVICE))
+        assert cuda_rows.gated(torch.full((1, 2, 64), torch.nan, device=DEVICE), torch.float16).isnan().all()
 
     @bits
     @pytest.mark.parametrize("kind", KINDS)

@@ -33,9 +33,10 @@ def begin(PDL: tl.constexpr):
 
 @triton.jit
 def stored(values, out):
-    """`values` as `out` holds them. What float16 cannot hold becomes its largest number."""
+    """`values` as `out` holds them. What float16 cannot hold becomes its largest number; what is no number stays none,
+    so that a request learns of it."""
     if out.dtype.element_ty == tl.float16:
-        values = tl.clamp(values, -_LARGEST, _LARGEST)
+        values = tl.clamp(values, -_LARGEST, _LARGEST, propagate_nan=tl.PropagateNan.ALL)
     return values.to(out.dtype.element_ty)
 
 
