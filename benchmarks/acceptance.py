@@ -28,10 +28,11 @@ from torch import Tensor
 from foredraft import LLM, SamplingParams
 from foredraft.batch import pack
 from foredraft.bench.suite import BUILT_IN_NAME, load_suite
+from foredraft.outputs import RequestOutput
 from foredraft.proposers.model.whole_model import ModelDrafter
 from foredraft.reports.prompts import Question
 from foredraft.runtime.runner import Runner
-from foredraft.types import RequestOutput, Sequence, Work
+from foredraft.types import Sequence, Work
 
 SPECS = (
     "eagle:tree=chain,k=5",

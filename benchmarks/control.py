@@ -24,10 +24,11 @@ from functools import partial
 from foredraft import LLM, SamplingParams
 from foredraft.bench.measure import OFF, Learnt, Plan, in_turn, timed, warm_up
 from foredraft.bench.suite import built_in
+from foredraft.outputs import CompletionOutput, RequestOutput
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.registry import ProposerChoice, Spec
 from foredraft.reports.prompts import Question
-from foredraft.types import CompletionOutput, Draft, RequestOutput, Sequence
+from foredraft.types import Draft, Sequence
 
 IN_FLIGHT = 8
 CODE_SHARE = 0.7

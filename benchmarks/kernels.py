@@ -26,8 +26,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import AttentionShape, Experts, Layer, LayerKV, Linear, Mlp, Stack, Weight
+from foredraft.backends.layers import AttentionShape, Experts, Layer, LayerKV, Linear, Mlp, Stack
 from foredraft.backends.native.backend import NativeBackend
+from foredraft.backends.weight import Weight
 from foredraft.batch import PackedBatch
 
 if torch.cuda.is_available():  # elsewhere there is no Triton

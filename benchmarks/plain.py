@@ -35,7 +35,7 @@ import torch
 from published import PREFILL_TOKENS, Figures, Prompts, say
 
 from foredraft import LLM, SamplingParams
-from foredraft.backends.base import Experts, Linear
+from foredraft.backends.layers import Experts, Linear
 from foredraft.batch import pack
 from foredraft.config import EngineConfig
 from foredraft.models.catalog import resolve

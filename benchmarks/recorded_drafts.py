@@ -29,6 +29,8 @@ from foredraft.control.controller import Controller, Prices
 from foredraft.control.costs import Calibration, Costs, Load
 from foredraft.control.economics import VerifyCurve
 from foredraft.proposers.base import Proposer
+from foredraft.proposers.model.depths import Depths
+from foredraft.proposers.model.tree import TreeShape
 from foredraft.proposers.registry import ProposerChoice, Spec, parse_spec
 from foredraft.simulate.engine import Clock, SimulatedEngine
 from foredraft.types import NO_DRAFT, Draft, Sequence, Work
@@ -36,6 +38,7 @@ from foredraft.types import NO_DRAFT, Draft, Sequence, Work
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 ACCEPTANCE = (0.7531, 0.7501, 0.7856, 0.7876, 0.7866)  # that comes with the EAGLE head of the default model
 VOCAB_SIZE = 1 << 18
+SHAPE = TreeShape(depth=5, width=4, prunes=True, nodes=16)  # of the drafts that are recorded
 SEEDS = (1, 2, 3)
 FIXED: tuple[dict[str, int], ...] = (
     {"eagle": 1},
@@ -58,8 +61,9 @@ class Answer(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """Milliseconds of a plain step, of a head's call, of each of its levels (0: all levels run in any case, on the
-    device), of a query of `suffix` and of deciding. `rows` are runs of 1, 2, 4, … 64 rows in plain steps."""
+    """Milliseconds of a plain step, of a head's call, of each of its levels, of a query of `suffix` and of deciding.
+    `rows` are runs of 1, 2, 4, … 64 rows in plain steps. `ahead`: a device runs all levels of a draft without looking
+    at the tokens in between."""
 
     step: float
     rows: tuple[float, ...]
@@ -67,6 +71,7 @@ class Machine(NamedTuple):
     level: float
     suffix: float
     deciding: float
+    ahead: bool = False
 
     @property
     def calibration(self) -> Calibration:
@@ -74,9 +79,12 @@ class Machine(NamedTuple):
 
 
 _GPU = (1.0, 1.20, 1.21, 1.23, 1.28, 1.36, 1.54)  # the second row brings the work of the host for a tree
+_GPU_15B = (1.0, 1.02, 1.03, 1.09, 1.14, 1.25, 1.40)
+# Of a head's draft on the H200 the whole was measured, 0.68 ms with five levels; what of it a level takes is a guess.
 MACHINES = {
-    "H200": Machine(0.63, _GPU, 0.68, 0.0, 0.022, 0.09),
-    "H200, slow host": Machine(0.63, _GPU, 0.75, 0.0, 0.03, 0.13),
+    "H200": Machine(0.63, _GPU, 0.205, 0.095, 0.022, 0.09, ahead=True),
+    "H200, slow host": Machine(0.63, _GPU, 0.275, 0.095, 0.03, 0.13, ahead=True),
+    "H200, 1.5B": Machine(1.45, _GPU_15B, 0.225, 0.095, 0.022, 0.09, ahead=True),
     "Xeon, bfloat16": Machine(10.0, (1, 1.04, 1.11, 1.24, 1.5, 2.1, 3.4), 0.2, 0.6, 0.02, 0.2),
     "Xeon, int4": Machine(2.86, (1, 1.3, 1.75, 2.5, 3.8, 6.5, 12), 0.2, 0.45, 0.022, 0.2),
     "Xeon, 16 threads, int4": Machine(1.6, (1, 1.25, 1.45, 1.9, 2.4, 3.6, 6.0), 0.2, 0.3, 0.022, 0.2),
@@ -106,6 +114,7 @@ class Recorded(Proposer):
         self.acceptance = () if self.free else ACCEPTANCE
         self._query_s = (machine.suffix if self.free else machine.head) / 1e3
         self._level_s = 0.0 if self.free else machine.level / 1e3
+        self._depths = Depths(SHAPE, SHAPE.shallower) if machine.ahead and not self.free else None
         self._missing_s = 0.0 if self.free else 4e-7 * machine.step
         self._answers, self._clock = answers, clock
         self._computed: dict[int, int] = {}  # tokens by sequence
@@ -124,20 +133,33 @@ class Recorded(Proposer):
         drafts = self._answers[sequence.id].drafts.get(str(place), {})
         tokens, parents, scores = drafts.get(self.name, ([], [], []))
         best = sorted(range(len(tokens)), key=lambda node: (-scores[node], node))[: min(budget, len(tokens))]
-        if self._level_s:  # a node is drafted if its parent was worth going on from
-            best = [node for node in best if parents[node] < 0 or scores[parents[node]] > min_score]
+        if self._depths is not None:
+            return self._ahead(sequence, self._draft_of(tokens, parents, scores, best), min_score)
+        # A node is drafted if its parent was worth going on from.
+        best = [node for node in best if self.free or parents[node] < 0 or scores[parents[node]] > min_score]
+        draft = self._draft_of(tokens, parents, scores, best)
+        self._clock.now += self._level_s * draft.depth
+        return draft
+
+    def _ahead(self, sequence: Sequence, draft: Draft, min_score: float) -> Draft:
+        assert self._depths is not None
+        shape = self._depths.choose([sequence.id], min_score)
+        self._clock.now += self._level_s * shape.depth
+        draft = draft.only([node for node, depth in enumerate(draft.depths) if depth <= shape.depth])
+        self._depths.learn(sequence.id, draft, shape)
+        return draft
+
+    def _draft_of(self, tokens: list[int], parents: list[int], scores: list[float], best: list[int]) -> Draft:
         nodes = sorted(best)
         if not nodes:
             return NO_DRAFT
         index = {-1: -1, **{node: place for place, node in enumerate(nodes)}}
-        draft = Draft(
+        return Draft(
             tuple(tokens[node] for node in nodes),
             tuple(index[parents[node]] for node in nodes),
             tuple(max(1e-6, scores[node]) for node in nodes),
             (self.name,) * len(nodes),
         )
-        self._clock.now += self._level_s * draft.depth
-        return draft
 
 
 def replay(

@@ -26,9 +26,10 @@ from foredraft.batch import pack
 from foredraft.errors import ForedraftError
 from foredraft.heads.base import CORRECTIONS
 from foredraft.llm import LLM
+from foredraft.outputs import CompletionOutput
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import parse_spec
-from foredraft.types import CompletionOutput, Draft, Sequence, Work
+from foredraft.types import Draft, Sequence, Work
 from tests.backends import levels_of
 from tests.tiny_heads import random_head, save_head, tiny_config
 from tests.tiny_models import VOCAB, random_model, save_model

@@ -28,10 +28,11 @@ FIRST = {
 
 # A folder that is not named here comes last.
 FOLDERS = (
-    "", "engine", "proposers", "proposers/model", "control", "sampling", "runtime", "models", "heads", "heads/eagle",
-    "heads/medusa", "heads/dflash", "heads/mtp", "heads/draft_model", "backends", "backends/native", "backends/cuda",
-    "kernels", "server", "integrations", "integrations/ray_serve", "cli", "plan", "bench", "audit", "simulate",
-    "reports", "train",
+    "", "engine", "proposers", "proposers/model", "control", "sampling", "runtime", "models", "models/gguf",
+    "models/safetensors", "heads", "heads/formats",
+    "heads/eagle", "heads/medusa", "heads/dflash", "heads/mtp", "heads/draft_model", "backends", "backends/native",
+    "backends/cuda", "kernels", "server", "integrations", "integrations/ray_serve", "cli", "plan", "bench", "audit",
+    "simulate", "reports", "train",
 )  # fmt: skip
 
 INTRODUCTION = """\

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import Weight
+from foredraft.backends.weight import Weight
 from foredraft.heads.base import D2T, HeadConfig
 from foredraft.heads.coding import BITS
 from foredraft.heads.draft_model.rounding import rounded_layers

@@ -24,7 +24,7 @@ from foredraft.control.economics import best_length, expected_tokens_by_depth
 from foredraft.errors import InvalidPrompt
 from foredraft.heads.catalog import shipped_heads
 from foredraft.models.catalog import open_checkpoint, resolve
-from foredraft.types import RequestOutput
+from foredraft.outputs import RequestOutput
 
 PROMPTS = {
     "story": "Write a story about an old lighthouse keeper.",

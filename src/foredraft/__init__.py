@@ -9,9 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from foredraft.errors import ForedraftError, InvalidModel, InvalidParameter, InvalidPrompt, InvalidSpec
+from foredraft.outputs import RequestOutput, TokenEvent
 from foredraft.params import SamplingParams
 from foredraft.tool_calls import ToolCall
-from foredraft.types import RequestOutput, TokenEvent
 
 if TYPE_CHECKING:
     from foredraft.engine.async_engine import AsyncEngine

@@ -37,7 +37,7 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class ExpertsConfig:
-    """The experts of a model's layers, and how a row's are chosen and weighted (see backends.base.Experts)."""
+    """The experts of a model's layers, and how a row's are chosen and weighted (see backends.layers.Experts)."""
 
     count: int
     num_chosen: int
@@ -68,7 +68,7 @@ class ModelConfig:
     sliding_window: int | None = None  # a key is visible while position - key_position < sliding_window
     sliding_layers: tuple[int, ...] | None = None  # layers with the window; None: all, when there is a window
     window_rope_theta: float | None = None  # of layers with the window, which are not scaled then (Gemma 3)
-    activation: str = "silu"  # of the MLP's gate: one of backends.base.ACTIVATIONS
+    activation: str = "silu"  # of the MLP's gate: one of backends.layers.ACTIVATIONS
     experts: ExpertsConfig | None = None
     attention_sinks: bool = False  # a score of each head that takes its share of attention (gpt-oss)
     update_norms: bool = False  # norms of what attention and the MLP add to the residual stream (Gemma 3)

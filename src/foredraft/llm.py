@@ -12,10 +12,10 @@ from foredraft.config import EngineConfig
 from foredraft.engine.loading import Progress, load_model
 from foredraft.errors import InvalidParameter, InvalidPrompt
 from foredraft.models.catalog import DEFAULT_MODEL
+from foredraft.outputs import CompletionOutput, RequestOutput, TokenEvent
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import parse_spec
 from foredraft.tool_calls import check_tools
-from foredraft.types import CompletionOutput, RequestOutput, TokenEvent
 
 Message = dict[str, Any]
 Tool = dict[str, Any]  # {"type": "function", "function": {"name", "description", "parameters"}}

@@ -1,4 +1,4 @@
-"""The nouns of the engine: requests, sequences, drafts, verdicts, outputs. Plain Python, no torch.
+"""The nouns of the engine: drafts, sequences, verdicts, commits. Plain Python, no torch.
 
 What is made for every sequence and step is a named tuple: a large batch makes thousands of them between two runs, and a
 frozen dataclass takes three times as long.
@@ -10,14 +10,12 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, MutableSequence
 from collections.abc import Sequence as Items
-from dataclasses import KW_ONLY, dataclass, field, fields
-from functools import cached_property
+from dataclasses import KW_ONLY, dataclass, field
 from operator import ge
 from typing import Any, Literal, NamedTuple
 
 from foredraft.constraint import Constraint
 from foredraft.params import SamplingParams
-from foredraft.tool_calls import CallParser, ToolCall
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 TARGET = "target"  # the origin of a token that no proposer drafted
@@ -38,6 +36,13 @@ class Draft:
             raise ValueError("a draft's tokens, parents, scores and origin must have one length")
         if self.parents and (min(self.parents) < -1 or any(map(ge, self.parents, range(len(self.parents))))):
             raise ValueError("a draft's parents must come before their children")
+
+    @classmethod
+    def chain(cls, tokens: Items[int], confidence: float, origin: str) -> Draft:
+        """Each token follows the one before it, and is accepted with this confidence where that one was."""
+        size = len(tokens)
+        scores = tuple([confidence**depth for depth in range(1, size + 1)])
+        return cls(tuple(tokens), tuple(range(-1, size - 1)), scores, (origin,) * size)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -295,148 +300,3 @@ class Commit(NamedTuple):
     draft: Draft = NO_DRAFT  # of this step, by all proposers together
     accepted: tuple[int, ...] = ()  # the nodes of the draft whose tokens are kept, from the root down
     target_argmax: tuple[int, ...] = ()  # as in Verdict
-
-
-@dataclass(frozen=True)
-class SpecMetrics:
-    """What speculation gained for one request, and what it cost."""
-
-    target_runs: int
-    drafted_tokens: int
-    accepted_tokens: int
-    emitted_tokens: int
-    tokens_per_run: float
-    acceptance_rate: float
-    acceptance_per_depth: list[float]
-    by_origin: dict[str, int]
-    draft_time_s: float
-    verify_time_s: float
-    total_time_s: float
-    time_to_first_token_s: float
-    inter_token_latency_s: float
-    cached_tokens: int = 0  # prompt tokens that were found in the prefix cache
-    preemptions: int = 0  # how often the request was set aside and computed again, for want of KV cache
-    decisions: dict[str, int] = field(default_factory=dict)  # reason -> steps: the controller's, and failures
-    drafts: int = 0  # runs that had draft tokens to verify
-    drafted_per_depth: list[int] = field(default_factory=list)  # drafts that reached a depth, from 1 on
-    accepted_per_depth: list[int] = field(default_factory=list)
-    drafted_by_origin: dict[str, int] = field(default_factory=dict)
-    queue_time_s: float = 0.0  # from arrival to the first run
-    saved_time_s: float = 0.0  # against plain decoding, as measured costs estimate it
-
-    @classmethod
-    def of(cls, sequence: Sequence) -> SpecMetrics:
-        """What is counted under the same name is taken as it is; the rest follows from it."""
-        counters, emitted = sequence.counters, sequence.num_output_tokens
-        counted: dict[str, Any] = {
-            each.name: getattr(counters, each.name) for each in fields(cls) if hasattr(counters, each.name)
-        }
-        counted.update({name: dict(value) for name, value in counted.items() if isinstance(value, Counter)})
-        accepted = sum(counters.accepted_by_origin.values())
-        per_depth = zip(counters.accepted_per_depth, counters.drafted_per_depth, strict=True)
-        return cls(
-            **counted,
-            accepted_tokens=accepted,
-            emitted_tokens=emitted,
-            tokens_per_run=emitted / counters.target_runs if counters.target_runs else 0.0,
-            acceptance_rate=accepted / counters.drafted_tokens if counters.drafted_tokens else 0.0,
-            acceptance_per_depth=[kept / drafted for kept, drafted in per_depth],
-            by_origin={TARGET: emitted - accepted, **counters.accepted_by_origin},
-            drafts=counters.drafted_per_depth[0] if counters.drafted_per_depth else 0,
-            total_time_s=max(0.0, counters.last_token_time - counters.arrival_time),
-            time_to_first_token_s=max(0.0, counters.first_token_time - counters.arrival_time),
-            inter_token_latency_s=(counters.last_token_time - counters.first_token_time) / max(1, emitted - 1),
-            queue_time_s=max(0.0, counters.first_run_time - counters.arrival_time),
-            saved_time_s=counters.saved_s,
-        )
-
-
-@dataclass(frozen=True)
-class CompletionOutput:
-    """One finished sample of a request."""
-
-    index: int
-    text: str
-    token_ids: list[int]
-    finish_reason: FinishReason
-    stop_reason: str | int | None
-    seed: int
-    logprobs: list[TokenLogprob] | None
-    prompt_logprobs: list[TokenLogprob] | None
-    metrics: SpecMetrics
-    error: str | None = None
-
-    @cached_property
-    def tool_calls(self) -> list[ToolCall]:
-        """The calls that the text holds."""
-        return CallParser().whole(self.text)[1]
-
-
-@dataclass(frozen=True)
-class RequestOutput:
-    """A finished request. `text`, `token_ids` and the like are those of its first sample."""
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-
-    def __repr__(self) -> str:
-        """What a person wants to see of it first."""
-        shown = f"text={self.text!r}, finish_reason={self.finish_reason!r}, seed={self.seed}"
-        counted = f"{len(self.token_ids)} tokens, {self.metrics.tokens_per_run:.2f} per run"
-        others = f", {len(self.outputs) - 1} more outputs" if len(self.outputs) > 1 else ""
-        return f"<RequestOutput {shown}, {counted}{others}>"
-
-    @property
-    def text(self) -> str:
-        return self.outputs[0].text
-
-    @property
-    def token_ids(self) -> list[int]:
-        return self.outputs[0].token_ids
-
-    @property
-    def finish_reason(self) -> FinishReason:
-        return self.outputs[0].finish_reason
-
-    @property
-    def seed(self) -> int:
-        return self.outputs[0].seed
-
-    @property
-    def logprobs(self) -> list[TokenLogprob] | None:
-        return self.outputs[0].logprobs
-
-    @property
-    def prompt_logprobs(self) -> list[TokenLogprob] | None:
-        return self.outputs[0].prompt_logprobs
-
-    @property
-    def tool_calls(self) -> list[ToolCall]:
-        return self.outputs[0].tool_calls
-
-    @property
-    def metrics(self) -> SpecMetrics:
-        return self.outputs[0].metrics
-
-    @property
-    def error(self) -> str | None:
-        return self.outputs[0].error
-
-
-class TokenEvent(NamedTuple):
-    """One token of a stream, with the text that can now be shown: it lags while a character or stop string is open."""
-
-    request_id: str
-    index: int  # type: ignore[assignment]  # of the sample; it hides tuple.index
-    token_id: int | None  # None when a stream ends without a token (abort, error)
-    text: str
-    origin: str
-    logprob: TokenLogprob | None = None
-    finish_reason: FinishReason | None = None
-    output: CompletionOutput | None = None  # with the last event of a sample
-    # Of a step, the event of the first token has these three.
-    draft: Draft | None = None  # what was verified, without q
-    accepted: tuple[int, ...] = ()  # nodes of the draft, from the root down
-    reasons: tuple[str, ...] = ()  # why it was drafted or not: the controller's decisions, and failures

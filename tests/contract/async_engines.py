@@ -11,10 +11,10 @@ from foredraft.batch import PackedBatch
 from foredraft.engine.async_engine import AsyncEngine
 from foredraft.engine.stream import Stream
 from foredraft.llm import LLM
+from foredraft.outputs import TokenEvent
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.registry import ProposerChoice
 from foredraft.runtime.runner import ForwardOutput, Runner
-from foredraft.types import TokenEvent
 from tests.contract.test_engine import GREEDY, PROMPT, is_idle, with_fields
 
 LONG = with_fields(max_tokens=400)

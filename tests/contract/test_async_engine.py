@@ -16,10 +16,11 @@ from foredraft.engine.async_engine import AsyncEngine
 from foredraft.engine.stream import Stream
 from foredraft.errors import InvalidParameter, Overloaded
 from foredraft.llm import LLM
+from foredraft.outputs import TokenEvent
 from foredraft.proposers.registry import parse_spec
 from foredraft.runtime.kv import KVCache
 from foredraft.runtime.runner import ForwardOutput, Runner
-from foredraft.types import TokenEvent, Work
+from foredraft.types import Work
 from tests.contract.async_engines import (
     LONG,
     Gated,

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import ROW_COUNTS, AttentionShape, Backend, Experts, LayerKV, Linear
+from foredraft.backends.base import ROW_COUNTS, Backend
 from foredraft.backends.choose import choose_backend
+from foredraft.backends.layers import AttentionShape, Experts, LayerKV, Linear
 from foredraft.backends.row_tiles import agreeing_row_counts
 from foredraft.backends.torch import TorchBackend
 from foredraft.batch import ForwardBatch

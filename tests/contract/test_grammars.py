@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from foredraft.llm import LLM
+from foredraft.outputs import RequestOutput
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import ProposerChoice
 from foredraft.sampling import grammar as grammar_module
 from foredraft.sampling.grammar import GrammarConstraint
-from foredraft.types import RequestOutput, Sequence
+from foredraft.types import Sequence
 from tests.grammars import SCHEMAS, record
 from tests.steady_controller import SteadyController
 from tests.tiny_heads import save_heads

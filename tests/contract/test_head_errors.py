@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from foredraft.backends.base import Taps
+from foredraft.backends.layers import Taps
 from foredraft.backends.torch import TorchBackend
 from foredraft.errors import ForedraftError, InvalidModel, InvalidParameter, InvalidSpec
 from foredraft.heads.catalog import find_heads, shipped_heads

@@ -11,8 +11,8 @@ import pytest
 
 from foredraft.config import DTYPES
 from foredraft.llm import LLM
+from foredraft.outputs import RequestOutput
 from foredraft.params import SamplingParams
-from foredraft.types import RequestOutput
 
 PASSAGE = (
     "The lighthouse keeper wrote in the log each evening: the wind, the height of the sea, the ships that passed, and "

@@ -19,10 +19,11 @@ import torch
 from foredraft.batch import pack
 from foredraft.errors import InvalidSpec
 from foredraft.llm import LLM
+from foredraft.outputs import RequestOutput
 from foredraft.params import SamplingParams
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.registry import ProposerChoice, parse_spec, proposer_names
-from foredraft.types import Draft, RequestOutput, Sequence, Work
+from foredraft.types import Draft, Sequence, Work
 from tests.grammars import record
 from tests.steady_controller import SteadyController
 from tests.tiny_heads import KINDS, save_heads

@@ -116,6 +116,33 @@ def compare_with_host(folder: Path, heads: str, spec: str, temperature: float, m
         assert paths == pytest.approx(expected, rel=1e-4)
 
 
+def test_shallow_drafts_leave_the_text_as_it_is(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a draft is shallower than what was accepted of the one before."""
+    depths: list[int] = []
+    run, propose = RunAhead.__call__, TreeDrafter.propose
+
+    def seen(self: RunAhead, works: Any, first: Any, shape: TreeShape) -> Any:
+        depths.append(shape.depth)
+        return run(self, works, first, shape)
+
+    def demanding(self: TreeDrafter, sequences: Any, budgets: Any, min_score: float) -> list[Draft]:
+        return propose(self, sequences, budgets, (0.999, 1e-9)[len(depths) // 3 % 2])
+
+    monkeypatch.setattr(TorchBackend, "tree_ops", TorchTreeOps())
+    monkeypatch.setattr(RunAhead, "__call__", seen)
+    monkeypatch.setattr(TreeDrafter, "propose", demanding)
+    heads = str(save_heads(folder, tmp_path))
+    llm = LLM(str(folder), head=heads, spec="off", backend="torch", dtype="float32", device="cpu", exact=False)
+    params = [SamplingParams(max_tokens=24, temperature=t, seed=3, ignore_eos=True) for t in (0.0, 0.8)]
+    prompts = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8]]
+    plain = [output.token_ids for output in llm.generate(prompts, params)]
+    depths.clear()  # of warming
+    for spec in ("eagle:k=5,nodes=12", "mtp:k=4,tree=chain"):
+        assert [output.token_ids for output in llm.generate(prompts, params, spec=spec)] == plain
+        assert len(set(depths)) > 1
+        depths.clear()
+
+
 def level(ops: TreeOps, found: Candidates, before: Nodes | None, depth: int, shape: TreeShape, sequences: int) -> Nodes:
     rows = sequences * shape.width
     offsets = torch.arange(rows, dtype=torch.int32) + 100 * depth

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from foredraft.llm import LLM
+from foredraft.outputs import RequestOutput
 from foredraft.params import SamplingParams
-from foredraft.types import RequestOutput
 from tests.backends import BACKENDS
 from tests.tiny_models import VOCAB, random_model, save_model
 

@@ -9,8 +9,8 @@ import pytest
 from foredraft.heads.catalog import shipped_heads
 from foredraft.llm import LLM
 from foredraft.models.catalog import open_checkpoint
+from foredraft.outputs import RequestOutput
 from foredraft.params import SamplingParams
-from foredraft.types import RequestOutput
 
 QUESTIONS = ["Why does ice float on water?", "Write a Python function that reverses a list."]
 FEWEST_TOKENS_PER_RUN = {"eagle": 1.8, "dflash": 1.8, "draft_model": 1.6}

@@ -17,10 +17,11 @@ from foredraft.control.controller import Candidate
 from foredraft.control.reasons import RESTING
 from foredraft.engine.calibration import Calibrator
 from foredraft.llm import LLM
+from foredraft.outputs import CompletionOutput
 from foredraft.params import SamplingParams
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.registry import ProposerChoice, Spec, parse_spec
-from foredraft.types import Commit, CompletionOutput, Draft, Sequence
+from foredraft.types import Commit, Draft, Sequence
 from tests.steady_controller import SteadyController
 from tests.tiny_models import VOCAB, random_model, save_model
 

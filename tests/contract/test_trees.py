@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from foredraft.llm import LLM
+from foredraft.outputs import CompletionOutput
 from foredraft.params import SamplingParams
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.registry import ProposerChoice, Spec
-from foredraft.types import CompletionOutput, Draft, Sequence
+from foredraft.types import Draft, Sequence
 from tests.backends import BACKENDS
 from tests.tiny_models import VOCAB, random_model, save_model
 

@@ -16,8 +16,10 @@ from torch import Tensor
 from foredraft.audit.prompts import BUILT_IN
 from foredraft.audit.rows import row_checks
 from foredraft.audit.text import text_checks, unusable_proposers
-from foredraft.backends.base import ACTIVATIONS, Experts, LayerKV, Linear, Mlp, Stack, Weight, run_layers
+from foredraft.backends.base import run_layers
+from foredraft.backends.layers import ACTIVATIONS, Experts, LayerKV, Linear, Mlp, Stack
 from foredraft.backends.torch import TorchBackend
+from foredraft.backends.weight import Weight
 from foredraft.batch import pack
 from foredraft.llm import LLM
 from foredraft.models.catalog import open_checkpoint

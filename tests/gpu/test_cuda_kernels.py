@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import ACTIVATIONS, Layer, LayerKV, Linear, Mlp, Stack, Weight, run_layers
+from foredraft.backends.base import run_layers
+from foredraft.backends.layers import ACTIVATIONS, Layer, LayerKV, Linear, Mlp, Stack
+from foredraft.backends.weight import Weight
 from foredraft.batch import PackedBatch
 from tests.gpu.kernel_device import DEVICE, INTERPRETED, needs_kernels, small
 from tests.native.scene import BLOCK, Scene, attention_shape

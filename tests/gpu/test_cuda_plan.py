@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from foredraft.backends.base import AttentionShape
+from foredraft.backends.layers import AttentionShape
 from foredraft.batch import ForwardBatch, pack
 from foredraft.params import SamplingParams
 from foredraft.types import Draft, Sequence, Work

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import AttentionShape, LayerKV
+from foredraft.backends.layers import AttentionShape, LayerKV
 from foredraft.batch import ForwardBatch
 
 BLOCK = 16

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import LayerKV
+from foredraft.backends.layers import LayerKV
 from foredraft.backends.native.backend import NativeBackend
 from foredraft.backends.torch import TorchBackend
 from foredraft.kernels.build import Level

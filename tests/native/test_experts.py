@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import Experts, Linear, Mlp
+from foredraft.backends.layers import Experts, Linear, Mlp
 from foredraft.backends.native.backend import NativeBackend
 from foredraft.kernels.build import Level
 from tests.backends import needs_native

@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import LayerKV, Linear, Weight
+from foredraft.backends.layers import LayerKV, Linear
 from foredraft.backends.native import library
 from foredraft.backends.native.backend import NativeBackend
 from foredraft.backends.native.library import load_library, open_library
+from foredraft.backends.weight import Weight
 from foredraft.kernels import build
 from tests.backends import needs_native
 from tests.native.conftest import LEVELS

@@ -16,9 +16,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import Entry, LayerKV, Linear, Mlp, Stack, Taps, Weight, entered, run_layers
+from foredraft.backends.base import entered, run_layers
+from foredraft.backends.layers import Entry, LayerKV, Linear, Mlp, Stack, Taps
 from foredraft.backends.native.backend import NativeBackend
 from foredraft.backends.native.header import STRUCTURES
+from foredraft.backends.weight import Weight
 from foredraft.batch import ForwardBatch, pack
 from foredraft.config import ModelConfig
 from foredraft.models.catalog import open_checkpoint

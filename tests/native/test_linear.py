@@ -7,8 +7,9 @@ import time
 import pytest
 import torch
 
-from foredraft.backends.base import Linear, Weight
+from foredraft.backends.layers import Linear
 from foredraft.backends.native.backend import NativeBackend
+from foredraft.backends.weight import Weight
 from foredraft.kernels.build import Level
 from tests.backends import needs_native
 from tests.native.conftest import LEVELS, backend_of

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import Linear, Weight
+from foredraft.backends.layers import Linear
 from foredraft.backends.native.backend import NativeBackend
+from foredraft.backends.weight import Weight
 
 KINDS = ("f32", "bf16", "q8", "q6", "q5", "q4", "q5k", "q4k", "mx4")
 BLOCKS = ("q6", "q5k", "q4k")  # kinds whose inputs come in blocks of 256

@@ -15,6 +15,7 @@ from tests.page.open_page import OpenPage
 from tests.server.running_server import RunningServer, load_tiny_model, running, save_tiny_model
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
+DTYPE = "float32"  # reading the weights takes most of a run on any CPU, so that drafts of a head pay in the pictures
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 
 
@@ -32,12 +33,12 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def llm() -> LLM:
-    return LLM("smollm2-135m", spec="auto", max_num_seqs=4, kv_cache_tokens=8192)
+    return LLM("smollm2-135m", dtype=DTYPE, spec="auto", max_num_seqs=4, kv_cache_tokens=8192)
 
 
 @pytest.fixture(scope="session")
 def server(llm: LLM) -> Iterator[RunningServer]:
-    with running(llm, names=["smollm2-135m"], allowed_specs=(*DEFAULT_SPECS, "eagle:nodes=16")) as started:
+    with running(llm, names=["smollm2-135m"], allowed_specs=(*DEFAULT_SPECS, "eagle:nodes=12")) as started:
         yield started
 
 

@@ -57,3 +57,31 @@ def answer_with(page: OpenPage, *streams: str) -> list[dict[str, Any]]:
     page.tab.unroute(CHAT)
     page.tab.route(CHAT, handle)
     return sent
+
+
+def answer_in_time(page: OpenPage, plain: tuple[str, int], spec: tuple[str, int]) -> None:
+    """Races end as the test says: each run is streamed event by event, with so many milliseconds between them."""
+    events = [[f"{event}\n\n" for event in stream.split("\n\n") if event] for stream, _ in (plain, spec)]
+    page.tab.evaluate(
+        """([events, pauses]) => {
+            const send = window.fetch;
+            const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+            window.fetch = (path, options) => {
+                if (!String(path).endsWith("/chat/completions")) return send(path, options);
+                const lane = JSON.parse(options.body).spec === "off" ? 0 : 1;
+                const encoder = new TextEncoder();
+                const body = new ReadableStream({
+                    async start(stream) {
+                        for (const event of events[lane]) {
+                            await pause(pauses[lane]);
+                            stream.enqueue(encoder.encode(event));
+                        }
+                        stream.close();
+                    },
+                });
+                const headers = { "content-type": "text/event-stream" };
+                return Promise.resolve(new Response(body, { status: 200, headers }));
+            };
+        }""",
+        [events, [plain[1], spec[1]]],
+    )

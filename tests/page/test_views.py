@@ -8,9 +8,9 @@ import pytest
 
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
-from tests.page.conftest import IMAGES
+from tests.page.conftest import DTYPE, IMAGES
 from tests.page.open_page import OpenPage
-from tests.page.scripted import answer_with, step, steps_of, stream_of
+from tests.page.scripted import answer_in_time, answer_with, step, steps_of, stream_of
 from tests.server.running_server import RunningServer
 
 pytestmark = pytest.mark.page
@@ -19,25 +19,25 @@ PLUMS = (
     "Write this text again and correct nothing: The plum tree stands in the garden. The plum tree bears plums. "
     "The plums of the plum tree are blue, and the garden of the plum tree is green."
 )
-RECIPE = "Give me a short recipe for pancakes, with a list of ingredients and numbered steps."
-HEAD = {"temperature": "0", "max_tokens": "160", "spec": "suffix+eagle:nodes=16", "seed": "1"}
-GREEDY = {"temperature": "0", "max_tokens": "120", "spec": "ngram+suffix", "seed": "1"}
+WALKING = "What are the benefits of walking? Give me a list."
+POINT = "Write a Python class Point with x, y and z, and a property and a setter for each."
+HEAD = {"temperature": "0", "max_tokens": "200", "spec": "suffix+eagle:nodes=4", "seed": "1"}
 
 
 def background(page: OpenPage, selector: str) -> str:
     return page.tab.locator(selector).first.evaluate("node => getComputedStyle(node).backgroundColor")
 
 
-def offline_text(llm: LLM, prompt: str) -> str:
-    """As the library answers; the engine is the server's, so its thread must be idle."""
-    ids = llm.tokenizer.encode_chat([{"role": "user", "content": prompt}])
-    fresh = LLM("smollm2-135m", spec="off", max_num_seqs=1, kv_cache_tokens=2048)
+def offline_text(prompt: str) -> str:
+    """As the library answers, without speculation."""
+    fresh = LLM("smollm2-135m", dtype=DTYPE, spec="off", max_num_seqs=1, kv_cache_tokens=2048)
+    ids = fresh.tokenizer.encode_chat([{"role": "user", "content": prompt}])
     return fresh.generate([ids], SamplingParams(max_tokens=int(HEAD["max_tokens"]), temperature=0))[0].text
 
 
-def test_a_chat_with_tints(page: OpenPage, llm: LLM) -> None:
+def test_a_chat_with_tints(page: OpenPage) -> None:
     page.configure(**HEAD)
-    assert page.ask(RECIPE) == offline_text(llm, RECIPE)
+    assert page.ask(WALKING) == offline_text(WALKING)
     assert float(page.tab.locator("#strip .figure > :last-child").nth(1).text_content()) > 2, "tokens per run"
     drafted = ".message.assistant .token[data-tint]"
     assert page.tab.locator(drafted).count() > 10
@@ -54,26 +54,52 @@ def test_a_chat_with_tints(page: OpenPage, llm: LLM) -> None:
     page.photograph(IMAGES / "page-chat.png")
 
 
+def widths(page: OpenPage) -> list[float]:
+    """Of the bars, plain first, in percent."""
+    return page.tab.locator(".bar > i").evaluate_all("bars => bars.map((bar) => parseFloat(bar.style.width))")
+
+
 def test_a_race_ends_with_equal_texts(page: OpenPage) -> None:
-    page.configure(**{**GREEDY, "temperature": "0.4", "seed": "7"})
+    page.configure(**{**HEAD, "temperature": "0.4", "seed": "7"})
     page.tab.click("#tab-compare")
-    page.tab.fill("#compare-prompt", PLUMS)
-    page.tab.click("#compare-start")
-    page.tab.wait_for_selector(".lanes:has(#lane-plain:not(.done)) #lane-spec.done", timeout=60_000)
-    slower, faster = page.tab.locator(".bar > i").evaluate_all("bars => bars.map((bar) => parseFloat(bar.style.width))")
-    assert faster <= slower < 100, "on one scale, the slower one still runs when the faster one is done"
-    page.tab.wait_for_selector("#verdict.same")
-    slower, final = page.tab.locator(".bar > i").evaluate_all("bars => bars.map((bar) => parseFloat(bar.style.width))")
-    assert (slower, final) == (100, faster)
-    verdict = page.tab.locator("#verdict").text_content()
+    page.tab.fill("#compare-prompt", WALKING)
+    verdict = page.race()
     plain, spec = (page.tab.locator(f"#lane-{lane} .text").text_content() for lane in ("plain", "spec"))
     assert plain == spec and f"{len(plain.encode())} bytes compared, all equal (seed 7)" in verdict
     page.photograph(IMAGES / "page-compare.png")
-    page.tab.click("#compare-replay")
-    assert page.tab.locator("#lane-plain .text").text_content() != plain, "the replay begins anew"
-    page.until_text("#lane-plain .text", plain)
+    page.tab.fill("#compare-prompt", PLUMS)
     page.tab.select_option("#compare-mode", "once")
     assert page.race().startswith("✓")
+
+
+def test_a_race_shows_time_on_one_scale(scripted_page: OpenPage) -> None:
+    page, tab = scripted_page, scripted_page.tab
+    stream = stream_of(steps_of("The plum tree stands in the garden. " * 4))
+    answer_in_time(page, plain=(stream, 60), spec=(stream, 15))
+    tab.click("#tab-compare")
+    tab.evaluate(
+        """() => {
+            window.seen = []; // the bars while the faster one is done and the slower one is not
+            const look = () => {
+                const lanes = ".lanes:has(#lane-plain:not(.done)):has(#lane-spec.done)";
+                const bars = [...document.querySelectorAll(`${lanes} .bar > i`)];
+                if (bars.length) window.seen.push(bars.map((bar) => parseFloat(bar.style.width)));
+                requestAnimationFrame(look);
+            };
+            look();
+        }"""
+    )
+    tab.click("#compare-start")
+    tab.wait_for_selector("#verdict.same")
+    slower, faster = widths(page)
+    assert slower == 100 and faster < 60
+    seen = tab.evaluate("window.seen")
+    assert seen, "the slower one still runs when the faster one is done"
+    assert all(plain < 100 and spec == faster for plain, spec in seen) and seen == sorted(seen)
+    tab.click("#compare-replay")
+    whole = "The plum tree stands in the garden. " * 4
+    assert tab.locator("#lane-plain .text").text_content() != whole, "the replay begins anew"
+    page.until_text("#lane-plain .text", whole)
 
 
 def test_a_race_between_two_seeds_ends_with_different_texts(page: OpenPage) -> None:
@@ -94,8 +120,8 @@ def test_a_race_between_two_seeds_ends_with_different_texts(page: OpenPage) -> N
 
 
 def test_the_tree_of_a_draft(page: OpenPage) -> None:
-    page.configure(**HEAD)
-    page.ask(RECIPE)
+    page.configure(**{**HEAD, "spec": "eagle:nodes=12"})
+    page.ask(WALKING)
     page.tab.click("#tints")
     page.tab.locator(".message.assistant .token.missed[data-tint]").first.click()
     assert page.tab.locator("#tree").is_visible()
@@ -129,7 +155,7 @@ def test_dark(browser: Any, server: RunningServer) -> None:
     with OpenPage.opened(browser, server.url, color_scheme="dark") as page:
         assert page.tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 27)"
         page.configure(**{**HEAD, "spec": "auto", "max_tokens": "300"})
-        page.ask("Write a Python class Point with x, y and z, and a property and a setter for each.")
+        page.ask(POINT)
         page.photograph(IMAGES / "page-dark.png")
         page.tab.click("#theme")
         assert page.tab.locator("#theme-name").text_content() == "light"
@@ -228,8 +254,14 @@ def test_a_phone_has_one_row_at_the_top_and_no_overflow(browser: Any, tiny_serve
         assert all(is_inside(each, top) for each in boxes(page, ".top button:visible"))
         for view in ("compare", "tree", "chat"):
             tab.tap(f"#tab-{view}")
+            if view == "compare":
+                page.race()
+                (verdict,), (axis,) = boxes(page, "#verdict"), boxes(page, "#axis")
+                assert verdict["height"] > 30 and axis["top"] >= verdict["bottom"], "lines that wrap push others down"
             assert tab.evaluate("document.documentElement.scrollWidth") <= width
-            shown = boxes(page, "button:visible, .message:visible, .foot:visible, #strip .figure:visible")
+            shown = boxes(
+                page, "button:visible, .lane:visible, .message:visible, .foot:visible, #strip .figure:visible"
+            )
             assert max(each["right"] for each in shown) <= width
         tab.tap("#toggle-conversations")
         assert tab.locator("#conversations").is_visible()
@@ -240,5 +272,5 @@ def test_a_phone(browser: Any, server: RunningServer) -> None:
     with OpenPage.opened(browser, server.url, viewport=size, has_touch=True, is_mobile=True) as page:
         page.configure(**HEAD)
         page.tab.click("#tints")
-        page.ask(RECIPE)
+        page.ask(WALKING)
         page.photograph(IMAGES / "page-phone.png")

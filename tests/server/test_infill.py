@@ -72,6 +72,25 @@ def test_other_files_and_a_beginning(coder: RunningServer, offline: LLM) -> None
     assert coder.post("/infill", body)[1]["content"] == offline.generate(written, params)[0].text
 
 
+def test_what_an_editor_sends(coder: RunningServer, expected: str) -> None:
+    """The body of llama.cpp's plugins for vim and Visual Studio Code. What has no meaning here is named."""
+    limits = {"samplers": ["top_k", "top_p", "infill"], "t_max_prompt_ms": 500, "t_max_predict_ms": 1000, "n_indent": 4}
+    body = {
+        **{"id_slot": 0, "input_prefix": "one ", "input_suffix": " two", "input_extra": [], "prompt": ""},
+        **{"n_predict": 9, "top_k": 40, "top_p": 0.99, "stop": [], "stream": False, "cache_prompt": True},
+        **limits,
+        "response_fields": ["content", "timings/predicted_n", "truncated"],
+        **GREEDY,
+    }
+    status, data, headers = coder.request("POST", "/infill", body)
+    assert status == 200 and json.loads(data)["content"] == expected, data
+    unknown = {"id_slot", "cache_prompt", "response_fields", *limits}
+    assert set(headers["x-foredraft-ignored"].split(", ")) == unknown
+    warm_up = {**body, "n_predict": 0, "input_extra": [{"filename": "a.py", "text": "x = 1", "time": 1.5}]}
+    status, answer = coder.post("/infill", warm_up)
+    assert status == 200 and answer["content"] == "", answer
+
+
 def test_the_other_routes(coder: RunningServer, expected: str) -> None:
     body = {"model": NAME, "prompt": "one ", "suffix": " two", "max_tokens": 9, **GREEDY}
     assert coder.post("/v1/completions", body)[1]["choices"][0]["text"] == expected

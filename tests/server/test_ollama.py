@@ -115,3 +115,14 @@ def test_tags_and_version(server: RunningServer) -> None:
 def test_errors_have_ollamas_shape(server: RunningServer, path: str, body: dict[str, Any], told: str) -> None:
     status, answer = server.post(path, body)
     assert status in (400, 404) and set(answer) == {"error"} and told in answer["error"], answer
+
+
+@pytest.mark.parametrize("content_type", ["", "application/x-www-form-urlencoded"])
+def test_json_that_is_not_said_to_be_json(server: RunningServer, content_type: str) -> None:
+    """As `curl -d` and litellm send it; pages of others are refused all the same."""
+    body = json.dumps({"model": NAME, "prompt": "x", "stream": False, "options": OPTIONS}).encode()
+    headers = {"content-type": content_type}
+    status, data, _ = server.request("POST", "/api/generate", body, headers)
+    assert status == 200 and json.loads(data)["done"], data
+    assert server.request("POST", "/api/generate", body, {**headers, "origin": "https://evil.example"})[0] == 403
+    assert server.request("POST", "/v1/completions", body, headers)[0] == 400

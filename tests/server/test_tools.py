@@ -10,13 +10,13 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the server needs the packages of the extra `server`")
 
+from foredraft.outputs import CompletionOutput, SpecMetrics, TokenEvent
 from foredraft.server.constraint import GrammarFields, ResponseFormat, grammar_of
 from foredraft.server.errors import ApiError
 from foredraft.server.openai_chat import ChatAnswer
 from foredraft.server.sse import json_pieces
 from foredraft.server.tools import Function, NamedTool, ToolChoice, ToolRequest, choose
 from foredraft.tool_calls import CallParser, with_tool_prompt
-from foredraft.types import CompletionOutput, SpecMetrics, TokenEvent
 from tests.unit.unit_helpers import make_sequence
 
 WEATHER = Function(name="weather", parameters={"type": "object", "properties": {"city": {"type": "string"}}})

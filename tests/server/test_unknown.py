@@ -106,28 +106,35 @@ class TestTheTableOfFields:
         "/infill": {"input_prefix": "x", "input_suffix": "y", "n_predict": 2},
     }
     REFUSED = {"best_of": 3, "priority": 2, "images": ["aGk="], "context": [1], "background": True, "echo": True}
-    COLUMNS = ("supported", "refused", "ignored")
+    COLUMNS = ("supported", "refused", "inert", "ignored")
+
+    PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
 
     def fields(self, path: str) -> dict[str, list[str]]:
-        page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+        page = self.PAGE
         (row,) = [line for line in page.splitlines() if line.startswith(f"| `{path}` | `")]
         return {
             name: re.findall(r"`([^`]+)`", cell)
             for name, cell in zip(self.COLUMNS, row.strip("| ").split(" | ")[1:], strict=True)
         }
 
+    def common(self) -> list[str]:
+        """The fields of every route."""
+        told = self.PAGE.partition("\nEvery route that generates takes ")[2].partition("These are all others:")[0]
+        return re.findall(r"`(\w+)`", told)
+
     @pytest.mark.parametrize("path", BODIES)
-    def test_supported_fields_are_in_the_schema(self, server: RunningServer, path: str) -> None:
+    def test_it_has_the_fields_of_the_schema_and_no_others(self, server: RunningServer, path: str) -> None:
         schema = server.get("/openapi.json")[1]
         name = schema["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
         known = schema["components"]["schemas"][name.rpartition("/")[2]]["properties"]
         wanted = self.fields(path)
-        assert wanted["supported"] and set(wanted["supported"]) <= set(known)
-        assert set(wanted["refused"]) <= set(known) and not set(wanted["ignored"]) & set(known)
+        assert sorted(known) == sorted(self.common() + wanted["supported"] + wanted["refused"] + wanted["inert"])
+        assert wanted["ignored"] and not set(wanted["ignored"]) & set(known)
 
     @pytest.mark.parametrize("path", BODIES)
     def test_refused_fields_are_refused(self, server: RunningServer, path: str) -> None:
-        for name in self.fields(path)["refused"]:
+        for name in (*self.fields(path)["refused"], "priority", "chat_template"):
             status, told = server.post(path, {**self.BODIES[path], name: self.REFUSED.get(name, "x")})
             assert status == 400 and name in str(told["error"]), (name, told)
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from foredraft.models.gguf_header import read_header
+from foredraft.models.gguf.header import read_header
 from foredraft.models.tokenizer import Tokenizer
 from tests.tokens.texts import NUM_TEXTS, SEED, generated_texts, turns_of
 

@@ -8,9 +8,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from foredraft.models import gguf_tokenizer
 from foredraft.models.catalog import DEFAULT_MODEL
-from foredraft.models.gguf_header import read_header
+from foredraft.models.gguf import tokenizer as gguf_tokenizer
+from foredraft.models.gguf.header import read_header
 from tests.gguf_files import write_gguf
 from tests.tokens import goldens
 from tests.tokens.compare import llama_cpp

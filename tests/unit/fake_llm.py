@@ -8,8 +8,9 @@ from types import ModuleType
 from typing import Any
 
 from foredraft.errors import InvalidModel, InvalidPrompt
+from foredraft.outputs import CompletionOutput, SpecMetrics, TokenEvent
 from foredraft.params import SamplingParams
-from foredraft.types import TARGET, CompletionOutput, SpecMetrics, TokenEvent, TokenLogprob
+from foredraft.types import TARGET, TokenLogprob
 
 WORDS = ["Hello", " there", "."]
 METRICS = SpecMetrics(

@@ -33,9 +33,10 @@ from foredraft.audit.report import Check
 from foredraft.audit.text import num_prompts, text_checks, unusable_proposers, with_pairs
 from foredraft.cli.main import run
 from foredraft.errors import InvalidModel, InvalidPrompt, InvalidSpec
+from foredraft.outputs import CompletionOutput, RequestOutput
 from foredraft.reports.prompts import Question, read_suite, spread
 from foredraft.sampling.rules import RULES, Chance, Outcome, Target
-from foredraft.types import CompletionOutput, Draft, RequestOutput, TokenLogprob
+from foredraft.types import Draft, TokenLogprob
 from tests.unit.fake_llm import METRICS
 
 SAMPLES = 500

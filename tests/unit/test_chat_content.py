@@ -63,7 +63,7 @@ def test_an_injection_is_text(content: Any) -> None:
 
 
 def test_every_control_token_of_the_default_model(default_model: Path) -> None:
-    from foredraft.models.gguf import GGUFCheckpoint
+    from foredraft.models.gguf.checkpoint import GGUFCheckpoint
 
     tokenizer = GGUFCheckpoint(default_model).tokenizer()
     spellings = [token for token, index in tokenizer.vocabulary().items() if tokenizer.is_special(index)]

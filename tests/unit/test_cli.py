@@ -15,6 +15,7 @@ import foredraft
 from foredraft.cli.chat import _typed
 from foredraft.cli.main import COMMANDS
 from foredraft.cli.options import ModelOptions
+from foredraft.errors import InvalidParameter
 from foredraft.params import SamplingParams
 from tests.unit.cli_command import Command, cli_command, fails_with_one_sentence
 from tests.unit.fake_llm import METRICS, fake_module
@@ -124,8 +125,22 @@ class TestEveryCommand:
     def test_the_garbage_collector_spares_what_was_loaded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "foredraft.llm", fake_module([], None))
         with ModelOptions().open():
-            assert gc.get_freeze_count() > 1000
+            assert gc.get_freeze_count() > 1000 and gc.isenabled()
         assert gc.get_freeze_count() == 0
+
+    def test_the_garbage_collector_rests_while_a_model_is_loaded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        seen: list[bool] = []
+
+        def fail(*_: Any, **__: Any) -> None:
+            seen.append(gc.isenabled())
+            raise InvalidParameter("no")
+
+        module = fake_module([], None)
+        monkeypatch.setattr(module, "LLM", fail)
+        monkeypatch.setitem(sys.modules, "foredraft.llm", module)
+        with pytest.raises(InvalidParameter), ModelOptions().open():
+            pass
+        assert seen == [False] and gc.isenabled()
 
 
 class TestGenerate:

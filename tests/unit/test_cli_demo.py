@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from foredraft.cli.demo import PROMPTS, Decoding, head_sentence
-from foredraft.types import CompletionOutput
+from foredraft.outputs import CompletionOutput
 from tests.unit.cli_command import Command, cli_command
 from tests.unit.fake_llm import METRICS
 

@@ -161,3 +161,14 @@ def test_a_fixed_setting_is_drafted_beside_a_batch_that_would_rest() -> None:
     before = len(fixed.queried)
     run(engine, 50)
     assert len(fixed.queried) - before == 50
+
+
+def test_a_fixed_setting_is_told_no_decision() -> None:
+    """Not even in its first step, if the controller rested while nothing ran."""
+    slow, fixed = Finds("slow", 0.5 * STEP_S), Finds("fixed", 0.0)
+    engine = engine_with(slow, fixed)
+    (sequence,) = begin(engine, "slow")
+    run(engine, 500)
+    engine.abort(sequence)
+    engine.add(make_sequence([1, 2, 3], id=7, max_tokens=10_000), Spec((ProposerChoice("fixed"),)))
+    assert run(engine, 5) == {}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from foredraft.backends.base import Linear, Mlp
+from foredraft.backends.layers import Linear, Mlp
 from foredraft.backends.torch import TorchBackend
 from foredraft.engine import disk_cache
 from foredraft.models.catalog import open_checkpoint

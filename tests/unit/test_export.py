@@ -233,6 +233,10 @@ def refiner(folder: Path, model: Path) -> Path:
     return trained(folder, model, "dflash", correction="refiner", block_input="masked")
 
 
+def masked(folder: Path, model: Path) -> Path:
+    return trained(folder, model, "dflash", correction="markov", block_input="masked")
+
+
 def other_masks(folder: Path, model: Path) -> Path:
     return save_head(random_head(tiny_config("dflash", model, block_input="masked")), folder)
 
@@ -258,13 +262,14 @@ def of_another_model(folder: Path, model: Path) -> Path:
         ),
         (refiner, "speculators", "The speculators format has no place for a refiner; .*input=masked,correction=markov"),
         (other_masks, "vllm", "takes the target's embedding of token 0 for masks, but this head has another"),
-        (refiner, "sglang", "SGLang's DFlash and DSpark use the target's output head"),
+        (injected, "sglang", "SGLang has no place for the norms .*input=masked,correction=markov"),
+        (masked, "sglang", "SGLang's DFlash and DSpark use the target's output head"),
         (last_layer, "sglang", "SGLang cannot read the residual stream after the target's last layer"),
         (falling_taps, "vllm", r"the taps \[2, 1\] do not rise"),
         (mtp, "qwen", "norm_eps is 1e-05, but a layer inside .* is one of its own kind, with 1e-06; train one"),
         (mtp, "vllm", "is an mtp layer, which engines read out of a model's own files; export it to deepseek or qwen"),
         (last_layer, "qwen", "Qwen's layout is that of models with an mtp layer inside, but .* is of the kind eagle"),
-        (lambda folder, model: model, "deepseek", "is of the kind draft; export it to vllm, sglang or speculators"),
+        (lambda folder, model: model, "deepseek", "is of the kind draft; those of heads are vllm, sglang"),
         (of_another_model, "vllm", "whose weights are not those of"),
         (lambda folder, model: model, "speculators", "is a draft model, a Llama of its own"),
         (lambda folder, model: folder, "vllm", "has no config.json"),

@@ -17,12 +17,12 @@ from gguf.quants import quantize
 
 from foredraft.backends.torch import TorchBackend
 from foredraft.errors import InvalidModel
-from foredraft.models import gguf_blocks
 from foredraft.models.catalog import open_checkpoint
 from foredraft.models.decoder import load_decoder
-from foredraft.models.gguf import GGUFCheckpoint
-from foredraft.models.gguf_header import read_header
-from foredraft.models.gguf_tokenizer import eos_token_ids
+from foredraft.models.gguf import blocks
+from foredraft.models.gguf.checkpoint import GGUFCheckpoint
+from foredraft.models.gguf.header import read_header
+from foredraft.models.gguf.tokenizer import eos_token_ids
 from tests.gguf_files import HIDDEN, MINIMAL, convert_to_gguf, minimal_tensors, write_gguf
 from tests.tiny_models import VOCAB, all_logits, random_model
 
@@ -64,7 +64,7 @@ def random_blocks(kind: Type, rows: int, columns: int) -> np.ndarray:
 def test_every_type_means_what_the_gguf_package_says(
     kind: Type, piece_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gguf_blocks, "_PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(blocks, "_PIECE_BYTES", piece_bytes)
     tensors = minimal_tensors()
     matrices = {name: random_blocks(kind, *tensor.shape) for name, tensor in tensors.items() if tensor.ndim == 2}
     types = {name: kind for name in matrices if kind not in (Type.F32, Type.F16)}

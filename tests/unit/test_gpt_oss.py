@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from foredraft.backends.base import MX4_VALUES, Weight
+from foredraft.backends.weight import MX4_VALUES, Weight
 from foredraft.errors import InvalidModel
 from foredraft.models.decoder import load_decoder
 from foredraft.models.quantise import convert
-from foredraft.models.safetensors import SafetensorsCheckpoint
+from foredraft.models.safetensors.checkpoint import SafetensorsCheckpoint
 from tests.backends import BACKENDS
 from tests.tiny_models import VOCAB, all_logits, random_model, save_model
 

@@ -131,7 +131,11 @@ WRONG: dict[str, tuple[int, Callable[[GGUF], None], str]] = {
     ),
     "rotation": (LLAMA, with_field("llama.rope.dimension_count", Value(U32, 10)), r"10 of an attention head's 8 dim"),
     "odd rotation": (LLAMA, with_field("llama.rope.dimension_count", Value(U32, 5)), r"5 of an .*both must be even"),
-    "no dimensions": (LLAMA, with_field("llama.attention.head_count", Value(U32, 64)), r"head's 0 dimensions"),
+    "no dimensions": (
+        LLAMA,
+        with_field("llama.attention.head_count", Value(U32, 64)),
+        r"head_count is 64, but embed",
+    ),
     "frequencies": (LLAMA3, with_tensor("rope_freqs.weight", dimensions=[5]), r"F32 with shape \[5\], but .*\[32\]"),
     "frequency type": (LLAMA3, with_tensor("rope_freqs.weight", type=1), r"is F16 with shape .*, but F32 with shape"),
     "original context": (

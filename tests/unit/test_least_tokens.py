@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from foredraft.errors import InvalidPrompt
-from foredraft.models.gguf import GGUFCheckpoint
+from foredraft.models.gguf.checkpoint import GGUFCheckpoint
 from foredraft.models.least_tokens import LeastTokens
 from foredraft.models.tokenizer import _BYTE_LEVEL, Tokenizer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foredraft.backends.base import Weight
+from foredraft.backends.weight import Weight
 from foredraft.errors import InvalidModel
 from foredraft.models import quantise
 from foredraft.models.quantise import convert

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from benchmarks.random_model import SHAPES, write
 
-from foredraft.models.gguf import GGUFCheckpoint
+from foredraft.models.gguf.checkpoint import GGUFCheckpoint
 from tests.backends import BACKENDS
 from tests.tiny_models import all_logits
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from foredraft.backends.base import Weight
+from foredraft.backends.weight import Weight
 from foredraft.heads.draft_model.rounding import rounded
 from foredraft.models.quantise import convert
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from foredraft.backends.base import AttentionShape
+from foredraft.backends.layers import AttentionShape
 from foredraft.backends.torch import TorchBackend
 from foredraft.batch import ForwardBatch, PackedBatch, pack
 from foredraft.params import SamplingParams

@@ -16,8 +16,8 @@ from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel
 from foredraft.models.catalog import open_checkpoint
 from foredraft.models.decoder import load_decoder
-from foredraft.models.hf_config import config_from_json
-from foredraft.models.safetensors import SafetensorsCheckpoint
+from foredraft.models.safetensors.checkpoint import SafetensorsCheckpoint
+from foredraft.models.safetensors.config import config_from_json
 from foredraft.models.shapes import required_shapes
 from tests.tiny_models import ARCHITECTURES, random_model, save_model
 

@@ -19,7 +19,7 @@ from foredraft.simulate.event_mode import EventReplica
 from foredraft.simulate.fleet import Outcome, Slo, outcome_of, run_fleet
 from foredraft.simulate.machine import NEVER, DraftFigures, DraftProfile, Machine, assumed
 from foredraft.simulate.machine_file import profile_of
-from foredraft.simulate.report import sentences
+from foredraft.simulate.report import FLEET_COLUMNS, fleet_row, sentences
 from foredraft.simulate.step_mode import RIGHT, SimulatedProposer, StepReplica
 from foredraft.simulate.study import MOST_REPLICAS, Study, answer
 from foredraft.simulate.table import StepTable
@@ -302,8 +302,16 @@ class TestAnswers:
         told = {
             rate: " ".join(sentences(answer(patient, MIXED, [], 1, rate * alone, lambda: None))) for rate in (3, 1e4)
         }
-        assert "need 3 machines with plain decoding. The fleet of this simulation carries no more than" in told[3]
+        assert "need 3 machines with plain decoding. For the machines of this simulation that is an overload" in told[3]
+        assert f"they serve at most {alone:.3g} a second (off), and the queue grows without end." in told[3]
         assert f"plain decoding would need more than {MOST_REPLICAS} machines." in told[1e4]
+        overload = answer(patient, MIXED, [], 1, 3 * alone, lambda: None)
+        row = dict(zip(FLEET_COLUMNS, fleet_row(overload, overload.plain), strict=True))
+        assert row["TTFT p50"] == row["TTFT p99"] == "overload" and row["ITL p99"].endswith(" ms")
+        strict = replace(patient, slo=self.STUDY.slo)
+        (off,) = (busy := answer(strict, MIXED, [], 1, 0.98 * alone, lambda: None)).settings
+        assert off.capacity_qps < busy.qps and not busy.is_overload(off)
+        assert "carry no more than" in (said := " ".join(sentences(busy))) and "overload" not in said
         hopeless = replace(patient, slo=Slo(itl=0.001))
         (first, *_) = sentences(answer(hopeless, MIXED, [], 1, alone, lambda: None))
         assert "misses the objective with any number of machines" in first

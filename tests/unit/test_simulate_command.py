@@ -59,6 +59,7 @@ class TestCommand:
             assert len(plain["sweep"]) == len(each["rates"])
         page = (out / "report.html").read_text()
         assert page.count("<svg") == 4 and "http" not in page
+        assert page.index("with plain decoding.") < page.index("Simulated: 1 machine as in"), "the answer comes first"
         assert {file.name for file in out.glob("*.svg")} == {"goodput.svg", "token_time.svg", "ttft.svg", "itl.svg"}
 
     def test_an_assumed_head_says_what_it_saves(

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from foredraft.models import gguf_tokenizer
-from foredraft.models.gguf import GGUFCheckpoint
+from foredraft.models.gguf import tokenizer as gguf_tokenizer
+from foredraft.models.gguf.checkpoint import GGUFCheckpoint
 from foredraft.models.tokenizer import Tokenizer
 from tests.tokens import goldens
 from tests.tokens.make_goldens import SENTENCEPIECE

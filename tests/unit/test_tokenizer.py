@@ -15,7 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from foredraft.errors import InvalidModel, InvalidPrompt
 from foredraft.models.chat_template import ChatTemplate
 from foredraft.models.fill_in import fill_in_tokens
-from foredraft.models.gguf import GGUFCheckpoint
+from foredraft.models.gguf.checkpoint import GGUFCheckpoint
 from foredraft.models.tokenizer import Tokenizer
 from foredraft.tool_calls import with_tool_prompt
 from tests.gguf_files import MINIMAL, TOKENIZER, TOKENS, minimal_tensors, write_gguf

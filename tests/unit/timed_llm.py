@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from foredraft.errors import InvalidPrompt
+from foredraft.outputs import CompletionOutput, RequestOutput
 from foredraft.params import SamplingParams
-from foredraft.types import CompletionOutput, RequestOutput
 from tests.unit.fake_llm import METRICS
 
 

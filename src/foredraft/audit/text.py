@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from foredraft.audit.report import Check, Tick
 from foredraft.control.reasons import CONTROLLER_FAILED, FAILED
 from foredraft.errors import ForedraftError
+from foredraft.outputs import CompletionOutput
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import proposer_class, proposer_names
 from foredraft.reports.prompts import Question
-from foredraft.types import CompletionOutput
 
 if TYPE_CHECKING:
     from foredraft.llm import LLM

@@ -13,7 +13,8 @@ from copy import copy
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import Backend, Linear
+from foredraft.backends.base import Backend
+from foredraft.backends.layers import Linear
 from foredraft.backends.torch import TorchBackend
 from foredraft.errors import InvalidParameter
 

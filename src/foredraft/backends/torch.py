@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foredraft.backends.base import AttentionShape, Backend, Experts, HeadNorms, LayerKV, Linear, Weight, run_mlp
+from foredraft.backends.base import Backend, HeadNorms, run_mlp
+from foredraft.backends.layers import AttentionShape, Experts, LayerKV, Linear
+from foredraft.backends.weight import Weight
 from foredraft.batch import ForwardBatch
 
 KEY_BLOCK = 128  # keys are reduced in blocks of this many, added in text order

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from foredraft.control.economics import VerifyCurve
 from foredraft.errors import InvalidParameter, InvalidPrompt
+from foredraft.outputs import RequestOutput
 from foredraft.params import MAX_SEED, SamplingParams
 from foredraft.proposers.registry import parse_spec
 from foredraft.reports.prompts import Question
-from foredraft.types import RequestOutput
 
 if TYPE_CHECKING:
     from foredraft.engine.engine import Engine

@@ -170,7 +170,8 @@ def _k_sweep(cells: Sequence[Cell], sweeps: dict[str, dict[int, str]]) -> Figure
             axes.plot(list(ratios), list(ratios.values()), label=shared, **look(place))
             start = plateau(ratios)
             axes.axvline(start, color=colour(place), linestyle=":", linewidth=1.2)
-            note(axes, f"plateau from {start}", (start, ratios[start]), (4, -12))
+            aligned = {"ha": "right"} if start == max(ratios) else {}
+            note(axes, f"plateau from {start}", (start, ratios[start]), (-4 if aligned else 4, -12), **aligned)
         line_at_one(axes)
         axes.set_xticks(sorted({k for by_k in sweeps.values() for k in by_k}))
         axes.set(xlabel="k", ylabel="speed-up over off", title=_title(*setting))

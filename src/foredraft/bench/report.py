@@ -89,7 +89,7 @@ def page(results: Results, plots: Sequence[Plot]) -> str:
 <p class="note">Speed-up is plain decoding's time divided by the setting's, prompts included; quartiles are those of the
 groups' own ratios. The prediction is made from tokens per run, drafting time and the cost of rows. The draft cost
 is the time that proposers take per run of the target, in plain steps.</p>
-{html_table([*figures(results.cells[0]), "same text"], map(_row, results.cells))}
+{_tables(results.cells)}
 <h2>Where and how</h2>
 {facts_list({**results.model, **results.settings, **results.machine, **results.versions})}"""
     return html_page(f"Foredraft on {results.model['name']}", body)
@@ -116,13 +116,23 @@ def _summary(results: Results) -> str:
     return "".join(f"<p>{sentence}</p>" for sentence in (*sentences, verdict, *told))
 
 
+def _tables(cells: Sequence[Cell]) -> str:
+    """One for each batch size and temperature, which need no columns then."""
+    tables: dict[str, list[Cell]] = {}
+    for cell in cells:
+        tables.setdefault(f"Batch {cell.batch}, temperature {cell.temperature:g}", []).append(cell)
+    columns = [*_shown(cells[0]), "same text"]
+    return "\n".join(f"<h3>{title}</h3>\n{html_table(columns, map(_row, mine))}" for title, mine in tables.items())
+
+
+def _shown(cell: Cell) -> dict[str, str]:
+    return {name: text for name, text in figures(cell).items() if name not in ("batch", "temperature")}
+
+
 def _row(cell: Cell) -> str:
     verdict = "<td>yes</td>" if cell.same_text else '<td class="bad">NO</td>'
     return (
-        ('<tr class="all">' if cell.category == ALL else "<tr>")
-        + html_cells(figures(cell).values())
-        + verdict
-        + "</tr>"
+        ('<tr class="all">' if cell.category == ALL else "<tr>") + html_cells(_shown(cell).values()) + verdict + "</tr>"
     )
 
 

@@ -16,8 +16,8 @@ from foredraft.cli import options
 from foredraft.cli.conversation import Conversation
 from foredraft.cli.output import answer_record, dim, figures, follow, print_json, say
 from foredraft.errors import ForedraftError
+from foredraft.outputs import CompletionOutput, TokenEvent
 from foredraft.params import SamplingParams
-from foredraft.types import CompletionOutput, TokenEvent
 
 if TYPE_CHECKING:
     from foredraft.llm import LLM

@@ -21,9 +21,10 @@ from foredraft.cli.output import colour_of, decisions, print_json, say
 from foredraft.control.economics import quotient
 from foredraft.control.reasons import DRAFTED, PROBE
 from foredraft.heads.kinds import KINDS
+from foredraft.outputs import CompletionOutput
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import parse_spec
-from foredraft.types import TARGET, CompletionOutput
+from foredraft.types import TARGET
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

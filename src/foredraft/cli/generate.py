@@ -13,9 +13,9 @@ from foredraft.cli import options
 from foredraft.cli.output import answer_record, follow, print_json, say
 from foredraft.cli.progress import CountingProgress
 from foredraft.errors import InvalidPrompt
+from foredraft.outputs import CompletionOutput, TokenEvent
 from foredraft.params import SamplingParams
 from foredraft.reports.prompts import Prompt, read_prompts
-from foredraft.types import CompletionOutput, TokenEvent
 
 
 @options.opens_model("spec", "dtype", "activations", "device", "threads", "head", "exact")

@@ -13,6 +13,7 @@ from foredraft.cli.output import print_json
 from foredraft.cli.progress import fetched
 from foredraft.errors import InvalidModel
 from foredraft.models import catalog
+from foredraft.models.known_models import MODELS
 from foredraft.models.sources import HubFile
 from foredraft.proposers.registry import proposer_names
 from foredraft.reports.facts import memory_bytes
@@ -33,7 +34,7 @@ def models(
     """List the catalogue, fetch a model, or tell about one and its heads (info)."""
     name = name or model
     if action == "list":
-        names = [entry.name for entry in catalog.entries()] if name is None else [name]
+        names = [entry.name for entry in MODELS] if name is None else [name]
         for record in map(_summary, names):
             if as_json:
                 print_json(record)

@@ -14,9 +14,10 @@ from typing import Any
 
 from foredraft.control.economics import quotient
 from foredraft.errors import InvalidParameter
+from foredraft.outputs import CompletionOutput, SpecMetrics, TokenEvent
 from foredraft.proposers.registry import proposer_names
 from foredraft.reports.answer import Answer
-from foredraft.types import TARGET, CompletionOutput, SpecMetrics, TokenEvent
+from foredraft.types import TARGET
 
 PROPOSER_COLOURS = (2, 5, 6, 3, 4)  # of a terminal's palette: green, magenta, cyan, yellow, blue
 

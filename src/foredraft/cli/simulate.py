@@ -172,7 +172,7 @@ def _all_rates(
         answers = [answer(study, traffic, settings, replicas, qps, progress.tick) for traffic in traffics]
     if out is not None:
         _write(answers, study, replicas, out)
-    rows = [fleet_row(each.traffic, setting) for each in answers for setting in each.settings]
+    rows = [fleet_row(each, setting) for each in answers for setting in each.settings]
     told = [" ".join(sentences(each)) for each in answers]
     record = {
         **_premise_record(study, replicas, qps),

@@ -19,11 +19,11 @@ from foredraft.engine.engine import Engine
 from foredraft.engine.stats import EngineStats
 from foredraft.engine.stream import Channel, Stream
 from foredraft.errors import InvalidParameter, InvalidPrompt, Overloaded
+from foredraft.outputs import TokenEvent
 from foredraft.params import SamplingParams
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.registry import ProposerChoice, Spec, parse_spec
 from foredraft.sampling.grammar import CompiledGrammar
-from foredraft.types import TokenEvent
 
 log = logging.getLogger(__name__)
 

@@ -165,7 +165,7 @@ def _chain(text: Sequence, context: int, tokens: list[int], rows: int) -> Work:
     drafted = tuple(tokens[context + 1 : context + rows])
     known = replace(text, token_ids=tokens[: context + 1], num_prompt_tokens=context + 1, num_computed_tokens=context)
     nodes = len(drafted)
-    return Work(known, 1, nodes, Draft(drafted, tuple(range(-1, nodes - 1)), (1.0,) * nodes, ("",) * nodes))
+    return Work(known, 1, nodes, Draft.chain(drafted, 1.0, ""))
 
 
 def _time(runner: Runner, kv: KVCache, work: Work) -> float:

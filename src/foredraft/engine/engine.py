@@ -1,4 +1,4 @@
-"""The engine: requests in, token events out, one step at a time. There is one kind of step (DESIGN §1)."""
+"""The engine: requests in, token events out, one step at a time. There is one kind of step (step.py)."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from foredraft.engine.step import Stepped, step
 from foredraft.engine.stop_strings import StopStrings
 from foredraft.engine.stops import find_stop
 from foredraft.errors import InvalidParameter, InvalidPrompt
+from foredraft.outputs import CompletionOutput, SpecMetrics, TokenEvent
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import Spec
 from foredraft.runtime.kv import KVCache
@@ -32,21 +33,7 @@ from foredraft.sampling.grammar import CompiledGrammar, Grammars
 from foredraft.sampling.min_tokens import MinTokens
 from foredraft.sampling.noise import derived_seed, prompt_key
 from foredraft.sampling.verify import verify
-from foredraft.types import (
-    TARGET,
-    Commit,
-    CompletionOutput,
-    Counters,
-    Draft,
-    FinishReason,
-    Sequence,
-    SpecMetrics,
-    Stop,
-    TokenEvent,
-    TokenLogprob,
-    Verdict,
-    Work,
-)
+from foredraft.types import TARGET, Commit, Counters, Draft, FinishReason, Sequence, Stop, TokenLogprob, Verdict, Work
 
 _RECENT_STEPS = 256  # whose times are kept for `stats`
 

@@ -25,7 +25,8 @@ from foredraft.engine.speculation import Speculation
 from foredraft.errors import InvalidModel, InvalidParameter
 from foredraft.heads.catalog import find_heads
 from foredraft.models.catalog import open_checkpoint, resolve
-from foredraft.models.decoder import load_decoder
+from foredraft.models.checkpoint import Checkpoint
+from foredraft.models.decoder import Decoder, load_decoder
 from foredraft.models.sources import cache_folder
 from foredraft.models.tokenizer import Tokenizer
 from foredraft.proposers.model.shared_models import SharedModels
@@ -69,15 +70,8 @@ def load_model(model: str, options: EngineConfig, spec: Spec, progress: Progress
     heads = with_kept_acceptance(find_heads(options.head, checkpoint))
     tapped = tuple(sorted({tap for head in heads.values() for tap in head.config.taps}))
     wanted_len = _wanted_length(options, config)
-    try:
-        # Without rotations: a file may claim any length, and what memory allows of it is known when the weights are in.
-        decoder = load_decoder(checkpoint, dtype, 0, backend, report("load"))
-    except torch.OutOfMemoryError as error:
-        total = torch.cuda.mem_get_info(device)[1] / 2**30
-        raise InvalidModel(
-            f"{model} with dtype={dtype} does not fit on {device}, which has {total:.1f} GiB of memory; use a smaller "
-            "dtype (int8 or int4), a smaller model, or device='cpu'."
-        ) from error
+    # Without rotations: a file may claim any length, and what memory allows of it is known when the weights are in.
+    decoder = _load_weights(checkpoint, model, dtype, backend, report("load"))
     max_model_len, kv_tokens = _capacity(options, config, backend, wanted_len, len(tapped))
     decoder = decoder.with_positions(max_model_len)
     if progress is not None:
@@ -126,6 +120,19 @@ def load_model(model: str, options: EngineConfig, spec: Spec, progress: Progress
         progress("measure", 0, 0)
     engine.speculation.calibrate(from_cache_only=not spec.adaptive)
     return LoadedModel(engine, tokenizer, config, backend, dtype, max_model_len, exact_report)
+
+
+def _load_weights(
+    checkpoint: Checkpoint, model: str, dtype: str, backend: Backend, report: Callable[[int, int], None] | None
+) -> Decoder:
+    try:
+        return load_decoder(checkpoint, dtype, 0, backend, report)
+    except torch.OutOfMemoryError as error:
+        total = torch.cuda.mem_get_info(backend.device)[1] / 2**30
+        raise InvalidModel(
+            f"{model} with dtype={dtype} does not fit on {backend.device}, which has {total:.1f} GiB of memory; use a "
+            "smaller dtype (int8 or int4), a smaller model, or device='cpu'."
+        ) from error
 
 
 def _wanted_length(options: EngineConfig, config: ModelConfig) -> int:

@@ -169,8 +169,9 @@ class Speculation:
             return self._with_chosen_drafts(self._with_fixed_drafts(step), step, None)
 
     def _rested(self, works: list[Work], controller: Controller) -> list[Work]:
-        """A step in which nobody is looked at."""
-        reasons = [[RESTING] if work.sequence.num_lookahead_tokens else [] for work in works]
+        """A step in which nobody is looked at. Who has a fixed setting has only just come, and is told nothing."""
+        assigned = self.assignments.of(works)
+        reasons = [[RESTING] if of.adaptive and of.proposers else [] for of in assigned]
         self._step = _Step(works, [], reasons)
         self._step.prices = controller.prices(Load.of(works), 0)
         return works

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
+from foredraft.outputs import TokenEvent
 from foredraft.params import SamplingParams
-from foredraft.types import TokenEvent
 
 
 @dataclass(eq=False)

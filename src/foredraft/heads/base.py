@@ -26,6 +26,7 @@ D2T, T2D = "d2t", "t2d"  # int64 [draft_vocab]: target id = i + d2t[i]; bool [ta
 _MOST = 2**31 - 1  # of sizes, which the shapes of the tensors then confirm
 
 Shapes = dict[str, tuple[int, ...]]
+Problems = Iterator[tuple[str, str]]  # a field, and what is wrong with it
 
 
 @dataclass(frozen=True)
@@ -135,8 +136,16 @@ class HeadConfig:
         """The first field that does not fit the others, and what is wrong with it."""
         return next(self._problems(), None)
 
-    def _problems(self) -> Iterator[tuple[str, str]]:
+    def _problems(self) -> Problems:
         """Fields, each possible by itself, that do not fit each other. Later ones rely on earlier ones."""
+        yield from self._kind_problems()
+        yield from self._input_problems()
+        yield from self._width_problems()
+        yield from self._layer_problems()
+        yield from self._draft_problems()
+
+    def _kind_problems(self) -> Problems:
+        """What heads of this kind may have at all."""
         if self.kind not in KINDS:
             yield "kind", f"is {shown(self.kind)}, but {', '.join(KINDS)} are known"
         rules = rules_of(self.kind)
@@ -147,12 +156,15 @@ class HeadConfig:
         if self.correction not in rules.corrections:
             able = _able(lambda kind: self.correction in kind.corrections)
             yield "correction", f"is {self.correction!r}, but only a {able} head may have one"
-        for name in _VARIANTS - rules.variants:
+        for name in sorted(_VARIANTS - rules.variants):
             if getattr(self, name) != _DEFAULTS[name]:
                 yield name, f"is {shown(getattr(self, name))}, which {self.kind} heads do not know"
+
+    def _input_problems(self) -> Problems:
+        """What the head reads: rows of a block, and taps."""
+        rules, is_as_wide = rules_of(self.kind), self._is_as_wide
         if self.block_input not in BLOCK_INPUTS:
             yield "block_input", f"is {shown(self.block_input)}, but {', '.join(BLOCK_INPUTS)} are known"
-        is_as_wide = self.hidden_size == self.target_hidden_size or not self.shares_embedding
         if self.block_input not in rules.block_inputs or (self.block_input == "masked" and not is_as_wide):
             able = _able(lambda kind: self.block_input in kind.block_inputs)
             yield "block_input", f"is {self.block_input!r}, but only a {able} head as wide as its target may be"
@@ -167,7 +179,15 @@ class HeadConfig:
             yield "taps", f"is {taps}, but numbers from 0 to {layers}, the target's layers, are needed"
         if len(set(self.taps)) < len(self.taps):
             yield "taps", f"is {taps}, but each may be named once"
-        if rules.as_wide_as_target and not is_as_wide:
+
+    @property
+    def _is_as_wide(self) -> bool:
+        """Whether the embeddings that it reads are as wide as it is itself."""
+        return self.hidden_size == self.target_hidden_size or not self.shares_embedding
+
+    def _width_problems(self) -> Problems:
+        """Widths that must be the target's."""
+        if rules_of(self.kind).as_wide_as_target and not self._is_as_wide:
             width = f"{self.kind} heads are as wide as their target: {self.target_hidden_size}"
             yield "hidden_size", f"is {self.hidden_size}, but {width}"
         if self.shares_output and self.hidden_size != self.target_hidden_size:
@@ -176,6 +196,8 @@ class HeadConfig:
         if self.shares_output and self.draft_vocab_size != self.target_vocab_size:
             width = f"the target's output head, which it shares, has {self.target_vocab_size} tokens"
             yield "draft_vocab_size", f"is {self.draft_vocab_size}, but {width}"
+
+    def _layer_problems(self) -> Problems:
         known = [*(name for names in PROJECTIONS.values() for name in names), "fc"]
         if not set(self.biases) <= set(known):
             yield "biases", f"is {shown(list(self.biases))}, but {', '.join(known)} are known"
@@ -190,8 +212,11 @@ class HeadConfig:
             yield "num_heads", f"is {self.num_heads}, no multiple of num_kv_heads={self.num_kv_heads}"
         if self.head_dim % 2:
             yield "head_dim", f"is {self.head_dim}, but an even number is needed"
-        if self.num_layers > MAX_LAYERS:
-            yield "num_layers", f"is {self.num_layers}, but at most {MAX_LAYERS} are supported"
+        if self.num_layers > (most := rules_of(self.kind).max_layers):
+            yield "num_layers", f"is {self.num_layers}, but {self.kind} heads have at most {most}"
+
+    def _draft_problems(self) -> Problems:
+        """What comes out, and how probable it is said to be."""
         if (most := MAX_BLOCK - (not self.sample_from_anchor)) < self.block:
             yield "block", f"is {self.block}, but at most {most} are supported"
         if self.markov_gate and self.correction != "markov":
@@ -227,6 +252,7 @@ class Rules:
     tensors: Callable[[HeadConfig], Shapes]  # all but the vocabulary's; the names are those that vLLM reads
     reads_taps: bool = True
     as_wide_as_target: bool = False
+    max_layers: int = MAX_LAYERS
     corrections: tuple[str, ...] = CORRECTIONS[:1]
     block_inputs: tuple[str, ...] = BLOCK_INPUTS[:1]
     variants: frozenset[str] = frozenset()  # fields that heads of others may have otherwise than those trained here

@@ -1,5 +1,7 @@
-"""The matrices of a head in 8 or 4 bits on disk: codes under the tensor's own name, two to a byte where they have 4
-bits, and beside them the scales of their groups, with 4 bits also the minimums."""
+"""The matrices of a head in 8 or 4 bits on disk.
+
+Codes have the tensor's own name, and are two to a byte where they have 4 bits. Beside them are the scales of their
+groups, and with 4 bits also the minimums."""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import Weight
+from foredraft.backends.weight import Weight
 from foredraft.config import QUANT_GROUP
 from foredraft.models.quantise import convert
 

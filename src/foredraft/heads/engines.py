@@ -1,4 +1,4 @@
-"""Whose layouts can be written. No torch: the command line reads this."""
+"""The engines in whose layouts `foredraft export` writes. No torch: the command line reads this."""
 
 from __future__ import annotations
 

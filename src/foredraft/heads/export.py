@@ -105,8 +105,8 @@ def _layout(folder: Path, engine: Engine, target: Checkpoint, verifier: str) -> 
     kind = "draft" if is_model else HeadConfig.read(folder).kind
     if engine.is_of_models and kind != "mtp":
         raise InvalidModel(
-            f"{engine.label} is that of models with an mtp layer inside, but {folder} is of the kind {kind}; export it "
-            "to vllm, sglang or speculators."
+            f"{engine.label} is that of models with an mtp layer inside, but {folder} is of the kind {kind}; those "
+            "of heads are vllm, sglang and speculators."
         )
     if kind == "mtp" and not engine.is_of_models:
         raise InvalidModel(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import Weight
+from foredraft.backends.weight import Weight
 from foredraft.errors import InvalidModel, InvalidParameter
 from foredraft.heads.base import CONFIG_FILE, D2T, T2D, HeadConfig, tensor_shapes
 from foredraft.heads.coding import coded, decoded, encoded

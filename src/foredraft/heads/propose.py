@@ -9,8 +9,8 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from foredraft.backends.base import LayerKV
 from foredraft.backends.choose import choose_backend
+from foredraft.backends.layers import LayerKV
 from foredraft.backends.row_tiles import set_tiles_beside
 from foredraft.batch import PackedBatch, pack
 from foredraft.config import DTYPES
@@ -21,6 +21,7 @@ from foredraft.heads.weights import HeadWeights, TapReader, layer_config
 from foredraft.models.decoder import Decoder
 from foredraft.proposers.model.candidates import NodeLogits
 from foredraft.proposers.model.computed_tokens import ComputedTokens
+from foredraft.proposers.model.depths import FEW
 from foredraft.proposers.model.drafter import TreeDrafter
 from foredraft.proposers.model.run_ahead import Levels, RunAhead, split_catch_up
 from foredraft.proposers.model.tree import TreeShape
@@ -109,7 +110,7 @@ class HeadRunner(ABC):
     def ahead(self, works: Items[Work], shape: TreeShape) -> Levels | None:
         if self._ahead is None:
             return None
-        behind, works = split_catch_up(works, shape.depth)
+        behind, works = split_catch_up(works, shape)
         if behind:
             self.logits(behind)
         self._lend(works, begins=True)
@@ -131,10 +132,10 @@ class HeadRunner(ABC):
         """What the head runs of works."""
         return pack(works, self.block_size)
 
-    def warm(self, shape: TreeShape) -> None:
-        """Make what whole drafts of this shape need on the device."""
+    def warm(self, shape: TreeShape, max_sequences: int) -> None:
+        """Make what whole drafts of this shape need on the device, for up to so many sequences at once."""
         if self._ahead is not None:
-            self._ahead.warm(shape, self._target.max_model_len, self._target.max_num_seqs)
+            self._ahead.warm(shape, self._target.max_model_len, min(max_sequences, self._target.max_num_seqs))
 
     @abstractmethod
     def logits(self, works: Items[Work]) -> NodeLogits:
@@ -189,7 +190,7 @@ class HeadDrafter(TreeDrafter):
     is_head = True
     kind: ClassVar[str]
     runner: type[HeadRunner]
-    drafts_on = False  # from its own output, so that a draft may be longer than the head's block
+    drafts_on = False  # from its own output: each level is a run, and a draft may be longer than the head's block
     contenders = 64  # enough at usual temperatures; finding more takes longer than a head's run
 
     def __init__(self, options: HeadOptions, target: TargetModel) -> None:
@@ -204,7 +205,10 @@ class HeadDrafter(TreeDrafter):
         shape = options.shape(self.kind, config.block, MOST_NODES if self.drafts_on else config.block)
         # Loaded once for all proposers of this kind.
         model = target.draft_models.acquire(name, lambda: self.runner(name, files, options.dtype, target))
-        super().__init__(self.kind, model, shape)
-        model.warm(self.shape)
+        shallower = shape.shallower if self.drafts_on and not shape.static else []
+        super().__init__(self.kind, model, shape, shallower)
+        model.warm(shape, target.max_num_seqs)
+        for each in shallower:
+            model.warm(each, FEW)
         self.taps = frozenset(config.taps)
         self.acceptance = config.acceptance

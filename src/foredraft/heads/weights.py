@@ -5,26 +5,30 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import AttentionShape, Backend, Entry, Layer, Linear, Stack, Taps, Weight, plain_weight
+from foredraft.backends.base import Backend
+from foredraft.backends.layers import AttentionShape, Entry, Layer, Linear, Stack, Taps
+from foredraft.backends.weight import Weight, plain_weight
 from foredraft.batch import ForwardBatch
 from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel
 from foredraft.heads.base import D2T, HeadConfig
 from foredraft.heads.coding import decoded
 from foredraft.heads.files import Tensors
-from foredraft.models.decoder import Decoder, attention_shape, pack_linear, read_layer
+from foredraft.models.decoder import Decoder
+from foredraft.models.packed_weights import PackedWeights, attention_shape
 from foredraft.models.quantise import convert
 from foredraft.models.rope import rope_table
 
 _DTYPES = {"f32": "float32", "bf16": "bfloat16", "q8": "int8", "q4": "int4"}  # of the kinds of weights that heads have
 
 
-class HeadWeights:
+class HeadWeights(PackedWeights):
     """Converts the tensors of a head to `dtype`, one of config.DTYPES, and packs them. With `keeps_codes`, what the
     file has in 8 or 4 bits stays so: wider weights take longer to read and say no more."""
 
     def __init__(self, config: HeadConfig, tensors: Tensors, dtype: str, keeps_codes: bool, backend: Backend) -> None:
-        self.config, self._dtype, self._keeps_codes, self.backend = config, dtype, keeps_codes, backend
+        super().__init__(backend)
+        self.config, self._dtype, self._keeps_codes = config, dtype, keeps_codes
         self._tensors = tensors
         self.linears: list[Linear] = []  # that were made of them
 
@@ -44,19 +48,6 @@ class HeadWeights:
         """Dense float32, for what is computed once."""
         return decoded(self._tensors[name]).float()
 
-    def linear(self, *names: str, is_head: bool = False) -> Linear:
-        """One layer out of tensors that read the same input, with the biases that they have. As in a target, 4 bits are
-        not for output heads and tables, unless the file has them so."""
-        weights = [self._weight(name, is_head) for name in names]
-        biases = [self.optional(name.removesuffix("weight") + "bias") for name in names]
-        if all(bias is None for bias in biases):
-            return self._packed(weights)
-        device = self.backend.device
-        filled = [
-            torch.zeros(w.outputs, device=device) if b is None else b for w, b in zip(weights, biases, strict=True)
-        ]
-        return self._packed(weights, torch.cat(filled))
-
     def embedding(self, target: Decoder) -> Linear:
         """The head's own, or the one that it shares."""
         return target.embedding if self.config.shares_embedding else self.linear("embed_tokens.weight", is_head=True)
@@ -67,23 +58,20 @@ class HeadWeights:
 
     def extended(self, name: str, rows: Tensor) -> Linear:
         """A table with further rows below those of a tensor, in the precision of these."""
-        own = self._weight(name, is_head=True)
+        own = self.weight(name, is_head=True)
         further = convert(Weight("f32", rows), _DTYPES[own.kind])
-        return self._packed([own, further])
+        return self.pack([own, further])
 
-    def _packed(self, weights: list[Weight], bias: Tensor | None = None) -> Linear:
-        self.linears.append(pack_linear(weights, bias, self.backend))
+    def pack(self, weights: list[Weight], bias: Tensor | None = None) -> Linear:
+        self.linears.append(super().pack(weights, bias))
         return self.linears[-1]
 
-    def _weight(self, name: str, is_head: bool) -> Weight:
+    def weight(self, name: str, is_head: bool) -> Weight:
         tensor = self._tensors[name]
         if isinstance(tensor, Weight) and self._keeps_codes:
             return tensor
         weight = tensor if isinstance(tensor, Weight) else plain_weight(tensor)
         return convert(weight, self._dtype, least_bits=8 if is_head else 4)
-
-    def layer(self, prefix: str, shape: AttentionShape) -> Layer:
-        return read_layer(prefix, shape, self.vector, self.optional, self.linear)
 
     def stack(self, layers: tuple[Layer, ...], max_positions: int, entry: Entry | None = None) -> Stack:
         """The layers with the final norm; without one, what comes out of it has no meaning."""

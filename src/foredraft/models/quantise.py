@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from foredraft.backends.base import Weight, join
+from foredraft.backends.weight import Weight, join
 from foredraft.config import QUANT_GROUP
 from foredraft.errors import InvalidModel
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foredraft.errors import InvalidModel, InvalidPrompt
-from foredraft.models import gguf_tokenizer
 from foredraft.models.chat_template import ChatTemplate, Message, check_messages
 from foredraft.models.content_escape import ContentEscape, StandIns, looks_like_control, unescape
 from foredraft.models.fields import read_json
 from foredraft.models.fill_in import FillInTokens, fill_in_tokens
+from foredraft.models.gguf import tokenizer as gguf_tokenizer
 from foredraft.models.least_tokens import LeastTokens
 from foredraft.models.tokenizer_limits import check_tokenizer_file, max_prompt_bytes, raise_as
 from foredraft.tool_calls import with_tool_prompt

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from foredraft.control.economics import Outlook
 from foredraft.errors import InvalidParameter
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 SUFFIXES = (".png", ".svg")
 
@@ -22,14 +26,16 @@ def require_drawing(file: Path) -> None:
 
 
 def draw(figures: Outlook, file: Path) -> None:
-    figure = import_module("matplotlib.figure").Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    axes.plot([each.k for each in figures.table], [each.speedup for each in figures.table], marker="o")
-    axes.plot([figures.best.k], [figures.best.speedup], marker="o", markersize=12, fillstyle="none", color="black")
-    axes.axhline(1.0, color="grey", linestyle="--")
-    axes.set_ylim(bottom=0.0)
-    axes.set(xlabel="draft tokens per run", ylabel="speed-up", title=f"α = {figures.alpha:.3g}, c = {figures.cost:.3g}")
+    from foredraft.reports.drawing import INK, line_at_one, look, picture, stacked
+
+    def panel(axes: Axes, shown: Outlook) -> None:
+        axes.plot([each.k for each in shown.table], [each.speedup for each in shown.table], **look(0))
+        axes.plot([shown.best.k], [shown.best.speedup], marker="o", markersize=12, fillstyle="none", color=INK)
+        line_at_one(axes)
+        axes.set_ylim(bottom=0.0)
+        axes.set(xlabel="draft tokens per run", ylabel="speed-up", title=f"α = {shown.alpha:.3g}, c = {shown.cost:.3g}")
+
     try:
-        figure.savefig(file)
+        picture(lambda: stacked(4.0, [figures], panel), file)
     except OSError as error:
         raise InvalidParameter(f"{file} cannot be written: {error.strerror}.") from error

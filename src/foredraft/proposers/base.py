@@ -12,9 +12,9 @@ from foredraft.types import Commit, Draft, Sequence
 class Proposer:
     """Its state is a function of committed tokens. It knows nothing of the scheduler, the verifier or the batch.
 
-    A proposer inherits from this class and says what differs: `name`, `Options`, `num_lookahead_tokens` and `propose`
-    in any case. It is made with `__init__(options, target)`: its options, as a speculation string gives them, and the
-    target (see target.py).
+    A proposer inherits from this class and says what differs: `name`, `Options`, `num_lookahead_tokens`, and `draft` or
+    `propose`, in any case. It is made with `__init__(options, target)`: its options, as a speculation string gives
+    them, and the target (see target.py).
     """
 
     name: str
@@ -32,6 +32,10 @@ class Proposer:
         that is accepted with a probability below `min_score` is not worth the time; 0 wants whole drafts, and a
         proposer that takes next to no time may ignore it. The last tokens of a sequence may be another proposer's
         draft: the next call may see others in their place, at most 64 (`Occurrences.follow` copes with that)."""
+        return [self.draft(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
+
+    def draft(self, sequence: Sequence, budget: int) -> Draft:
+        """`propose` for one sequence, of a proposer that looks at each by itself."""
         raise NotImplementedError
 
     def num_missing(self, sequence: Sequence) -> int:

@@ -4,7 +4,6 @@ Shines on JSON schemas with many fixed names; without a grammar it drafts nothin
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from foredraft.errors import InvalidSpec
@@ -32,12 +31,8 @@ class Grammar(Proposer):
     def __init__(self, options: GrammarOptions, target: TargetModel | None = None) -> None:
         self.num_lookahead_tokens = options.k
 
-    def propose(self, sequences: Items[Sequence], budgets: Items[int], min_score: float) -> list[Draft]:
-        return [self._draft(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
-
-    def _draft(self, sequence: Sequence, budget: int) -> Draft:
+    def draft(self, sequence: Sequence, budget: int) -> Draft:
         length = min(budget, self.num_lookahead_tokens)
         if sequence.constraint is None or length < 1:
             return NO_DRAFT
-        tokens = tuple(sequence.constraint.forced(sequence.constrained_path(()))[:length])
-        return Draft(tokens, tuple(range(-1, len(tokens) - 1)), (1.0,) * len(tokens), (self.name,) * len(tokens))
+        return Draft.chain(sequence.constraint.forced(sequence.constrained_path(()))[:length], 1.0, self.name)

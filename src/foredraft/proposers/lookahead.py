@@ -62,19 +62,7 @@ class Lookahead(Proposer):
         self.num_lookahead_tokens = (options.window + options.candidates) * (options.ngram - 1)
         self._windows: dict[int, _Window] = {}
 
-    def propose(self, sequences: Items[Sequence], budgets: Items[int], min_score: float) -> list[Draft]:
-        return [self._draft(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
-
-    def observe(self, commits: Items[Commit]) -> None:
-        for commit in commits:
-            if commit.target_argmax and commit.tokens and commit.sequence.id in self._windows:
-                self._advance(self._windows[commit.sequence.id], commit)
-
-    def release(self, sequence_ids: Iterable[int]) -> None:
-        for sequence_id in sequence_ids:
-            self._windows.pop(sequence_id, None)
-
-    def _draft(self, sequence: Sequence, budget: int) -> Draft:
+    def draft(self, sequence: Sequence, budget: int) -> Draft:
         window = self._windows.setdefault(sequence.id, _Window())
         branches = self._filled(window, sequence.token_ids)
         tree = _Tree(min(budget, self.num_lookahead_tokens))
@@ -85,6 +73,15 @@ class Lookahead(Proposer):
             place = tree.add(place, branch[:1], _WINDOW_SCORE)
             tree.add(place, branch[1:], _WINDOW_SCORE)
         return tree.draft(self.name)
+
+    def observe(self, commits: Items[Commit]) -> None:
+        for commit in commits:
+            if commit.target_argmax and commit.tokens and commit.sequence.id in self._windows:
+                self._advance(self._windows[commit.sequence.id], commit)
+
+    def release(self, sequence_ids: Iterable[int]) -> None:
+        for sequence_id in sequence_ids:
+            self._windows.pop(sequence_id, None)
 
     def _filled(self, window: _Window, tokens: list[int]) -> list[list[int]]:
         """The branches of the next positions. A position without one starts with an earlier token of the sequence."""

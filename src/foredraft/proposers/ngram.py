@@ -5,7 +5,6 @@ Shines where the answer copies: editing code, quoting, summarising, repeating it
 from __future__ import annotations
 
 from collections.abc import Iterable
-from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from foredraft.errors import InvalidSpec
@@ -43,14 +42,7 @@ class Ngram(Proposer):
         self._lengths = tuple(range(options.min_n, options.max_n + 1))
         self._indexes: dict[int, Occurrences] = {}
 
-    def propose(self, sequences: Items[Sequence], budgets: Items[int], min_score: float) -> list[Draft]:
-        return [self._draft(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
-
-    def release(self, sequence_ids: Iterable[int]) -> None:
-        for sequence_id in sequence_ids:
-            self._indexes.pop(sequence_id, None)
-
-    def _draft(self, sequence: Sequence, budget: int) -> Draft:
+    def draft(self, sequence: Sequence, budget: int) -> Draft:
         tokens = sequence.token_ids
         index = self._indexes.get(sequence.id)
         if index is None:
@@ -63,18 +55,16 @@ class Ngram(Proposer):
             places = index.places(tokens, n)
             if places:
                 place = places[-1 if self.options.which == "latest" else 0]
-                return _chain(_copied(tokens, place, length), n, self.name)
+                confidence = 1 - 0.5 ** (n / 2)  # a longer match is more often right
+                return Draft.chain(_copied(tokens, place, length), confidence, self.name)
         return NO_DRAFT
+
+    def release(self, sequence_ids: Iterable[int]) -> None:
+        for sequence_id in sequence_ids:
+            self._indexes.pop(sequence_id, None)
 
 
 def _copied(tokens: list[int], place: int, length: int) -> list[int]:
     """The tokens that followed. At the end of the sequence it goes on with what was just copied: a loop continues."""
     period = len(tokens) - place
     return [tokens[place + offset % period] for offset in range(length)]
-
-
-def _chain(tokens: list[int], matched: int, origin: str) -> Draft:
-    """A chain. A longer match gives its nodes a higher confidence."""
-    confidence = 1 - 0.5 ** (matched / 2)
-    scores = tuple(confidence**depth for depth in range(1, len(tokens) + 1))
-    return Draft(tuple(tokens), tuple(range(-1, len(tokens) - 1)), scores, (origin,) * len(tokens))

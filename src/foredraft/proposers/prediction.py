@@ -44,14 +44,7 @@ class Prediction(Proposer):
         self._target = target
         self._indexes: dict[int, Occurrences] = {}
 
-    def propose(self, sequences: Items[Sequence], budgets: Items[int], min_score: float) -> list[Draft]:
-        return [self._draft(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
-
-    def release(self, sequence_ids: Iterable[int]) -> None:
-        for sequence_id in sequence_ids:
-            self._indexes.pop(sequence_id, None)
-
-    def _draft(self, sequence: Sequence, budget: int) -> Draft:
+    def draft(self, sequence: Sequence, budget: int) -> Draft:
         length = min(budget, self.num_lookahead_tokens)
         if sequence.params.prediction is None or length < 1:
             return NO_DRAFT
@@ -60,9 +53,11 @@ class Prediction(Proposer):
             index = self._indexes[sequence.id] = Occurrences(self._lengths)
             index.extend(self._predicted(sequence.params.prediction))
         place, confidence = self._place(index, sequence)
-        tokens = tuple(index.tokens[place : place + length])
-        scores = tuple(confidence**depth for depth in range(1, len(tokens) + 1))
-        return Draft(tokens, tuple(range(-1, len(tokens) - 1)), scores, (self.name,) * len(tokens))
+        return Draft.chain(index.tokens[place : place + length], confidence, self.name)
+
+    def release(self, sequence_ids: Iterable[int]) -> None:
+        for sequence_id in sequence_ids:
+            self._indexes.pop(sequence_id, None)
 
     def _predicted(self, prediction: str | Items[int]) -> Items[int]:
         if not isinstance(prediction, str):

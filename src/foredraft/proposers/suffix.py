@@ -33,8 +33,15 @@ class Suffix(Proposer):
         self._running: dict[int, Text] = {}
         self.clear()
 
-    def propose(self, sequences: Items[Sequence], budgets: Items[int], min_score: float) -> list[Draft]:
-        return [self._draft(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
+    def draft(self, sequence: Sequence, budget: int) -> Draft:
+        salt = sequence.params.cache_salt
+        text = self._running.get(sequence.id)
+        if text is None:
+            text = self._running[sequence.id] = self._new_text()
+            self._use(salt)
+        text.follow(sequence.token_ids)
+        tokens, parents, scores = text.draft(self._stores.get(salt), min(budget, self.options.k))
+        return Draft(tokens, parents, scores, (self.name,) * len(tokens)) if tokens else NO_DRAFT
 
     def observe(self, commits: Items[Commit]) -> None:
         for commit in commits:
@@ -51,16 +58,6 @@ class Suffix(Proposer):
         self._stores: dict[str, Text] = {}  # by salt, least recently used first; none is empty
         self._answers: deque[tuple[str, int]] = deque()  # salts and sizes of those in the stores, oldest first
         self._num_stored = 0  # tokens in all stores
-
-    def _draft(self, sequence: Sequence, budget: int) -> Draft:
-        salt = sequence.params.cache_salt
-        text = self._running.get(sequence.id)
-        if text is None:
-            text = self._running[sequence.id] = self._new_text()
-            self._use(salt)
-        text.follow(sequence.token_ids)
-        tokens, parents, scores = text.draft(self._stores.get(salt), min(budget, self.options.k))
-        return Draft(tokens, parents, scores, (self.name,) * len(tokens)) if tokens else NO_DRAFT
 
     def _remember(self, salt: str, answer: list[int]) -> None:
         size = len(answer) + 1

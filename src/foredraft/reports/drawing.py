@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from io import StringIO
+from pathlib import Path
 from typing import Any, TypeVar
 
 import matplotlib
@@ -19,6 +20,7 @@ INK = "#1b2733"  # of text and axes; in the report it becomes the colour of the 
 GREY = "#8a94a0"
 COLOURS = ("#2f7ed8", "#e07b39", "#3a9d6e", "#b0509f", "#c9a227", "#5b6bc0", "#c44e52", "#4fb0c6")
 MARKERS = "osD^vPX*"
+DASHES = ("-", (0, (6, 2)), (0, (3, 1.5)), (0, (1, 1)))  # lines that lie on each other can be told apart
 WIDTH = 8.0  # inches
 T = TypeVar("T")
 STYLE: dict[Any, Any] = {
@@ -27,6 +29,7 @@ STYLE: dict[Any, Any] = {
     "text.parse_math": False,  # a category may hold a dollar sign
     "font.size": 10,
     "text.color": INK,
+    "axes.facecolor": "none",  # the page's own, light or dark
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
     "axes.titlesize": 11,
@@ -56,6 +59,12 @@ def drawn(name: str, title: str, note: str, draw: Callable[[], Figure]) -> Plot:
         figure = draw()
         file, bare = _svg(figure, "white"), _svg(figure, "none")
     return Plot(name, title, note, file, _as_element(bare, title))
+
+
+def picture(draw: Callable[[], Figure], file: Path) -> None:
+    """A figure as a file of its own, in the format that its name ends in."""
+    with matplotlib.rc_context(STYLE):
+        draw().savefig(file, facecolor="white")
 
 
 def _svg(figure: Figure, background: str) -> str:
@@ -93,7 +102,14 @@ def note(axes: Axes, text: str, point: tuple[float, float], offset: tuple[int, i
 
 
 def look(place: int) -> dict[str, Any]:
-    return {"color": colour(place), "marker": MARKERS[place % len(MARKERS)], "markersize": 5}
+    """Of a line: later ones are thinner, so that none hides another."""
+    return {
+        "color": colour(place),
+        "marker": MARKERS[place % len(MARKERS)],
+        "markersize": 5,
+        "linestyle": DASHES[place % len(DASHES)],
+        "linewidth": max(1.2, 2.6 - 0.4 * place),
+    }
 
 
 def colour(place: int) -> str:

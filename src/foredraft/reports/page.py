@@ -16,19 +16,23 @@ CSS = """
 @media (prefers-color-scheme: dark) {
   :root { --ink: #dfe6ec; --page: #12171c; --soft: #93a1ae; --line: #2b353f; --bad: #ff8a80; }
 }
-body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 60rem; background: var(--page); color: var(--ink);
+body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 72rem; background: var(--page); color: var(--ink);
   font: 16px/1.55 system-ui, sans-serif; }
 h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .5rem; }
 h2 { font-size: 1.2rem; margin: 2.5rem 0 .25rem; }
+h3 { font-size: 1rem; margin: 1.2rem 0 .25rem; }
 p { max-width: 42rem; margin: .25rem 0 1rem; }
+p.answer { font-size: 1.05rem; }
 p.note, dl { color: var(--soft); font-size: .9rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; }
 dt { font-weight: 600; }
 dd { margin: 0; overflow-wrap: anywhere; }
 div.wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .6rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
-th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
+th, td { padding: .3rem .5rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
+th { white-space: normal; vertical-align: bottom; }
+th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; white-space: normal; min-width: 9.5rem;
+  overflow-wrap: anywhere; }
 tr.all td { font-weight: 600; }
 .bad { color: var(--bad); font-weight: 700; }
 svg { max-width: 100%; height: auto; }
@@ -59,8 +63,10 @@ def html_page(title: str, body: str) -> str:
 <style>{CSS}</style>
 </head>
 <body>
+<main>
 <h1>{escape(title)}</h1>
 {body}
+</main>
 </body>
 </html>
 """

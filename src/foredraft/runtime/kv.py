@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import Backend, LayerKV, Taps
+from foredraft.backends.base import Backend
+from foredraft.backends.layers import LayerKV, Taps
 from foredraft.config import ModelConfig
 from foredraft.types import Stop, Verdict, Work
 

@@ -10,7 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import AttentionShape, Backend, LayerKV, Taps
+from foredraft.backends.base import Backend
+from foredraft.backends.layers import AttentionShape, LayerKV, Taps
 from foredraft.batch import ForwardBatch, PackedBatch
 from foredraft.models.decoder import Decoder
 from foredraft.params import SamplingParams

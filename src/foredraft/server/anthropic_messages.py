@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from foredraft.outputs import CompletionOutput
 from foredraft.server import reports
 from foredraft.server.bodies import BodyRoute, Many, RequestModel
 from foredraft.server.constraint import grammar_of
@@ -21,7 +22,6 @@ from foredraft.server.sse import event, respond
 from foredraft.server.tokenising import encode
 from foredraft.server.tools import Function, NamedFunction, NamedTool, ToolChoice, ToolRequest, choose
 from foredraft.tool_calls import ToolCall
-from foredraft.types import CompletionOutput
 
 PATH = "/v1/messages"
 router = APIRouter(route_class=BodyRoute)

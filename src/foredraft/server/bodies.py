@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from email.message import Message
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
@@ -23,7 +23,7 @@ from foredraft.server.log import record_of
 from foredraft.server.service import Service, service_of
 
 _T = TypeVar("_T")
-_Model = TypeVar("_Model", bound=BaseModel)
+_Model = TypeVar("_Model", bound="Body")
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class Body(RequestModel):
     """What a whole body has. Its unknown fields are kept, to tell the client that they are ignored."""
 
     model_config = ConfigDict(extra="allow")
+    names_content_type: ClassVar[bool] = True  # whether its clients say that it is JSON
 
     model: str | None = None
 
@@ -99,7 +100,7 @@ class BodyRoute(APIRoute):
 
 def read(data: bytes, content_type: str, model: type[_Model]) -> _Model:
     """Raises ApiError with a sentence about the first thing that is wrong."""
-    if not _is_json(content_type):
+    if model.names_content_type and not _is_json(content_type):
         named = f"the content type {content_type[:100]!r}" if content_type else "no content type"
         raise bad_request(f"The request has {named}; send JSON with the content type application/json.")
     try:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 
 from foredraft.engine.stream import Stream
 from foredraft.errors import ForedraftError
+from foredraft.outputs import CompletionOutput, TokenEvent
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import Spec
 from foredraft.server.auth import key_of
@@ -21,7 +22,6 @@ from foredraft.server.fields import GenerationRequest
 from foredraft.server.log import record_of
 from foredraft.server.service import Conversation, FillIn, Prompt, Service
 from foredraft.server.sharing import with_sharing
-from foredraft.types import CompletionOutput, TokenEvent
 
 log = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foredraft.control.economics import quotient
+from foredraft.outputs import CompletionOutput
 from foredraft.server import reports
 from foredraft.server.bodies import BodyRoute, Many, RequestModel
 from foredraft.server.errors import ApiError, error_object, json_response
@@ -17,7 +18,6 @@ from foredraft.server.generation import Generation, Tokens, begin
 from foredraft.server.service import Served
 from foredraft.server.sse import event, respond
 from foredraft.server.status import VERSION
-from foredraft.types import CompletionOutput
 
 PATH = "/infill"
 router = APIRouter()
@@ -34,7 +34,7 @@ class InfillRequest(GenerationRequest):
     input_suffix: str
     input_extra: Many[ExtraFile] | None = None
     prompt: str | None = None  # how the filling begins
-    n_predict: int | None = None
+    n_predict: int | None = None  # with 0 an editor has the prompt computed ahead: the answer is empty
     seed: int | None = None
     stop: Many[str] | None = None
     presence_penalty: float | None = None
@@ -48,13 +48,15 @@ async def infill(body: InfillRequest, request: Request, service: Served) -> Resp
     check_at_most(service.limits.max_prompts, "input_extra", body.input_extra)
     files = [(each.filename or "file", each.text) for each in body.input_extra or ()]
     prompt, ends = service.fill_in(body.input_prefix, body.input_suffix, files, body.prompt or "")
-    wanted = None if body.n_predict is None or body.n_predict < 0 else body.n_predict
+    wanted = None if body.n_predict is None or body.n_predict < 0 else max(1, body.n_predict)
     others: dict[str, Any] = {"stop_token_ids": [*(body.stop_token_ids or ()), *ends]}
     if body.repeat_penalty is not None:
         others["repetition_penalty"] = body.repeat_penalty
     params = body.sampling_params(service, wanted, **others)
     generation = await begin(service, request, body, [prompt], params)
-    return await respond(generation, InfillAnswer(generation, service.name), service.limits, body.stream)
+    return await respond(
+        generation, InfillAnswer(generation, service.name, body.n_predict != 0), service.limits, body.stream
+    )
 
 
 @router.get("/props")
@@ -92,20 +94,21 @@ async def slots(service: Served) -> Response:
 class InfillAnswer:
     """A generation as llama.cpp's server writes it: `content`, and figures once it has stopped."""
 
-    def __init__(self, generation: Generation, model: str) -> None:
+    def __init__(self, generation: Generation, model: str, has_content: bool) -> None:
         self._generation = generation
         self._model = model
+        self._has_content = has_content
 
     def body(self) -> dict[str, Any]:
         (output,) = self._generation.outputs.values()
-        return self._stopped(output, output.text)
+        return self._stopped(output, output.text if self._has_content else "")
 
     def begin(self) -> bytes:
         return b""
 
     def delta(self, tokens: Tokens) -> bytes:
         text = "".join([token.text for its in tokens.values() for token in its])
-        return event({"content": text, "stop": False}) if text else b""
+        return event({"content": text, "stop": False}) if text and self._has_content else b""
 
     def end(self) -> bytes:
         (output,) = self._generation.outputs.values()

@@ -14,8 +14,8 @@ from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from foredraft.engine.stats import EngineStats
+from foredraft.outputs import CompletionOutput, SpecMetrics
 from foredraft.params import SamplingParams
-from foredraft.types import CompletionOutput, SpecMetrics
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from fastapi import APIRouter
 from pydantic import ConfigDict, field_validator
@@ -56,7 +56,10 @@ class Options(RequestModel):
 
 
 class OllamaRequest(GenerationRequest):
-    """What both routes take."""
+    """What both routes take. Many of Ollama's clients send JSON as a form (`curl -d`) or as nothing: it does not ask.
+    What keeps the pages of others out is their origin (see sites.py)."""
+
+    names_content_type: ClassVar[bool] = False
 
     options: Options | None = None
     format: str | Grammar | None = None

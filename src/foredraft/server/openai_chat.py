@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foredraft.models.tokenizer import Tokenizer
+from foredraft.outputs import CompletionOutput, TokenEvent
 from foredraft.server import reports
 from foredraft.server.bodies import BodyRoute, Many, RequestModel
 from foredraft.server.constraint import ResponseFormat, grammar_of
@@ -23,7 +24,6 @@ from foredraft.server.sse import respond
 from foredraft.server.tokenising import encode
 from foredraft.server.tools import NamedTool, ToolChoice, ToolRequest, choose
 from foredraft.tool_calls import ToolCall
-from foredraft.types import CompletionOutput, TokenEvent
 
 PATH = "/v1/chat/completions"
 _MARK = "\ue000"  # stands for the text of a content event; no name of a model and no id contains it

@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from foredraft.outputs import CompletionOutput, TokenEvent
 from foredraft.server import reports
 from foredraft.server.bodies import BodyRoute, Many
 from foredraft.server.errors import ApiError, bad_request, error_object, not_supported
@@ -16,7 +17,6 @@ from foredraft.server.generation import Generation, Tokens, begin
 from foredraft.server.reports import Logprobs
 from foredraft.server.service import Prompt, Served, Service
 from foredraft.server.sse import DONE, event, respond
-from foredraft.types import CompletionOutput, TokenEvent
 
 PATH = "/v1/completions"
 router = APIRouter(route_class=BodyRoute)

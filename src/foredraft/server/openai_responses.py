@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from foredraft.outputs import CompletionOutput
 from foredraft.server import reports
 from foredraft.server.bodies import BodyRoute, Many, RequestModel
 from foredraft.server.constraint import JsonSchema, ResponseFormat, grammar_of
@@ -19,7 +20,6 @@ from foredraft.server.service import Served, Service
 from foredraft.server.sse import event, respond
 from foredraft.server.tools import Function, NamedFunction, NamedTool, ToolChoice, ToolRequest, choose
 from foredraft.tool_calls import ToolCall
-from foredraft.types import CompletionOutput
 
 PATH = "/v1/responses"
 router = APIRouter(route_class=BodyRoute)

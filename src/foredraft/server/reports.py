@@ -9,9 +9,10 @@ from typing import Any
 
 from foredraft.control.economics import quotient
 from foredraft.models.tokenizer import Tokenizer
+from foredraft.outputs import CompletionOutput, TokenEvent
 from foredraft.proposers.prediction import Prediction
 from foredraft.server.generation import Generation
-from foredraft.types import TARGET, CompletionOutput, TokenEvent, TokenLogprob
+from foredraft.types import TARGET, TokenLogprob
 
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity
 

@@ -21,8 +21,8 @@ from foredraft.types import NO_DRAFT, Draft, Sequence, Work
 if TYPE_CHECKING:
     from foredraft.control.costs import Calibration
     from foredraft.llm import LLM
+    from foredraft.outputs import SpecMetrics
     from foredraft.reports.prompts import Question
-    from foredraft.types import SpecMetrics
 
 _PROMPTS = 18  # three of each built-in kind
 _MAX_TOKENS = 64
@@ -105,7 +105,7 @@ def _draw_s(llm: LLM, temperature: float) -> float:
     rows = (_SPREAD * noise).to(backend.device)
     sequence = Sequence(0, "", 0, [1], 1, params, seed=0, max_tokens=_MAX_TOKENS)
     tokens = tuple(pick(rows[place], params, sequence.noise_seed, 1 + place) for place in range(_DRAWS))
-    right = Draft(tokens, tuple(range(-1, _DRAWS - 1)), (1.0,) * _DRAWS, ("",) * _DRAWS)
+    right = Draft.chain(tokens, 1.0, "")
     times: dict[int, list[float]] = {0: [], _DRAWS: []}
     for _ in range(_ROUNDS):
         for draft in (NO_DRAFT, right):

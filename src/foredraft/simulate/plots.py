@@ -21,7 +21,7 @@ def draw_all(answers: Sequence[TrafficAnswer], slo: Slo) -> list[Plot]:
             "goodput",
             "Goodput against the rate of requests",
             "Requests per second that keep the objective. On the dashed line all of them do; the dotted line is the "
-            "rate that was asked about.",
+            "rate that was asked about. In the grey area, more arrive than any setting serves.",
             lambda: _curves(answers, lambda outcome: outcome.goodput, "good requests per s", diagonal=True),
         ),
         drawn(
@@ -75,6 +75,9 @@ def _curves(
                 axes.axvline(setting.flip_qps, color=look(place)["color"], linestyle=":", linewidth=1)
                 told = f"flips at {setting.flip_qps:.2g}/s"
                 note(axes, told, (setting.flip_qps, 0.9), (4, 0), xycoords=("data", "axes fraction"))
+        most = max(setting.most_qps for setting in answer.settings)
+        axes.axvspan(most, max(most, answer.rates[-1]), color=GREY, alpha=0.2, linewidth=0)
+        note(axes, "overload", (most, 1.0), (3, 3), xycoords=("data", "axes fraction"), color=GREY)
         if answer.rates[0] <= answer.qps <= answer.rates[-1]:
             axes.axvline(answer.qps, color=GREY, linestyle=":", linewidth=1)
         axes.set(xlabel="requests per second", ylabel=label, title=answer.traffic)

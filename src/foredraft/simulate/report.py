@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("traffic", "setting", "goodput/s", "good", "tokens/s", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99")
 FLEET_COLUMNS = (*COLUMNS, "carries/s", "machines", "flips at")
+OVERLOAD = "overload"
 
 
 def premise(study: Study, replicas: int) -> str:
@@ -33,19 +34,29 @@ def outcome_row(traffic: str, spec: str, outcome: Outcome) -> tuple[str, ...]:
     return (
         traffic,
         spec,
-        f"{outcome.goodput:.3g}",
+        _figure(outcome.goodput),
         f"{outcome.good_share:.1%}",
         f"{outcome.tokens_per_s:.0f}",
-        *(f"{seconds:.3g} s" for seconds in (outcome.ttft_p50, outcome.ttft_p99)),
-        *(f"{1000 * seconds:.3g} ms" for seconds in (outcome.itl_p50, outcome.itl_p99)),
+        *(f"{_figure(seconds)} s" for seconds in (outcome.ttft_p50, outcome.ttft_p99)),
+        *(f"{_figure(1000 * seconds)} ms" for seconds in (outcome.itl_p50, outcome.itl_p99)),
     )
 
 
-def fleet_row(traffic: str, setting: SettingAnswer) -> tuple[str, ...]:
-    """In the order of FLEET_COLUMNS."""
+def _figure(value: float) -> str:
+    """Three digits, and more before the point where it has them."""
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def fleet_row(answer: TrafficAnswer, setting: SettingAnswer) -> tuple[str, ...]:
+    """In the order of FLEET_COLUMNS. In an overload, the time to the first token is as long as the simulation."""
+    seen = outcome_row(answer.traffic, setting.spec, setting.outcome)
+    if answer.is_overload(setting):
+        seen = tuple(
+            OVERLOAD if column.startswith("TTFT") else cell for column, cell in zip(COLUMNS, seen, strict=True)
+        )
     return (
-        *outcome_row(traffic, setting.spec, setting.outcome),
-        f"{setting.capacity_qps:.3g}",
+        *seen,
+        _figure(setting.capacity_qps),
         "–" if setting.replicas_needed is None else str(setting.replicas_needed),
         _flip(setting),
     )
@@ -66,14 +77,28 @@ def sentences(answer: TrafficAnswer) -> list[str]:
         told = [f"{answer.traffic}: {rate} need {_machines(plain.replicas_needed)} with plain decoding."]
     if refused := plain.outcome.refused:
         told.append(f"{refused} requests do not fit into the KV cache of a machine: give it more --kv-cache-tokens.")
-    most = max(answer.settings, key=lambda setting: setting.capacity_qps)
-    if 0 < most.capacity_qps < answer.qps:
-        told.append(f"The fleet of this simulation carries no more than {most.capacity_qps:.3g} ({most.spec}).")
+    told += _limits(answer)
     for setting in answer.settings[1:]:
         told.append(_comparison(setting, plain))
         if setting.flip_qps is not None:
             told.append(f"{setting.spec} flips at {setting.flip_qps:.3g}/s: above that, off serves users faster.")
     return told
+
+
+def _limits(answer: TrafficAnswer) -> list[str]:
+    """What the machines of the simulation cannot do at this rate."""
+    if full := [setting for setting in answer.settings if answer.is_overload(setting)]:
+        most = max(full, key=lambda setting: setting.most_qps)
+        who = "every setting" if len(full) == len(answer.settings) else ", ".join(setting.spec for setting in full)
+        return [
+            f"For the machines of this simulation that is an overload with {who}: they serve at most "
+            f"{most.most_qps:.3g} a second ({most.spec}), and the queue grows without end."
+        ]
+    most = max(answer.settings, key=lambda setting: setting.capacity_qps)
+    if 0 < most.capacity_qps < answer.qps:
+        carried = f"{most.capacity_qps:.3g} a second ({most.spec})"
+        return [f"The machines of this simulation carry no more than {carried} within the objective."]
+    return []
 
 
 def _comparison(setting: SettingAnswer, plain: SettingAnswer) -> str:
@@ -116,17 +141,14 @@ def write_report(
 
 
 def _page(answers: Sequence[TrafficAnswer], simulated: str, facts: dict[str, Any], plots: Sequence[Plot]) -> str:
-    told = "".join(f"<p>{escape(' '.join(sentences(answer)))}</p>" for answer in answers)
-    rows = (
-        f"<tr>{html_cells(fleet_row(answer.traffic, setting))}</tr>"
-        for answer in answers
-        for setting in answer.settings
-    )
-    body = f"""<p>{escape(simulated)}</p>
-{told}
+    told = "".join(f'<p class="answer">{escape(" ".join(sentences(answer)))}</p>' for answer in answers)
+    rows = (f"<tr>{html_cells(fleet_row(answer, setting))}</tr>" for answer in answers for setting in answer.settings)
+    body = f"""{told}
+<p class="note">Simulated: {escape(simulated)}</p>
 {html_table(FLEET_COLUMNS, rows)}
 <p class="note">Goodput, tokens and times are those at the rate that was asked about. “carries” is the highest rate that
-these machines serve within the objective, “machines” the fewest that serve the rate that was asked about.</p>
+these machines serve within the objective, “machines” the fewest that serve the rate that was asked about. In an
+overload more arrive than all machines serve: the queue grows without end, and so does the time to the first token.</p>
 {plot_sections(plots)}
 <h2>Where and how</h2>
 {facts_list(facts)}"""

@@ -124,6 +124,7 @@ class SettingAnswer:
     spec: str
     outcome: Outcome  # at the rate and with the machines that were asked about
     capacity_qps: float  # the most requests per second that those machines serve within the objective
+    most_qps: float  # and that they serve at all: where more arrive, the queue grows without end
     replicas_needed: int | None  # at the rate that was asked about
     sweep: list[Outcome]
     ratios: list[float]  # at those rates: what a user of plain decoding waits for a token, in units of this setting's
@@ -158,6 +159,10 @@ class TrafficAnswer:
     def plain(self) -> SettingAnswer:
         return self.settings[0]
 
+    def is_overload(self, setting: SettingAnswer) -> bool:
+        """Whether more requests arrive than the machines serve: what users wait depends on how long that lasts."""
+        return self.qps > setting.most_qps
+
 
 def answer(
     study: Study, traffic: Traffic, specs: Iterable[str], replicas: int, qps: float, tick: Callable[[], None]
@@ -176,6 +181,7 @@ def answer(
                 spec=spec,
                 outcome=study.outcome(traffic, spec, replicas, qps),
                 capacity_qps=study.capacity(traffic, spec, replicas),
+                most_qps=replicas * study.most_qps(traffic, spec),
                 replicas_needed=study.replicas_needed(traffic, spec, qps),
                 sweep=sweep,
                 ratios=[off.token_s / mine.token_s for off, mine in zip(plain, sweep, strict=True)],

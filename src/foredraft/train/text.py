@@ -32,8 +32,8 @@ _SPARE_INVENTIONS = 1.15  # about 90 % are usable
 
 @dataclass(frozen=True)
 class TextPlan:
-    """What text is to be written. Even chunks answer prompts of the files until those are used up; all others invent
-    their prompts. Every second answer is greedy."""
+    """What text is to be written. Chunks answer prompts of the files until those are used up; all others invent their
+    prompts. Every second answer is greedy."""
 
     files: tuple[Path, ...] = ()
     exclude: tuple[Path, ...] = ()
@@ -56,8 +56,8 @@ class TextPlan:
 
     def prompts_of(self, chunk: int) -> Sequence[str]:
         """The prompts of files that a chunk answers; none: it invents its own."""
-        first = chunk // 2 * self.chunk_prompts
-        return () if chunk % 2 else self.prompts[first : first + self.chunk_prompts]
+        first = chunk * self.chunk_prompts
+        return self.prompts[first : first + self.chunk_prompts]
 
     def prompts_again(self, chunk: int) -> Sequence[str]:
         """What a chunk answers when the model invents nothing usable."""

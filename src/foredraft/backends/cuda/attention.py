@@ -10,8 +10,8 @@ A program has the queries of all heads that share a KV head, of one row or of se
 query's bits depend on that query alone: products add in the same order for any number of queries, and the weights are
 summed by a product with ones. What a kernel may choose freely (warps, queries together) does not change them.
 
-Where heads have sinks (base.Layer), a query's partial results are merged into that of its head's sink: one key with the
-sink as its score and nothing as its value.
+Where heads have sinks (layers.Layer), a query's partial results are merged into that of its head's sink: one key with
+the sink as its score and nothing as its value.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foredraft.backends.base import AttentionShape, LayerKV
 from foredraft.backends.cuda.launch import begin, options, prefetch, stored_as_bfloat16
+from foredraft.backends.layers import AttentionShape, LayerKV
 from foredraft.batch import ForwardBatch
 
 KEY_BLOCK = 128

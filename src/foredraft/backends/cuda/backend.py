@@ -21,22 +21,7 @@ import triton  # type: ignore[import-not-found,unused-ignore]
 from torch import Tensor
 from torch.nn import functional
 
-from foredraft.backends.base import (
-    AttentionShape,
-    Backend,
-    Experts,
-    HeadNorms,
-    LayerKV,
-    Linear,
-    Mlp,
-    Stack,
-    T,
-    Taps,
-    Weight,
-    entered,
-    next_norm,
-    store_tap,
-)
+from foredraft.backends.base import Backend, HeadNorms, T, entered, next_norm, store_tap
 from foredraft.backends.cuda import linear, rows
 from foredraft.backends.cuda.attention import attend_split, attend_whole
 from foredraft.backends.cuda.experts import Layers, layers_of, mix
@@ -45,7 +30,9 @@ from foredraft.backends.cuda.pack import Packed, pack
 from foredraft.backends.cuda.plan import ROW_BUCKETS, Plan, Plans
 from foredraft.backends.cuda.sample import Draws
 from foredraft.backends.cuda.trees import CudaTreeOps
+from foredraft.backends.layers import AttentionShape, Experts, LayerKV, Linear, Mlp, Stack, Taps
 from foredraft.backends.tree_ops import TreeOps
+from foredraft.backends.weight import Weight
 from foredraft.batch import ForwardBatch, PackedBatch
 from foredraft.sampling.draw import NodeDraw
 

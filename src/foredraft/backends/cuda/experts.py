@@ -19,12 +19,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foredraft.backends.base import Experts, Linear
 from foredraft.backends.cuda import linear, rows
 from foredraft.backends.cuda.launch import begin, options
 from foredraft.backends.cuda.linear import Routes
 from foredraft.backends.cuda.pack import of_experts
 from foredraft.backends.cuda.rows import added_up
+from foredraft.backends.layers import Experts, Linear
 
 _CHOICES = 1024  # that a program looks at together
 _TOGETHER = (8, 16, 32, 64)  # rows of a task

@@ -51,8 +51,8 @@ def stored_as_bfloat16(values, out):
 
 @triton.jit
 def activated(gate, up, out, ACTIVATION: tl.constexpr):
-    """activation(gate) * up as `out` holds it; see base.ACTIVATIONS. gelu by tanh is written by exp: z / (1 + exp(-2 *
-    y)) for y = sqrt(2 / pi) * (z + 0.044715 * z**3)."""
+    """activation(gate) * up as `out` holds it; see layers.ACTIVATIONS. gelu by tanh is written by exp:
+    z / (1 + exp(-2 * y)) for y = sqrt(2 / pi) * (z + 0.044715 * z**3)."""
     inner = gate
     if ACTIVATION == "gelu_tanh":
         inner = (gate + gate * gate * gate * 0.044715) * 1.5957691216057308

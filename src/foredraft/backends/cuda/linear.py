@@ -14,11 +14,11 @@ import torch
 import triton  # type: ignore[import-not-found,unused-ignore]
 from torch import Tensor
 
-from foredraft.backends.base import Linear
 from foredraft.backends.cuda.launch import LARGEST, options
 from foredraft.backends.cuda.pack import STRIPE, Cut, Packed, cut
 from foredraft.backends.cuda.products import DENSE, FROM_EXPERTS, TO_EXPERTS, codes_kernel, values_kernel
 from foredraft.backends.cuda.widen import all_rows, words_of
+from foredraft.backends.layers import Linear
 
 SPLIT_ROWS = 256  # up to so many rows, every segment has a program of its own
 

@@ -34,7 +34,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import Linear, Weight
+from foredraft.backends.layers import Linear
+from foredraft.backends.weight import Weight
 from foredraft.errors import InvalidModel
 
 STRIPE = 16  # outputs

@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foredraft.backends.base import AttentionShape
 from foredraft.backends.cuda.attention import Groups, rows_of_group, rows_together
 from foredraft.backends.cuda.linear import SPLIT_ROWS
+from foredraft.backends.layers import AttentionShape
 from foredraft.batch import ForwardBatch, PackedBatch
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)

@@ -12,9 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foredraft.backends.base import AttentionShape, HeadNorms, LayerKV, Linear
+from foredraft.backends.base import HeadNorms
 from foredraft.backends.cuda.launch import activated, begin, options, stored_as_bfloat16
 from foredraft.backends.cuda.widen import write_rows
+from foredraft.backends.layers import AttentionShape, LayerKV, Linear
 
 _HEADS = 8  # that one program of rope and store has
 

@@ -20,18 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import (
-    ACTIVATIONS,
-    AttentionShape,
-    Backend,
-    Experts,
-    HeadNorms,
-    LayerKV,
-    Linear,
-    Stack,
-    Taps,
-    Weight,
-)
+from foredraft.backends.base import Backend, HeadNorms
+from foredraft.backends.layers import ACTIVATIONS, AttentionShape, Experts, LayerKV, Linear, Stack, Taps
 from foredraft.backends.native.describe import (
     describe_batch,
     describe_experts,
@@ -43,6 +33,7 @@ from foredraft.backends.native.describe import (
 from foredraft.backends.native.header import STRUCTURES
 from foredraft.backends.native.library import ERRORS, OUT_OF_MEMORY, load_library
 from foredraft.backends.native.weights import BLOCK, KINDS, Packed, WeightMemory, describe_plain
+from foredraft.backends.weight import Weight
 from foredraft.batch import ForwardBatch
 from foredraft.config import QUANT_GROUP, check_threads
 from foredraft.sampling.draw import LazyDraws, NodeDraw

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import ACTIVATIONS, AttentionShape, Experts, Layer, Linear, Mlp, Stack
+from foredraft.backends.layers import ACTIVATIONS, AttentionShape, Experts, Layer, Linear, Mlp, Stack
 from foredraft.backends.native.header import STRUCTURES
 from foredraft.batch import ForwardBatch
 

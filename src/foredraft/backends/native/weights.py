@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import Weight
 from foredraft.backends.native.describe import pointer
 from foredraft.backends.native.header import STRUCTURES
+from foredraft.backends.weight import Weight
 from foredraft.config import QUANT_GROUP
 
 PIECE = 32 * 2**20  # bytes; what is not used of a piece costs nothing

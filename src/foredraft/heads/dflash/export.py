@@ -49,11 +49,6 @@ def layout(head: Head, engine: Engine) -> Layout:
 def _check(head: Head, engine: Engine) -> None:
     """Raise InvalidModel unless the engine has a place for every part."""
     config = head.config
-    if engine is Engine.sglang:
-        raise InvalidModel(
-            "SGLang's DFlash and DSpark use the target's output head, but this head has its own; export it to vllm, or "
-            "train one that it knows with `foredraft train eagle`."
-        )
     if config.block_input != "masked":
         raise InvalidModel(
             f"{engine.label} has no place for the norms of this DFlash head's taps, nor for rows that all know the "
@@ -61,6 +56,11 @@ def _check(head: Head, engine: Engine) -> None:
         )
     if config.correction == "refiner":
         raise InvalidModel(f"{engine.label} has no place for a refiner; train a DFlash head without: {_EXPORTABLE}.")
+    if engine is Engine.sglang:
+        raise InvalidModel(
+            "SGLang's DFlash and DSpark use the target's output head, but this head has its own; export it to vllm, or "
+            "train one that it knows with `foredraft train eagle`."
+        )
     if not torch.equal(head.tensors[_MASK][0], head.embedding[config.mask_token_id]):
         raise InvalidModel(
             f"{engine.label} takes the target's embedding of token {config.mask_token_id} for masks, but this head has "

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import Backend, LayerKV, Linear, Stack
+from foredraft.backends.base import Backend
+from foredraft.backends.layers import LayerKV, Linear, Stack
 from foredraft.batch import ForwardBatch, PackedBatch
 from foredraft.heads.weights import HeadWeights, TapReader, layer_shape, norm_each
 from foredraft.models.decoder import Decoder

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import Weight
+from foredraft.backends.weight import Weight
 from foredraft.config import QUANT_GROUP
 from foredraft.heads.base import T2D, HeadConfig
 from foredraft.heads.draft_model.module import Llama

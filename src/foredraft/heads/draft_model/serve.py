@@ -11,7 +11,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import Backend, Weight
+from foredraft.backends.base import Backend
+from foredraft.backends.weight import Weight
 from foredraft.heads.weights import HeadWeights, layer_config, layer_shape
 from foredraft.models.decoder import Decoder, DraftVocabulary
 from foredraft.models.rope import rope_table

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import Entry, LayerKV, Stack, Taps
+from foredraft.backends.layers import Entry, LayerKV, Stack, Taps
 from foredraft.batch import ForwardBatch
 from foredraft.heads.dflash.serve import BlockShape, feature_slots
 from foredraft.heads.eagle.config import layer_names

@@ -14,15 +14,15 @@ from torch import Tensor
 
 from foredraft.config import ModelConfig
 from foredraft.heads.base import HeadConfig
-from foredraft.heads.files import Tensors, check_tensors
+from foredraft.heads.files import Tensors
 from foredraft.heads.formats.published import (
     REMEDY,
     Published,
     check_config,
+    completed,
     drop_shared_embedding,
     found_biases,
     head_fields,
-    with_vocabulary,
 )
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.fields import Fields, shown
@@ -87,9 +87,7 @@ def read(published: Published, target: Checkpoint) -> tuple[HeadConfig, Tensors]
         tensors[_MASK] = tensors["embed_tokens.weight"][mask : mask + 1]
     else:
         tensors[_MASK] = target.weight("model.embed_tokens.weight").rows(mask, mask + 1).dense()
-    with_vocabulary(published, tensors, config, ("lm_head.weight", _MARKOV[1]))
-    check_tensors(published.folder, config, tensors, _named, REMEDY)
-    return config, tensors
+    return completed(published, config, tensors, ("lm_head.weight", _MARKOV[1]), _named)
 
 
 def _named(name: str) -> str:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from foredraft.heads.base import HeadConfig
-from foredraft.heads.files import Tensors, check_tensors
+from foredraft.heads.files import Tensors
 from foredraft.heads.formats.published import (
     DEFAULT_DEPTH,
-    REMEDY,
     Published,
     check_config,
+    completed,
     drop_shared_embedding,
     found_biases,
     head_fields,
-    with_vocabulary,
 )
 from foredraft.models.checkpoint import Checkpoint
 
@@ -43,6 +42,6 @@ def read(published: Published, target: Checkpoint) -> tuple[HeadConfig, Tensors]
         biases=(*found_biases(published, ["layers.0"], published.raw), *["fc"] * has_bias),
     )
     check_config(published.folder, config, target)
-    with_vocabulary(published, tensors, config, ("lm_head.weight",))
-    check_tensors(published.folder, config, tensors, lambda name: name.replace("midlayer.", "layers.0.", 1), REMEDY)
-    return config, tensors
+    return completed(
+        published, config, tensors, ("lm_head.weight",), lambda name: name.replace("midlayer.", "layers.0.", 1)
+    )

@@ -10,16 +10,16 @@ from __future__ import annotations
 from typing import Any
 
 from foredraft.heads.base import HeadConfig
-from foredraft.heads.files import Tensors, check_tensors
+from foredraft.heads.files import Tensors
 from foredraft.heads.formats.published import (
     DEFAULT_DEPTH,
     REMEDY,
     Published,
     check_config,
+    completed,
     drop_shared_embedding,
     found_biases,
     head_fields,
-    with_vocabulary,
 )
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.fields import Fields
@@ -71,9 +71,9 @@ def read(published: Published, target: Checkpoint) -> tuple[HeadConfig, Tensors]
         biases=found_biases(published, [old], raw),
     )
     check_config(published.folder, config, target)
-    with_vocabulary(published, tensors, config, ("lm_head.weight",))
-    check_tensors(published.folder, config, tensors, lambda name: name.replace("midlayer.", f"{old}.", 1), REMEDY)
-    return config, tensors
+    return completed(
+        published, config, tensors, ("lm_head.weight",), lambda name: name.replace("midlayer.", f"{old}.", 1)
+    )
 
 
 def _masked(published: Published) -> dict[str, Any]:

@@ -12,18 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import Weight
+from foredraft.backends.weight import Weight
 from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel
 from foredraft.heads.base import D2T, T2D, HeadConfig
 from foredraft.heads.files import Tensors, check_tensors
 from foredraft.heads.formats.published import DEFAULT_DEPTH, REMEDY, check_config
-from foredraft.models import gguf_blocks
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.fields import MAX_LAYERS, Fields, is_whole, shown
-from foredraft.models.gguf import LAYER_NAMES, read_entry
-from foredraft.models.gguf_config import rope_scaling
-from foredraft.models.gguf_header import GGUFHeader, TensorEntry, read_header
+from foredraft.models.gguf import blocks
+from foredraft.models.gguf.checkpoint import LAYER_NAMES, read_entry
+from foredraft.models.gguf.config import rope_scaling
+from foredraft.models.gguf.header import GGUFHeader, TensorEntry, read_header
 
 _CONFIDENCE = "confidence_head.proj.weight"
 _NAMES = {
@@ -156,7 +156,7 @@ def _confidence(header: GGUFHeader, theirs: dict[str, str], hidden: int) -> str:
 
 def _tensor(header: GGUFHeader, entry: TensorEntry, name: str, interleaved: HeadConfig | None) -> Tensor | Weight:
     """A tensor where the file has floats, else a weight with its codes."""
-    supported = gguf_blocks.PRECISION if len(entry.shape) == 2 else gguf_blocks.FLOATS
+    supported = blocks.PRECISION if len(entry.shape) == 2 else blocks.FLOATS
     if entry.type not in supported:
         allowed = ", ".join(kind.name for kind in supported)
         raise InvalidModel(

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from foredraft.heads.base import D2T, HeadConfig
-from foredraft.heads.files import Tensors, check_tensors
-from foredraft.heads.formats.published import REMEDY, Published, check_config, with_vocabulary
+from foredraft.heads.files import Tensors
+from foredraft.heads.formats.published import Published, check_config, completed
 from foredraft.models.checkpoint import Checkpoint
 
 _AUTHORS = "medusa_num_heads"
@@ -53,9 +53,7 @@ def read(published: Published, target: Checkpoint) -> tuple[HeadConfig, Tensors]
     if (token_map := tensors.pop("token_map", None)) is not None:
         tensors[D2T] = token_map.long() - torch.arange(len(token_map))
     outputs = ("lm_head.weight", *(f"lm_heads.{offset}.weight" for offset in range(offsets)))
-    with_vocabulary(published, tensors, config, outputs)
-    check_tensors(published.folder, config, tensors, lambda name: theirs.get(name, name), REMEDY)
-    return config, tensors
+    return completed(published, config, tensors, outputs, lambda name: theirs.get(name, name))
 
 
 def _renamed(name: str, layers: int) -> str:

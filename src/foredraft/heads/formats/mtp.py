@@ -1,5 +1,5 @@
 """A layer for multi-token prediction in the target's own checkpoint, as DeepSeek, MiMo or Qwen and their relatives
-write it. llama.cpp's names become those of DeepSeek when a file is opened.
+write it. The names of llama.cpp become those of DeepSeek when a file is opened.
 
 They differ in names and in what stands first in the rows that fc reads: the embedding, with MiMo the state. The layer
 is one of the target's own kind, and reads what the target's output head reads. vLLM blanks the embedding of the first
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import Weight
+from foredraft.backends.weight import Weight
 from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel
 from foredraft.heads.base import CONFIG_FILE, D2T, MAX_BLOCK, PROJECTIONS, T2D, HeadConfig

@@ -3,7 +3,7 @@ the check that every tensor is known."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,11 +15,11 @@ from torch import Tensor
 from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel
 from foredraft.heads.base import CONFIG_FILE, D2T, PROJECTIONS, T2D, HeadConfig
-from foredraft.heads.files import check_target, read_tensor_file
+from foredraft.heads.files import Tensors, check_target, check_tensors, read_tensor_file
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.fields import Fields, is_whole, read_json, shown
-from foredraft.models.hf_config import config_from_json
-from foredraft.models.safetensors import shard_files, stored_names
+from foredraft.models.safetensors.checkpoint import shard_files, stored_names
+from foredraft.models.safetensors.config import config_from_json
 
 REMEDY = "download the head again, or use one that was published for this model"
 DEFAULT_DEPTH = 5  # of drafts, where the publisher names none
@@ -183,11 +183,25 @@ def found_biases(published: Published, prefixes: Iterable[str], raw: Mapping[str
     return tuple(found)
 
 
-def with_vocabulary(
+def completed(
+    published: Published,
+    config: HeadConfig,
+    tensors: dict[str, Tensor],
+    by_column: tuple[str, ...],
+    named: Callable[[str], str],
+) -> tuple[HeadConfig, Tensors]:
+    """The head with a draft vocabulary as ours are, once every tensor is known and none is missing. `by_column` names
+    the tensors that have a row for each token of the vocabulary, and `named` gives the name of a tensor in the file."""
+    _set_vocabulary(published, tensors, config, by_column)
+    check_tensors(published.folder, config, tensors, named, REMEDY)
+    return config, tensors
+
+
+def _set_vocabulary(
     published: Published, tensors: dict[str, Tensor], config: HeadConfig, by_column: tuple[str, ...]
 ) -> None:
     """Make the draft vocabulary of `tensors` ours: d2t and t2d, whichever of them is there, with rising ids. Neither is
-    the identity. `by_column` names the tensors that have a row for each of its tokens."""
+    the identity."""
     size, total = config.draft_vocab_size, config.target_vocab_size
     offsets, known = tensors.get(D2T), tensors.get(T2D)
     if offsets is not None:

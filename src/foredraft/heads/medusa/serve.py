@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import Linear
+from foredraft.backends.layers import Linear
 from foredraft.heads.weights import HeadWeights, TapReader
 from foredraft.models.decoder import Decoder
 

@@ -16,6 +16,7 @@ def _tensors(config: HeadConfig) -> Shapes:
 RULES = Rules(
     _tensors,
     as_wide_as_target=True,
+    max_layers=1,
     variants=frozenset(
         {
             *("shares_embedding", "shares_output", "rope_scaling", "sliding_window", "sliding_layers", "biases"),

@@ -17,7 +17,7 @@ from foredraft.heads.export import Head, Json, Layout, layer_fields
 from foredraft.heads.formats.mtp import ACCEPTANCE, ARCHITECTURES, STYLES
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.fields import read_json
-from foredraft.models.hf_config import config_from_json
+from foredraft.models.safetensors.config import config_from_json
 
 _COUNT = {Engine.deepseek: "num_nextn_predict_layers", Engine.qwen: "mtp_num_hidden_layers"}
 _OF_LAYERS = ("intermediate_size", "num_heads", "num_kv_heads", "head_dim", "qk_norm", "rope_theta", "norm_eps")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import Stack
+from foredraft.backends.layers import Stack
 from foredraft.batch import ForwardBatch
 from foredraft.heads.eagle.serve import FusedEagleHead
 from foredraft.heads.weights import HeadWeights

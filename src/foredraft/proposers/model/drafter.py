@@ -16,6 +16,7 @@ from torch.nn import functional
 from foredraft.backends.base import Backend
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.model.candidates import Candidates, Node, NodeLogits, coupled, sampled
+from foredraft.proposers.model.depths import Depths
 from foredraft.proposers.model.run_ahead import Levels
 from foredraft.proposers.model.tree import Tree, TreeShape, computed_up_to
 from foredraft.types import NO_DRAFT, Draft, Sequence, Work
@@ -65,10 +66,12 @@ class TreeDrafter(Proposer):
     free = False
     contenders = 256  # the most probable tokens, among which the noise decides
 
-    def __init__(self, name: str, model: DraftingModel, shape: TreeShape) -> None:
+    def __init__(self, name: str, model: DraftingModel, shape: TreeShape, shallower: Items[TreeShape] = ()) -> None:
+        """`shallower` are further shapes that whole drafts may have on the device, deepest first."""
         self.name = name
         self.model: DraftingModel = model
         self.shape = shape
+        self._depths = Depths(shape, shallower)
         self.num_lookahead_tokens = shape.most_nodes
 
     def num_missing(self, sequence: Sequence) -> int:
@@ -76,7 +79,9 @@ class TreeDrafter(Proposer):
         return missing if missing > UP_TO_DATE else 0
 
     def release(self, sequence_ids: Iterable[int]) -> None:
-        self.model.release(list(sequence_ids))
+        ids = list(sequence_ids)
+        self.model.release(ids)
+        self._depths.release(ids)
 
     def close(self) -> None:
         self.model.close()
@@ -86,7 +91,7 @@ class TreeDrafter(Proposer):
         trees = [self._begun(sequence, budget, min_score) for sequence, budget in zip(sequences, budgets, strict=True)]
         share_catch_up([tree for tree in trees if tree.budget], self.model.catch_up_beside)
         if self.model.runs_ahead:
-            self._run_ahead([tree for tree in trees if self._can_run_ahead(tree)])
+            self._run_ahead([tree for tree in trees if self._can_run_ahead(tree)], min_score)
         while growing := [tree for tree in trees if tree.grows]:
             works = self._works(growing)
             logits = self.model.logits(works)
@@ -110,16 +115,17 @@ class TreeDrafter(Proposer):
         truncated = settings[0] > 0 and settings[1:] != _NO_FLOORS
         return tree.grows and plain and not truncated and tree.num_missing <= tree.catch_up
 
-    def _run_ahead(self, trees: list[Tree]) -> None:
-        """Let the device run all levels of these trees, if it can, and take the drafts from what it found."""
-        works = self._works(trees)
-        levels = self.model.ahead(works, self.shape) if trees else None
+    def _run_ahead(self, trees: list[Tree], min_score: float) -> None:
+        """Let the device run the levels of these trees, if it can, and take the drafts from what it found."""
+        works, shape = self._works(trees), self._depths.choose([tree.sequence.id for tree in trees], min_score)
+        levels = self.model.ahead(works, shape) if trees else None
         if levels is None:
             return
         for lane, (tree, work) in enumerate(zip(trees, works, strict=True)):
             tree.known += work.num_new_tokens
             tree.made, tree.ended = levels.draft(lane, tree.budget, self.name), True
             self._record(tree, levels.chain(lane))
+            self._depths.learn(tree.sequence.id, tree.made, shape)
 
     def _begun(self, sequence: Sequence, budget: int, min_score: float) -> Tree:
         known = self.model.num_computed(sequence)

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foredraft.backends import tree_ops
-from foredraft.backends.base import AttentionShape, Backend
+from foredraft.backends.base import Backend
+from foredraft.backends.layers import AttentionShape
 from foredraft.backends.tree_ops import LEAST_PROBABILITY, Choice, Nodes, Noise, TreeOps
 from foredraft.batch import ForwardBatch, PackedBatch
 from foredraft.proposers.model.candidates import NodeLogits
@@ -33,6 +34,7 @@ from foredraft.types import Draft, Work
 _MOST_NODES = 64  # that a tree may have, run or drafted
 _MOST_ROWS = 256  # of a first run and of a level: more are a batch that needs no graph
 _SIZES = (1, 2, 4, 8, 16, 32)  # sequences that a program has room for
+_FIRST_ROWS = 8  # that a sequence may begin with however shallow its draft is: the one before may have been deeper
 _Key = tuple[int, TreeShape]
 _ROW, _LENGTH, _TOKEN, _SLOTS, _TEMPERATURE, _KEYS = range(6)  # what is told of a sequence; its keys come last
 
@@ -172,7 +174,7 @@ class RunAhead:
         sizes = [size for size in _SIZES if size < 2 * max_sequences and size * shape.width <= _MOST_ROWS]
         for plan in self.backend.warm_plans(self.attention, self.block_size, max_keys):
             for size in sizes:
-                if size <= plan.num_rows <= min(_MOST_ROWS, 2 * size * (shape.depth + 1) - 1):
+                if size <= plan.num_rows <= min(_MOST_ROWS, 2 * size * _first_rows(shape) - 1):
                     program = self._program(plan, (size, shape))
                     self.backend.replay(program, plan, program.run)
                     program.wait()  # what the next run is told must not reach this one
@@ -199,14 +201,19 @@ class RunAhead:
         return programs[key]
 
 
-def split_catch_up(works: Items[Work], depth: int) -> tuple[list[Work], list[Work]]:
-    """Works for all catch-up tokens but the last, and works with what is left. A sequence that has drafted runs at most
-    what was accepted and one more, so programs are only made for so many rows."""
+def _first_rows(shape: TreeShape) -> int:
+    """The most tokens of a sequence that a program begins with: what was accepted, as a rule, and one more."""
+    return max(_FIRST_ROWS, shape.depth + 1)
+
+
+def split_catch_up(works: Items[Work], shape: TreeShape) -> tuple[list[Work], list[Work]]:
+    """Works for all catch-up tokens but the last, where they are more than a program begins with, and works with what
+    is left."""
     behind: list[Work] = []
     left: list[Work] = []
     for work in works:
         sequence, more = work.sequence, work.num_new_tokens - 1
-        if more > depth:
+        if more >= _first_rows(shape):
             behind.append(work._replace(num_new_tokens=more))
             caught_up = computed_up_to(sequence, sequence.num_computed_tokens + more)
             work = work._replace(sequence=caught_up, num_new_tokens=1)

@@ -3,7 +3,7 @@ run. Where there are more than may be verified, the best ones by path make the d
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import nlargest
 from typing import NamedTuple
 
@@ -34,6 +34,14 @@ class TreeShape:
     @property
     def most_nodes(self) -> int:
         return self.nodes if self.prunes else self.depth * self.width
+
+    @property
+    def shallower(self) -> list[TreeShape]:
+        """The same with half of the depth, with a quarter, and so on: deepest first."""
+        depths = [self.depth]
+        while depths[-1] > 1:
+            depths.append((depths[-1] + 1) // 2)
+        return [replace(self, depth=depth) for depth in depths[1:]]
 
 
 class _Leaf(NamedTuple):

@@ -73,7 +73,7 @@ class WholeModel:
         longest = max(work.sequence.num_tokens for work in works) + shape.depth
         if self._ahead is None or longest > len(self.runner.decoder.rope):
             return None
-        behind, works = split_catch_up(works, shape.depth)
+        behind, works = split_catch_up(works, shape)
         if behind:
             self.logits(behind)
         return self._ahead(works, pack(works, self.block_size), shape)

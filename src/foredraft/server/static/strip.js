@@ -35,13 +35,7 @@ export class Strip {
     this.#showDepths(depths.slice(0, MOST_DEPTHS));
     const step = answer.steps.at(-1);
     const saved = answer.metrics?.speculative_decoding?.time_saved_s;
-    if (step) this.#tell(answer.finish ? answerInWords(answer.steps, saved) : stepInWords(step));
-  }
-
-  // The whole sentence is in the title, too: on small screens it is cut.
-  #tell(words) {
-    this.parts.why.value.textContent = words;
-    this.parts.why.value.title = words;
+    if (step) this.parts.why.value.textContent = answer.finish ? answerInWords(answer.steps, saved) : stepInWords(step);
   }
 
   showLoad(stats) {

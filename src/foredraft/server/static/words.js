@@ -4,15 +4,16 @@ import { isDrafted } from "./answer.js";
 
 // Why a run had no draft. The keys are the server's.
 const NO_DRAFT = {
-  "nothing proposed": "no proposer had a continuation to offer",
-  "would not pay": "checking the draft would have cost more time than it was expected to save",
-  ledger: "the draft could have paid, but its proposer has not yet saved enough time to risk it",
-  measuring: "it still measures how long runs of this model take",
-  resting: "all proposers rest, because querying them does not pay at the moment",
+  "nothing proposed": "nothing was proposed",
+  "would not pay": "checking the draft would have cost more time than it saves",
+  ledger: "the proposer has not yet saved enough time to risk it",
+  measuring: "it is still being measured how long runs take",
+  resting: "all proposers rest, because querying does not pay now",
   "proposer failed": "a proposer failed and is left out",
   "controller failed": "the controller failed, so nothing is drafted",
 };
 const FIXED = "The spec is fixed, so there is nothing to decide";
+const MOST_REASONS = 2; // of runs without a draft: the strip has room for three lines
 
 // The decision of one step: its last reason is about the draft, those before it are about single proposers.
 export function stepInWords(step) {
@@ -29,13 +30,16 @@ export function stepInWords(step) {
 export function answerInWords(steps, savedS) {
   if (!steps.length) return "";
   const drafted = steps.filter(isDrafted).length;
-  if (!steps.some((step) => step.reasons.length)) return `${FIXED}. ${drafted} of ${count(steps.length, "run")} had a draft.`;
+  const had = `${drafted} of ${count(steps.length, "run")} had a draft`;
+  const saved = savedS ? ` This ${savedS > 0 ? "saved" : "cost"} ${Math.abs(savedS).toFixed(2)} s.` : "";
+  if (!steps.some((step) => step.reasons.length)) return `${FIXED}. ${had}.${saved}`;
   const tally = new Map();
   for (const step of steps) if (!isDrafted(step)) tally.set(noDraft(step), (tally.get(noDraft(step)) ?? 0) + 1);
-  const others = [...tally].sort((a, b) => b[1] - a[1]).map(([why, runs]) => `${runs} without: ${why}`);
-  const parts = [`${drafted} of ${count(steps.length, "run")} with a draft, because it was expected to save time`, ...others];
-  const saved = savedS ? ` This ${savedS > 0 ? "saved" : "cost"} ${Math.abs(savedS).toFixed(2)} s.` : "";
-  return `${parts.join("; ")}.${saved}`;
+  const others = [...tally].sort((a, b) => b[1] - a[1]);
+  const told = others.slice(0, MOST_REASONS).map(([why, runs]) => ` ${runs} had none: ${why}.`);
+  const rest = others.slice(MOST_REASONS).reduce((sum, [, runs]) => sum + runs, 0);
+  if (rest) told.push(` ${rest} had none for other reasons.`);
+  return `${had}${drafted ? " that was expected to save time" : ""}.${told.join("")}${saved}`;
 }
 
 function noDraft(step) {
@@ -46,7 +50,7 @@ function noDraft(step) {
   // Nothing was proposed because nobody was queried: why says more.
   const resting = queries.filter((reason) => reason.endsWith(": resting")).map(proposerOf);
   if (!resting.length) return meaning(queries.at(-1));
-  return `${joined(resting)} ${resting.length > 1 ? "rest" : "rests"}, because querying does not pay at the moment`;
+  return `${joined(resting)} ${resting.length > 1 ? "rest" : "rests"}, because querying does not pay now`;
 }
 
 function meaning(reason) {

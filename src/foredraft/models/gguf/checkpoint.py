@@ -12,18 +12,16 @@ from pathlib import Path
 
 import numpy as np
 
-from foredraft.backends.base import Weight
+from foredraft.backends.weight import Weight
 from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel
-from foredraft.models import gguf_blocks
+from foredraft.models.architectures import GGUF_ARCHITECTURES
 from foredraft.models.checkpoint import Checkpoint, StoredTensor
 from foredraft.models.fields import shown
-from foredraft.models.gguf_config import config_from_header
-from foredraft.models.gguf_header import GGUFHeader, TensorEntry, read_header
+from foredraft.models.gguf import blocks
+from foredraft.models.gguf.config import config_from_header
+from foredraft.models.gguf.header import GGUFHeader, TensorEntry, read_header
 from foredraft.models.tokenizer import Tokenizer
-
-# Converters of these families interleave the two halves of each q and k head, for a rope that rotates neighbours.
-_INTERLEAVED_ARCHITECTURES = ("llama", "smollm3", "granite")
 
 _MODEL_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -77,20 +75,20 @@ def _stored_tensors(header: GGUFHeader, config: ModelConfig) -> Iterator[StoredT
             continue
         if "_exps." in entry.name:  # the matrices or biases of all experts of a layer, one below the other
             entry = replace(entry, shape=(prod(entry.shape[:2]), *entry.shape[2:]))
-        supported = gguf_blocks.PRECISION if len(entry.shape) > 1 else gguf_blocks.FLOATS
+        supported = blocks.PRECISION if len(entry.shape) > 1 else blocks.FLOATS
         if entry.type not in supported:
             allowed = ", ".join(kind.name for kind in supported)
             raise InvalidModel(
                 f"{header.path}: tensor {shown(entry.name)} is {entry.type.name}, but {allowed} are supported; "
                 "choose another quantisation of this model."
             )
-        name, precision = _layout_name(entry, config), gguf_blocks.PRECISION[entry.type]
+        name, precision = _layout_name(entry, config), blocks.PRECISION[entry.type]
         yield StoredTensor(header.path, name, entry.shape, precision, partial(_read, header, config, entry))
 
 
 def _read(header: GGUFHeader, config: ModelConfig, entry: TensorEntry, name: str, wanted: slice) -> Weight:
     heads = 0  # whose rows are interleaved
-    if config.architecture in _INTERLEAVED_ARCHITECTURES:
+    if GGUF_ARCHITECTURES[config.architecture].interleaved:
         heads = config.num_heads if ".q_proj." in name else config.num_kv_heads if ".k_proj." in name else 0
     return read_entry(header, entry, wanted, heads)
 
@@ -107,7 +105,7 @@ def read_entry(header: GGUFHeader, entry: TensorEntry, wanted: slice, heads: int
         pairs = rows.reshape(heads, -1, 2, rows.shape[1])
         rows = pairs.swapaxes(1, 2).reshape(rows.shape)
     try:
-        return gguf_blocks.decode(rows, entry.type)
+        return blocks.decode(rows, entry.type)
     except InvalidModel as error:
         raise InvalidModel(f"{header.path}: tensor {entry.name!r}: {error}") from error
 
@@ -119,9 +117,7 @@ def _layout_name(entry: TensorEntry, config: ModelConfig) -> str:
     match = _LAYER_PATTERN.fullmatch(entry.name)
     if match is None or match[2] not in LAYER_NAMES:
         return entry.name
-    module = LAYER_NAMES[match[2]]
-    if config.architecture == "gpt-oss" and match[2] == "post_attention_norm":
-        module = "post_attention_layernorm"
+    module = GGUF_ARCHITECTURES[config.architecture].gguf_names.get(match[2], LAYER_NAMES[match[2]])
     if module == "mlp.up_proj" and entry.shape[0] == 2 * config.intermediate_size:
         module = "mlp.gate_up_proj"
     return f"model.layers.{match[1]}.{module}.{match[3]}"

@@ -15,7 +15,7 @@ from gguf.constants import GGMLQuantizationType as Type
 from gguf.quants import Q4_K, dequantize
 from numpy.typing import NDArray
 
-from foredraft.backends.base import Weight, join, plain_weight
+from foredraft.backends.weight import Weight, join, plain_weight
 from foredraft.errors import InvalidModel
 
 Bytes = NDArray[np.uint8]

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from foredraft.config import ExpertsConfig, ModelConfig, RopeScaling
 from foredraft.errors import InvalidModel
+from foredraft.models.architectures import GGUF_ARCHITECTURES, Architecture
 from foredraft.models.fields import MAX_LAYERS, Fields, not_run, shown
-from foredraft.models.gguf_header import GGUFHeader
-from foredraft.models.gguf_tokenizer import eos_token_ids
+from foredraft.models.gguf.header import GGUFHeader
+from foredraft.models.gguf.tokenizer import eos_token_ids
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "smollm3", "phi3", "granite", "gemma3", "gpt-oss")
 # Fields that change what a model computes and that nobody reads, and the values under which they change nothing.
 _NEUTRAL: dict[str, object] = {
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "attention.clamp_kqv")),
@@ -23,62 +22,45 @@ _NEUTRAL: dict[str, object] = {
     **dict.fromkeys(("use_parallel_residual",), False),
 }
 _NEXTN = "nextn_predict_layers"
-_GATING = {"qwen3moe": 1, "gpt-oss": 3}  # softmax over all experts, and over the chosen ones
-_WITH_EXPERTS = ("qwen3moe", "gpt-oss")
-# Not in the metadata, where llama.cpp fixes them too.
-_SMOLLM3_NO_ROPE_INTERVAL = 4
-_GEMMA3_FULL_INTERVAL, _GEMMA3_WINDOW_THETA = 6, 10000.0
-_GPT_OSS_FULL_INTERVAL = 2
-_ACTIVATIONS = {"gemma3": "gelu_tanh", "gpt-oss": "clamped"}
 _GEMMA3_27B_LAYERS = 62  # whose queries are scaled by the width of a head that hidden_size gives, not by their own
 
 
 def config_from_header(header: GGUFHeader) -> ModelConfig:
     """The model that the header describes; raises InvalidModel naming the field that is missing or not supported."""
-    architecture = header.metadata.get("general.architecture")
-    if architecture not in ARCHITECTURES:
-        raise not_run(header.path, "general.architecture", architecture, ARCHITECTURES)
-    fields = Fields(header.path, header.metadata, architecture + ".")
-    if not fields.flag("attention.causal", True):
-        raise fields.error("attention.causal", "is false, but tokens must not see what follows them")
-    fields.refuse({**_NEUTRAL, "expert_gating_func": _GATING.get(architecture)})
-    if fields.integer("expert_count", 0) and architecture not in _WITH_EXPERTS:
-        raise InvalidModel(
-            f"{header.path}: field {architecture}.expert_count is set, but of the mixtures of experts Foredraft runs "
-            f"{', '.join(_WITH_EXPERTS)}; choose one of these, or a model without experts."
-        )
-    if Fields(header.path, header.metadata, "split.").integer("count", 0) > 1:
-        raise InvalidModel(f"{header.path} is one part of a split GGUF; merge the parts with llama-gguf-split --merge.")
-    embedding = header.tensors.get("token_embd.weight")
-    if embedding is None:
-        raise InvalidModel(f"{header.path}: tensor 'token_embd.weight' is missing, so this is not a language model.")
-
+    name = header.metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in GGUF_ARCHITECTURES:
+        raise not_run(header.path, "general.architecture", name, list(GGUF_ARCHITECTURES))
+    architecture = GGUF_ARCHITECTURES[name]
+    fields = Fields(header.path, header.metadata, name + ".")
+    _check_supported(header, fields, architecture)
     hidden_size = fields.integer("embedding_length")
     num_blocks, num_mtp_layers = fields.integer("block_count", most=MAX_LAYERS), fields.integer(_NEXTN, 0, MAX_LAYERS)
     if num_mtp_layers >= num_blocks:
         raise fields.error(_NEXTN, f"is {num_mtp_layers}, but block_count, which counts these too, is {num_blocks}")
     num_layers = num_blocks - num_mtp_layers
     num_heads = fields.integer("attention.head_count")
+    if num_heads > hidden_size:
+        raise fields.error("attention.head_count", f"is {num_heads}, but embedding_length is {hidden_size}")
     head_dim = fields.integer("attention.key_length", hidden_size // num_heads)
     if fields.integer("attention.value_length", head_dim) != head_dim:
-        raise InvalidModel(f"{header.path}: {architecture}.attention.value_length must equal key_length ({head_dim}).")
+        raise InvalidModel(f"{header.path}: {name}.attention.value_length must equal key_length ({head_dim}).")
     rope_dim = fields.integer("rope.dimension_count", head_dim)
-    no_rope_layers = range(_SMOLLM3_NO_ROPE_INTERVAL - 1, num_layers, _SMOLLM3_NO_ROPE_INTERVAL)
-    is_gemma = architecture == "gemma3"
-    theirs: dict[str, Any] = {
-        "sliding_window": fields.integer("attention.sliding_window", 0) or None,
-        "embedding_multiplier": fields.number("embedding_scale", 1.0),
-        "attention_multiplier": fields.number("attention.scale", 0.0) or None,
-    }
-    if is_gemma:
-        theirs = _gemma3(fields, hidden_size, num_layers, num_heads, head_dim)
-    if architecture == "gpt-oss":
-        theirs |= _windows(fields, num_layers, _GPT_OSS_FULL_INTERVAL)
+    sliding_window, sliding_layers = _windows(architecture, fields, num_layers)
+    window_rope_theta = architecture.window_rope_theta
+    if window_rope_theta is not None:
+        window_rope_theta = fields.number("rope.freq_base_swa", window_rope_theta, positive=True)
+    if architecture.scales_by_width:
+        width = hidden_size // num_heads if num_layers == _GEMMA3_27B_LAYERS else head_dim
+        embedding_multiplier, attention_multiplier = hidden_size**0.5, width**-0.5
+    else:
+        embedding_multiplier = fields.number("embedding_scale", 1.0)
+        attention_multiplier = fields.number("attention.scale", 0.0) or None
+    interval = architecture.no_rope_interval
     return ModelConfig(
-        architecture=architecture,
-        vocab_size=embedding.shape[0],
+        architecture=name,
+        vocab_size=header.tensors["token_embd.weight"].shape[0],
         hidden_size=hidden_size,
-        intermediate_size=fields.integer("feed_forward_length", 1 if architecture in _WITH_EXPERTS else None),
+        intermediate_size=fields.integer("feed_forward_length", None if architecture.experts is None else 1),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=fields.integer("attention.head_count_kv", num_heads),
@@ -88,13 +70,17 @@ def config_from_header(header: GGUFHeader) -> ModelConfig:
         rope_theta=fields.number("rope.freq_base", 10000.0, positive=True),
         rope_dim=0 if rope_dim == head_dim else rope_dim,
         rope_scaling=rope_scaling(header, fields, rope_dim // 2),
-        no_rope_layers=tuple(no_rope_layers) if architecture == "smollm3" else (),
-        qk_norm=architecture in ("qwen3", "qwen3moe", "gemma3"),
-        experts=_experts(fields) if architecture in _WITH_EXPERTS else None,
-        activation=_ACTIVATIONS.get(architecture, "silu"),
-        attention_sinks=architecture == "gpt-oss",
-        update_norms=is_gemma,
-        **theirs,
+        no_rope_layers=tuple(range(interval - 1, num_layers, interval)) if interval else (),
+        qk_norm=architecture.qk_norm,
+        experts=None if architecture.experts is None else _experts(fields),
+        activation=architecture.activation,
+        attention_sinks=architecture.attention_sinks,
+        sliding_window=sliding_window,
+        sliding_layers=sliding_layers,
+        window_rope_theta=window_rope_theta,
+        update_norms=architecture.update_norms,
+        embedding_multiplier=embedding_multiplier,
+        attention_multiplier=attention_multiplier,
         tie_word_embeddings="output.weight" not in header.tensors,
         residual_multiplier=fields.number("residual_scale", 1.0),
         logits_divisor=fields.number("logit_scale", 1.0, positive=True),
@@ -102,6 +88,24 @@ def config_from_header(header: GGUFHeader) -> ModelConfig:
         bos_token_id=header.metadata.get("tokenizer.ggml.bos_token_id"),
         eos_token_ids=eos_token_ids(header.metadata),
     )
+
+
+def _check_supported(header: GGUFHeader, fields: Fields, architecture: Architecture) -> None:
+    """Raise InvalidModel for what would make a model's text wrong, or is no whole model."""
+    if not fields.flag("attention.causal", True):
+        raise fields.error("attention.causal", "is false, but tokens must not see what follows them")
+    experts = architecture.experts
+    fields.refuse({**_NEUTRAL, "expert_gating_func": None if experts is None else experts.gating})
+    if fields.integer("expert_count", 0) and experts is None:
+        known = ", ".join(each.gguf for each in GGUF_ARCHITECTURES.values() if each.experts is not None)
+        raise InvalidModel(
+            f"{header.path}: field {fields.key('expert_count')} is set, but of the mixtures of experts Foredraft runs "
+            f"{known}; choose one of these, or a model without experts."
+        )
+    if Fields(header.path, header.metadata, "split.").integer("count", 0) > 1:
+        raise InvalidModel(f"{header.path} is one part of a split GGUF; merge the parts with llama-gguf-split --merge.")
+    if "token_embd.weight" not in header.tensors:
+        raise InvalidModel(f"{header.path}: tensor 'token_embd.weight' is missing, so this is not a language model.")
 
 
 def _experts(fields: Fields) -> ExpertsConfig:
@@ -114,22 +118,13 @@ def _experts(fields: Fields) -> ExpertsConfig:
     )
 
 
-def _windows(fields: Fields, num_layers: int, interval: int) -> dict[str, Any]:
-    """The window, which the last of `interval` layers has not."""
-    interval = fields.integer("attention.sliding_window_pattern", interval)
+def _windows(architecture: Architecture, fields: Fields, num_layers: int) -> tuple[int | None, tuple[int, ...] | None]:
+    """The window, and the layers that have it: all (None), or all but the last of an interval."""
+    if architecture.windowed != "pattern":
+        return fields.integer("attention.sliding_window", 0) or None, None
+    interval = fields.integer("attention.sliding_window_pattern", architecture.full_interval)
     layers = tuple(layer for layer in range(num_layers) if (layer + 1) % interval)
-    return {"sliding_window": fields.integer("attention.sliding_window"), "sliding_layers": layers}
-
-
-def _gemma3(fields: Fields, hidden_size: int, num_layers: int, num_heads: int, head_dim: int) -> dict[str, Any]:
-    """Those fields of a ModelConfig that are Gemma's own."""
-    width = hidden_size // num_heads if num_layers == _GEMMA3_27B_LAYERS else head_dim
-    return {
-        **_windows(fields, num_layers, _GEMMA3_FULL_INTERVAL),
-        "window_rope_theta": fields.number("rope.freq_base_swa", _GEMMA3_WINDOW_THETA, positive=True),
-        "embedding_multiplier": hidden_size**0.5,
-        "attention_multiplier": width**-0.5,
-    }
+    return fields.integer("attention.sliding_window"), layers
 
 
 def rope_scaling(header: GGUFHeader, fields: Fields, num_frequencies: int) -> RopeScaling | None:
@@ -154,7 +149,8 @@ def rope_scaling(header: GGUFHeader, fields: Fields, num_frequencies: int) -> Ro
     if kind == "linear":
         return RopeScaling("linear", factor=fields.number("rope.scaling.factor", positive=True))
     if kind == "yarn":
-        return _yarn(fields, original, header.metadata.get("general.architecture") != "gpt-oss")
+        architecture = GGUF_ARCHITECTURES.get(header.metadata["general.architecture"])
+        return _yarn(fields, original, architecture is None or architecture.rope.get("truncate", True))
     if kind not in ("none", ""):
         raise InvalidModel(
             f"{header.path}: rope scaling {shown(kind)} is not supported; "

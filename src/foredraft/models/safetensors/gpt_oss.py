@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foredraft.backends.base import Weight, plain_weight
+from foredraft.backends.weight import Weight, plain_weight
 from foredraft.config import QUANT_GROUP
 from foredraft.errors import InvalidModel
 from foredraft.models.checkpoint import StoredTensor

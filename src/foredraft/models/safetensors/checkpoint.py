@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from foredraft.backends.base import Weight, plain_weight
+from foredraft.backends.weight import Weight, plain_weight
 from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel, InvalidParameter
-from foredraft.models import gpt_oss
+from foredraft.models.architectures import MODEL_TYPES
 from foredraft.models.checkpoint import Checkpoint, StoredTensor
 from foredraft.models.fields import Fields, read_json, shown
-from foredraft.models.hf_config import config_from_json
+from foredraft.models.safetensors import gpt_oss
+from foredraft.models.safetensors.config import config_from_json
 from foredraft.models.tokenizer import Tokenizer
 from foredraft.params import NEUTRAL, SamplingParams
 
 _INDEX = "model.safetensors.index.json"
 _PRECISION = {"F32": "float32", "F16": "bfloat16", "BF16": "bfloat16"}
-# Where an architecture's names are not those of the Llama layout, in which the norm after attention is the one that the
-# MLP reads through.
-_NAMES = {
-    "gemma3_text": {
-        "post_attention_layernorm.weight": "self_attn.update_norm.weight",
-        "pre_feedforward_layernorm.weight": "post_attention_layernorm.weight",
-        "post_feedforward_layernorm.weight": "mlp.update_norm.weight",
-    },
-    "qwen3_moe": {"mlp.gate.weight": "mlp.router.weight"},
-    "gpt_oss": {"self_attn.sinks": "self_attn.sinks.weight"},
-}
 _BUFFER_SUFFIX = "rotary_emb.inv_freq"  # old exports store what the config already says
 
 
@@ -114,12 +104,12 @@ def _opened(file: Path) -> Any:
 
 def _all_tensors(files: list[Path], config: ModelConfig) -> Iterator[StoredTensor]:
     """Of all files. The experts of gpt-oss are read last: what belongs together may lie in several of them."""
-    experts: dict[str, gpt_oss.Place] = {}
+    fuses_experts, experts = MODEL_TYPES[config.architecture].fuses_experts, dict[str, gpt_oss.Place]()
     for file in files:
         shard = _opened(file)
         plain = []
         for name in list(shard.keys()):
-            if config.architecture == "gpt_oss" and gpt_oss.are_experts(name):
+            if fuses_experts and gpt_oss.are_experts(name):
                 experts[name] = gpt_oss.Place(file, shard)
             elif not name.endswith(_BUFFER_SUFFIX):
                 plain.append(name)
@@ -130,7 +120,7 @@ def _all_tensors(files: list[Path], config: ModelConfig) -> Iterator[StoredTenso
 
 def _stored_tensors(file: Path, shard: Any, wanted: list[str], config: ModelConfig) -> Iterator[StoredTensor]:
     """Some tensors of a file. The library compares the header's length, shapes and offsets with the file's size."""
-    is_gemma, names = config.architecture == "gemma3_text", _NAMES.get(config.architecture, {})
+    architecture = MODEL_TYPES[config.architecture]
     for name in wanted:
         view = shard.get_slice(name)
         dtype, shape = view.get_dtype(), tuple(view.get_shape())
@@ -139,11 +129,11 @@ def _stored_tensors(file: Path, shard: Any, wanted: list[str], config: ModelConf
                 f"{file}: tensor {shown(name)} is {dtype} with shape {list(shape)}, but {', '.join(_PRECISION)} "
                 "matrices and vectors are supported; use an unquantised version of the model."
             )
-        read = partial(_read, shard, name, is_gemma and len(shape) == 1)
-        yield StoredTensor(file, _layout_name(name, names), shape, _PRECISION[dtype], read)
+        read = partial(_read, shard, name, architecture.norms_from_zero and len(shape) == 1)
+        yield StoredTensor(file, _layout_name(name, architecture.tensor_names), shape, _PRECISION[dtype], read)
 
 
-def _layout_name(name: str, names: dict[str, str]) -> str:
+def _layout_name(name: str, names: Mapping[str, str]) -> str:
     for theirs, ours in names.items():
         if name.endswith(f".{theirs}"):
             return name.removesuffix(theirs) + ours

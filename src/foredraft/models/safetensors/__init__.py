@@ -1,0 +1,1 @@
+"""Folders with a config.json and safetensors files, as transformers writes them."""
