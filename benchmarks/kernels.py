@@ -9,7 +9,7 @@ after the slash the sum of each layer's own fastest time, which other programs d
 
 On a GPU: device times of a whole run, captured as a graph, and with --parts of each kernel. Rows are draft tokens of
 one sequence (with --apart: one row each of as many sequences). The floor is the time to read all weights once at the
-bandwidth of a large copy.
+bandwidth of a large copy; of experts, as many as so many rows have on average.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foredraft.backends.layers import AttentionShape, Layer, LayerKV, Linear, Mlp, Stack
+from foredraft.backends.layers import AttentionShape, Experts, Layer, LayerKV, Linear, Mlp, Stack
 from foredraft.backends.native.backend import NativeBackend
 from foredraft.backends.weight import Weight
 from foredraft.batch import PackedBatch
@@ -35,11 +35,12 @@ if torch.cuda.is_available():  # elsewhere there is no Triton
     from foredraft.backends.cuda import linear as cuda_linear
     from foredraft.backends.cuda import rows as cuda_rows
     from foredraft.backends.cuda.backend import CudaBackend
+    from foredraft.backends.cuda.experts import layers_of, route
     from foredraft.backends.cuda.plan import Plan, single_plan
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCK_SIZE = 16
-KINDS = ("f32", "bf16", "q8", "q4")
+KINDS = ("f32", "bf16", "q8", "q4", "mx4")
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class Shape:
     head_dim: int
     ffn: int
     vocab: int
+    experts: int = 0
+    chosen: int = 0
 
 
 SHAPES = {
@@ -58,6 +61,9 @@ SHAPES = {
     "1b": Shape(2048, 16, 32, 8, 64, 8192, 128256),
     "1.5b": Shape(1536, 28, 12, 2, 128, 8960, 151936),
     "8b": Shape(4096, 32, 32, 8, 128, 14336, 128256),
+    # Layers of Qwen3-30B-A3B and gpt-oss-20b, fewer of them.
+    "30b-a3b": Shape(2048, 12, 32, 4, 128, 768, 32768, 128, 8),
+    "gpt-oss-20b": Shape(2880, 12, 64, 8, 64, 2880, 32768, 32, 4),
 }
 
 
@@ -101,6 +107,8 @@ def random_weight(kind: str, outputs: int, inputs: int) -> Weight:
         codes = torch.randint(-127, 128, (outputs, inputs), device=DEVICE, dtype=torch.int8)
         return Weight("q8", codes, torch.full(groups, inputs**-0.5 / 73, device=DEVICE).half())
     codes = torch.randint(0, 16, (outputs, inputs), device=DEVICE, dtype=torch.uint8)
+    if kind == "mx4":
+        return Weight("mx4", codes, torch.full(groups, 120, device=DEVICE, dtype=torch.uint8))
     scales = torch.full(groups, inputs**-0.5 / 4.6, device=DEVICE).half()
     return Weight("q4", codes, scales, -7.5 * scales)
 
@@ -117,7 +125,7 @@ class Model:
         angles = torch.rand(16384, shape.head_dim // 2, device=DEVICE)
         rope = torch.stack([angles.cos(), angles.sin()], 1)
         self.stack = Stack(layers, torch.ones(shape.hidden, device=DEVICE), rope, 1.0, 1e-5)
-        self.head = self._linear("q8" if kind == "q4" else kind, shape.vocab, shape.hidden)
+        self.head = self._linear("q8" if kind in ("q4", "mx4") else kind, shape.vocab, shape.hidden)
         self.kv: list[LayerKV] = []
 
     def _linear(self, kind: str, outputs: int, inputs: int) -> Linear:
@@ -125,22 +133,36 @@ class Model:
 
     def _layer(self, kind: str) -> Layer:
         s = self.shape
-        norm = torch.ones(s.hidden, device=DEVICE)
+        norm, attention = torch.ones(s.hidden, device=DEVICE), "q8" if kind == "mx4" else kind
         return Layer(
             input_norm=norm,
-            qkv=self._linear(kind, (s.heads + 2 * s.kv_heads) * s.head_dim, s.hidden),
+            qkv=self._linear(attention, (s.heads + 2 * s.kv_heads) * s.head_dim, s.hidden),
             q_norm=None,
             k_norm=None,
-            output=self._linear(kind, s.hidden, s.heads * s.head_dim),
+            output=self._linear(attention, s.hidden, s.heads * s.head_dim),
             post_norm=norm,
-            mlp=Mlp(self._linear(kind, 2 * s.ffn, s.hidden), self._linear(kind, s.hidden, s.ffn)),
+            mlp=self._experts(kind) if s.experts else self._mlp(kind),
             shape=self.attention,
         )
 
-    @property
-    def nbytes(self) -> int:
-        linears = [self.head, *(linear for layer in self.stack.layers for linear in layer.linears)]
-        return sum(part.nbytes for linear in linears for part in linear.parts)
+    def _mlp(self, kind: str) -> Mlp:
+        s = self.shape
+        return Mlp(self._linear(kind, 2 * s.ffn, s.hidden), self._linear(kind, s.hidden, s.ffn))
+
+    def _experts(self, kind: str) -> Experts:
+        s = self.shape
+        each = tuple(self._mlp(kind) for _ in range(s.experts))
+        return Experts(self._linear("f32", s.experts, s.hidden), each, s.chosen, normalised=True)
+
+    def nbytes(self, rows: int) -> int:
+        """Of the weights that rows need: those of experts as often as any of the rows chooses them."""
+        total = _nbytes([self.head])
+        for layer in self.stack.layers:
+            total += _nbytes(layer.linears)
+            if isinstance(layer.mlp, Experts):
+                of_experts = _nbytes(layer.mlp.linears[1:])
+                total -= int(of_experts * (1 - self.shape.chosen / self.shape.experts) ** rows)
+        return total
 
     def plan(self, rows: int, context: int, apart: bool) -> Plan:
         """Rows behind `context` tokens, of one sequence or of one each; and a cache that holds them."""
@@ -182,8 +204,8 @@ class Model:
         layers, rows, s = self.stack.layers, len(x), self.shape
         dtype = cuda_linear.operand_dtype(layers[0].qkv)
         normed, q = x.to(dtype), torch.randn(rows, s.heads * s.head_dim, device=DEVICE).bfloat16()
-        attended, active = q.to(dtype), torch.randn(rows, s.ffn, device=DEVICE).to(dtype)
-        qkv, update = cuda_linear.sums(normed, layers[0].qkv), cuda_linear.sums(active, layers[0].mlp.down)
+        attended = q.to(dtype)
+        qkv, update = cuda_linear.sums(normed, layers[0].qkv), cuda_linear.sums(attended, layers[0].output)
 
         def all_layers(call: Callable[[Layer, LayerKV], object]) -> Callable[[], object]:
             return lambda: [call(layer, kv) for layer, kv in zip(layers, self.kv, strict=True)]
@@ -195,12 +217,35 @@ class Model:
         return {
             "qkv": all_layers(lambda layer, kv: cuda_linear.sums(normed, layer.qkv)),
             "rope": all_layers(rope),
-            "attend": all_layers(lambda layer, kv: self.backend._attend(q, kv, layer.shape, plan, dtype)),
+            "attend": all_layers(lambda layer, kv: self.backend._attend(q, kv, layer.shape, plan, None, dtype)),
             "output": all_layers(lambda layer, kv: cuda_linear.sums(attended, layer.output)),
             "norm": all_layers(lambda layer, kv: cuda_rows.add_norm(x, update, 1.0, layer.post_norm, 1e-5, dtype)),
-            "gate_up": all_layers(lambda layer, kv: cuda_linear.gated(normed, layer.mlp.gate_up, dtype)),
-            "down": all_layers(lambda layer, kv: cuda_linear.sums(active, layer.mlp.down)),
+            **{name: all_layers(part) for name, part in self._mlp_parts(normed).items()},
         }
+
+    def _mlp_parts(self, normed: Tensor) -> dict[str, Callable[[Layer, LayerKV], object]]:
+        s, rows, dtype = self.shape, len(normed), normed.dtype
+        active = torch.randn(rows * max(1, s.chosen), s.ffn, device=DEVICE).to(dtype)
+        if not s.experts:
+            return {
+                "gate_up": lambda layer, kv: cuda_linear.gated(normed, layer.mlp.gate_up, dtype),
+                "down": lambda layer, kv: cuda_linear.sums(active, layer.mlp.down),
+            }
+        joined = {layer.mlp: layers_of(layer.mlp) for layer in self.stack.layers}
+        scores = {layer.mlp: cuda_linear.sums(normed, layer.mlp.router) for layer in self.stack.layers}
+        routes = {experts: route(sums, experts, None) for experts, sums in scores.items()}
+        return {
+            "router": lambda layer, kv: cuda_linear.sums(normed, layer.mlp.router),
+            "route": lambda layer, kv: route(scores[layer.mlp], layer.mlp, None),
+            "gate_up": lambda layer, kv: cuda_linear.gated(
+                normed, joined[layer.mlp].gate_up, dtype, "silu", routes[layer.mlp]
+            ),
+            "down": lambda layer, kv: cuda_linear.from_experts(active, joined[layer.mlp].down, routes[layer.mlp]),
+        }
+
+
+def _nbytes(linears: list[Linear]) -> int:
+    return sum(part.nbytes for linear in linears for part in linear.parts)
 
 
 def on_gpu(options: argparse.Namespace) -> None:
@@ -209,10 +254,9 @@ def on_gpu(options: argparse.Namespace) -> None:
     for name in options.shape or SHAPES:
         for kind in options.kind or ("bf16", "q4"):
             model = Model(SHAPES[name], kind)
-            floor = model.nbytes / bandwidth * 1e3
-            print(f"{name} {kind}: {model.nbytes / 1e9:.2f} GB, floor {floor:.3f} ms")
+            print(f"{name} {kind}: {model.nbytes(1) / 1e9:.2f} GB for a row")
             for rows in map(int, (options.rows or "1,4,16,64").split(",")):
-                _report(model, rows, options, floor)
+                _report(model, rows, options, model.nbytes(rows) / bandwidth * 1e3)
             if options.prompt:
                 _report_prompt(model, options.prompt)
             del model
@@ -224,7 +268,7 @@ def _report(model: Model, rows: int, options: argparse.Namespace, floor: float) 
         x = torch.randn(rows, model.shape.hidden, device=DEVICE)
         graph = captured(lambda: model.run(plan, x.clone()))
         took = milliseconds(graph.replay)
-        line = f"  rows {rows:4d}: {took:7.3f} ms, {took / floor:5.2f} x floor"
+        line = f"  rows {rows:4d}: {took:7.3f} ms, {took / floor:5.2f} x floor of {floor:.3f} ms"
         if options.parts:
             parts = {name: milliseconds(captured(part).replay) for name, part in model.parts(plan, x).items()}
             normed = x.to(cuda_linear.operand_dtype(model.head))
@@ -247,7 +291,7 @@ def _report_prompt(model: Model, rows: int) -> None:
         took = milliseconds(run, 5)
         s = model.shape
         per_row = (s.heads + 2 * s.kv_heads) * s.head_dim * s.hidden + s.heads * s.head_dim * s.hidden
-        operations = 2 * rows * s.layers * (per_row + 3 * s.hidden * s.ffn)
+        operations = 2 * rows * s.layers * (per_row + 3 * s.hidden * s.ffn * max(1, s.chosen))
         a, b = (torch.randn(8192, 8192, device=DEVICE).bfloat16() for _ in range(2))
         peak = 2 * 8192**3 / milliseconds(lambda: a @ b) / 1e9
         rate = operations / took / 1e9

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from foredraft.backends.base import run_layers
-from foredraft.backends.layers import Layer, LayerKV, Linear, Mlp, Stack
+from foredraft.backends.layers import ACTIVATIONS, Layer, LayerKV, Linear, Mlp, Stack
 from foredraft.backends.weight import Weight
 from foredraft.batch import PackedBatch
 from tests.gpu.kernel_device import DEVICE, INTERPRETED, needs_kernels, small
@@ -95,20 +95,22 @@ class TestLinear:
         assert error(backend().linear(x, layer_of(*weights)), expected) < 1e-6
 
     @pytest.mark.parametrize("kind", ["bf16", "q4"])
-    def test_gates_as_the_unfused_kernels_do(self, kind: str) -> None:
+    @pytest.mark.parametrize("activation", ACTIVATIONS)
+    def test_gates_as_the_unfused_kernels_do(self, kind: str, activation: str) -> None:
         layer = layer_of(random_weight(kind, 160 if INTERPRETED else 3072, 128), bias=True)
         assert cuda_linear.can_gate(layer) and cut(layer).count == 1
         for rows in (1, 20) if INTERPRETED else (1, 20, 300):
             x = small(rows, 128).bfloat16() / 16
             for dtype in (torch.bfloat16, torch.float16):
-                apart = cuda_rows.gated(cuda_linear.sums(x, layer), dtype)
-                assert torch.equal(cuda_linear.gated(x, layer, dtype), apart)
+                apart = cuda_rows.gated(cuda_linear.sums(x, layer), dtype, activation)
+                assert torch.equal(cuda_linear.gated(x, layer, dtype, activation), apart)
 
     def test_what_float16_cannot_hold_stays_finite(self) -> None:
         layer = layer_of(random_weight("q4", 32, 64))
         assert cuda_linear.sums(small(2, 64) * 1e6, layer).isfinite().all()
         active = cuda_rows.gated(torch.full((1, 2, 64), 1e6, device=DEVICE), torch.float16)
         assert torch.equal(active, torch.full((2, 32), 65504.0, dtype=torch.float16, device=DEVICE))
+        assert cuda_rows.gated(torch.full((1, 2, 64), torch.nan, device=DEVICE), torch.float16).isnan().all()
 
     @bits
     @pytest.mark.parametrize("kind", KINDS)
@@ -191,10 +193,13 @@ def tree_scene(window: int = 0, head_dim: int = 64, group: int = 3, dtype: torch
     return scene
 
 
-def attended(scene: Scene, q: Tensor, rows: list[int] | None = None, dtype: str = "bfloat16") -> Tensor:
+def attended(
+    scene: Scene, q: Tensor, rows: list[int] | None = None, dtype: str = "bfloat16", sinks: Tensor | None = None
+) -> Tensor:
     """What some rows of a scene on the host get on the device."""
     cache = LayerKV(scene.cache.k.to(DEVICE), scene.cache.v.to(DEVICE))
-    return backend(dtype).attend(q.to(DEVICE), cache, scene.shape, planned(scene, rows)).cpu()
+    sinks = None if sinks is None else sinks.to(DEVICE)
+    return backend(dtype).attend(q.to(DEVICE), cache, scene.shape, planned(scene, rows), sinks).cpu()
 
 
 def planned(scene: Scene, rows: list[int] | None = None, slots: Tensor | None = None) -> Plan:

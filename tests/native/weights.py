@@ -35,7 +35,7 @@ def random_weight(kind: str, outputs: int, inputs: int) -> Weight:
         return Weight(kind, codes, scales, block_scales=torch.randn(outputs, inputs // 256).half() / 128)
     if kind == "mx4":
         codes = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8)
-        return Weight(kind, codes, torch.randint(120, 132, (outputs, inputs // 32), dtype=torch.uint8))
+        return Weight(kind, codes, torch.randint(117, 129, (outputs, inputs // 32), dtype=torch.uint8))
     limit = 16 if kind in ("q4", "q4k") else 32
     codes = torch.randint(0, limit, (outputs, inputs), dtype=torch.uint8)
     if kind in BLOCKS:

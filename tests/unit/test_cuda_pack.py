@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from foredraft.backends.cuda.pack import FORMS, pack
+from foredraft.errors import InvalidModel
 from tests.native.weights import fitting, random_weight
 
 CPU = torch.device("cpu")
-BITS = {"q4": 5, "q5": 6, "q6": 7, "q8": 8.5}  # of a weight, with its part of the factors
-KINDS = {"q4": "q4", "q4k": "q4", "q5": "q5", "q5k": "q5", "q6": "q6", "q8": "q8"}
+BITS = {"q4": 5, "q5": 6, "q6": 7, "q8": 8.5, "mx4": 4.5}  # of a weight, with its part of the factors
+KINDS = {"q4": "q4", "q4k": "q4", "q5": "q5", "q5k": "q5", "q6": "q6", "q8": "q8", "mx4": "mx4"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -38,6 +39,10 @@ def test_every_code_lies_where_the_lane_of_its_output_looks(kind: str) -> None:
             assert code - form.offset == int(weight.values[output, k]), (output, k)
             factors = packed.factors[output // 16, block, g, 2 * group + row_half].reshape(1).view(torch.float16)
             scale = float(factors[step if packed.kind == "q6" else 0])
+            if packed.kind == "mx4":  # as many exponents below what it stands for as its scale is above
+                bits = torch.tensor((code & 8) << 12 | (code & 7) << 9, dtype=torch.int32).to(torch.int16)
+                dense[output, k] = scale * float(bits.view(torch.float16))
+                continue
             dense[output, k] = scale * (code - form.offset) + (float(factors[1]) if packed.kind in ("q4", "q5") else 0)
     assert (dense - weight.dense()).norm() < 4e-4 * weight.dense().norm()
 
@@ -54,6 +59,14 @@ def test_what_a_stripe_and_a_block_lack_weighs_nothing() -> None:
     of_rows = packed.factors.view(2, 2, 8, 2, 2)  # stripe, block, g, group, row half
     assert not of_rows[1, :, 1:].any() and not of_rows[1, :, :, :, 1].any()
     assert not of_rows[:, 1, :, 1].any()
+
+
+def test_scales_of_mxfp4_that_float16_does_not_hold_are_refused() -> None:
+    weight = random_weight("mx4", 8, 64)
+    assert weight.scales is not None
+    weight.scales[3, 1] = 129
+    with pytest.raises(InvalidModel, match=r"MXFP4 has weights above 12.*use dtype='bfloat16'\.$"):
+        pack(weight, CPU)
 
 
 def test_tells_which_inputs_fit() -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from foredraft.backends.torch import TorchBackend
 from foredraft.config import ModelConfig
-from foredraft.errors import InvalidModel, InvalidParameter
+from foredraft.errors import InvalidModel
 from foredraft.models.catalog import open_checkpoint
 from foredraft.models.decoder import load_decoder
 from foredraft.models.safetensors.checkpoint import SafetensorsCheckpoint
@@ -416,19 +416,6 @@ def test_wrong_experts_are_named(case: str, tmp_path: Path) -> None:
         edit(folder)
     with pytest.raises(InvalidModel, match=message):
         load_decoder(SafetensorsCheckpoint(folder), "float32", 8, TorchBackend("float32", torch.device("cpu")))
-
-
-def test_a_backend_without_kernels_for_a_model_names_those_that_have_them(tmp_path: Path) -> None:
-    class Lacking(TorchBackend):
-        name = "cuda"
-
-        def lacks(self, config: ModelConfig) -> str:
-            return "mixtures of experts"
-
-    with pytest.raises(InvalidParameter, match=r"'cuda' has no kernels for mixtures of experts yet.*backend='torch'"):
-        load_decoder(
-            SafetensorsCheckpoint(write_folder(tmp_path)), "float32", 8, Lacking("float32", torch.device("cpu"))
-        )
 
 
 @pytest.mark.parametrize("case", WRONG_FOLDERS)

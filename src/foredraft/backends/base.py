@@ -17,7 +17,6 @@ from torch import Tensor
 from foredraft.backends.layers import AttentionShape, Experts, LayerKV, Linear, Mlp, Stack, Taps
 from foredraft.backends.weight import Weight
 from foredraft.batch import ForwardBatch, PackedBatch
-from foredraft.config import ModelConfig
 from foredraft.sampling.draw import LazyDraws, NodeDraw, Tokens
 
 if TYPE_CHECKING:
@@ -41,10 +40,6 @@ class Backend(Protocol):
     runs_ahead: bool = False  # whether runs are only begun when a call returns, and the host may do something else
     # Runs of so many rows must give a row the same bits: start-up compares them.
     row_counts: tuple[int, ...] = ROW_COUNTS
-
-    def lacks(self, config: ModelConfig) -> str:
-        """What the model has that there are no kernels for, in words; nothing where it can run."""
-        return ""
 
     def pack(self, weight: Weight) -> Any:
         """Lay a weight out for `linear`; done once, at load."""

@@ -54,7 +54,7 @@ class Mlp:
     down: Linear
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Experts:
     """MLPs of which a router chooses a few for every row. What they give is added up, each with its probability among
     all experts or, where they are normalised, among the chosen ones."""

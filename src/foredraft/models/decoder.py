@@ -16,7 +16,7 @@ from foredraft.backends.layers import Experts, Layer, LayerKV, Linear, Stack, Ta
 from foredraft.backends.weight import Weight
 from foredraft.batch import ForwardBatch
 from foredraft.config import ExpertsConfig, ModelConfig
-from foredraft.errors import InvalidModel, InvalidParameter
+from foredraft.errors import InvalidModel
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.packed_weights import PackedWeights, attention_shape
 from foredraft.models.quantise import convert
@@ -139,11 +139,6 @@ def load_decoder(
     time is worth more than its accuracy: only the embedding keeps its 8 bits, of which a run reads a few rows.
     """
     config = checkpoint.config
-    if lacking := backend.lacks(config):
-        raise InvalidParameter(
-            f"{checkpoint.path}: backend {backend.name!r} has no kernels for {lacking} yet, which this "
-            f"{config.architecture} model needs; use backend='torch', or device='cpu' with backend='native'."
-        )
     weights = _ModelWeights(checkpoint, dtype, backend, progress, rounds_all)
 
     def layer(index: int) -> Layer:

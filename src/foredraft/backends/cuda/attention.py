@@ -9,6 +9,9 @@ leaves the partial results to `merge`; `whole` goes through all blocks of many r
 A program has the queries of all heads that share a KV head, of one row or of several rows of one sequence (a group). A
 query's bits depend on that query alone: products add in the same order for any number of queries, and the weights are
 summed by a product with ones. What a kernel may choose freely (warps, queries together) does not change them.
+
+Where heads have sinks (layers.Layer), a query's partial results are merged into that of its head's sink: one key with
+the sink as its score and nothing as its value.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from foredraft.backends.layers import AttentionShape, LayerKV
 from foredraft.batch import ForwardBatch
 
 KEY_BLOCK = 128
-_LOG2_E = 1.4426950408889634
+_LOG2_E = tl.constexpr(1.4426950408889634)
 _SPLIT_QUERIES, _WHOLE_QUERIES = 16, 128  # of a program
 _ROWS_ALONE = 128  # so many rows of trees have a program each for every block of keys
 _AT_ONCE = 8  # partial results that a merge loads together
@@ -94,6 +97,15 @@ def _merge(highest, total, mixed, highest_b, total_b, mixed_b, ROWS: tl.constexp
     else:
         mixed = mixed * old_share + mixed_b * new_share
     return new, total, mixed
+
+
+@triton.jit
+def _sink(sinks, head, mask, HAS_SINKS: tl.constexpr):
+    """What partial results are merged into, for each head: the highest score and the sum of weights."""
+    highest = tl.full(head.shape, _NOTHING, tl.float32)
+    if HAS_SINKS:
+        highest = tl.load(sinks + head, mask=mask, other=0.0) * _LOG2_E
+    return highest, tl.full(head.shape, 1.0 if HAS_SINKS else 0.0, tl.float32)
 
 
 @triton.jit
@@ -197,9 +209,9 @@ def _split_kernel(
 
 @triton.jit(do_not_specialize=["blocks"], do_not_specialize_on_alignment=["total_in"])
 def _merge_kernel(
-    highest_in, total_in, mixed_in, out, rows, prefix_lens, path_lens, blocks,
-    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr, BK: tl.constexpr,
-    AT_ONCE: tl.constexpr, PDL: tl.constexpr,
+    highest_in, total_in, mixed_in, out, rows, prefix_lens, path_lens, sinks, blocks,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
+    BK: tl.constexpr, AT_ONCE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One head of one row: its blocks' partial results, merged in order."""
     row, head = tl.load(rows + tl.program_id(0)), tl.program_id(1)
@@ -209,8 +221,7 @@ def _merge_kernel(
     last_block = tl.cdiv(visible_to, BK)
     base = (tl.program_id(0).to(tl.int64) * HEADS + head) * blocks
     d = tl.arange(0, D)
-    highest = tl.full((), _NOTHING, tl.float32)
-    total = tl.full((), 0.0, tl.float32)
+    highest, total = _sink(sinks, head, True, HAS_SINKS)
     mixed = tl.zeros((D,), tl.float32)
     for at in range(first_block, last_block, AT_ONCE):
         for step in tl.static_range(AT_ONCE):
@@ -227,10 +238,10 @@ def _merge_kernel(
 
 @triton.jit(do_not_specialize=["table_width"])
 def _whole_kernel(
-    q, k_cache, v_cache, out, rows, groups, sequences, block_tables, prefix_lens, path_lens, table_width, block_size,
-    scale,
+    q, k_cache, v_cache, out, rows, groups, sequences, block_tables, prefix_lens, path_lens, sinks, table_width,
+    block_size, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr,
-    FIRST: tl.constexpr, BK: tl.constexpr, M: tl.constexpr, PDL: tl.constexpr,
+    FIRST: tl.constexpr, HAS_SINKS: tl.constexpr, BK: tl.constexpr, M: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """All blocks of keys for one group of rows without paths."""
     begin(PDL)
@@ -244,8 +255,7 @@ def _whole_kernel(
         return
     queries = _load_queries(q, row, head, exists, HEADS, HEAD_DIM, D)
     table = block_tables + tl.load(sequences + tl.load(rows + first)) * table_width
-    highest = tl.full((M,), _NOTHING, tl.float32)
-    total = tl.zeros((M,), tl.float32)
+    highest, total = _sink(sinks, head, exists, HAS_SINKS)
     mixed = tl.zeros((M, D), tl.float32)
     for block in range(tl.min(tl.where(exists, visible_from, end), 0) // BK, tl.cdiv(end, BK)):
         key = block * BK + tl.arange(0, BK)
@@ -281,7 +291,13 @@ def _queries_together(shape: AttentionShape, dtype: torch.dtype, whole: bool) ->
 
 
 def attend_split(
-    q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch, groups: Groups, out: Tensor
+    q: Tensor,
+    kv: LayerKV,
+    shape: AttentionShape,
+    batch: ForwardBatch,
+    sinks: Tensor | None,
+    groups: Groups,
+    out: Tensor,
 ) -> None:
     """For few rows, with any paths: writes groups.rows of `out` [rows, heads * head_dim]."""
     rows, heads = len(groups.rows), shape.num_heads
@@ -292,7 +308,7 @@ def attend_split(
     _split_kernel[(len(groups.bounds) - 1, shape.num_kv_heads, blocks)](
         *(q, kv.k, kv.v, highest, total, mixed, groups.rows, groups.bounds, batch.sequences, batch.block_tables),
         *(batch.prefix_lens, batch.paths, batch.path_lens, batch.block_tables.shape[1], batch.paths.shape[1]),
-        *(batch.block_size, blocks, shape.scale * _LOG2_E),
+        *(batch.block_size, blocks, shape.scale * _LOG2_E.value),
         HEADS=heads,
         KV_HEADS=shape.num_kv_heads,
         HEAD_DIM=shape.head_dim,
@@ -306,11 +322,13 @@ def attend_split(
         **options(q.device),
     )
     _merge_kernel[(rows, heads)](
-        *(highest, total, mixed, out, groups.rows, batch.prefix_lens, batch.path_lens, blocks),
+        *(highest, total, mixed, out, groups.rows, batch.prefix_lens, batch.path_lens, q if sinks is None else sinks),
+        blocks,
         HEADS=heads,
         HEAD_DIM=shape.head_dim,
         D=d,
         WINDOW=shape.window,
+        HAS_SINKS=sinks is not None,
         BK=KEY_BLOCK,
         AT_ONCE=_AT_ONCE,
         num_warps=1,
@@ -319,19 +337,27 @@ def attend_split(
 
 
 def attend_whole(
-    q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch, groups: Groups, out: Tensor
+    q: Tensor,
+    kv: LayerKV,
+    shape: AttentionShape,
+    batch: ForwardBatch,
+    sinks: Tensor | None,
+    groups: Groups,
+    out: Tensor,
 ) -> None:
     """For many rows of a sequence, without paths: writes groups.rows of `out`."""
     d = max(16, triton.next_power_of_2(shape.head_dim))
     _whole_kernel[(len(groups.bounds) - 1, shape.num_kv_heads)](
         *(q, kv.k, kv.v, out, groups.rows, groups.bounds, batch.sequences, batch.block_tables, batch.prefix_lens),
-        *(batch.path_lens, batch.block_tables.shape[1], batch.block_size, shape.scale * _LOG2_E),
+        *(batch.path_lens, q if sinks is None else sinks, batch.block_tables.shape[1], batch.block_size),
+        shape.scale * _LOG2_E.value,
         HEADS=shape.num_heads,
         KV_HEADS=shape.num_kv_heads,
         HEAD_DIM=shape.head_dim,
         D=d,
         WINDOW=shape.window,
         FIRST=shape.first_key,
+        HAS_SINKS=sinks is not None,
         BK=KEY_BLOCK,
         M=_queries_together(shape, q.dtype, whole=True),
         num_warps=4 if q.dtype is torch.float32 else 8,

@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import torch
 import triton  # type: ignore[import-not-found,unused-ignore]
@@ -23,6 +24,7 @@ from torch.nn import functional
 from foredraft.backends.base import Backend, HeadNorms, T, entered, next_norm, store_tap
 from foredraft.backends.cuda import linear, rows
 from foredraft.backends.cuda.attention import attend_split, attend_whole
+from foredraft.backends.cuda.experts import Layers, layers_of, mix
 from foredraft.backends.cuda.graphs import Graphs, Moves
 from foredraft.backends.cuda.pack import Packed, pack
 from foredraft.backends.cuda.plan import ROW_BUCKETS, Plan, Plans
@@ -32,7 +34,6 @@ from foredraft.backends.layers import AttentionShape, Experts, LayerKV, Linear, 
 from foredraft.backends.tree_ops import TreeOps
 from foredraft.backends.weight import Weight
 from foredraft.batch import ForwardBatch, PackedBatch
-from foredraft.config import ModelConfig
 from foredraft.sampling.draw import NodeDraw
 
 
@@ -55,11 +56,8 @@ class CudaBackend(Backend):
         self._graphs = Graphs()
         self._draws = Draws(self.device)
         self._moves = Moves(self.device)
+        self._experts = WeakKeyDictionary[Experts, Layers]()
         self.tree_ops: TreeOps | None = CudaTreeOps()
-
-    def lacks(self, config: ModelConfig) -> str:
-        parts = {"mixtures of experts": config.experts is not None, "attention sinks": config.attention_sinks}
-        return " and ".join(part for part, is_there in parts.items() if is_there)
 
     def prepare(self, batch: PackedBatch, shape: AttentionShape) -> Plan:
         self._select()
@@ -71,8 +69,6 @@ class CudaBackend(Backend):
 
     def pack(self, weight: Weight) -> Packed:
         self._select()
-        if weight.kind == "mx4":  # exact: a bit of mantissa, and a power of two
-            weight = Weight("bf16", weight.dense().bfloat16())
         return pack(weight, self.device)
 
     def linear(self, x: Tensor, weight: Linear) -> Tensor:
@@ -102,22 +98,32 @@ class CudaBackend(Backend):
     def attend(
         self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch, sinks: Tensor | None = None
     ) -> Tensor:
-        assert sinks is None, "see `lacks`"
-        return self._attend(q.to(self.kv_dtype), kv, shape, _as_plan(batch), self.kv_dtype).float()
+        return self._attend(q.to(self.kv_dtype), kv, shape, _as_plan(batch), sinks, self.kv_dtype).float()
 
-    def _attend(self, q: Tensor, kv: LayerKV, shape: AttentionShape, plan: Plan, dtype: torch.dtype) -> Tensor:
+    def _attend(
+        self, q: Tensor, kv: LayerKV, shape: AttentionShape, plan: Plan, sinks: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
         out = torch.empty_like(q, dtype=dtype)
         if plan.split is not None:
-            attend_split(q, kv, shape, plan, plan.split, out)
+            attend_split(q, kv, shape, plan, sinks, plan.split, out)
         if plan.whole is not None:
-            attend_whole(q, kv, shape, plan, plan.whole, out)
+            attend_whole(q, kv, shape, plan, sinks, plan.whole, out)
         return out
 
     def gated(self, gate_up: Tensor, activation: str = "silu") -> Tensor:
         return rows.gated(gate_up[None], torch.float32, activation)
 
     def mix_experts(self, x: Tensor, experts: Experts, activation: str) -> Tensor:
-        raise NotImplementedError("see `lacks`")
+        if not len(x):
+            return x
+        return rows.collect(self._mix(x, experts, activation, slots=None))
+
+    def _mix(self, x: Tensor, experts: Experts, activation: str, slots: Tensor | None) -> Tensor:
+        if experts not in self._experts:
+            self._experts[experts] = layers_of(experts)
+        layers = self._experts[experts]
+        x = linear.rounded(x, self._operand_dtype(layers.gate_up))
+        return mix(x, experts, layers, self._operand_dtype(layers.down), activation, slots)
 
     def silu(self, x: Tensor) -> Tensor:
         return functional.silu(x)  # on a GPU every element is computed alike
@@ -153,20 +159,28 @@ class CudaBackend(Backend):
             qkv = linear.sums(normed, layer.qkv)
             norms, rope = (layer.q_norm, layer.k_norm), stack.rope_of(layer)
             q = rows.rope_and_store(qkv, norms, rope, cache, layer.shape, plan.positions, plan.slots)
-            attended = self._attend(q, cache, layer.shape, plan, of(layer.output))
+            attended = self._attend(q, cache, layer.shape, plan, layer.sinks, of(layer.output))
             update = self._normed_update(linear.sums(attended, layer.output), layer.attention_update_norm, eps)
             mlp = layer.mlp
-            assert isinstance(mlp, Mlp), "see `lacks`"
-            normed = rows.add_norm(x, update, multiplier, layer.post_norm, eps, of(mlp.gate_up))
-            if layer.activation == "silu" and linear.can_gate(mlp.gate_up):
-                active = linear.gated(normed, mlp.gate_up, of(mlp.down))
+            some_mlp = mlp if isinstance(mlp, Mlp) else mlp.each[0]
+            normed = rows.add_norm(x, update, multiplier, layer.post_norm, eps, of(some_mlp.gate_up))
+            if isinstance(mlp, Experts):
+                update = self._mix(normed, mlp, layer.activation, plan.slots)
             else:
-                active = rows.gated(linear.sums(normed, mlp.gate_up), of(mlp.down), layer.activation)
-            update = self._normed_update(linear.sums(active, mlp.down), layer.mlp_update_norm, eps)
+                update = self._run_mlp(normed, mlp, layer.activation)
+            update = self._normed_update(update, layer.mlp_update_norm, eps)
             following = layers[min(index + 1, len(layers) - 1)]
             normed = rows.add_norm(x, update, multiplier, next_norm(stack, index), eps, of(following.qkv))
             store_tap(self, taps, index + 1, x, batch)
         return x, normed
+
+    def _run_mlp(self, normed: Tensor, mlp: Mlp, activation: str) -> Tensor:
+        dtype = self._operand_dtype(mlp.down)
+        if linear.can_gate(mlp.gate_up):
+            active = linear.gated(normed, mlp.gate_up, dtype, activation)
+        else:
+            active = rows.gated(linear.sums(normed, mlp.gate_up), dtype, activation)
+        return linear.sums(active, mlp.down)
 
     def _normed_update(self, sums: Tensor, norm: Tensor | None, eps: float) -> Tensor:
         """What a block adds to the residual stream: [segments, rows, width], or one segment after a norm of its own."""

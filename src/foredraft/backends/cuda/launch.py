@@ -33,9 +33,10 @@ def begin(PDL: tl.constexpr):
 
 @triton.jit
 def stored(values, out):
-    """`values` as `out` holds them. What float16 cannot hold becomes its largest number."""
+    """`values` as `out` holds them. What float16 cannot hold becomes its largest number; what is no number stays none,
+    so that a request learns of it."""
     if out.dtype.element_ty == tl.float16:
-        values = tl.clamp(values, -_LARGEST, _LARGEST)
+        values = tl.clamp(values, -_LARGEST, _LARGEST, propagate_nan=tl.PropagateNan.ALL)
     return values.to(out.dtype.element_ty)
 
 
@@ -49,12 +50,16 @@ def stored_as_bfloat16(values, out):
 
 
 @triton.jit
-def activated(gate, up, out, GELU: tl.constexpr = False):
-    """silu(gate) * up as `out` holds it, or gelu(gate) by tanh, written by exp: z / (1 + exp(-2 * y)) for
-    y = sqrt(2 / pi) * (z + 0.044715 * z**3)."""
+def activated(gate, up, out, ACTIVATION: tl.constexpr):
+    """activation(gate) * up as `out` holds it; see layers.ACTIVATIONS. gelu by tanh is written by exp:
+    z / (1 + exp(-2 * y)) for y = sqrt(2 / pi) * (z + 0.044715 * z**3)."""
     inner = gate
-    if GELU:
+    if ACTIVATION == "gelu_tanh":
         inner = (gate + gate * gate * gate * 0.044715) * 1.5957691216057308
+    if ACTIVATION == "clamped":
+        gate = tl.minimum(gate, 7.0, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.clamp(up, -7.0, 7.0, propagate_nan=tl.PropagateNan.ALL) + 1
+        inner = gate * 1.702
     return stored(gate / (1 + tl.exp(-inner)) * up, out)
 
 

@@ -21,7 +21,7 @@ _HEADS = 8  # that one program of rope and store has
 
 
 @triton.jit
-def _collect(sums, places, mask, stride, PARTS: tl.constexpr):
+def added_up(sums, places, mask, stride, PARTS: tl.constexpr):
     """The segments' sums at `places`, added in order."""
     total = tl.load(sums + places, mask=mask, other=0.0) + 0.0
     for part in tl.static_range(1, PARTS):
@@ -52,7 +52,7 @@ def _add_norm_kernel(
     places = row.to(tl.int64) * WIDTH + column
     y = tl.load(x + places, mask=inside, other=0.0)
     if PARTS:
-        update = _collect(sums, places, inside, rows.to(tl.int64) * WIDTH, PARTS)
+        update = added_up(sums, places, inside, rows.to(tl.int64) * WIDTH, PARTS)
         y += update * multiplier if SCALED else update
         tl.store(x + places, y, mask=inside)
     mean = tl.sum(y * y) / WIDTH
@@ -65,21 +65,21 @@ def _collect_kernel(sums, out, size, BLOCK: tl.constexpr, PARTS: tl.constexpr, P
     begin(PDL)
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = places < size
-    tl.store(out + places, _collect(sums, places, inside, size.to(tl.int64), PARTS), mask=inside)
+    tl.store(out + places, added_up(sums, places, inside, size.to(tl.int64), PARTS), mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _gated_kernel(
-    sums, out, rows, WIDTH, GELU: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr
+    sums, out, rows, WIDTH, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr
 ):
     begin(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
     stride = rows.to(tl.int64) * 2 * WIDTH
-    gate = _collect(sums, row * 2 * WIDTH + column, inside, stride, PARTS)
-    up = _collect(sums, row * 2 * WIDTH + WIDTH + column, inside, stride, PARTS)
-    tl.store(out + row * WIDTH + column, activated(gate, up, out, GELU), mask=inside)
+    gate = added_up(sums, row * 2 * WIDTH + column, inside, stride, PARTS)
+    up = added_up(sums, row * 2 * WIDTH + WIDTH + column, inside, stride, PARTS)
+    tl.store(out + row * WIDTH + column, activated(gate, up, out, ACTIVATION), mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -123,8 +123,8 @@ def _rope_kernel(
     inside = (d < HEAD_DIM) & (head < ALL)
     base = row.to(tl.int64) * ALL * HEAD_DIM + head * HEAD_DIM
     stride = rows.to(tl.int64) * ALL * HEAD_DIM
-    own = _collect(sums, base + d, inside, stride, PARTS)
-    other = _collect(sums, base + partner, inside, stride, PARTS)
+    own = added_up(sums, base + d, inside, stride, PARTS)
+    other = added_up(sums, base + partner, inside, stride, PARTS)
     if HAS_Q_NORM or HAS_K_NORM:
         factor = tl.rsqrt(tl.sum(own * own, 1) / HEAD_DIM + eps)[:, None]
         if HAS_Q_NORM:
@@ -222,7 +222,7 @@ def gated(sums: Tensor, dtype: torch.dtype, activation: str = "silu") -> Tensor:
     out = torch.empty((rows, both // 2), dtype=dtype, device=sums.device)
     _gated_kernel[(rows, triton.cdiv(both // 2, 1024))](
         *(sums, out, rows, both // 2),
-        GELU=activation == "gelu_tanh",
+        ACTIVATION=activation,
         BLOCK=1024,
         PARTS=len(sums),
         num_warps=4,

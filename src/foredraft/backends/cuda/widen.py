@@ -3,6 +3,7 @@
 
 A value is scale * code + minimum, rounded once, to float16. Codes become float16 two at a time and without conversions:
 bits below the exponent of 1024 are whole numbers above it, so one instruction moves codes there and one subtracts.
+Those of mx4 are small floats already: their bits move to where float16 has its sign and the end of its exponent.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def _half_twice(value: float) -> str:
 
 
 def _instructions(high_bits: int, offset: int, scales: int) -> str:
-    """Operands: 8 values out ($0 to $7: step, half, side), words low ($8), high ($9) and factors ($10) in."""
+    """Operands: 8 values out ($0 to $7: step, half, side), words low ($8), high ($9) and factors ($10) in. `scales` are
+    those of a group; 0 for codes that are floats, with one."""
     lines = [
         ".reg .b32 one, sixteenth, sixteen, pair, high, shifted, scale, minimum;",
         ".reg .b16 left, right;",
@@ -41,7 +43,12 @@ def _instructions(high_bits: int, offset: int, scales: int) -> str:
         lines.append("prmt.b32 high, $9, 0, 0x4140;")
     for pair in range(4):
         odd, step = pair % 2, pair // 2
-        if high_bits == 8:
+        if scales == 0:
+            lines.append(f"shl.b32 pair, $8, {12 - 4 * pair};" if pair < 3 else "mov.b32 pair, $8;")
+            lines.append(f"shl.b32 shifted, $8, {9 - 4 * pair};" if pair < 3 else "shr.u32 shifted, $8, 3;")
+            lines.append("and.b32 shifted, shifted, 0x0e000e00;")
+            lines.append("lop3.b32 pair, pair, 0x80008000, shifted, 0xea;")
+        elif high_bits == 8:
             lines.append(f"prmt.b32 pair, ${8 + step}, 0x64646464, {'0x4342' if odd else '0x4140'};")
             lines.append("sub.f16x2 pair, pair, one;")
         else:
@@ -58,7 +65,7 @@ def _instructions(high_bits: int, offset: int, scales: int) -> str:
                 lines.append("sub.f16x2 pair, pair, one;")
         if scales == 2:
             lines.append(f"mul.f16x2 pair, pair, {'minimum' if step else 'scale'};")
-        elif high_bits == 8:
+        elif scales == 0 or high_bits == 8:
             lines.append("mul.f16x2 pair, pair, scale;")
         else:
             lines.append("fma.rn.f16x2 pair, pair, scale, minimum;")
@@ -68,6 +75,7 @@ def _instructions(high_bits: int, offset: int, scales: int) -> str:
 
 _Q4, _Q5 = tl.constexpr(_instructions(0, 0, 1)), tl.constexpr(_instructions(1, 0, 1))
 _Q6, _Q8 = tl.constexpr(_instructions(2, 32, 2)), tl.constexpr(_instructions(8, 128, 1))
+_MX4 = tl.constexpr(_instructions(0, 0, 0))
 _OPERANDS = tl.constexpr(",".join(["=h"] * 8 + ["r"] * 3))
 
 
@@ -78,7 +86,10 @@ def _value(low, high, factors, STEP: tl.constexpr, HALF: tl.constexpr, SIDE: tl.
     code = (low >> (16 * SIDE + 4 * PAIR)) & 15
     left = (factors & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
     right = ((factors >> 16) & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
-    if KIND == "q4":
+    if KIND == "mx4":
+        small = (((code & 8) << 12) | ((code & 7) << 9)).to(tl.uint16).to(tl.float16, bitcast=True)
+        value = left * small.to(tl.float32)
+    elif KIND == "q4":
         value = left * code + right
     elif KIND == "q5":
         value = left * (code + ((high >> (4 * SIDE + PAIR)) & 1) * 16) + right
@@ -93,7 +104,8 @@ def _value(low, high, factors, STEP: tl.constexpr, HALF: tl.constexpr, SIDE: tl.
 def widen(low, high, factors, KIND: tl.constexpr, NATIVE: tl.constexpr):
     """Words [n] of codes -> float16 [n, step, half, side]."""
     if NATIVE:
-        TEXT: tl.constexpr = _Q4 if KIND == "q4" else _Q5 if KIND == "q5" else _Q6 if KIND == "q6" else _Q8
+        WITH_HIGH: tl.constexpr = _Q5 if KIND == "q5" else _Q6 if KIND == "q6" else _Q8
+        TEXT: tl.constexpr = _Q4 if KIND == "q4" else _MX4 if KIND == "mx4" else WITH_HIGH
         v0, v1, v2, v3, v4, v5, v6, v7 = tl.inline_asm_elementwise(
             TEXT,
             _OPERANDS,
@@ -147,6 +159,7 @@ def _rows_kernel(
     SOME: tl.constexpr,
     KIND: tl.constexpr,
     CODES: tl.constexpr,
+    HAS_HIGH: tl.constexpr,
     NATIVE: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -164,7 +177,7 @@ def _rows_kernel(
         place = tl.arange(0, 128)
         low_words = tl.load(low + at * 128 + place)
         high_words = low_words
-        if KIND != "q4":
+        if HAS_HIGH:
             high_words = tl.load(high + at * 128 + four_by_four(place, 4)).to(tl.int32)
         of_groups = tl.load(factors + at * 32 + four_by_four(place, 16)).to(tl.int32)
         values = tile_of(widen(low_words, high_words, of_groups, KIND, NATIVE), 1, 1, 1, NATIVE)
@@ -196,6 +209,7 @@ def write_rows(part: Packed, token_ids: Tensor | None, first: int, out: Tensor) 
         SOME=token_ids is not None,
         KIND=part.kind,
         CODES=has_codes,
+        HAS_HIGH=part.high is not None,
         NATIVE=out.is_cuda,
         num_warps=1,
         **options(out.device),
