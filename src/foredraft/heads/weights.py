@@ -58,8 +58,8 @@ class HeadWeights(PackedWeights):
         if not self.config.mapped_vocab_size:
             return self.linear("lm_head.weight", is_head=True)
         mapped = self._own_and_mapped()[1].to(self.backend.device)
-        rows = self.backend.embed(mapped, target.head).float()
-        return self.extended("lm_head.weight", rows @ self.matrix(OUTPUT_MAP).to(rows.device).T)
+        rows = self.backend.embed(mapped, target.head).float().cpu()  # where weights are converted
+        return self.extended("lm_head.weight", rows @ self.matrix(OUTPUT_MAP).T)
 
     def _own_and_mapped(self) -> tuple[Tensor, Tensor]:
         """The target's ids of the tokens with own rows in the output head, and those of mapped tokens."""
