@@ -31,10 +31,11 @@ def candidates(rows: int, count: int) -> Candidates:
 
 @pytest.mark.parametrize("ids", ["none", "shared", "own"])
 @pytest.mark.parametrize("noisy", [False, True])
-@pytest.mark.parametrize("columns", [64, 1000])
+@pytest.mark.parametrize("columns", [64, 1000, 2048, 4500])
 def test_likely_tokens_are_those_of_the_reference(columns: int, noisy: bool, ids: str) -> None:
     generator = torch.Generator().manual_seed(columns)
     wide = (3 * torch.randn((5, columns + 24), generator=generator)).to(DEVICE)
+    wide[1, : columns - 20] = -torch.inf  # as a grammar may leave it
     logits = wide[:, :columns]  # a narrower view of a model's vocabulary
     names = {"none": None, "shared": torch.randperm(5000, generator=generator)[:columns].to(DEVICE)}
     names["own"] = torch.stack([torch.randperm(5000, generator=generator)[:columns] for _ in range(5)]).to(DEVICE)
@@ -46,6 +47,15 @@ def test_likely_tokens_are_those_of_the_reference(columns: int, noisy: bool, ids
         ops.likely(logits, names[ids], noise, into)
     assert torch.equal(found[0].tokens, found[1].tokens)
     assert torch.allclose(found[0].probabilities, found[1].probabilities, rtol=1e-5)
+
+
+def test_of_equal_logits_the_lowest_column_comes_first() -> None:
+    logits = torch.zeros((1, 5000), device=DEVICE)
+    logits[0, [2047, 2048, 4999, 77, 4098]] = 2.0
+    found = candidates(1, 4)
+    nothing = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    CudaTreeOps().likely(logits, None, Noise(nothing, nothing.double()), found)
+    assert found.tokens.tolist() == [[77, 2047, 2048, 4098]]
 
 
 @pytest.mark.parametrize("is_static", [False, True])
