@@ -15,7 +15,7 @@ from torch import Tensor
 from foredraft.backends.cuda.attention import Groups, rows_of_group
 from foredraft.backends.cuda.plan import Plan
 from foredraft.backends.cuda.sample import gumbel
-from foredraft.backends.tree_ops import LEAST_PROBABILITY, Candidates, Choice, Nodes, Noise
+from foredraft.backends.tree_ops import LEAST_PROBABILITY, Candidates, Choice, Nodes, Noise, Places
 from foredraft.batch import ForwardBatch
 
 _LOWEST = tl.constexpr(float("-inf"))
@@ -24,8 +24,30 @@ _CHUNK = 2048  # logits whose best one program finds
 
 
 @triton.jit
+def _place_kernel(
+    lengths, num_slots, tables, tables_stride, num_blocks, positions, slots, offsets, prefix_lens, rows, width,
+    BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One level."""
+    level, row = tl.program_id(0), tl.arange(0, BLOCK)
+    inside = row < rows
+    sequence = row // width
+    length = tl.load(lengths + sequence, mask=inside, other=0)
+    offset = length + level * width + row % width
+    block = tl.minimum(offset // BLOCK_SIZE, num_blocks - 1)
+    slot = tl.load(tables + sequence * tables_stride + block, mask=inside, other=0).to(tl.int64) * BLOCK_SIZE
+    slot = tl.where(offset < tl.load(num_slots + sequence, mask=inside, other=0), slot + offset % BLOCK_SIZE, -1)
+    place = level * rows + row
+    tl.store(slots + place, slot, mask=inside)
+    tl.store(positions + place, length + level, mask=inside)
+    tl.store(offsets + place, offset.to(tl.int32), mask=inside)
+    tl.store(prefix_lens + place, length.to(tl.int32), mask=inside)
+
+
+@triton.jit
 def _best_kernel(
-    logits, stride, token_ids, ids_stride, keys, temperatures, values_out, columns_out, highest_out, totals, columns,
+    logits, stride, token_ids, ids_stride, keys, temperatures, each,
+    values_out, columns_out, highest_out, totals, columns,
     HAS_IDS: tl.constexpr, COUNT: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """The best columns of one chunk of a row, and the sum of exponentials over it."""
@@ -35,12 +57,12 @@ def _best_kernel(
     column = chunk * CHUNK + place
     inside = column < columns
     values = tl.load(logits + row * stride + column, mask=inside, other=_LOWEST)
-    temperature = tl.load(temperatures + row)
+    temperature = tl.load(temperatures + row // each)
     if temperature > 0:
         token = column.to(tl.int64)
         if HAS_IDS:
             token = tl.load(token_ids + row * ids_stride + column, mask=inside, other=0)
-        noise = gumbel(tl.load(keys + row), token)
+        noise = gumbel(tl.load(keys + row // each), token)
         values = (values.to(tl.float64) + temperature * noise).to(tl.float32)
     highest = tl.max(values, 0)
     tl.store(highest_out + part, highest)
@@ -137,6 +159,16 @@ class CudaTreeOps:
             staging=None,
         )
 
+    def place(self, tables: Tensor, block_size: int, lengths: Tensor, num_slots: Tensor, into: Places) -> None:
+        levels, rows = into.slots.shape
+        _place_kernel[(levels,)](
+            *(lengths, num_slots, tables, tables.stride(0), tables.shape[1]),
+            *(into.positions, into.slots, into.offsets, into.prefix_lens, rows, rows // len(lengths)),
+            BLOCK_SIZE=block_size,
+            BLOCK=triton.next_power_of_2(rows),
+            num_warps=1,
+        )
+
     def likely(self, logits: Tensor, token_ids: Tensor | None, noise: Noise, into: Candidates) -> None:
         (rows, columns), count = logits.shape, into.tokens.shape[1]
         chunks, device = triton.cdiv(columns, _CHUNK), logits.device
@@ -148,7 +180,7 @@ class CudaTreeOps:
         ids_stride = 0 if token_ids is None or token_ids.dim() == 1 else token_ids.stride(0)
         options = {"HAS_IDS": token_ids is not None, "COUNT": count, "enable_fp_fusion": False}
         _best_kernel[(rows, chunks)](
-            *(logits, logits.stride(0), names, ids_stride, noise.keys, noise.temperatures),
+            *(logits, logits.stride(0), names, ids_stride, noise.keys, noise.temperatures, rows // len(noise.keys)),
             *(values, found, highest, totals, columns),
             CHUNK=_CHUNK,
             num_warps=4,
