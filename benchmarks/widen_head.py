@@ -17,7 +17,7 @@ import torch
 from benchmarks.widen import Shape, Widening, placed
 from torch import Tensor
 
-from foredraft.heads.base import D2T, T2D, HeadConfig
+from foredraft.heads.base import OUTPUT_MAP, HeadConfig
 from foredraft.heads.files import read_tensors, target_digest, write_head
 from foredraft.models.catalog import open_checkpoint
 
@@ -57,7 +57,7 @@ def widen_head(source: Path, target: Path, model: Path) -> None:
         norm_eps=config.norm_eps * config.hidden_size / shape.hidden_size,
     )
     tensors = {
-        name: tensor if name in (D2T, T2D) else _widened(name, tensor, widening)
+        name: _widened(name, tensor, widening) if tensor.is_floating_point() else tensor
         for name, tensor in read_tensors(source, config).items()
     }
     write_head(target, wide, tensors)
@@ -68,7 +68,10 @@ def _widened(name: str, tensor: Tensor, widening: Widening) -> Tensor:
     value = tensor.float().numpy()
     if value.ndim == 1:
         made = widening("output_norm.weight", value)
-    elif name == "fc.weight":  # one block of columns for each tap; what it does not fill is written as zeros
+    elif name in (
+        "fc.weight",
+        OUTPUT_MAP,
+    ):  # one block of columns for each tap; what it does not fill is written as zeros
         taps = np.split(value, value.shape[1] // small, axis=1)
         made = np.concatenate([placed(tap, np.zeros((wide, wide), np.float32)) for tap in taps], axis=1)
     else:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from foredraft.backends.tree_ops import LEAST_PROBABILITY, Candidates, Choice, Nodes, Noise
+from foredraft.backends.tree_ops import LEAST_PROBABILITY, Candidates, Choice, Nodes, Noise, Places
 from foredraft.batch import ForwardBatch
 from foredraft.proposers.model.tree import Tree
 from foredraft.sampling.noise import gumbel, uniform
@@ -34,11 +34,25 @@ class TorchTreeOps:
     def batch(self, plan: ForwardBatch, rows: ForwardBatch, each: int) -> ForwardBatch:
         return replace(rows, block_tables=plan.block_tables)
 
+    def place(self, tables: Tensor, block_size: int, lengths: Tensor, num_slots: Tensor, into: Places) -> None:
+        levels, rows = into.slots.shape
+        width = rows // len(lengths)
+        sequences = torch.arange(len(lengths), device=lengths.device).repeat_interleave(width)
+        nodes = torch.arange(levels * width, device=lengths.device).view(levels, 1, width)
+        offsets = (lengths[:, None] + nodes).flatten(1)
+        blocks = tables[sequences, (offsets // block_size).clamp(max=tables.shape[1] - 1)]
+        slots = blocks.long() * block_size + offsets % block_size
+        into.slots.copy_(torch.where(offsets < num_slots[sequences], slots, -1))
+        into.offsets.copy_(offsets)
+        into.prefix_lens.copy_(lengths[sequences].expand_as(offsets))
+        into.positions.copy_(lengths[sequences] + torch.arange(levels, device=lengths.device)[:, None])
+
     def likely(self, logits: Tensor, token_ids: Tensor | None, noise: Noise, into: Candidates) -> None:
         columns = torch.arange(logits.shape[1], device=logits.device) if token_ids is None else token_ids
         columns = columns.expand(logits.shape)
-        drawn = gumbel(uniform(noise.keys[:, None], columns))
-        values = (logits.double() + noise.temperatures[:, None] * drawn).float()
+        each = len(logits) // len(noise.keys)
+        drawn = gumbel(uniform(noise.keys.repeat_interleave(each)[:, None], columns))
+        values = (logits.double() + noise.temperatures.repeat_interleave(each)[:, None] * drawn).float()
         best, places = values.topk(into.tokens.shape[1])
         into.tokens.copy_(columns.gather(1, places))
         into.probabilities.copy_((best - values.logsumexp(-1, keepdim=True)).exp())

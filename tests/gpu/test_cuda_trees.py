@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("triton", reason="the CUDA kernels need Triton")
 from foredraft.backends.cuda.trees import CudaTreeOps
-from foredraft.backends.tree_ops import Candidates, Choice, Nodes, Noise
+from foredraft.backends.tree_ops import Candidates, Choice, Nodes, Noise, Places
 from tests.tree_reference import TorchTreeOps
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -31,21 +31,45 @@ def candidates(rows: int, count: int) -> Candidates:
 
 @pytest.mark.parametrize("ids", ["none", "shared", "own"])
 @pytest.mark.parametrize("noisy", [False, True])
-@pytest.mark.parametrize("columns", [64, 1000])
+@pytest.mark.parametrize("columns", [64, 1000, 2048, 4500])
 def test_likely_tokens_are_those_of_the_reference(columns: int, noisy: bool, ids: str) -> None:
     generator = torch.Generator().manual_seed(columns)
-    wide = (3 * torch.randn((5, columns + 24), generator=generator)).to(DEVICE)
+    wide = (3 * torch.randn((6, columns + 24), generator=generator)).to(DEVICE)
+    wide[1, : columns - 20] = -torch.inf  # as a grammar may leave it
     logits = wide[:, :columns]  # a narrower view of a model's vocabulary
     names = {"none": None, "shared": torch.randperm(5000, generator=generator)[:columns].to(DEVICE)}
-    names["own"] = torch.stack([torch.randperm(5000, generator=generator)[:columns] for _ in range(5)]).to(DEVICE)
-    keys = torch.randint(-(2**62), 2**62, (5,), generator=generator).to(DEVICE)
-    temperatures = torch.tensor([0.0, 0.3, 0.7, 1.0, 1.5] if noisy else [0.0] * 5, dtype=torch.float64)
+    names["own"] = torch.stack([torch.randperm(5000, generator=generator)[:columns] for _ in range(6)]).to(DEVICE)
+    keys = torch.randint(-(2**62), 2**62, (3,), generator=generator).to(DEVICE)
+    temperatures = torch.tensor([0.3, 0.0, 1.5] if noisy else [0.0] * 3, dtype=torch.float64)
     noise = Noise(keys, temperatures.to(DEVICE))
-    found = candidates(5, 4), candidates(5, 4)
+    found = candidates(6, 4), candidates(6, 4)
     for ops, into in zip((CudaTreeOps(), TorchTreeOps()), found, strict=True):
         ops.likely(logits, names[ids], noise, into)
     assert torch.equal(found[0].tokens, found[1].tokens)
     assert torch.allclose(found[0].probabilities, found[1].probabilities, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("sequences", "width", "levels"), [(1, 1, 1), (3, 4, 5), (8, 16, 3)])
+def test_nodes_stand_where_the_reference_has_them(sequences: int, width: int, levels: int) -> None:
+    generator = torch.Generator().manual_seed(width)
+    tables = torch.randperm(200, generator=generator).int().view(20, 10)[:sequences].to(DEVICE)
+    lengths = torch.randint(0, 150, (sequences,), generator=generator).to(DEVICE)
+    num_slots = (lengths + torch.randint(0, 30, (sequences,), generator=generator).to(DEVICE)).clamp(max=160)
+    kinds = torch.int64, torch.int64, torch.int32, torch.int32
+    found = [Places(*(torch.zeros((levels, sequences * width), dtype=k, device=DEVICE) for k in kinds)) for _ in "ab"]
+    for ops, into in zip((CudaTreeOps(), TorchTreeOps()), found, strict=True):
+        ops.place(tables, 16, lengths, num_slots, into)
+    for name in ("positions", "slots", "offsets", "prefix_lens"):
+        assert torch.equal(getattr(found[0], name), getattr(found[1], name)), name
+
+
+def test_of_equal_logits_the_lowest_column_comes_first() -> None:
+    logits = torch.zeros((1, 5000), device=DEVICE)
+    logits[0, [2047, 2048, 4999, 77, 4098]] = 2.0
+    found = candidates(1, 4)
+    nothing = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    CudaTreeOps().likely(logits, None, Noise(nothing, nothing.double()), found)
+    assert found.tokens.tolist() == [[77, 2047, 2048, 4098]]
 
 
 @pytest.mark.parametrize("is_static", [False, True])

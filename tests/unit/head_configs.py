@@ -38,6 +38,7 @@ def head_config(kind: str, correction: str = "none", **changes: object) -> HeadC
 
 EVERY_KIND = (
     head_config("eagle"),
+    head_config("eagle", mapped_vocab_size=8),
     head_config("medusa"),
     head_config("mtp"),
     head_config("mtp", qk_norm=True, rope_scaling=RopeScaling("llama3", 8.0, original_max_position_embeddings=64)),

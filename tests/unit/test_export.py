@@ -77,6 +77,18 @@ def test_an_eagle_head_comes_back(engine: str, model: Path, tmp_path: Path) -> N
     assert config["torch_dtype"] == "bfloat16" and not config["tie_word_embeddings"]
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_mapped_tokens_get_rows_of_their_own(engine: str, model: Path, tmp_path: Path) -> None:
+    head = trained(tmp_path / "head", model, "eagle", taps=(1, 2), mapped_vocab_size=100)
+    _, tensors, _ = exported(head, engine, tmp_path / "out", model)
+    own = ours(head)
+    rows = open_checkpoint(model).weight("lm_head.weight").dense().float()[own["t2d"]]
+    assert torch.equal(tensors["lm_head.weight"][~own["mapped"]], own["lm_head.weight"])
+    expected = rows[own["mapped"]] @ own["output_map.weight"].float().T
+    assert torch.allclose(tensors["lm_head.weight"][own["mapped"]].float(), expected, rtol=1e-2, atol=1e-6)
+    assert not {"mapped", "output_map.weight"} & tensors.keys()
+
+
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_transformers_reads_the_config_as_both_engines_do(engine: str, model: Path, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")

@@ -21,7 +21,8 @@ from foredraft.models.catalog import open_checkpoint
 from foredraft.train import losses
 from foredraft.train.batches import Batch
 from foredraft.train.evaluate import Walk
-from foredraft.train.features import FrozenTarget
+from foredraft.train.features import Features, FrozenTarget
+from foredraft.train.kept_features import KeptFeatures
 from foredraft.train.kinds import build_student, parse_kind
 from foredraft.train.losses import soft_cross_entropy
 from foredraft.train.optimizer import Optimizer, learning_rate, orthogonal
@@ -69,6 +70,37 @@ def test_features_are_those_of_the_decoder(name: str, tmp_path: Path) -> None:
     assert features.taps((1, 3)).shape == (2, 80, 128)
 
 
+@pytest.mark.parametrize("num_rows", [0, 70, 1000])
+def test_kept_features_are_those_of_the_run_before(
+    num_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = FrozenTarget(open_checkpoint(save_model(random_model("llama"), tmp_path)), CPU, 128)
+    tokens = torch.randint(0, 320, (4, 64), generator=torch.Generator().manual_seed(2))
+    lengths = torch.tensor([40, 64, 20, 30])
+    tokens[torch.arange(64) >= lengths[:, None]] = 0
+    batch = Batch(tokens, lengths, torch.tensor([6, 9, 3, 3]), (5, 2, 7, 9))
+    taps = frozenset({3, 1})
+    kept = KeptFeatures(target, taps, num_rows)
+    kept.run(batch.chosen(torch.tensor([True, False, True, False])))  # 60 rows
+
+    computed: list[int] = []
+    run = target.run
+
+    def counted(tokens: Tensor, taps: frozenset[int]) -> Features:
+        computed.append(len(tokens))
+        return run(tokens, taps)
+
+    monkeypatch.setattr(target, "run", counted)
+    found, again = kept.run(batch), kept.run(batch)
+    assert computed == {0: [4, 4], 70: [2, 2], 1000: [2]}[num_rows], "what is kept is not run"
+    expected = run(tokens, taps)
+    for row, length in enumerate(lengths.tolist()):
+        for features in (found, again):
+            parts = zip((features.taps((1, 3)), features.normed), (expected.taps((1, 3)), expected.normed))
+            assert all(torch.allclose(mine[row, :length], theirs[row, :length], atol=1e-5) for mine, theirs in parts)
+            assert features.normed.isfinite().all(), "padding too"
+
+
 def test_the_loss_and_its_gradients_are_those_of_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(losses, "_PIECE_LOGITS", 3 * 11)  # several pieces, the last one shorter
     torch.manual_seed(0)
@@ -108,28 +140,37 @@ def test_labels_are_the_target_distribution_over_the_draft_vocabulary(tmp_path: 
 def scene(folder: Path) -> tuple[FrozenTarget, TargetBatch, Tensor]:
     target = FrozenTarget(open_checkpoint(save_model(random_model("llama"), folder)), CPU, 128)
     tokens = torch.randint(0, 320, (2, 64), generator=torch.Generator().manual_seed(2))
-    batch = Batch(tokens, torch.tensor([50, 60]), torch.tensor([6, 9]))
+    batch = Batch(tokens, torch.tensor([50, 60]), torch.tensor([6, 9]), (0, 1))
     token_ids = torch.arange(40) * 7
-    return target, Teacher(target, token_ids, frozenset({1, 2, 3})).show(batch), token_ids
+    return target, Teacher(target, token_ids, frozenset({1, 2, 3}), kept_rows=0).show(batch), token_ids
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # said once on CPUs without bfloat16 products
 @pytest.mark.parametrize(
     "kind",
-    ["eagle", "medusa", "mtp", "dflash", "dflash:correction=markov", "dflash:input=masked,correction=none", "draft"],
+    [
+        "eagle",
+        "eagle:own=200",
+        "medusa",
+        "mtp",
+        "dflash",
+        "dflash:correction=markov",
+        "dflash:input=masked,correction=none",
+        "draft",
+    ],
 )
 def test_a_step_in_bfloat16_is_about_that_in_float32(kind: str, tmp_path: Path) -> None:
     """Half-precision rows over float32 masters, as on a GPU."""
     checkpoint = open_checkpoint(save_model(random_model("llama"), tmp_path))
-    batch = Batch(torch.randint(0, 320, (2, 64)), torch.tensor([50, 60]), torch.tensor([6, 9]))
+    batch = Batch(torch.randint(0, 320, (2, 64)), torch.tensor([50, 60]), torch.tensor([6, 9]), (0, 1))
     found: dict[torch.dtype, tuple[float, float]] = {}
     for dtype in (torch.float32, torch.bfloat16):
         target = FrozenTarget(checkpoint, CPU, 128, dtype)
         drafter = build_student(
-            parse_kind(kind), target, torch.arange(320), checkpoint.tokenizer(), "tiny", "d", seed=0
+            parse_kind(kind), target, torch.arange(320), torch.arange(320), checkpoint.tokenizer(), "tiny", "d", seed=0
         )
         optimizer = Optimizer(drafter.module.named_parameters(), drafter.trunk())
-        seen = Teacher(target, torch.arange(320), drafter.taps).show(batch)
+        seen = Teacher(target, torch.arange(320), drafter.taps, kept_rows=0).show(batch)
         losses = []
         for _ in range(2):
             loss = drafter.loss(seen, torch.Generator().manual_seed(0))

@@ -46,10 +46,21 @@ class Choice:
 
 @dataclass(frozen=True)
 class Noise:
-    """Of rows: the key of the noise that the target will draw with, and the temperature that scales it, 0 for none."""
+    """Of sequences: the key of the noise that the target will draw with, and the temperature that scales it, 0 for
+    none."""
 
-    keys: Tensor  # [rows] int64
-    temperatures: Tensor  # [rows] float64
+    keys: Tensor  # [sequences] int64
+    temperatures: Tensor  # [sequences] float64
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the nodes of all levels stand: [levels, sequences × width] each."""
+
+    positions: Tensor  # int64: in the text
+    slots: Tensor  # int64: of K and V; -1 for a node without one, whose K and V are stored nowhere
+    offsets: Tensor  # int32: the same, counted within the sequence
+    prefix_lens: Tensor  # int32: the length of the sequence
 
 
 class TreeOps(Protocol):
@@ -59,9 +70,13 @@ class TreeOps(Protocol):
         """`rows`, whose tensors are on the device, as a batch that the backend can run through the layers that `plan`
         was made for; `each` rows for every sequence, with the plan's block tables."""
 
+    def place(self, tables: Tensor, block_size: int, lengths: Tensor, num_slots: Tensor, into: Places) -> None:
+        """Node i of a sequence, counted over the levels, has the i-th slot behind its tokens, as far as its slots go.
+        `tables` are the block tables, `lengths` and `num_slots` [sequences] int64. What `into` has is written."""
+
     def likely(self, logits: Tensor, token_ids: Tensor | None, noise: Noise, into: Candidates) -> None:
-        """The most probable tokens of rows of logits [rows, columns], with the noise added. `token_ids` names the
-        columns: [columns], [rows, columns], or None for their own numbers."""
+        """The most probable tokens of rows of logits [rows, columns], with the noise added: as many rows for every
+        sequence. `token_ids` names the columns: [columns], [rows, columns], or None for their own numbers."""
 
     def grow(
         self, found: Candidates, before: Nodes | None, depth: int, sequences: int, choice: Choice, into: Nodes

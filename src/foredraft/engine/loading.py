@@ -153,7 +153,7 @@ def _capacity(
     values = 2 * config.num_layers * config.num_kv_heads * config.head_dim + num_taps * config.hidden_size
     num_ropes = 1 if config.window_rope_theta is None else 2
     bytes_per_token = values * backend.kv_dtype.itemsize + num_ropes * config.rotary_dim * torch.float32.itemsize
-    affordable = _memory_for_kv(backend.device) // bytes_per_token
+    affordable = spare_bytes(backend.device) // bytes_per_token
     if backend.device.type == "cuda" and affordable < (options.kv_cache_tokens or _FEWEST_KV_TOKENS):
         least = options.kv_cache_tokens or _FEWEST_KV_TOKENS
         raise InvalidParameter(
@@ -167,9 +167,9 @@ def _capacity(
     return min(wanted_len, kv_tokens), kv_tokens
 
 
-def _memory_for_kv(device: torch.device) -> int:
-    """Bytes that a KV cache may take. The rest of a GPU's free memory is for graphs and runs; memory that this process
-    holds without using it counts as free. A CPU touches the pages of its cache only when tokens are written."""
+def spare_bytes(device: torch.device) -> int:
+    """Bytes that a cache may take. The rest of a GPU's free memory is for graphs and runs; memory that this process
+    holds without using it counts as free. A CPU touches the pages of a cache only when they are written."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return (int(torch.cuda.mem_get_info(device)[0]) + unused) * 3 // 4

@@ -23,6 +23,7 @@ PROJECTIONS = {  # the matrices of a layer, by the module that has them
 }
 MAX_BLOCK = 64  # tokens of a draft: four times as many as any head has, and blocks of so many rows stay small
 D2T, T2D = "d2t", "t2d"  # int64 [draft_vocab]: target id = i + d2t[i]; bool [target_vocab]
+MAPPED, OUTPUT_MAP = "mapped", "output_map.weight"  # of a head with mapped tokens: bool [draft_vocab]
 _MOST = 2**31 - 1  # of sizes, which the shapes of the tensors then confirm
 
 Shapes = dict[str, tuple[int, ...]]
@@ -67,6 +68,8 @@ class HeadConfig:
     # What training here seldom makes otherwise, and heads of others may; Rules.variants says which kinds.
     shares_embedding: bool = True  # the target's; else embed_tokens is the head's own
     shares_output: bool = False  # the target's output head
+    # Tokens of the draft vocabulary (those in `mapped`) whose rows of the output head are the target's × output_map.
+    mapped_vocab_size: int = 0
     rope_scaling: RopeScaling | None = None
     sliding_window: int = 0  # of the layers in sliding_layers, in tokens
     sliding_layers: tuple[int, ...] = ()
@@ -197,6 +200,12 @@ class HeadConfig:
             width = f"the target's output head, which it shares, has {self.target_vocab_size} tokens"
             yield "draft_vocab_size", f"is {self.draft_vocab_size}, but {width}"
 
+        if self.mapped_vocab_size and (self.shares_output or self.mapped_vocab_size >= self.draft_vocab_size):
+            others = (
+                "is 0 for a head that shares its output" if self.shares_output else "leaves some to the head itself"
+            )
+            yield "mapped_vocab_size", f"is {self.mapped_vocab_size} of {self.draft_vocab_size} tokens, but {others}"
+
     def _layer_problems(self) -> Problems:
         known = [*(name for names in PROJECTIONS.values() for name in names), "fc"]
         if not set(self.biases) <= set(known):
@@ -275,7 +284,9 @@ def tensor_shapes(config: HeadConfig) -> Shapes:
     if rules.reads_taps and not config.shares_output:
         offsets = [f"lm_heads.{offset}.weight" for offset in range(config.block)]
         names = offsets if config.output_per_offset else ["lm_head.weight"]
-        shapes |= dict.fromkeys(names, (config.draft_vocab_size, hidden))
+        shapes |= dict.fromkeys(names, (config.draft_vocab_size - config.mapped_vocab_size, hidden))
+    if config.mapped_vocab_size:
+        shapes |= {MAPPED: (config.draft_vocab_size,), OUTPUT_MAP: (hidden, config.target_hidden_size)}
     if not config.shares_embedding:
         shapes["embed_tokens.weight"] = (config.target_vocab_size, hidden)
     return shapes | {D2T: (config.draft_vocab_size,), T2D: (config.target_vocab_size,)}
@@ -314,7 +325,7 @@ _DEFAULTS = {
 _OURS = {"correction", "rank", "block_input", "mask_token_id", "acceptance", "provenance"}
 _VARIANTS = _DEFAULTS.keys() - _OURS
 _ROPE_KINDS = ("linear", "llama3", "yarn", "factors")
-_MAY_BE_0 = ("rank", "mask_token_id", "sliding_window")
+_MAY_BE_0 = ("rank", "mask_token_id", "sliding_window", "mapped_vocab_size")
 
 
 def _typed(file: Path, name: str, kind: str, value: Any) -> Any:

@@ -52,6 +52,12 @@ class Head:
         return self.target.weight("model.embed_tokens.weight").dense().to(self.dtype).contiguous()
 
     @property
+    def output(self) -> Tensor:
+        """The target's output head [vocab, hidden]."""
+        name = "model.embed_tokens.weight" if self.target.config.tie_word_embeddings else "lm_head.weight"
+        return self.target.weight(name).dense().float()
+
+    @property
     def dtype_name(self) -> str:
         return str(self.dtype).removeprefix("torch.")
 

@@ -175,3 +175,8 @@ class HeadModule(nn.Module):
     def token_ids(self) -> Tensor:
         """The target's ids of the draft vocabulary [draft_vocab]."""
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    @property
+    def own_ids(self) -> Tensor:
+        """Those of the tokens that `lm_head` has rows for."""
+        return self.token_ids

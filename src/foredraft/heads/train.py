@@ -32,7 +32,8 @@ class HeadStudent(Student, Generic[Module]):
         with torch.no_grad():
             if head.config.hidden_size == target.config.hidden_size:
                 if not head.config.shares_output:
-                    head.lm_head.weight.copy_(target.head[token_ids.to(target.device)] / target.config.logits_divisor)
+                    rows = target.head[head.own_ids.to(target.device)]
+                    head.lm_head.weight.copy_(rows / target.config.logits_divisor)
                 head.norm.weight.copy_(target.norm)
         self.module = head.to(target.device)
 

@@ -11,7 +11,7 @@ from foredraft.backends.weight import Weight, plain_weight
 from foredraft.batch import ForwardBatch
 from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel
-from foredraft.heads.base import D2T, HeadConfig
+from foredraft.heads.base import D2T, MAPPED, OUTPUT_MAP, HeadConfig
 from foredraft.heads.coding import decoded
 from foredraft.heads.files import Tensors
 from foredraft.models.decoder import Decoder
@@ -34,9 +34,8 @@ class HeadWeights(PackedWeights):
 
     @property
     def token_ids(self) -> Tensor:
-        """The target's ids of the draft vocabulary: [draft_vocab] int64."""
-        offsets = decoded(self._tensors[D2T])
-        return (offsets + torch.arange(len(offsets))).to(self.backend.device)
+        """The target's ids of the draft vocabulary, in the order of the output head's rows: [draft_vocab] int64."""
+        return torch.cat(self._own_and_mapped()).to(self.backend.device)
 
     def vector(self, name: str) -> Tensor:
         return decoded(self._tensors[name]).float().clone().to(self.backend.device)
@@ -53,8 +52,21 @@ class HeadWeights(PackedWeights):
         return target.embedding if self.config.shares_embedding else self.linear("embed_tokens.weight", is_head=True)
 
     def output(self, target: Decoder) -> Linear:
-        """The head's own output head, or the one that it shares."""
-        return target.head if self.config.shares_output else self.linear("lm_head.weight", is_head=True)
+        """The head's own output head, with rows for mapped tokens below its own; or the one that it shares."""
+        if self.config.shares_output:
+            return target.head
+        if not self.config.mapped_vocab_size:
+            return self.linear("lm_head.weight", is_head=True)
+        mapped = self._own_and_mapped()[1].to(self.backend.device)
+        rows = self.backend.embed(mapped, target.head).float().cpu()  # where weights are converted
+        return self.extended("lm_head.weight", rows @ self.matrix(OUTPUT_MAP).T)
+
+    def _own_and_mapped(self) -> tuple[Tensor, Tensor]:
+        """The target's ids of the tokens with own rows in the output head, and those of mapped tokens."""
+        offsets = decoded(self._tensors[D2T])
+        ids, none = offsets + torch.arange(len(offsets)), torch.zeros(len(offsets), dtype=torch.bool)
+        mapped = decoded(self._tensors[MAPPED]) if self.config.mapped_vocab_size else none
+        return ids[~mapped], ids[mapped]
 
     def extended(self, name: str, rows: Tensor) -> Linear:
         """A table with further rows below those of a tensor, in the precision of these."""

@@ -27,9 +27,18 @@ class Batch:
     tokens: Tensor  # int64 [batch, length]
     lengths: Tensor  # int64 [batch]
     prompt_lens: Tensor  # int64 [batch]
+    sequences: tuple[int, ...]  # their numbers in the text
 
     def to(self, device: torch.device) -> Batch:
-        return Batch(*(part.to(device, non_blocking=True) for part in (self.tokens, self.lengths, self.prompt_lens)))
+        tokens, lengths, prompt_lens = (
+            part.to(device, non_blocking=True) for part in (self.tokens, self.lengths, self.prompt_lens)
+        )
+        return Batch(tokens, lengths, prompt_lens, self.sequences)
+
+    def chosen(self, rows: Tensor) -> Batch:
+        """Those of its sequences where `rows` [batch] is true."""
+        numbers = (number for number, wanted in zip(self.sequences, rows.tolist()) if wanted)
+        return Batch(self.tokens[rows], self.lengths[rows], self.prompt_lens[rows], tuple(numbers))
 
     def ahead(self, count: int) -> Tensor:
         """The tokens `count` positions later, 0 beyond the end: [batch, length]."""
@@ -86,7 +95,9 @@ class Batches:
         for row, index in enumerate(group):
             tokens[row, : lengths[row]] = text.tokens[text.starts[index] : text.starts[index + 1]]
         prompts = torch.from_numpy(text.prompt_lens[group].astype(np.int64))
-        return Batch(torch.from_numpy(tokens), torch.from_numpy(lengths.astype(np.int64)), prompts)
+        return Batch(
+            torch.from_numpy(tokens), torch.from_numpy(lengths.astype(np.int64)), prompts, tuple(group.tolist())
+        )
 
 
 def _is_held_out(text: Text, index: int) -> bool:

@@ -55,9 +55,17 @@ def parse_kind(text: str) -> KindChoice:
 
 
 def build_student(
-    kind: KindChoice, target: FrozenTarget, token_ids: Tensor, tokenizer: Tokenizer, name: str, digest: str, seed: int
+    kind: KindChoice,
+    target: FrozenTarget,
+    token_ids: Tensor,
+    frequencies: Tensor,
+    tokenizer: Tokenizer,
+    name: str,
+    digest: str,
+    seed: int,
 ) -> Student:
-    """A student at the start of its training; `name` and `digest` are the target's."""
+    """A student at the start of its training. `token_ids` [draft_vocab] come in the text with these `frequencies`;
+    `name` and `digest` are the target's."""
     torch.manual_seed(seed)
     shape = HeadConfig.of_sizes(
         target.config,
@@ -70,6 +78,6 @@ def build_student(
         draft_vocab_size=len(token_ids),
         block=1,
     )
-    start = Start(kind.folder, shape, target, token_ids, tokenizer)
+    start = Start(kind.folder, shape, target, token_ids, frequencies, tokenizer)
     student: Student = part(trained_kind(kind.name), "train").build(kind.options, start)
     return student

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from foredraft.backends.choose import choose_device
+from foredraft.engine.loading import spare_bytes
 from foredraft.errors import InvalidParameter
 from foredraft.heads.base import CONFIG_FILE
 from foredraft.heads.files import check_out, target_digest
@@ -20,6 +21,7 @@ from foredraft.reports.facts import describe_versions
 from foredraft.train.batches import Batches
 from foredraft.train.evaluate import Evaluation
 from foredraft.train.features import FrozenTarget
+from foredraft.train.kept_features import affordable_rows
 from foredraft.train.kinds import KindChoice, build_student
 from foredraft.train.loop import HELD_OUT, Goal, Report, Training
 from foredraft.train.shards import Text, num_answer_tokens, read_text
@@ -27,7 +29,7 @@ from foredraft.train.state import saved_vocabulary
 from foredraft.train.student import Facts, Student
 from foredraft.train.target_batch import Teacher
 from foredraft.train.text import Progress, TextPlan, TextWriter
-from foredraft.train.vocabulary import DRAFT_VOCAB_SIZE, coverage, draft_vocabulary
+from foredraft.train.vocabulary import DRAFT_VOCAB_SIZE, coverage, draft_vocabulary, frequencies
 
 _WAVES = 8  # of a batch in a chunk: at its end the batch runs empty
 TEXT_SHARE = 0.4  # of the time, at most, for a run that writes its own text
@@ -129,23 +131,28 @@ class TrainingRun:
         target = FrozenTarget(self._checkpoint, self.device, int(text.lengths.max()) + 64)
         state_folder = options.out / "training"
         folders = [options.folder_of(kind) for kind in options.kinds]
+        counts = frequencies(text, target.config.vocab_size)
         vocabulary = saved_vocabulary([state_folder, *folders])
         if vocabulary is None:
-            vocabulary = draft_vocabulary(text, target.config.vocab_size, options.vocab)
+            vocabulary = draft_vocabulary(counts, options.vocab)
         tokenizer = self._checkpoint.tokenizer()
         students: list[Student] = [
-            build_student(kind, target, vocabulary, tokenizer, self._name, self._digest, options.seed)
+            build_student(
+                kind, target, vocabulary, counts[vocabulary], tokenizer, self._name, self._digest, options.seed
+            )
             for kind in options.kinds
         ]
         taps = frozenset().union(*(student.taps for student in students))
         batches = Batches(text, batch_tokens, options.seed)
-        training = Training(students, Teacher(target, vocabulary, taps), batches, state_folder, options.seed)
+        affordable = affordable_rows(target, taps, spare_bytes(self.device))
+        teacher = Teacher(target, vocabulary, taps, min(affordable, int(text.lengths.sum())))
+        training = Training(students, teacher, batches, state_folder, options.seed)
         if not training.resume():
             for student, folder in zip(students, folders):
                 if (folder / CONFIG_FILE).exists():  # weights without a state: go on from them
                     student.load(folder)
         seconds = None if options.minutes is None else max(1.0, 60 * options.minutes - spent_s)
-        provenance = self._provenance(text, coverage(text, vocabulary, target.config.vocab_size))
+        provenance = self._provenance(text, coverage(counts, vocabulary))
 
         def saved() -> None:
             training.write(folders, provenance, HELD_OUT)

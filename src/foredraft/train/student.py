@@ -59,6 +59,7 @@ class Start:
     shape: HeadConfig  # a head with the sizes of the target's own layers
     target: FrozenTarget
     token_ids: Tensor  # [draft_vocab]: the target's ids, rising
+    frequencies: Tensor  # [draft_vocab]: how often the text has each
     tokenizer: Tokenizer
 
     def spread_taps(self, *shares: float) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from foredraft.train.batches import Batch
 from foredraft.train.features import Features, FrozenTarget
+from foredraft.train.kept_features import KeptFeatures
 from foredraft.train.losses import distributions
 
 
@@ -54,14 +55,15 @@ class TargetBatch:
 class Teacher:
     """Makes target batches for one draft vocabulary."""
 
-    def __init__(self, target: FrozenTarget, token_ids: Tensor, taps: frozenset[int]) -> None:
-        """`token_ids` [draft_vocab]: the draft vocabulary in the target's ids; `taps`: the streams that heads read."""
-        self.target, self._taps = target, taps
+    def __init__(self, target: FrozenTarget, token_ids: Tensor, taps: frozenset[int], kept_rows: int) -> None:
+        """`token_ids` [draft_vocab]: the draft vocabulary in the target's ids; `taps`: the streams that heads read;
+        `kept_rows`: of how many tokens their features are kept."""
+        self.target, self._features = target, KeptFeatures(target, taps, kept_rows)
         self._head = target.head[token_ids.to(target.device)]
 
     def show(self, batch: Batch) -> TargetBatch:
+        features = self._features.run(batch)
         batch = batch.to(self.target.device)
-        features = self.target.run(batch.tokens, self._taps)
         following = torch.arange(batch.tokens.shape[1], device=batch.tokens.device) + 1
         has_label = (following >= batch.prompt_lens[:, None]) & (following < batch.lengths[:, None])
         return TargetBatch(batch, features, self.target, self._head, _numbered(has_label))

@@ -11,15 +11,17 @@ from foredraft.train.shards import Text
 DRAFT_VOCAB_SIZE = 16_384
 
 
-def draft_vocabulary(text: Text, vocab_size: int, size: int = DRAFT_VOCAB_SIZE) -> Tensor:
-    """Rising ids [size]: the most frequent tokens, and the first ones where there are too few different ones. A size
-    beyond the target's vocabulary means all of it."""
-    counts = np.bincount(text.tokens, minlength=vocab_size)
-    chosen = np.argsort(-counts, kind="stable")[: min(size, vocab_size)]
-    return torch.from_numpy(np.sort(chosen))
+def frequencies(text: Text, vocab_size: int) -> Tensor:
+    """How often the text has each token: [vocab]."""
+    return torch.from_numpy(np.bincount(text.tokens, minlength=vocab_size))
 
 
-def coverage(text: Text, token_ids: Tensor, vocab_size: int) -> float:
+def draft_vocabulary(counts: Tensor, size: int = DRAFT_VOCAB_SIZE) -> Tensor:
+    """Rising ids [size] of the tokens with the largest counts [vocab], and the first ones where there are too few
+    different ones. A size beyond the target's vocabulary means all of it."""
+    return counts.argsort(stable=True, descending=True)[:size].sort().values
+
+
+def coverage(counts: Tensor, token_ids: Tensor) -> float:
     """The share of the text's tokens that the draft vocabulary has."""
-    counts = np.bincount(text.tokens, minlength=vocab_size)
-    return float(counts[token_ids.numpy()].sum() / counts.sum())
+    return float(counts[token_ids].sum() / counts.sum())

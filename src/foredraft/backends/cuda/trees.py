@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, import-not-found, import-untyped"
-"""Draft trees that grow on a GPU (see tree_ops): two small kernels per level, one for its candidates, one for the nodes
-of the next. They are launched without programmatic dependence: the plan of the next level is what they write."""
+"""Draft trees that grow on a GPU (see tree_ops): three small kernels per level, two for its candidates, one for the
+nodes of the next. They are launched without programmatic dependence: the plan of the next level is what they write."""
 
 from __future__ import annotations
 
@@ -15,39 +15,88 @@ from torch import Tensor
 from foredraft.backends.cuda.attention import Groups, rows_of_group
 from foredraft.backends.cuda.plan import Plan
 from foredraft.backends.cuda.sample import gumbel
-from foredraft.backends.tree_ops import LEAST_PROBABILITY, Candidates, Choice, Nodes, Noise
+from foredraft.backends.tree_ops import LEAST_PROBABILITY, Candidates, Choice, Nodes, Noise, Places
 from foredraft.batch import ForwardBatch
 
 _LOWEST = tl.constexpr(float("-inf"))
 _LEAST = tl.constexpr(LEAST_PROBABILITY)
+_CHUNK = 2048  # logits whose best one program finds
+
+
+@triton.jit
+def _place_kernel(
+    lengths, num_slots, tables, tables_stride, num_blocks, positions, slots, offsets, prefix_lens, rows, width,
+    BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One level."""
+    level, row = tl.program_id(0), tl.arange(0, BLOCK)
+    inside = row < rows
+    sequence = row // width
+    length = tl.load(lengths + sequence, mask=inside, other=0)
+    offset = length + level * width + row % width
+    block = tl.minimum(offset // BLOCK_SIZE, num_blocks - 1)
+    slot = tl.load(tables + sequence * tables_stride + block, mask=inside, other=0).to(tl.int64) * BLOCK_SIZE
+    slot = tl.where(offset < tl.load(num_slots + sequence, mask=inside, other=0), slot + offset % BLOCK_SIZE, -1)
+    place = level * rows + row
+    tl.store(slots + place, slot, mask=inside)
+    tl.store(positions + place, length + level, mask=inside)
+    tl.store(offsets + place, offset.to(tl.int32), mask=inside)
+    tl.store(prefix_lens + place, length.to(tl.int32), mask=inside)
+
+
+@triton.jit
+def _best_kernel(
+    logits, stride, token_ids, ids_stride, keys, temperatures, each,
+    values_out, columns_out, highest_out, totals, columns,
+    HAS_IDS: tl.constexpr, COUNT: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """The best columns of one chunk of a row, and the sum of exponentials over it."""
+    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    part = row * tl.num_programs(1) + chunk
+    place = tl.arange(0, CHUNK)
+    column = chunk * CHUNK + place
+    inside = column < columns
+    values = tl.load(logits + row * stride + column, mask=inside, other=_LOWEST)
+    temperature = tl.load(temperatures + row // each)
+    if temperature > 0:
+        token = column.to(tl.int64)
+        if HAS_IDS:
+            token = tl.load(token_ids + row * ids_stride + column, mask=inside, other=0)
+        noise = gumbel(tl.load(keys + row // each), token)
+        values = (values.to(tl.float64) + temperature * noise).to(tl.float32)
+    highest = tl.max(values, 0)
+    tl.store(highest_out + part, highest)
+    tl.store(totals + part, tl.sum(tl.exp(values - tl.where(highest == _LOWEST, 0.0, highest)), 0))
+    for rank in tl.static_range(COUNT):
+        best, at = tl.max(values, 0, return_indices=True)
+        tl.store(values_out + part * COUNT + rank, best)
+        tl.store(columns_out + part * COUNT + rank, chunk * CHUNK + at)
+        values = tl.where(place == at, _LOWEST, values)
 
 
 @triton.jit
 def _likely_kernel(
-    logits, stride, token_ids, ids_stride, keys, temperatures, tokens, probabilities, columns,
-    HAS_IDS: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
+    values_in, columns_in, highest_in, totals, token_ids, ids_stride, tokens, probabilities, columns, chunks,
+    HAS_IDS: tl.constexpr, COUNT: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row. Of equal values the lowest column comes first."""
+    """One row: the best of its chunks. Of equal values the lowest column comes first."""
     row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    inside = column < columns
-    values = tl.load(logits + row * stride + column, mask=inside, other=_LOWEST)
-    names = token_ids + row * ids_stride
-    temperature = tl.load(temperatures + row)
-    if temperature > 0:
-        token = column.to(tl.int64)
-        if HAS_IDS:
-            token = tl.load(names + column, mask=inside, other=0)
-        noise = gumbel(tl.load(keys + row), token)
-        values = (values.to(tl.float64) + temperature * noise).to(tl.float32)
-    highest = tl.max(values, 0)
-    total = tl.sum(tl.exp(values - highest), 0)
+    chunk = tl.arange(0, CHUNKS)
+    highests = tl.load(highest_in + row * chunks + chunk, mask=chunk < chunks, other=_LOWEST)
+    highest = tl.max(highests, 0)
+    total = tl.sum(
+        tl.exp(highests - highest) * tl.load(totals + row * chunks + chunk, mask=chunk < chunks, other=0.0), 0
+    )
+    place = tl.arange(0, BLOCK)
+    inside = place < chunks * COUNT
+    values = tl.load(values_in + row * chunks * COUNT + place, mask=inside, other=_LOWEST)
     for rank in tl.static_range(COUNT):
-        best, place = tl.max(values, 0, return_indices=True)
-        place = tl.minimum(place, columns - 1)  # where nothing is a number
-        tl.store(tokens + row * COUNT + rank, tl.load(names + place) if HAS_IDS else place.to(tl.int64))
+        best, at = tl.max(values, 0, return_indices=True)
+        at = tl.minimum(at, chunks * COUNT - 1)  # where nothing is a number
+        column = tl.minimum(tl.load(columns_in + row * chunks * COUNT + at), columns - 1).to(tl.int64)
+        tl.store(tokens + row * COUNT + rank, tl.load(token_ids + row * ids_stride + column) if HAS_IDS else column)
         tl.store(probabilities + row * COUNT + rank, tl.exp(best - highest) / total)
-        values = tl.where(column == place, _LOWEST, values)
+        values = tl.where(place == at, _LOWEST, values)
 
 
 @triton.jit
@@ -110,18 +159,39 @@ class CudaTreeOps:
             staging=None,
         )
 
+    def place(self, tables: Tensor, block_size: int, lengths: Tensor, num_slots: Tensor, into: Places) -> None:
+        levels, rows = into.slots.shape
+        _place_kernel[(levels,)](
+            *(lengths, num_slots, tables, tables.stride(0), tables.shape[1]),
+            *(into.positions, into.slots, into.offsets, into.prefix_lens, rows, rows // len(lengths)),
+            BLOCK_SIZE=block_size,
+            BLOCK=triton.next_power_of_2(rows),
+            num_warps=1,
+        )
+
     def likely(self, logits: Tensor, token_ids: Tensor | None, noise: Noise, into: Candidates) -> None:
-        rows, columns = logits.shape
-        block = triton.next_power_of_2(columns)
+        (rows, columns), count = logits.shape, into.tokens.shape[1]
+        chunks, device = triton.cdiv(columns, _CHUNK), logits.device
+        values, highest, totals = (
+            torch.empty(rows * chunks * each, dtype=torch.float32, device=device) for each in (count, 1, 1)
+        )
+        found = torch.empty(rows * chunks * count, dtype=torch.int32, device=device)
+        names = logits if token_ids is None else token_ids
+        ids_stride = 0 if token_ids is None or token_ids.dim() == 1 else token_ids.stride(0)
+        options = {"HAS_IDS": token_ids is not None, "COUNT": count, "enable_fp_fusion": False}
+        _best_kernel[(rows, chunks)](
+            *(logits, logits.stride(0), names, ids_stride, noise.keys, noise.temperatures, rows // len(noise.keys)),
+            *(values, found, highest, totals, columns),
+            CHUNK=_CHUNK,
+            num_warps=4,
+            **options,
+        )
         _likely_kernel[(rows,)](
-            *(logits, logits.stride(0), logits if token_ids is None else token_ids),
-            0 if token_ids is None or token_ids.dim() == 1 else token_ids.stride(0),
-            *(noise.keys, noise.temperatures, into.tokens, into.probabilities, columns),
-            HAS_IDS=token_ids is not None,
-            COUNT=into.tokens.shape[1],
-            BLOCK=block,
-            num_warps=min(32, max(1, block // 512)),
-            enable_fp_fusion=False,
+            *(values, found, highest, totals, names, ids_stride, into.tokens, into.probabilities, columns, chunks),
+            CHUNKS=triton.next_power_of_2(chunks),
+            BLOCK=triton.next_power_of_2(chunks * count),
+            num_warps=1,
+            **options,
         )
 
     def grow(

@@ -42,6 +42,7 @@ RULES = Rules(
         {
             *("shares_embedding", "shares_output", "rope_scaling", "sliding_window", "sliding_layers", "biases"),
             *("qk_norm", "norm_before_fc", "fc_norm", "norm_before_residual", "norm_output", "fuses_embedding"),
+            "mapped_vocab_size",
         }
     ),
 )

@@ -16,12 +16,31 @@ class EagleModule(HeadModule):
     of them, and `norm` and `lm_head` make that the logits of token t+2. h is `fc` of the taps for committed positions,
     and the y of the row before for drafted ones."""
 
+    mapped: Tensor
+
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)
         self.fc = Linear(len(config.taps) * config.target_hidden_size, config.hidden_size)
         self.midlayer = EagleLayer(config)
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.lm_head = Linear(config.hidden_size, config.draft_vocab_size)
+        self.lm_head = Linear(config.hidden_size, config.draft_vocab_size - config.mapped_vocab_size)
+        if config.mapped_vocab_size:
+            self.register_buffer("mapped", torch.zeros(config.draft_vocab_size, dtype=torch.bool))
+            self.mapped[-config.mapped_vocab_size :] = True
+            self.output_map = Linear(config.target_hidden_size, config.hidden_size)
+
+    @property
+    def own_ids(self) -> Tensor:
+        return self.token_ids[~self.mapped] if self.config.mapped_vocab_size else self.token_ids
+
+    def output(self, rows: Tensor) -> Tensor:
+        """The weight of the output head [draft_vocab, hidden]; `rows` are those of the target's [draft_vocab,
+        target_hidden]."""
+        if not self.config.mapped_vocab_size:
+            return self.lm_head.weight
+        parts = torch.cat([self.lm_head.weight, self.output_map(rows[self.mapped]).to(self.lm_head.weight.dtype)])
+        places = torch.cat([(~self.mapped).nonzero(), self.mapped.nonzero()])[:, 0]
+        return parts[places.argsort()]
 
 
 class EagleLayer(nn.Module):

@@ -24,6 +24,9 @@ _STEP_WEIGHT = 0.8  # of each step, in units of the one before
 class Options:
     depth: int = whole(5, MAX_BLOCK)
     inner: int = whole(0, MAX_WIDTH)  # width of its feed-forward layer; 0: the target's
+    # The most frequent tokens, whose rows of the output head are trained; those of the others are the target's times a
+    # matrix. 0: all tokens of the draft vocabulary.
+    own: int = whole(0, MAX_WIDTH)
 
 
 class UnrolledStudent(HeadStudent[Module]):
@@ -85,7 +88,7 @@ class EagleStudent(UnrolledStudent[EagleModule]):
         return y, self.module.norm(y), own
 
     def output(self, seen: TargetBatch) -> Tensor:
-        return self.module.lm_head.weight
+        return self.module.output(seen.head)
 
 
 def chain_mask(length: int, step: int, device: torch.device) -> Tensor:
@@ -97,11 +100,18 @@ def chain_mask(length: int, step: int, device: torch.device) -> Tensor:
 
 def build(options: Options, start: Start) -> EagleStudent:
     shape = start.shape
+    mapped = max(0, shape.draft_vocab_size - options.own) if options.own else 0
     config = replace(
         shape,
         kind="eagle",
         taps=start.spread_taps(0.1, 0.5, 0.9),
         block=options.depth,
         intermediate_size=options.inner or shape.intermediate_size,
+        mapped_vocab_size=mapped,
     )
-    return EagleStudent(start.name, EagleModule(config), start.target, start.token_ids, options.depth)
+    module = EagleModule(config)
+    if mapped:
+        module.mapped.zero_()[start.frequencies.argsort(stable=True)[:mapped]] = True
+        with torch.no_grad():
+            torch.nn.init.eye_(module.output_map.weight).div_(start.target.config.logits_divisor)
+    return EagleStudent(start.name, module, start.target, start.token_ids, options.depth)

@@ -24,7 +24,7 @@ from torch import Tensor
 from foredraft.backends import tree_ops
 from foredraft.backends.base import Backend
 from foredraft.backends.layers import AttentionShape
-from foredraft.backends.tree_ops import LEAST_PROBABILITY, Choice, Nodes, Noise, TreeOps
+from foredraft.backends.tree_ops import LEAST_PROBABILITY, Choice, Nodes, Noise, Places, TreeOps
 from foredraft.batch import ForwardBatch, PackedBatch
 from foredraft.proposers.model.candidates import NodeLogits
 from foredraft.proposers.model.tree import TreeShape, computed_up_to, static_shares
@@ -250,11 +250,9 @@ class _Program:
         self._read = [torch.zeros_like(x, device="cpu", pin_memory=pinned) for x in self._left]
         self.found = Found(*(x.numpy() for x in self._read))
         self._found = [tree_ops.Candidates(**{name: x[:size] for name, x in found.items()})]
-        self._positions, self._slots = (made(torch.int64, levels, size * width) for _ in range(2))
-        self._offsets, self._prefix_lens = (made(torch.int32, levels, size * width) for _ in range(2))
+        kinds = torch.int64, torch.int64, torch.int32, torch.int32
+        self._places = Places(*(made(kind, levels, size * width) for kind in kinds))
         sequences = torch.arange(size, dtype=torch.int32, device=device).repeat_interleave(width)
-        self._sequences = sequences.long()
-        self._places = torch.arange(levels * width, device=device).view(levels, 1, width)
         self._nodes: list[Nodes] = []
         self._batches: list[ForwardBatch] = []
         for level in range(levels):
@@ -263,14 +261,14 @@ class _Program:
             paths = made(torch.int32, size * width, max(1, levels))
             own = {name: x[start - size : stop - size] for name, x in nodes.items()}
             weights = made(torch.float64, size * width)
-            self._nodes.append(Nodes(**own, weights=weights, paths=paths, offsets=self._offsets[level]))
+            self._nodes.append(Nodes(**own, weights=weights, paths=paths, offsets=self._places.offsets[level]))
             rows_of_level = ForwardBatch(
                 token_ids=own["token_ids"],
-                positions=self._positions[level],
-                slots=self._slots[level],
+                positions=self._places.positions[level],
+                slots=self._places.slots[level],
                 sequences=sequences,
                 block_tables=plan.block_tables,
-                prefix_lens=self._prefix_lens[level],
+                prefix_lens=self._places.prefix_lens[level],
                 paths=paths,
                 path_lens=made(torch.int32, size * width) + level + 1,
                 logit_rows=None,
@@ -303,7 +301,7 @@ class _Program:
         self._inputs.copy_(self._told, non_blocking=True)
         ends = Ends(*(self._inputs[place] for place in (_ROW, _LENGTH, _TOKEN)))
         if self._batches:
-            self._place(plan, ends.lengths)
+            ops.place(plan.block_tables, ahead.block_size, ends.lengths, self._inputs[_SLOTS], self._places)
         logits = model.begin(plan, ends)
         self._find(logits, 0)
         before: Nodes | None = None
@@ -318,29 +316,11 @@ class _Program:
     def _find(self, logits: NodeLogits, level: int) -> None:
         """The candidates behind rows of a level."""
         found = self._found[level]
-        self._ahead.ops.likely(logits.values, logits.token_ids, self._noise(level), found)
+        noise = Noise(self._inputs[_KEYS + level], self._inputs[_TEMPERATURE].view(torch.float64))
+        self._ahead.ops.likely(logits.values, logits.token_ids, noise, found)
         if logits.confidence is not None:
             found.probabilities.mul_(logits.confidence[:, None])
 
     def wait(self) -> None:
         if self._inputs.is_cuda:
             torch.cuda.current_stream(self._inputs.device.index).synchronize()
-
-    def _place(self, plan: ForwardBatch, lengths: Tensor) -> None:
-        """Where the nodes of all levels stand: node i behind the sequence, at its i-th slot. Where there is no slot, K
-        and V are stored nowhere."""
-        offsets = (lengths[:, None] + self._places).flatten(1)  # [levels, sequences × width]
-        block_size = self._ahead.block_size
-        blocks = plan.block_tables[self._sequences, (offsets // block_size).clamp(max=plan.block_tables.shape[1] - 1)]
-        slots = blocks.long() * block_size + offsets % block_size
-        self._slots.copy_(torch.where(offsets < self._inputs[_SLOTS][self._sequences], slots, -1))
-        self._offsets.copy_(offsets)
-        self._prefix_lens.copy_(lengths[self._sequences].expand_as(offsets))
-        depths = torch.arange(len(offsets), device=offsets.device)[:, None]
-        self._positions.copy_(lengths[self._sequences] + depths)
-
-    def _noise(self, depth: int) -> Noise:
-        keys, temperatures = self._inputs[_KEYS + depth], self._inputs[_TEMPERATURE].view(torch.float64)
-        if not depth:
-            return Noise(keys, temperatures)
-        return Noise(keys[self._sequences], temperatures[self._sequences])
