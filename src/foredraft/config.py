@@ -97,6 +97,17 @@ class ModelConfig:
         windowed = self.sliding_layers is None or layer in self.sliding_layers
         return self.sliding_window if self.sliding_window is not None and windowed else 0
 
+    @property
+    def windows(self) -> list[int]:
+        """`window_of_layer` of all layers."""
+        return [self.window_of_layer(layer) for layer in range(self.num_layers)]
+
+    def kv_bytes(self, itemsize: int) -> tuple[int, int]:
+        """What K and V of one token take, in layers that see everything and in those with a window."""
+        of_layer = 2 * self.num_kv_heads * self.head_dim * itemsize
+        num_windowed = sum(window > 0 for window in self.windows)
+        return (self.num_layers - num_windowed) * of_layer, num_windowed * of_layer
+
 
 def _is_whole(value: object) -> bool:
     """Whether it is a whole number of at least 1."""

@@ -132,10 +132,11 @@ static int run_layer(const fd_stack *stack, const fd_layer *layer, const float *
     return error;
 }
 
-int fd_run_layers(const fd_stack *stack, const fd_kv *const *kv, const fd_batch *batch, const fd_taps *taps, float *x,
-                  float *normed) {
+int fd_run_layers(const fd_stack *stack, const fd_kv *const *kv, const fd_batch *batch, const fd_batch *in_places,
+                  const fd_taps *taps, float *x, float *normed) {
     if (!stack || !stack->layers || !stack->norm || !kv || !batch || !x || !normed) return FD_NULL;
     if (stack->count < 1 || stack->width < 1 || batch->rows < 0) return FD_SHAPE;
+    if (in_places && in_places->rows != batch->rows) return FD_SHAPE;
     int64_t wide = 0, narrow = 0, attended = 0, entered = stack->entry ? 2 * stack->width : 0;
     if (stack->entry) {
         const fd_projection *embedding = &stack->entry->embedding;
@@ -146,7 +147,7 @@ int fd_run_layers(const fd_stack *stack, const fd_kv *const *kv, const fd_batch 
     for (int64_t i = 0; i < stack->count; i++) {
         const fd_layer *layer = &stack->layers[i];
         int64_t inputs = i == 0 && entered ? entered : stack->width;
-        int error = kv[i] ? check_layer(stack, layer, inputs) : FD_NULL;
+        int error = kv[i] && (in_places || !kv[i]->has_places) ? check_layer(stack, layer, inputs) : FD_NULL;
         if (error) return error;
         wide = max64(wide, max64(layer->qkv.outputs, layer->mlp.gate_up.outputs)); /* 0 where there are experts */
         narrow = max64(narrow, max64(q_width(layer), layer->mlp.down.inputs));
@@ -170,7 +171,8 @@ int fd_run_layers(const fd_stack *stack, const fd_kv *const *kv, const fd_batch 
     } else error = norm_if(x, stack->layers[0].input_norm, stack->eps, rows, stack->width, normed);
     for (int64_t i = 0; i < stack->count && !error; i++, entry = normed) {
         const float *next_norm = i + 1 < stack->count ? stack->layers[i + 1].input_norm : stack->norm;
-        error = run_layer(stack, &stack->layers[i], next_norm, kv[i], batch, &to, entry, x, normed);
+        const fd_batch *its_batch = kv[i]->has_places ? in_places : batch;
+        error = run_layer(stack, &stack->layers[i], next_norm, kv[i], its_batch, &to, entry, x, normed);
         if (taps && !error) tap(taps, i + 1, x, stack->width, batch);
     }
     free(memory);

@@ -21,7 +21,17 @@ import torch
 from torch import Tensor
 
 from foredraft.backends.base import Backend, HeadNorms
-from foredraft.backends.layers import ACTIVATIONS, AttentionShape, Experts, LayerKV, Linear, Stack, Taps
+from foredraft.backends.layers import (
+    ACTIVATIONS,
+    AttentionShape,
+    Experts,
+    LayerKV,
+    Linear,
+    Places,
+    Stack,
+    Taps,
+    places_of,
+)
 from foredraft.backends.native.describe import (
     describe_batch,
     describe_experts,
@@ -68,7 +78,7 @@ class NativeBackend(Backend):
         self._planes = PLANES[activations]
         self._memory = WeightMemory()
         self._references: dict[int, Any] = {}  # id of a shape, cache or batch -> what the kernels need to know of it
-        self._caches = weakref.WeakKeyDictionary[Stack, tuple[tuple[LayerKV, ...], Any]]()
+        self._caches = weakref.WeakKeyDictionary[Stack, tuple[tuple[LayerKV, ...], Any, Places | None]]()
         self._call("set_threads", threads)
 
     def _call(self, verb: str, *arguments: Any) -> None:
@@ -256,24 +266,28 @@ class NativeBackend(Backend):
         description = self._reference(stack, describe_stack)
         if width != description._obj.width or len(kv) != len(stack.layers):
             raise ValueError(f"x {list(x.shape)} and {len(kv)} caches do not fit the stack of layers.")
-        caches = self._caches_of(stack, kv)
+        caches, places = self._caches_of(stack, kv)
         if taps is not None and taps.cache.shape[1:] != (len(taps.layers) * width,):
             raise ValueError(f"taps of {list(taps.cache.shape)} do not fit x {list(x.shape)}.")
         normed = torch.empty_like(x)
         if rows:
-            where = byref(describe_batch(batch))
+            where, in_places = byref(describe_batch(batch)), None
+            if places is not None:
+                placed = batch.in_places(places.on_device)  # lives until the call is over
+                in_places = byref(describe_batch(placed))
             tapped = None if taps is None else self._reference(taps, self._describe_taps)
-            self._call("run_layers", description, caches, where, tapped, target, normed.data_ptr())
+            self._call("run_layers", description, caches, where, in_places, tapped, target, normed.data_ptr())
         return x, normed
 
-    def _caches_of(self, stack: Stack, kv: Items[LayerKV]) -> Any:
-        """An array of pointers to the descriptions of a stack's caches, which mostly stay the same from run to run."""
-        known, caches = self._caches.get(stack, ((), None))
+    def _caches_of(self, stack: Stack, kv: Items[LayerKV]) -> tuple[Any, Places | None]:
+        """An array of pointers to the descriptions of a stack's caches, which mostly stay the same from run to run, and
+        the places that some of them have."""
+        known, caches, places = self._caches.get(stack, ((), None, None))
         if len(known) != len(kv) or not all(map(operator.is_, known, kv)):
             addresses = [addressof(self._reference(cache, self._describe_kv)._obj) for cache in kv]
-            caches = (c_void_p * len(kv))(*addresses)
-            self._caches[stack] = tuple(kv), caches
-        return caches
+            caches, places = (c_void_p * len(kv))(*addresses), places_of(kv)
+            self._caches[stack] = tuple(kv), caches, places
+        return caches, places
 
     def sample(self, logits: Tensor, nodes: Items[NodeDraw], replayed_rows: int = 0) -> LazyDraws:
         return LazyDraws(logits, nodes, self.draw)
@@ -289,7 +303,7 @@ class NativeBackend(Backend):
         if kv.k.dim() != 3:
             raise ValueError("k must be [slots, kv_heads, head_dim].")
         k, v = (pointer(name, side, self.kv_dtype, *kv.k.shape) for name, side in (("k", kv.k), ("v", kv.v)))
-        return STRUCTURES["fd_kv"](k, v, *kv.k.shape, self.kv_dtype is torch.bfloat16)
+        return STRUCTURES["fd_kv"](k, v, *kv.k.shape, self.kv_dtype is torch.bfloat16, kv.places is not None)
 
     def _describe_taps(self, taps: Taps) -> Structure:
         dtype = self._kept_as(taps.cache)
