@@ -194,4 +194,9 @@ def test_bytes(tmp_path: Path) -> None:
     assert (kv.num_blocks, kv.num_places) == (63, 2 * (2 + 2) + 3)
     assert kv.groups[TARGET_GROUP].memory.nbytes == 1 * of_layer * 63 * 16
     assert kv.groups[WINDOWS_GROUP].memory.nbytes == 6 * of_layer * 11 * 16
-    assert llm.engine.config.kv_bytes(itemsize=4) == (of_layer, 6 * of_layer)
+    stats = llm.engine.stats()
+    assert (stats.kv_bytes_per_token, stats.kv_bytes_per_window) == (of_layer, 6 * of_layer * 24)
+    assert (stats.free_places, stats.num_places, stats.kv_use) == (11, 11, 0)
+    llm.engine.add("long", LONG[:80], PARAMS, Spec())
+    llm.engine.step()  # 40 rows in three blocks, of which the next row sees two
+    assert llm.engine.stats().kv_use == 1 - 9 / 11 > 3 / 63

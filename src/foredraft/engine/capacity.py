@@ -55,8 +55,8 @@ def token_bytes(config: ModelConfig, backend: Backend, num_taps: int) -> TokenBy
     num_ropes = 1 if config.window_rope_theta is None else 2
     rotations = num_ropes * config.rotary_dim * torch.float32.itemsize
     taps = num_taps * config.hidden_size * backend.kv_dtype.itemsize
-    full, windowed = config.kv_bytes(backend.kv_dtype.itemsize)
-    return TokenBytes(full + taps + rotations, windowed)
+    kv = config.kv_bytes(backend.kv_dtype.itemsize)
+    return TokenBytes(kv.per_token + taps + rotations, kv.per_token_in_windows)
 
 
 def capacity_of(options: EngineConfig, config: ModelConfig, needs: TokenBytes, device: torch.device) -> Capacity:
