@@ -78,18 +78,18 @@ class ForwardBatch:
         order = (self.key_counts - 2).clamp(min=0)[:, None].long()
         return self._slots_of(order, self.prefix_lens.masked_fill(self.key_counts < 2, 1)[:, None])[:, 0]
 
-    def in_places(self, places: Tensor) -> Self:
-        """The same rows for layers whose caches have a place for some blocks only: places [blocks] int32. What has no
-        place is not seen there."""
+    def in_window_blocks(self, window_map: Tensor) -> Self:
+        """The same rows for layers with a window that keep some blocks only: window_map [blocks] int32. No row sees a
+        block there that has no window block."""
         block_size, tables = self.block_size, self.block_tables
         # A row that only fills a plan up has the slot -1.
-        blocks = places.index_select(0, self.slots.clamp(min=0) // block_size).long()
+        blocks = window_map.index_select(0, self.slots.clamp(min=0) // block_size).long()
         slots = torch.where(self.slots < 0, self.slots, blocks * block_size + self.slots % block_size)
         known = tables.flatten().clamp(
-            max=len(places) - 1
+            max=len(window_map) - 1
         )  # behind the blocks of a sequence a plan may have any number
-        in_places = places.index_select(0, known).view(tables.shape)
-        return replace(self, slots=slots, block_tables=in_places)
+        windowed = window_map.index_select(0, known).view(tables.shape)
+        return replace(self, slots=slots, block_tables=windowed)
 
     def _slots_of(self, order: Tensor, prefix_lens: Tensor) -> Tensor:
         """The slots of some keys of every row, [rows, keys] int64. Keys are counted in sequence order; behind the

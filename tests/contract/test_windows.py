@@ -26,8 +26,12 @@ ARCHITECTURES = ["gemma3", "gpt-oss", "mistral-sliding"]
 LONG = [(11 * place * place + 3) % VOCAB for place in range(150)]
 OTHERS = [[(7 * place + 5 * index) % VOCAB for place in range(9 + 40 * index)] for index in range(4)]
 PARAMS = SamplingParams(temperature=0.9, seed=5, max_tokens=60, logprobs=2, ignore_eos=True)
-SMALL = {"max_num_seqs": 3, "max_num_batched_tokens": 24, "block_size": 4}  # places for few tokens
-EVERYTHING = {"max_num_seqs": 64, "block_size": 4, "kv_cache_tokens": 512}  # as many places as blocks: there are none
+SMALL = {"max_num_seqs": 3, "max_num_batched_tokens": 24, "block_size": 4}  # window blocks for few tokens
+EVERYTHING = {
+    "max_num_seqs": 64,
+    "block_size": 4,
+    "kv_cache_tokens": 512,
+}  # no fewer window blocks than blocks: there are none
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
@@ -41,8 +45,8 @@ def load(folder: Path, backend: str, **options: Any) -> LLM:
 
 
 def poison(llm: LLM, patch: pytest.MonkeyPatch) -> WindowBlocks:
-    """Make everything NaN that layers with a window do not hold: now, whenever a block gets a place, and whenever one
-    loses its place."""
+    """Make everything NaN that layers with a window do not hold: now, whenever a block gets a window block, and
+    whenever one loses its own."""
     windows, size = llm.engine.scheduler.pool.windows, llm.engine.kv.block_size
     assert windows is not None
     memory = llm.engine.kv.groups[WINDOWS_GROUP].memory
@@ -50,8 +54,8 @@ def poison(llm: LLM, patch: pytest.MonkeyPatch) -> WindowBlocks:
     add, forget = windows.add, windows.forget
 
     def fill(block: int) -> None:
-        place = windows.places[block]
-        memory[:, place * size : (place + 1) * size] = torch.nan
+        kept = windows.of_block[block]
+        memory[:, kept * size : (kept + 1) * size] = torch.nan
 
     def added(block: int) -> None:
         add(block)
@@ -91,8 +95,8 @@ def test_a_model_that_keeps_windows_says_what_one_says_that_keeps_everything(
 
 @pytest.mark.parametrize("backend", BACKENDS[1:])
 def test_a_conversation_goes_on_where_it_was(folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second turn finds what the first has left. Once other requests have needed its places it finds nothing, is
-    computed again, and is found again."""
+    """The second turn finds what the first has left. Once other requests have needed its window blocks, it finds
+    nothing, is computed again, and is found again."""
     llm = load(folder, backend, **SMALL)
     windows = poison(llm, monkeypatch)
     first = answers(llm, [LONG])[0]
@@ -101,7 +105,7 @@ def test_a_conversation_goes_on_where_it_was(folder: Path, backend: str, monkeyp
     found = answers(llm, [second])[0]
     same(found, expected)
     assert found.metrics.cached_tokens >= len(LONG) + len(first.token_ids) - 2 * 4
-    for index in range(windows.num_places // 10):
+    for index in range(windows.num_window_blocks // 10):
         answers(llm, [[(3 * place + index) % VOCAB for place in range(100)]])
     for is_found in (False, True):
         again = answers(llm, [second])[0]
@@ -191,12 +195,12 @@ def test_bytes(tmp_path: Path) -> None:
     folder = save_model(random_model("gemma3"), tmp_path)
     llm = load(folder, "torch", max_num_seqs=2, max_num_batched_tokens=40, kv_cache_tokens=1000)
     kv, of_layer = llm.engine.kv, 2 * 2 * 32 * 4  # K and V, two heads of 32, float32
-    assert (kv.num_blocks, kv.num_places) == (63, 2 * (2 + 2) + 3)
+    assert (kv.num_blocks, kv.num_window_blocks) == (63, 2 * (2 + 2) + 3)
     assert kv.groups[TARGET_GROUP].memory.nbytes == 1 * of_layer * 63 * 16
     assert kv.groups[WINDOWS_GROUP].memory.nbytes == 6 * of_layer * 11 * 16
     stats = llm.engine.stats()
     assert (stats.kv_bytes_per_token, stats.kv_bytes_per_window) == (of_layer, 6 * of_layer * 24)
-    assert (stats.free_places, stats.num_places, stats.kv_use) == (11, 11, 0)
+    assert (stats.free_window_blocks, stats.num_window_blocks, stats.kv_use) == (11, 11, 0)
     llm.engine.add("long", LONG[:80], PARAMS, Spec())
     llm.engine.step()  # 40 rows in three blocks, of which the next row sees two
     assert llm.engine.stats().kv_use == 1 - 9 / 11 > 3 / 63

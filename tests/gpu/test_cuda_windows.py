@@ -50,22 +50,22 @@ def test_keys_that_no_row_sees_are_not_read(dtype: str) -> None:
     assert error(found, scene.reference(q)) < (1e-5 if dtype == "float32" else 4e-3)
 
 
-def logits_of_pieces(folder: Path, tokens: list[int], pieces: list[int], num_places: int) -> Tensor:
-    """Of all tokens in pieces, and of a small tree behind them; freed places are NaN."""
+def logits_of_pieces(folder: Path, tokens: list[int], pieces: list[int], num_window_blocks: int) -> Tensor:
+    """Of all tokens in pieces, and of a small tree behind them; free window blocks are NaN."""
     checkpoint, kernels = open_checkpoint(folder), backend("float32")
     decoder = load_decoder(checkpoint, "float32", 512, kernels)
-    kv = KVCache(64, SIZE, num_places)
+    kv = KVCache(64, SIZE, num_window_blocks)
     runner = Runner(decoder, kernels, kv.add_group(TARGET_GROUP, checkpoint.config, kernels))
-    windows = WindowBlocks(WINDOW, SIZE, num_places, kv.places) if num_places else None
+    windows = WindowBlocks(WINDOW, SIZE, num_window_blocks, kv.window_blocks) if num_window_blocks else None
     pool = BlockPool(kv.num_blocks, SIZE, windows=windows)
     sequence = make_sequence(tokens, prompt_logprobs=0)
     found = []
     for piece in [*pieces, 0]:
         if windows is not None:
-            held = {windows.places[block] for block in sequence.block_table}
+            held = {windows.of_block[block] for block in sequence.block_table}
             memory = kv.groups[WINDOWS_GROUP].memory
-            for place in set(range(num_places)) - held:
-                memory[:, place * SIZE : (place + 1) * SIZE] = torch.nan
+            for free in set(range(num_window_blocks)) - held:
+                memory[:, free * SIZE : (free + 1) * SIZE] = torch.nan
         if not piece:
             break
         draft = Draft((5, 6, 7), (-1, -1, 0), (1.0,) * 3, ("",) * 3) if piece == pieces[-1] else Draft()
@@ -77,13 +77,13 @@ def logits_of_pieces(folder: Path, tokens: list[int], pieces: list[int], num_pla
 
 
 @pytest.mark.parametrize("name", ["gemma3-scaled"] if INTERPRETED else ["gemma3-scaled", "gpt-oss"])
-def test_places_do_not_change_a_bit(name: str, tmp_path: Path) -> None:
+def test_window_blocks_do_not_change_a_bit(name: str, tmp_path: Path) -> None:
     folder = save_model(random_model(name, sliding_window=WINDOW), tmp_path)
     tokens = [(11 * place * place + 3) % VOCAB for place in range(24 if INTERPRETED else 60)]
     pieces = [18, 5, 1] if INTERPRETED else [37, 8, 9, 1, 1, 1, 1, 1, 1]
-    few = logits_of_pieces(folder, tokens, pieces, num_places=13)
+    few = logits_of_pieces(folder, tokens, pieces, num_window_blocks=13)
     assert len(few) == len(tokens) + 3 and few.isfinite().all()
-    assert torch.equal(few, logits_of_pieces(folder, tokens, pieces, num_places=0))
+    assert torch.equal(few, logits_of_pieces(folder, tokens, pieces, num_window_blocks=0))
 
 
 @pytest.fixture(scope="module", params=contract.ARCHITECTURES)

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from foredraft.engine.blocks import BlockPool
 from foredraft.engine.scheduler import Scheduler
-from foredraft.engine.window_blocks import NOWHERE, WindowBlocks
+from foredraft.engine.window_blocks import NONE, WindowBlocks
 from foredraft.types import NO_DRAFT, Commit, Sequence, Stop, Verdict, Work
 from tests.unit.unit_helpers import make_sequence, path_to, random_tree
 
@@ -48,7 +48,7 @@ class Machine(RuleBasedStateMachine):
         prefix_caching=st.sampled_from([True, True, True, False]),
         refill=st.sampled_from([1, 1, 2, 3]),
         window=st.sampled_from([0, 1, 3, 4, 11]),
-        more_places=st.integers(0, 8),
+        more_blocks=st.integers(0, 40),
     )
     def begin(
         self,
@@ -59,20 +59,20 @@ class Machine(RuleBasedStateMachine):
         prefix_caching: bool,
         refill: int,
         window: int,
-        more_places: int,
+        more_blocks: int,
     ) -> None:
         num_blocks, self.window, self.windows = -(-num_tokens // block_size), window, None
-        # As few places as one sequence needs, or a few more (capacity.py).
-        num_places = -(-window // block_size) + 2 + -(-(max_num_seqs + more_rows) // block_size) + more_places
-        if window and num_places < num_blocks:
-            self.windows = self.windows_class(window, block_size, num_places, [NOWHERE] * num_blocks)
+        # As few window blocks as one sequence needs, or a few more (capacity.py).
+        num_window_blocks = -(-window // block_size) + 2 + -(-(max_num_seqs + more_rows) // block_size) + more_blocks
+        if window and num_window_blocks < num_blocks:
+            self.windows = self.windows_class(window, block_size, num_window_blocks, [NONE] * num_blocks)
         self.pool = self.pool_class(num_blocks, block_size, "", prefix_caching, self.windows)
         self.scheduler = self.scheduler_class(
             self.pool, max_num_seqs, max_num_seqs + more_rows, min(refill, max_num_seqs)
         )
         self.kv: dict[int, History | None] = {}  # None: written by a run that failed
-        # The same of layers with a window, by slots of places, with the block whose place it was.
-        self.kv_in_places: dict[int, tuple[int, History | None]] = {}
+        # The same of layers with a window, by slots of window blocks, with the block that it was of.
+        self.kv_in_windows: dict[int, tuple[int, History | None]] = {}
         self.texts: dict[int, list[int]] = {}  # what every live sequence should hold
         self.live: list[Sequence] = []
         self.first_runs: list[int] = []
@@ -188,8 +188,11 @@ class Machine(RuleBasedStateMachine):
         tables = Counter(block for work in works for block in work.sequence.block_table)
         if self.windows is not None:
             self.seen["windows"] += 1
-            self.seen["a block lost its place"] += any(
-                self.windows.places[block] == NOWHERE for work in works for block in work.sequence.block_table
+            blocks_for, num_held = self.pool.blocks_for, self.windows.num_window_blocks - self.windows.num_available
+            of_sequences = scheduler.max_num_seqs * (blocks_for(self.window) + 2)  # as in capacity.py
+            assert num_held <= of_sequences + blocks_for(scheduler.max_num_batched_tokens), "more than is planned for"
+            self.seen["a block lost its window block"] += any(
+                self.windows.of_block[block] == NONE for work in works for block in work.sequence.block_table
             )
         self.seen["shared block"] += any(holders > 1 for holders in tables.values())
         return works
@@ -222,7 +225,7 @@ class Machine(RuleBasedStateMachine):
     def write(self, slot: int, history: History | None) -> None:
         self.kv[slot] = history
         if self.windows is not None:
-            self.kv_in_places[self.slot_in_place(slot)] = slot // self.pool.block_size, history
+            self.kv_in_windows[self.window_slot(slot)] = slot // self.pool.block_size, history
 
     def look_through_window(self, work: Work, row: int) -> None:
         """A row sees the last keys of its own path, and nothing that layers with a window have lost."""
@@ -232,7 +235,7 @@ class Machine(RuleBasedStateMachine):
             keys += [end + node for node in path_to(work.draft, row - end)]
         for offset in keys[-self.window :]:
             slot = self.slot(work.sequence, offset)
-            held = self.kv_in_places.get(self.slot_in_place(slot))
+            held = self.kv_in_windows.get(self.window_slot(slot))
             assert held == (slot // self.pool.block_size, self.history(work, offset)), (
                 f"{work.sequence.id} reads what is not its own through the window of {row}, at {offset}"
             )
@@ -286,7 +289,7 @@ class Machine(RuleBasedStateMachine):
                 size = self.pool.block_size
                 for slot in (block * size + place for block in alone for place in range(size)):
                     self.kv[slot] = None
-                    if self.windows is not None and self.windows.has_place(slot // size):
+                    if self.windows is not None and self.windows.keeps(slot // size):
                         self.write(slot, None)
 
     def check_commit(self, commit: Commit, verdict: Verdict, stop: Stop, known: int) -> None:
@@ -313,11 +316,11 @@ class Machine(RuleBasedStateMachine):
             held, needed = len(sequence.block_table), self.pool.blocks_for(sequence.num_computed_tokens)
             assert held == needed, "slots of rejected tokens are kept, or slots of computed ones are not"
 
-    def slot_in_place(self, slot: int) -> int:
+    def window_slot(self, slot: int) -> int:
         assert self.windows is not None
         block, place = divmod(slot, self.pool.block_size)
-        assert self.windows.has_place(block), "a row needs a block that layers with a window have lost"
-        return self.windows.places[block] * self.pool.block_size + place
+        assert self.windows.keeps(block), "a row needs a block that layers with a window have lost"
+        return self.windows.of_block[block] * self.pool.block_size + place
 
     def slot(self, sequence: Sequence, offset: int) -> int:
         size = self.pool.block_size

@@ -43,7 +43,7 @@ def test_affordable_is_the_most_that_fits(memory: int, num_in_windows: int) -> N
     assert needs.of(most, num_in_windows) <= memory < needs.of(most + 1, num_in_windows)
 
 
-def test_windows_have_places_for_all_sequences_and_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_are_window_blocks_for_all_sequences_and_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     with_memory(monkeypatch, 10**9)
     options, needs = EngineConfig(max_num_seqs=8, max_num_batched_tokens=100), TokenBytes(64, 128)
     assert capacity_of(options, WINDOWED, needs, CPU) == Capacity(100_000, 6250, 8 * (2 + 2) + 7)
@@ -60,12 +60,12 @@ def test_windows_get_half_of_what_is_short(monkeypatch: pytest.MonkeyPatch) -> N
     """If that is enough for one sequence; the rest is for tokens."""
     options, needs = EngineConfig(max_num_seqs=1000, max_num_batched_tokens=1000), TokenBytes(64, 128)
     with_memory(monkeypatch, 4_000_000)
-    num_places = 2_000_000 // 128 // 16
+    num_window_blocks = 2_000_000 // 128 // 16
     found = capacity_of(options, WINDOWED, needs, CPU)
-    assert found.num_places == num_places
-    assert found.max_model_len == (4_000_000 - num_places * 16 * 128) // 64
+    assert found.num_window_blocks == num_window_blocks
+    assert found.max_model_len == (4_000_000 - num_window_blocks * 16 * 128) // 64
     with_memory(monkeypatch, 240_000)
-    assert capacity_of(options, WINDOWED, needs, CPU).num_places == 2 + 2 + 63
+    assert capacity_of(options, WINDOWED, needs, CPU).num_window_blocks == 2 + 2 + 63
 
 
 def test_a_gpu_that_has_no_room_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

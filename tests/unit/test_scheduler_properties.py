@@ -16,7 +16,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from foredraft.engine.blocks import BlockPool
 from foredraft.engine.scheduler import Scheduler
-from foredraft.engine.window_blocks import NOWHERE, WindowBlocks
+from foredraft.engine.window_blocks import NONE, WindowBlocks
 from foredraft.types import Commit, Sequence, Stop, Verdict, Work
 from tests.unit.scheduler_machine import SETTINGS, Machine
 from tests.unit.unit_helpers import make_sequence
@@ -44,7 +44,7 @@ def test_everything_at_once() -> None:
         "abort running",
         "abort waiting",
         "windows",
-        "a block lost its place",
+        "a block lost its window block",
     )
     assert {name: Machine.seen[name] for name in happened if not Machine.seen[name]} == {}
 
@@ -152,7 +152,7 @@ class NeverSlides(WindowBlocks):
         return []
 
 
-class FindsWithoutPlaces(WindowBlocks):
+class FindsWhatIsLost(WindowBlocks):
     """Serves a prefix that layers with a window have lost."""
 
     def num_found(self, blocks: Items[int]) -> int:
@@ -167,20 +167,20 @@ class ForgetsOtherHolders(WindowBlocks):
         return super()._let_go(block)
 
 
-class GivesPlacesTwice(WindowBlocks):
-    """Does not tell the block that had a place before."""
+class GivesTwice(WindowBlocks):
+    """Does not tell the block that had a window block before."""
 
     def add(self, block: int) -> None:
         oldest = next(iter(self._unheld), None)
-        place = NOWHERE if oldest is None else self.places[oldest]
+        old = NONE if oldest is None else self.of_block[oldest]
         super().add(block)
         if oldest is not None and oldest not in self._unheld and oldest != block:
-            self.places[oldest] = place
+            self.of_block[oldest] = old
 
 
 @pytest.mark.parametrize(
     "broken",
-    [SlidesTooEarly, SlidesATokenEarly, NeverSlides, FindsWithoutPlaces, ForgetsOtherHolders, GivesPlacesTwice],
+    [SlidesTooEarly, SlidesATokenEarly, NeverSlides, FindsWhatIsLost, ForgetsOtherHolders, GivesTwice],
 )
 def test_broken_windows_are_caught(broken: type[WindowBlocks]) -> None:
     expect_failure(windows_class=broken)

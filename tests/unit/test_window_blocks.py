@@ -7,15 +7,15 @@ from collections.abc import Sequence as Items
 import pytest
 
 from foredraft.engine.blocks import BlockPool
-from foredraft.engine.window_blocks import NOWHERE, WindowBlocks
+from foredraft.engine.window_blocks import NONE, WindowBlocks
 from foredraft.types import Sequence
 from tests.unit.unit_helpers import make_sequence
 
 
 def make_pool(
-    num_places: int = 6, window: int = 4, num_blocks: int = 32, prefix_caching: bool = True
+    num_window_blocks: int = 6, window: int = 4, num_blocks: int = 32, prefix_caching: bool = True
 ) -> tuple[BlockPool, WindowBlocks]:
-    windows = WindowBlocks(window, 2, num_places, [NOWHERE] * num_blocks)
+    windows = WindowBlocks(window, 2, num_window_blocks, [NONE] * num_blocks)
     return BlockPool(num_blocks, 2, prefix_caching=prefix_caching, windows=windows), windows
 
 
@@ -32,8 +32,8 @@ def find(pool: BlockPool, sequence: Sequence) -> int:
     return sequence.num_computed_tokens
 
 
-def placed(windows: WindowBlocks, sequence: Sequence) -> list[bool]:
-    return [windows.has_place(block) for block in sequence.block_table]
+def kept_of(windows: WindowBlocks, sequence: Sequence) -> list[bool]:
+    return [windows.keeps(block) for block in sequence.block_table]
 
 
 @pytest.mark.parametrize(
@@ -46,13 +46,13 @@ def test_a_sequence_keeps_the_blocks_that_its_next_row_sees(num_computed: int, k
     sequence = make_sequence(range(20))
     for num_tokens in range(1, num_computed + 1):
         compute(pool, sequence, num_tokens)
-    assert placed(windows, sequence) == [bool(each) for each in kept]
+    assert kept_of(windows, sequence) == [bool(each) for each in kept]
     pool.free(sequence)
-    assert windows.num_available == 6 and set(windows.places) == {NOWHERE}
+    assert windows.num_available == 6 and set(windows.of_block) == {NONE}
 
 
-def test_blocks_need_places() -> None:
-    pool, windows = make_pool(num_places=3, prefix_caching=False)
+def test_blocks_need_window_blocks() -> None:
+    pool, windows = make_pool(num_window_blocks=3, prefix_caching=False)
     first, second = make_sequence(range(9), id=0), make_sequence(range(9), id=1)
     compute(pool, first, 4)
     assert (pool.num_free_blocks, pool.num_available_blocks, windows.num_available) == (30, 1, 1)
@@ -61,14 +61,14 @@ def test_blocks_need_places() -> None:
     pool.check_integrity([first, second])
 
 
-def test_what_was_left_behind_stays_until_its_place_is_needed() -> None:
+def test_what_was_left_behind_stays_until_it_is_needed() -> None:
     """The oldest goes first, and the block stays where other layers need it."""
-    pool, windows = make_pool(num_places=5)
+    pool, windows = make_pool(num_window_blocks=5)
     sequence = make_sequence(range(30))
     for num_tokens in range(2, 17, 2):
         compute(pool, sequence, num_tokens)
-    assert placed(windows, sequence) == [False, False, False, True, True, True, True, True]
-    assert sorted(windows.places[block] for block in sequence.block_table[3:]) == [0, 1, 2, 3, 4]
+    assert kept_of(windows, sequence) == [False, False, False, True, True, True, True, True]
+    assert sorted(windows.of_block[block] for block in sequence.block_table[3:]) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_what_was_left_behind_stays_until_its_place_is_needed() -> None:
 )
 def test_a_prefix_is_found_as_far_as_a_window_behind_it_is_whole(lost: list[int], num_found: int) -> None:
     """Behind 16 tokens a row sees the keys from 13 on, in the blocks 6 and 7."""
-    pool, windows = make_pool(num_places=20)
+    pool, windows = make_pool(num_window_blocks=20)
     compute(pool, first := make_sequence(range(17)), 16)
     blocks = list(first.block_table)
     pool.free(first)
@@ -92,7 +92,7 @@ def test_a_prefix_is_found_as_far_as_a_window_behind_it_is_whole(lost: list[int]
 
 def test_a_prefix_that_was_lost_is_found_again_once_it_is_computed_again() -> None:
     """Even while somebody holds the blocks that had its names."""
-    pool, _ = make_pool(num_places=8)
+    pool, _ = make_pool(num_window_blocks=8)
     first = make_sequence(range(40), id=0)
     for num_tokens in range(2, 31, 2):
         compute(pool, first, num_tokens)
@@ -103,8 +103,8 @@ def test_a_prefix_that_was_lost_is_found_again_once_it_is_computed_again() -> No
     pool.check_integrity([first, second, third])
 
 
-def test_a_shared_block_keeps_its_place_for_the_one_that_is_behind() -> None:
-    pool, windows = make_pool(num_places=20)
+def test_a_shared_block_is_kept_for_the_one_that_is_behind() -> None:
+    pool, windows = make_pool(num_window_blocks=20)
     compute(pool, first := make_sequence(range(30), id=0), 8)
     second = make_sequence([*range(8), 99], id=1)
     assert find(pool, second) == 8
@@ -112,14 +112,14 @@ def test_a_shared_block_keeps_its_place_for_the_one_that_is_behind() -> None:
     compute(pool, first, 20, [second])
     assert windows._holders[shared] == 1
     pool.free(second)
-    assert windows._holders[shared] == 0 and windows.has_place(shared)
+    assert windows._holders[shared] == 0 and windows.keeps(shared)
     pool.check_integrity([first])
 
 
 def test_nothing_is_kept_of_what_is_not_to_be_found() -> None:
-    pool, windows = make_pool(num_places=20)
+    pool, windows = make_pool(num_window_blocks=20)
     compute(pool, sequence := make_sequence(range(30)), 20)
     assert windows.num_available == 20 - 2
     pool.free(sequence, forget=True)
-    assert set(windows.places) == {NOWHERE} and windows.num_available == 20
+    assert set(windows.of_block) == {NONE} and windows.num_available == 20
     pool.check_integrity([])

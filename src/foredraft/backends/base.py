@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from foredraft.backends.layers import AttentionShape, Experts, LayerKV, Linear, Mlp, Stack, Taps, places_of
+from foredraft.backends.layers import AttentionShape, Experts, LayerKV, Linear, Mlp, Stack, Taps, window_map_of
 from foredraft.backends.weight import Weight
 from foredraft.batch import ForwardBatch, PackedBatch
 from foredraft.sampling.draw import LazyDraws, NodeDraw, Tokens
@@ -172,12 +172,12 @@ def run_layers(
 
 
 def batches_of_layers(kv: Items[LayerKV], batch: B) -> list[B]:
-    """The batch as each layer has it: with places where its cache has them, which are looked up once for all layers."""
-    places = places_of(kv)
-    if places is None:
+    """The batch as each layer has it: in window blocks where its cache has those. They are looked up once for all."""
+    window_map = window_map_of(kv)
+    if window_map is None:
         return [batch] * len(kv)
-    in_places = batch.in_places(places.on_device)
-    return [batch if cache.places is None else in_places for cache in kv]
+    in_windows = batch.in_window_blocks(window_map.on_device)
+    return [batch if cache.window_map is None else in_windows for cache in kv]
 
 
 def run_mlp(backend: Backend, x: Tensor, mlp: Mlp | Experts, activation: str) -> Tensor:

@@ -26,9 +26,9 @@ class Linear:
     kinds: tuple[str, ...] = ()  # of the weights that the parts were packed from
 
 
-class Places:
-    """Where the blocks of a block table lie in caches that have room for fewer: block -> place, -1 for one that has
-    none. The host writes it, runs read it on the device, where it stays at one address."""
+class WindowMap:
+    """Where blocks lie in the caches of layers with a window, which have room for fewer: block -> window block, or -1
+    for a block that has none. The host writes it, runs read it on the device, where it stays at one address."""
 
     def __init__(self, host: array[int], device: torch.device) -> None:
         self._host = torch.frombuffer(host, dtype=torch.int32)  # the same memory
@@ -48,12 +48,12 @@ class LayerKV:
 
     k: Tensor
     v: Tensor
-    places: Places | None = None  # of a layer that keeps only what its windows reach; None: a block's own number
+    window_map: WindowMap | None = None  # of a layer that keeps only what its windows reach; None: it has all blocks
 
 
-def places_of(kv: Items[LayerKV]) -> Places | None:
-    """The places of those layers that have any; they are the same for all."""
-    return next((cache.places for cache in kv if cache.places is not None), None)
+def window_map_of(kv: Items[LayerKV]) -> WindowMap | None:
+    """That of the layers that have one; it is the same for all."""
+    return next((cache.window_map for cache in kv if cache.window_map is not None), None)
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ class BlockPool:
     def _give_name(self, name: bytes, block: int) -> None:
         """The first block of a name keeps it, unless layers with a window have lost what it held."""
         known = self._block_of_name.get(name)
-        if known is not None and self.windows is not None and not self.windows.has_place(known):
+        if known is not None and self.windows is not None and not self.windows.keeps(known):
             del self._name_of_block[known]
             if not self._holders[known]:
                 self._free.move_to_end(known, last=False)
@@ -162,7 +162,7 @@ class BlockPool:
         assert {b: n for n, b in self._block_of_name.items()} == self._name_of_block, "names do not match blocks"
         shared = {b for b in range(self.num_blocks) if holders[b] > 1}
         if self.windows is not None:  # those that layers with a window have lost may have lost their names
-            shared = {block for block in shared if self.windows.has_place(block)}
+            shared = {block for block in shared if self.windows.keeps(block)}
         assert shared <= set(self._name_of_block), "a block is shared without a name"
 
     def _release_last(self, sequence: Sequence) -> None:

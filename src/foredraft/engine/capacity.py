@@ -20,7 +20,7 @@ _DEFAULT_KV_TOKENS = 65536  # a pool is no larger than this unless one context n
 class Capacity:
     max_model_len: int
     num_blocks: int
-    num_places: int  # blocks for which layers with a window have room; 0: for all
+    num_window_blocks: int  # that layers with a window have; 0: all blocks
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ def capacity_of(options: EngineConfig, config: ModelConfig, needs: TokenBytes, d
     kv_tokens = options.kv_cache_tokens
     if kv_tokens is None:
         kv_tokens = min(max(_FEWEST_KV_TOKENS, affordable), max(wanted_len, _DEFAULT_KV_TOKENS))
-    num_blocks, num_places = -(-kv_tokens // size), num_in_windows // size
-    return Capacity(min(wanted_len, kv_tokens), num_blocks, num_places if num_places < num_blocks else 0)
+    num_blocks, num_window_blocks = -(-kv_tokens // size), num_in_windows // size
+    return Capacity(min(wanted_len, kv_tokens), num_blocks, num_window_blocks if num_window_blocks < num_blocks else 0)
 
 
 def _tokens_in_windows(options: EngineConfig, config: ModelConfig, needs: TokenBytes, memory: int) -> int:

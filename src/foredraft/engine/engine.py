@@ -110,8 +110,8 @@ class Engine:
             step_times_s=tuple(self._step_times_s),
             kv_bytes_per_token=kv_bytes.per_token,
             kv_bytes_per_window=kv_bytes.per_window,
-            free_places=0 if windows is None else windows.num_available,
-            num_places=0 if windows is None else windows.num_places,
+            free_window_blocks=0 if windows is None else windows.num_available,
+            num_window_blocks=0 if windows is None else windows.num_window_blocks,
             misfit_heads=tuple(self.speculation.head_fit.misfits),
         )
 

@@ -81,10 +81,10 @@ def load_model(model: str, options: EngineConfig, spec: Spec, progress: Progress
     else:
         exact_report = "exact=False: a text may differ between running alone and in a batch"
 
-    kv = KVCache(capacity.num_blocks, options.block_size, capacity.num_places)
+    kv = KVCache(capacity.num_blocks, options.block_size, capacity.num_window_blocks)
     windows = None
-    if kv.num_places:
-        windows = WindowBlocks(max(config.windows), options.block_size, kv.num_places, kv.places)
+    if kv.num_window_blocks:
+        windows = WindowBlocks(max(config.windows), options.block_size, kv.num_window_blocks, kv.window_blocks)
     pool = BlockPool(kv.num_blocks, options.block_size, options.prefix_salt, options.prefix_caching, windows)
     # Heads are loaded with the model and not later, so every block that was ever computed has its taps.
     layers = kv.add_group(TARGET_GROUP, config, backend)
