@@ -35,8 +35,6 @@ WINDOW, SIZE = 6, 4
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_keys_that_no_row_sees_are_not_read(dtype: str) -> None:
     """By few rows, by rows on paths of their own, and by many rows of a prompt."""
-    if INTERPRETED and dtype == "bfloat16":
-        pytest.skip("the interpreter does not round as a device")
     scene = Scene(attention_shape(3, 64, window=100), [300, 400], backend(dtype).kv_dtype)
     scene.rows = [(0, prefix, []) for prefix in range(250, 300)]
     scene.rows += [(1, 380, [385, 390]), (1, 380, [386]), (1, 381, []), (1, 381, [395])]
