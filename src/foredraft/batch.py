@@ -81,15 +81,12 @@ class ForwardBatch:
     def in_window_blocks(self, window_map: Tensor) -> Self:
         """The same rows for layers with a window that keep some blocks only: window_map [blocks] int32. No row sees a
         block there that has no window block."""
-        block_size, tables = self.block_size, self.block_tables
-        # A row that only fills a plan up has the slot -1.
-        blocks = window_map.index_select(0, self.slots.clamp(min=0) // block_size).long()
-        slots = torch.where(self.slots < 0, self.slots, blocks * block_size + self.slots % block_size)
-        known = tables.flatten().clamp(
-            max=len(window_map) - 1
-        )  # behind the blocks of a sequence a plan may have any number
-        windowed = window_map.index_select(0, known).view(tables.shape)
-        return replace(self, slots=slots, block_tables=windowed)
+        size, tables = self.block_size, self.block_tables
+        # A row that only fills a plan up has the slot -1, and behind the blocks of a sequence may be any number.
+        blocks = window_map.index_select(0, self.slots.clamp(min=0) // size).long()
+        slots = torch.where(self.slots < 0, self.slots, blocks * size + self.slots % size)
+        windowed = window_map.index_select(0, tables.flatten().clamp(max=len(window_map) - 1))
+        return replace(self, slots=slots, block_tables=windowed.view(tables.shape))
 
     def _slots_of(self, order: Tensor, prefix_lens: Tensor) -> Tensor:
         """The slots of some keys of every row, [rows, keys] int64. Keys are counted in sequence order; behind the
