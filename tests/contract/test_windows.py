@@ -16,6 +16,7 @@ from foredraft.outputs import RequestOutput
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import ProposerChoice, Spec
 from foredraft.runtime.kv import TARGET_GROUP, WINDOWS_GROUP
+from foredraft.server.metrics import Metrics
 from tests.backends import BACKENDS
 from tests.contract.test_same_text import same
 from tests.contract.test_trees import PROMPTS, RandomTrees, run
@@ -201,6 +202,9 @@ def test_bytes(tmp_path: Path) -> None:
     stats = llm.engine.stats()
     assert (stats.kv_bytes_per_token, stats.kv_bytes_per_window) == (of_layer, 6 * of_layer * 24)
     assert (stats.free_window_blocks, stats.num_window_blocks, stats.kv_use) == (11, 11, 0)
+    page = Metrics("tiny", llm.engine.stats).render().decode()
+    for name, value in (("token", of_layer), ("window", 6 * of_layer * 24)):
+        assert f'foredraft:kv_cache_bytes_per_{name}{{engine="0",model_name="tiny"}} {float(value)}' in page
     llm.engine.add("long", LONG[:80], PARAMS, Spec())
     llm.engine.step()  # 40 rows in three blocks, of which the next row sees two
     assert llm.engine.stats().kv_use == 1 - 9 / 11 > 3 / 63
