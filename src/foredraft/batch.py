@@ -8,7 +8,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import accumulate, zip_longest
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -77,6 +77,16 @@ class ForwardBatch:
         only fill a plan up, get the first slot of their sequence: their paths may be those of an earlier batch."""
         order = (self.key_counts - 2).clamp(min=0)[:, None].long()
         return self._slots_of(order, self.prefix_lens.masked_fill(self.key_counts < 2, 1)[:, None])[:, 0]
+
+    def in_window_blocks(self, window_map: Tensor) -> Self:
+        """The same rows for layers with a window that keep some blocks only: window_map [blocks] int32. No row sees a
+        block there that has no window block."""
+        size, tables = self.block_size, self.block_tables
+        # A row that only fills a plan up has the slot -1, and behind the blocks of a sequence may be any number.
+        blocks = window_map.index_select(0, self.slots.clamp(min=0) // size).long()
+        slots = torch.where(self.slots < 0, self.slots, blocks * size + self.slots % size)
+        windowed = window_map.index_select(0, tables.flatten().clamp(max=len(window_map) - 1))
+        return replace(self, slots=slots, block_tables=windowed.view(tables.shape))
 
     def _slots_of(self, order: Tensor, prefix_lens: Tensor) -> Tensor:
         """The slots of some keys of every row, [rows, keys] int64. Keys are counted in sequence order; behind the

@@ -47,6 +47,20 @@ class ExpertsConfig:
 
 
 @dataclass(frozen=True)
+class KvBytes:
+    """What a token takes of a KV cache: always, and in layers with a window while these keep it."""
+
+    per_token: int
+    per_token_in_windows: int
+    window: int  # 0: there is none
+
+    @property
+    def per_window(self) -> int:
+        """What a sequence takes in layers with a window, however long it becomes."""
+        return self.per_token_in_windows * self.window
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """One decoder-only transformer of the Llama family; every relative is a setting of these fields."""
 
@@ -96,6 +110,19 @@ class ModelConfig:
         """The sliding window of a layer in tokens, 0 where it sees everything."""
         windowed = self.sliding_layers is None or layer in self.sliding_layers
         return self.sliding_window if self.sliding_window is not None and windowed else 0
+
+    @property
+    def windows(self) -> list[int]:
+        """`window_of_layer` of all layers."""
+        return [self.window_of_layer(layer) for layer in range(self.num_layers)]
+
+    def kv_bytes(self, itemsize: int) -> KvBytes:
+        """Of K and V, with so many bytes for a number."""
+        of_layer = 2 * self.num_kv_heads * self.head_dim * itemsize
+        num_windowed = sum(window > 0 for window in self.windows)
+        return KvBytes(
+            (self.num_layers - num_windowed) * of_layer, num_windowed * of_layer, max(self.windows, default=0)
+        )
 
 
 def _is_whole(value: object) -> bool:

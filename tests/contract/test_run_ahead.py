@@ -92,7 +92,18 @@ def test_drafts_of_published_heads_are_those_of_the_host(
     compare_with_host(save_model(model, tmp_path), str(tmp_path / "head"), spec, temperature, monkeypatch)
 
 
-def compare_with_host(folder: Path, heads: str, spec: str, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_drafts_of_first_layers_are_those_of_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Which write to the target's own cache, in window blocks too."""
+    folder = save_model(random_model(name), tmp_path)
+    compare_with_host(folder, None, "early_exit:k=3,width=2", 0.0, monkeypatch)
+
+
+def compare_with_host(
+    folder: Path, heads: str | None, spec: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     params = SamplingParams(max_tokens=12, temperature=temperature, seed=3, ignore_eos=True)
     used = []
     run = RunAhead.__call__

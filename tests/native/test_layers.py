@@ -7,6 +7,7 @@ import ctypes
 import gc
 import os
 import random
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from foredraft.backends.base import entered, run_layers
-from foredraft.backends.layers import Entry, LayerKV, Linear, Mlp, Stack, Taps
+from foredraft.backends.layers import Entry, LayerKV, Linear, Mlp, Stack, Taps, WindowMap
 from foredraft.backends.native.backend import NativeBackend
 from foredraft.backends.native.header import STRUCTURES
 from foredraft.backends.weight import Weight
@@ -77,8 +78,10 @@ def runs(chance: random.Random) -> list[list[Work]]:
 def results(
     decoder: Decoder, config: ModelConfig, backend: NativeBackend, steps: list[list[Work]], layers: tuple[int, ...]
 ) -> list[Tensor]:
-    """All that the steps leave: normed rows, taps, and the caches that they wrote."""
-    cache = KVCache(BLOCKS, BLOCK)
+    """All that the steps leave: normed rows, taps, and the caches that they wrote. Layers with a window have blocks of
+    their own, for all but one that nobody has."""
+    cache = KVCache(BLOCKS + 1, BLOCK, num_window_blocks=BLOCKS)
+    cache.window_blocks[:BLOCKS] = array("i", random.Random(3).sample(range(BLOCKS), BLOCKS))
     kv = cache.add_group("target", config, backend)
     taps = cache.add_taps(layers, config.hidden_size, backend) if layers else None
     everything = [tensor for layer in kv for tensor in (layer.k, layer.v)] + ([taps.cache] if taps else [])
@@ -258,6 +261,7 @@ def test_wrong_input_is_an_exception_and_not_a_crash(decoder: Decoder) -> None:
         "rope": lambda: replace(stack, rope=stack.rope[:20]),
         "flat rope": lambda: replace(stack, rope=stack.rope.flatten(1)),
     }
+    nowhere = WindowMap(array("i", [-1] * BLOCKS), backend.device)
     wrong_calls: dict[str, Callable[[], object]] = {
         "rows": lambda: backend.run_layers(x[1:], stack, kv, batch),
         "width": lambda: backend.run_layers(x[:, :63].contiguous(), stack, kv, batch),
@@ -272,6 +276,7 @@ def test_wrong_input_is_an_exception_and_not_a_crash(decoder: Decoder) -> None:
         "cache dtype": lambda: bf16.run_layers(x, stack, kv, batch),
         "small cache": lambda: backend.run_layers(x, stack, [LayerKV(c.k[:9], c.v[:9]) for c in kv], batch),
         "slots": lambda: backend.run_layers(x, stack, kv, replace(batch, slots=batch.slots - 1000)),
+        "no window blocks": lambda: backend.run_layers(x, stack, [replace(kv[0], window_map=nowhere), *kv[1:]], batch),
     }
     for name, wrong in wrong_stacks.items():
         with pytest.raises(ValueError, match=r"\.$"):

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from foredraft.engine.blocks import BlockPool
 from foredraft.engine.scheduler import Scheduler
+from foredraft.engine.window_blocks import NONE, WindowBlocks
 from foredraft.types import NO_DRAFT, Commit, Sequence, Stop, Verdict, Work
 from tests.unit.unit_helpers import make_sequence, path_to, random_tree
 
@@ -35,6 +36,7 @@ class Machine(RuleBasedStateMachine):
     """Plays engine for a scheduler. `seen` counts what happened, so that a test can tell that it did happen."""
 
     pool_class: type[BlockPool] = BlockPool
+    windows_class: type[WindowBlocks] = WindowBlocks
     scheduler_class: type[Scheduler] = Scheduler
     seen: ClassVar[Counter[str]] = Counter()
 
@@ -45,15 +47,32 @@ class Machine(RuleBasedStateMachine):
         more_rows=st.integers(0, 24),
         prefix_caching=st.sampled_from([True, True, True, False]),
         refill=st.sampled_from([1, 1, 2, 3]),
+        window=st.sampled_from([0, 1, 3, 4, 11]),
+        more_blocks=st.integers(0, 40),
     )
     def begin(
-        self, block_size: int, num_tokens: int, max_num_seqs: int, more_rows: int, prefix_caching: bool, refill: int
+        self,
+        block_size: int,
+        num_tokens: int,
+        max_num_seqs: int,
+        more_rows: int,
+        prefix_caching: bool,
+        refill: int,
+        window: int,
+        more_blocks: int,
     ) -> None:
-        self.pool = self.pool_class(-(-num_tokens // block_size), block_size, prefix_caching=prefix_caching)
+        num_blocks, self.window, self.windows = -(-num_tokens // block_size), window, None
+        # As few window blocks as one sequence needs, or a few more (capacity.py).
+        num_window_blocks = -(-window // block_size) + 2 + -(-(max_num_seqs + more_rows) // block_size) + more_blocks
+        if window and num_window_blocks < num_blocks:
+            self.windows = self.windows_class(window, block_size, num_window_blocks, [NONE] * num_blocks)
+        self.pool = self.pool_class(num_blocks, block_size, "", prefix_caching, self.windows)
         self.scheduler = self.scheduler_class(
             self.pool, max_num_seqs, max_num_seqs + more_rows, min(refill, max_num_seqs)
         )
         self.kv: dict[int, History | None] = {}  # None: written by a run that failed
+        # The same of layers with a window, by slots of window blocks, with the block that it was of.
+        self.kv_in_windows: dict[int, tuple[int, History | None]] = {}
         self.texts: dict[int, list[int]] = {}  # what every live sequence should hold
         self.live: list[Sequence] = []
         self.first_runs: list[int] = []
@@ -167,6 +186,14 @@ class Machine(RuleBasedStateMachine):
                 work.reaches_end and work.num_lookahead_tokens < sequence.num_lookahead_tokens
             )
         tables = Counter(block for work in works for block in work.sequence.block_table)
+        if self.windows is not None:
+            self.seen["windows"] += 1
+            blocks_for, num_held = self.pool.blocks_for, self.windows.num_window_blocks - self.windows.num_available
+            of_sequences = scheduler.max_num_seqs * (blocks_for(self.window) + 2)  # as in capacity.py
+            assert num_held <= of_sequences + blocks_for(scheduler.max_num_batched_tokens), "more than is planned for"
+            self.seen["a block lost its window block"] += any(
+                self.windows.of_block[block] == NONE for work in works for block in work.sequence.block_table
+            )
         self.seen["shared block"] += any(holders > 1 for holders in tables.values())
         return works
 
@@ -185,12 +212,33 @@ class Machine(RuleBasedStateMachine):
                 assert slot not in written, f"{sequence.id} and {written[slot]} write the same slot"
                 assert slot // self.pool.block_size not in others, "a shared block is written to"
                 written[slot] = sequence.id
-                self.kv[slot] = self.history(work, offset)
+                self.write(slot, self.history(work, offset))
         for work in works:
             end = work.sequence.num_computed_tokens + work.num_new_tokens
             for offset in range(end + len(work.draft)):
                 held = self.kv.get(self.slot(work.sequence, offset))
                 assert held == self.history(work, offset), f"{work.sequence.id} reads what is not its own at {offset}"
+            if self.windows is not None:
+                for row in range(work.num_rows):
+                    self.look_through_window(work, work.sequence.num_computed_tokens + row)
+
+    def write(self, slot: int, history: History | None) -> None:
+        self.kv[slot] = history
+        if self.windows is not None:
+            self.kv_in_windows[self.window_slot(slot)] = slot // self.pool.block_size, history
+
+    def look_through_window(self, work: Work, row: int) -> None:
+        """A row sees the last keys of its own path, and nothing that layers with a window have lost."""
+        end = work.sequence.num_computed_tokens + work.num_new_tokens
+        keys = list(range(min(row + 1, end)))
+        if row >= end:
+            keys += [end + node for node in path_to(work.draft, row - end)]
+        for offset in keys[-self.window :]:
+            slot = self.slot(work.sequence, offset)
+            held = self.kv_in_windows.get(self.window_slot(slot))
+            assert held == (slot // self.pool.block_size, self.history(work, offset)), (
+                f"{work.sequence.id} reads what is not its own through the window of {row}, at {offset}"
+            )
 
     def history(self, work: Work, offset: int) -> History:
         """The text that the key at this offset of a sequence's own KV must stand for."""
@@ -233,12 +281,16 @@ class Machine(RuleBasedStateMachine):
         for work, verdict, stop in zip(works, verdicts, stops, strict=True):
             sequence, end = work.sequence, work.sequence.num_tokens
             moved = [self.kv[self.slot(sequence, end + node)] for node in verdict.path[: stop.num_kept]]
-            self.kv.update({self.slot(sequence, end + depth): history for depth, history in enumerate(moved)})
+            for depth, history in enumerate(moved):
+                self.write(self.slot(sequence, end + depth), history)
             if verdict.error is not None:
                 self.seen["failed"] += 1
                 alone = (block for block in sequence.block_table if holders[block] == 1)
                 size = self.pool.block_size
-                self.kv.update({block * size + place: None for block in alone for place in range(size)})
+                for slot in (block * size + place for block in alone for place in range(size)):
+                    self.kv[slot] = None
+                    if self.windows is not None and self.windows.keeps(slot // size):
+                        self.write(slot, None)
 
     def check_commit(self, commit: Commit, verdict: Verdict, stop: Stop, known: int) -> None:
         """The text grew by what was kept; `known` tokens and the kept nodes are computed, and no others."""
@@ -263,6 +315,12 @@ class Machine(RuleBasedStateMachine):
         for sequence in self.scheduler.running:
             held, needed = len(sequence.block_table), self.pool.blocks_for(sequence.num_computed_tokens)
             assert held == needed, "slots of rejected tokens are kept, or slots of computed ones are not"
+
+    def window_slot(self, slot: int) -> int:
+        assert self.windows is not None
+        block, place = divmod(slot, self.pool.block_size)
+        assert self.windows.keeps(block), "a row needs a block that layers with a window have lost"
+        return self.windows.of_block[block] * self.pool.block_size + place
 
     def slot(self, sequence: Sequence, offset: int) -> int:
         size = self.pool.block_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -107,6 +108,24 @@ def test_beyond_its_last_key_a_row_repeats_its_own_first(seed: int) -> None:
     for row, position in enumerate(batch.positions.tolist()):
         beyond = batch.key_slots[row, position + 1 :]
         assert beyond.tolist() == [int(batch.key_slots[row, 0])] * len(beyond)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_in_window_blocks_a_row_has_the_same_keys_elsewhere(seed: int) -> None:
+    chance, size = random.Random(seed), 4
+    batch = pack(random_works(chance, size), size).tensors()
+    num_blocks = int(batch.block_tables.max()) + 1
+    window_map = torch.tensor(chance.sample(range(num_blocks), num_blocks), dtype=torch.int32)
+    found = batch.in_window_blocks(window_map)
+
+    def moved(slots: torch.Tensor) -> torch.Tensor:
+        return window_map[slots // size] * size + slots % size
+
+    assert torch.equal(found.slots, moved(batch.slots)) and torch.equal(found.key_slots, moved(batch.key_slots))
+    filled_up = replace(batch, slots=batch.slots.clone().fill_(-1), block_tables=batch.block_tables + num_blocks)
+    assert set(filled_up.in_window_blocks(window_map).slots.tolist()) == {-1}, (
+        "rows that are none stay so, whatever their tables"
+    )
 
 
 class TestByHand:

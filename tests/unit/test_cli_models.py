@@ -73,11 +73,29 @@ class TestModels:
             "dtype",
             "backend",
             "note",
+            "kv_cache",
             "heads",
             "config",
         }
         assert record["name"] == "smollm2-135m"
         assert record["path"] is None
+
+    @pytest.mark.parametrize(
+        ("name", "kv", "text"),
+        [
+            ("llama", (3 * 256, 0, 0), "768 bytes per token"),
+            ("gpt-oss", (2 * 256, 24, 2 * 256 * 24), "512 bytes per token, and 12,288 per sequence for windows of 24 "),
+            ("mistral-sliding", (0, 50, 3 * 256 * 50), "0 bytes per token, and 38,400 per sequence for windows of 50 "),
+        ],
+    )
+    def test_info_tells_what_tokens_take_of_the_cache(
+        self, command: Command, tmp_path: Path, name: str, kv: tuple[int, int, int], text: str
+    ) -> None:
+        """A layer has two heads of 16 numbers in float32, for K and for V."""
+        folder = str(save_model(random_model(name), tmp_path))
+        (record,) = command("models", "info", folder, "--json").records
+        assert tuple(record["kv_cache"].values()) == kv
+        assert f"kv cache    {text}" in command("models", "info", folder).out
 
     def test_info_lists_heads_with_what_was_measured(
         self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

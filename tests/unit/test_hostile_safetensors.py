@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from foredraft.config import ModelConfig
-from foredraft.engine import loading
+from foredraft.engine import capacity
 from foredraft.errors import InvalidModel
 from foredraft.llm import LLM
 from foredraft.models import decoder
@@ -167,6 +167,6 @@ def test_rotations_are_made_for_the_length_that_memory_allows(tmp_path: Path, mo
         return rope_table(config, min(max_positions, 4096)), None  # where the claim is believed, no memory is taken
 
     monkeypatch.setattr(decoder, "rope_tables", counted)
-    monkeypatch.setattr(loading, "_memory_for_kv", lambda device: 1 << 20)
+    monkeypatch.setattr(capacity, "_memory_for_kv", lambda device: 1 << 20)
     llm = LLM(str(folder), head=None, spec="off")
     assert max(lengths) == llm.max_model_len == len(llm.engine.runner.decoder.rope) < 4096

@@ -7,6 +7,7 @@ Whatever a row would read must be its own history, which catches wrong sharing, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from foredraft.engine.blocks import BlockPool
 from foredraft.engine.scheduler import Scheduler
+from foredraft.engine.window_blocks import NONE, WindowBlocks
 from foredraft.types import Commit, Sequence, Stop, Verdict, Work
 from tests.unit.scheduler_machine import SETTINGS, Machine
 from tests.unit.unit_helpers import make_sequence
@@ -41,6 +43,8 @@ def test_everything_at_once() -> None:
         "failed",
         "abort running",
         "abort waiting",
+        "windows",
+        "a block lost its window block",
     )
     assert {name: Machine.seen[name] for name in happened if not Machine.seen[name]} == {}
 
@@ -50,7 +54,7 @@ class CutsTooMuch(BlockPool):
 
     def truncate(self, sequence: Sequence, num_tokens: int) -> None:
         while sequence.block_table and len(sequence.block_table) > self.blocks_for(num_tokens) - 1:
-            self._release(sequence.block_table.pop())
+            self._release_last(sequence)
 
 
 class NeverCuts(BlockPool):
@@ -127,6 +131,61 @@ def test_a_broken_pool_is_caught(broken: type[BlockPool]) -> None:
     expect_failure(pool_class=broken)
 
 
+class SlidesTooEarly(WindowBlocks):
+    """Lets go of one block that the next row still sees."""
+
+    def _first_seen(self, num_computed_tokens: int) -> int:
+        return super()._first_seen(num_computed_tokens + self._block_size)
+
+
+class SlidesATokenEarly(WindowBlocks):
+    """Counts a window that does not have the row itself."""
+
+    def _first_seen(self, num_computed_tokens: int) -> int:
+        return super()._first_seen(num_computed_tokens + 1)
+
+
+class NeverSlides(WindowBlocks):
+    """Keeps all that a sequence ever had."""
+
+    def slide(self, sequence_id: int, table: Items[int], num_computed_tokens: int) -> list[int]:
+        return []
+
+
+class FindsWhatIsLost(WindowBlocks):
+    """Serves a prefix that layers with a window have lost."""
+
+    def num_found(self, blocks: Items[int]) -> int:
+        return len(blocks)
+
+
+class ForgetsOtherHolders(WindowBlocks):
+    """Lets go for all sequences when one of them does."""
+
+    def _let_go(self, block: int) -> bool:
+        self._holders[block] = min(1, self._holders[block])
+        return super()._let_go(block)
+
+
+class GivesTwice(WindowBlocks):
+    """Does not tell the block that had a window block before."""
+
+    def add(self, block: int) -> None:
+        oldest = next(iter(self._unheld), None)
+        old = NONE if oldest is None else self.of_block[oldest]
+        super().add(block)
+        if oldest is not None and oldest not in self._unheld and oldest != block:
+            self.of_block[oldest] = old
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [SlidesTooEarly, SlidesATokenEarly, NeverSlides, FindsWhatIsLost, ForgetsOtherHolders, GivesTwice],
+)
+def test_broken_windows_are_caught(broken: type[WindowBlocks]) -> None:
+    expect_failure(windows_class=broken)
+
+
 class LastInLine(Scheduler):
     """Sends a preempted sequence to the end of the queue."""
 
@@ -175,7 +234,7 @@ def test_a_broken_scheduler_is_caught(broken: type[Scheduler]) -> None:
 def expect_failure(**parts: Any) -> None:
     machine = type("BrokenMachine", (Machine,), parts)
     quick = settings(SETTINGS, max_examples=300, phases=[Phase.generate])
-    with pytest.raises((AssertionError, IndexError)):
+    with pytest.raises((AssertionError, IndexError, KeyError)):
         run_state_machine_as_test(machine, settings=quick)
 
 

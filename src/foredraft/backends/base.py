@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from foredraft.backends.layers import AttentionShape, Experts, LayerKV, Linear, Mlp, Stack, Taps
+from foredraft.backends.layers import AttentionShape, Experts, LayerKV, Linear, Mlp, Stack, Taps, window_map_of
 from foredraft.backends.weight import Weight
 from foredraft.batch import ForwardBatch, PackedBatch
 from foredraft.sampling.draw import LazyDraws, NodeDraw, Tokens
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from foredraft.backends.tree_ops import TreeOps
 
 T = TypeVar("T")
+B = TypeVar("B", bound=ForwardBatch)
 HeadNorms = tuple[Tensor | None, Tensor | None]  # weights [head_dim] of the norms of q and of k; None: there is none
 ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -153,11 +154,12 @@ def run_layers(
     layers, multiplier, eps = stack.layers, stack.residual_multiplier, stack.norm_eps
     store_tap(backend, taps, 0, x, batch)
     normed = entered(backend, x, stack, batch)
+    seen_by = batches_of_layers(kv, batch)
     for index, layer in enumerate(layers):
         qkv = backend.linear(normed, layer.qkv)
         rope = stack.rope_of(layer)
-        q = backend.rope_and_store(qkv, (layer.q_norm, layer.k_norm), rope, kv[index], layer.shape, batch)
-        update = backend.linear(backend.attend(q, kv[index], layer.shape, batch, layer.sinks), layer.output)
+        q = backend.rope_and_store(qkv, (layer.q_norm, layer.k_norm), rope, kv[index], layer.shape, seen_by[index])
+        update = backend.linear(backend.attend(q, kv[index], layer.shape, seen_by[index], layer.sinks), layer.output)
         if layer.attention_update_norm is not None:
             update = backend.rms_norm(update, layer.attention_update_norm, eps)
         x, normed = backend.add_rms_norm(x, update, multiplier, layer.post_norm, eps)
@@ -167,6 +169,15 @@ def run_layers(
         x, normed = backend.add_rms_norm(x, update, multiplier, next_norm(stack, index), eps)
         store_tap(backend, taps, index + 1, x, batch)
     return x, normed
+
+
+def batches_of_layers(kv: Items[LayerKV], batch: B) -> list[B]:
+    """The batch as each layer has it: in window blocks where its cache has those. They are looked up once for all."""
+    window_map = window_map_of(kv)
+    if window_map is None:
+        return [batch] * len(kv)
+    in_windows = batch.in_window_blocks(window_map.on_device)
+    return [batch if cache.window_map is None else in_windows for cache in kv]
 
 
 def run_mlp(backend: Backend, x: Tensor, mlp: Mlp | Experts, activation: str) -> Tensor:

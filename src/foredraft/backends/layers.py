@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 # What a gate may go through: x / (1 + exp(-x)), or the approximation of x * P(normal < x) by tanh. "clamped" is that of
@@ -23,12 +26,34 @@ class Linear:
     kinds: tuple[str, ...] = ()  # of the weights that the parts were packed from
 
 
+class WindowMap:
+    """Where blocks lie in the caches of layers with a window, which have room for fewer: block -> window block, or -1
+    for a block that has none. The host writes it, runs read it on the device, where it stays at one address."""
+
+    def __init__(self, host: array[int], device: torch.device) -> None:
+        self._host = torch.frombuffer(host, dtype=torch.int32)  # the same memory
+        self._told = self._host.clone()
+        self.on_device = self._host if device.type == "cpu" else self._host.to(device)  # [blocks] int32
+
+    def tell_device(self) -> None:
+        """Before a run: let the device know of what has changed since the last one."""
+        if self.on_device is not self._host and not torch.equal(self._host, self._told):
+            self._told.copy_(self._host)
+            self.on_device.copy_(self._told)
+
+
 @dataclass(frozen=True)
 class LayerKV:
-    """K and V of one layer for all blocks: each [blocks * block_size, kv_heads, head_dim] in the backend's KV dtype."""
+    """K and V of one layer: each [blocks * block_size, kv_heads, head_dim] in the backend's KV dtype."""
 
     k: Tensor
     v: Tensor
+    window_map: WindowMap | None = None  # of a layer that keeps only what its windows reach; None: it has all blocks
+
+
+def window_map_of(kv: Items[LayerKV]) -> WindowMap | None:
+    """That of the layers that have one; it is the same for all."""
+    return next((cache.window_map for cache in kv if cache.window_map is not None), None)
 
 
 @dataclass(frozen=True)

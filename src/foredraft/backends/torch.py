@@ -184,9 +184,10 @@ def _attend_rows(
     ]
     order = torch.arange(blocks * KEY_BLOCK, device=q.device)[None, :]
     hidden = (order >= counts[:, None]) | (order < shape.first_key)
-    slots = torch.where(hidden, slots[:, shape.first_key, None], slots)  # instead of no key, the row's own first one
     if shape.window:
         hidden = hidden | (order < counts[:, None] - shape.window)
+    # Instead of a key that the row does not see, which may be anything, its own last one.
+    slots = torch.where(hidden, slots.gather(1, (counts[:, None] - 1).long()), slots)
 
     def gathered(cache: Tensor, block: int) -> Tensor:
         """[rows, kv_heads, KEY_BLOCK, head_dim]"""

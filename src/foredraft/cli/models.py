@@ -97,7 +97,7 @@ def _where(record: dict[str, Any]) -> str:
 def _details(path: str | None, head: str) -> dict[str, Any]:
     """What the model's own header says, and which backend would serve it here; nothing while it is not fetched."""
     if path is None:
-        return {"dtype": None, "backend": None, "note": None, "heads": None, "config": None}
+        return {"dtype": None, "backend": None, "note": None, "kv_cache": None, "heads": None, "config": None}
     from foredraft.backends.choose import choose_backend, choose_device, how_to_get_kernels
     from foredraft.engine.kept_acceptance import with_kept_acceptance
     from foredraft.heads.catalog import find_heads
@@ -105,11 +105,17 @@ def _details(path: str | None, head: str) -> dict[str, Any]:
     checkpoint = catalog.open_checkpoint(Path(path))
     found = find_heads(None if head == "none" else head, checkpoint)
     backend = choose_backend("auto", checkpoint.precision, choose_device("auto"), None)
+    kv = checkpoint.config.kv_bytes(backend.kv_dtype.itemsize)
     is_slow = backend.name == "torch" and backend.device.type == "cpu"
     return {
         "dtype": checkpoint.precision,
         "backend": backend.name,
         "note": f"The fast kernels are missing. {how_to_get_kernels()}" if is_slow else None,
+        "kv_cache": {
+            "bytes_per_token": kv.per_token,
+            "window": kv.window,
+            "bytes_per_window": kv.per_window,  # of a sequence, in layers with a window
+        },
         "heads": [
             {
                 "kind": kind,
@@ -151,6 +157,8 @@ def _print_fields(record: dict[str, Any]) -> None:
             print("heads")
             for head in value:
                 print(f"  {head['kind']:<24} {_readable_head(head)}")
+        elif field == "kv_cache" and value is not None:
+            print(f"{'kv cache':<11} {_readable_kv(value)}")
         elif field == "config" and value is not None:
             print("config")
             for key, setting in value.items():
@@ -167,6 +175,13 @@ def _readable_head(head: dict[str, Any]) -> str:
     given = "given by --head" if head["comes_with"] == "--head" else f"comes with {head['comes_with']}"
     size = "" if head["bits"] is None else f"{_readable_size(head['size_bytes'])}, {head['bits']} bits, "
     return f"{head['layout']} layout, {given}, {size}{measured}"
+
+
+def _readable_kv(kv: dict[str, Any]) -> str:
+    per_token = f"{kv['bytes_per_token']:,} bytes per token"
+    if not kv["window"]:
+        return per_token
+    return f"{per_token}, and {kv['bytes_per_window']:,} per sequence for windows of {kv['window']:,} tokens"
 
 
 def _readable_size(size: int) -> str:

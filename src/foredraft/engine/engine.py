@@ -99,7 +99,8 @@ class Engine:
         self.speculation.calibrate_step(self.chunk_limit.max_chunk_s)
 
     def stats(self) -> EngineStats:
-        pool = self.scheduler.pool
+        pool, kv_bytes = self.scheduler.pool, self.config.kv_bytes(self.runner.backend.kv_dtype.itemsize)
+        windows = pool.windows
         return EngineStats(
             waiting=len(self.scheduler.waiting),
             running=len(self.scheduler.running),
@@ -107,6 +108,10 @@ class Engine:
             num_blocks=pool.num_blocks,
             num_steps=self._num_steps,
             step_times_s=tuple(self._step_times_s),
+            kv_bytes_per_token=kv_bytes.per_token,
+            kv_bytes_per_window=kv_bytes.per_window,
+            free_window_blocks=0 if windows is None else windows.num_available,
+            num_window_blocks=0 if windows is None else windows.num_window_blocks,
             misfit_heads=tuple(self.speculation.head_fit.misfits),
         )
 

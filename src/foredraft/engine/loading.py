@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +14,7 @@ from foredraft.config import EngineConfig, ModelConfig
 from foredraft.engine.best_head import HeadTimer, best_head
 from foredraft.engine.blocks import BlockPool
 from foredraft.engine.calibration import Calibrator
+from foredraft.engine.capacity import capacity_of, check_length, token_bytes
 from foredraft.engine.chunks import ChunkLimit
 from foredraft.engine.engine import Engine
 from foredraft.engine.exactness import ensure_exact
@@ -22,7 +22,8 @@ from foredraft.engine.head_fit import HeadFit
 from foredraft.engine.kept_acceptance import keep_acceptance, with_kept_acceptance
 from foredraft.engine.scheduler import Scheduler
 from foredraft.engine.speculation import Speculation
-from foredraft.errors import InvalidModel, InvalidParameter
+from foredraft.engine.window_blocks import WindowBlocks
+from foredraft.errors import InvalidModel
 from foredraft.heads.catalog import find_heads
 from foredraft.models.catalog import open_checkpoint, resolve
 from foredraft.models.checkpoint import Checkpoint
@@ -38,8 +39,6 @@ from foredraft.sampling.grammar import Grammars
 
 # stage, done, total: "fetch" counts bytes, "load" tensors; "check" and "measure" have a total of 0, which is unknown
 Progress = Callable[[str, int, int], None]
-_FEWEST_KV_TOKENS = 1024
-_DEFAULT_KV_TOKENS = 65536  # a pool is no larger than this unless one context needs it or the user asks
 
 
 @dataclass(frozen=True)
@@ -69,10 +68,11 @@ def load_model(model: str, options: EngineConfig, spec: Spec, progress: Progress
     backend = choose_backend(options.backend, dtype, device, options.threads, options.activations)
     heads = with_kept_acceptance(find_heads(options.head, checkpoint))
     tapped = tuple(sorted({tap for head in heads.values() for tap in head.config.taps}))
-    wanted_len = _wanted_length(options, config)
+    check_length(options, config)
     # Without rotations: a file may claim any length, and what memory allows of it is known when the weights are in.
     decoder = _load_weights(checkpoint, model, dtype, backend, report("load"))
-    max_model_len, kv_tokens = _capacity(options, config, backend, wanted_len, len(tapped))
+    capacity = capacity_of(options, config, token_bytes(config, backend, len(tapped)), backend.device)
+    max_model_len = capacity.max_model_len
     decoder = decoder.with_positions(max_model_len)
     if progress is not None:
         progress("check", 0, 0)
@@ -81,8 +81,11 @@ def load_model(model: str, options: EngineConfig, spec: Spec, progress: Progress
     else:
         exact_report = "exact=False: a text may differ between running alone and in a batch"
 
-    kv = KVCache(-(-kv_tokens // options.block_size), options.block_size)
-    pool = BlockPool(kv.num_blocks, options.block_size, options.prefix_salt, options.prefix_caching)
+    kv = KVCache(capacity.num_blocks, options.block_size, capacity.num_window_blocks)
+    windows = None
+    if kv.num_window_blocks:
+        windows = WindowBlocks(max(config.windows), options.block_size, kv.num_window_blocks, kv.window_blocks)
+    pool = BlockPool(kv.num_blocks, options.block_size, options.prefix_salt, options.prefix_caching, windows)
     # Heads are loaded with the model and not later, so every block that was ever computed has its taps.
     layers = kv.add_group(TARGET_GROUP, config, backend)
     taps = kv.add_taps(tapped, config.hidden_size, backend) if tapped else None
@@ -133,44 +136,3 @@ def _load_weights(
             f"{model} with dtype={dtype} does not fit on {backend.device}, which has {total:.1f} GiB of memory; use a "
             "smaller dtype (int8 or int4), a smaller model, or device='cpu'."
         ) from error
-
-
-def _wanted_length(options: EngineConfig, config: ModelConfig) -> int:
-    """How long a text may become, if there is memory for it."""
-    trained = config.max_position_embeddings
-    if options.max_model_len is not None and options.max_model_len > trained:
-        raise InvalidParameter(
-            f"max_model_len={options.max_model_len} is beyond the {trained} positions that the model knows."
-        )
-    return options.max_model_len or trained
-
-
-def _capacity(
-    options: EngineConfig, config: ModelConfig, backend: Backend, wanted_len: int, num_taps: int
-) -> tuple[int, int]:
-    """How long a text may become, and how many tokens the KV cache holds: what was asked for, else what the memory
-    allows that the weights have left."""
-    values = 2 * config.num_layers * config.num_kv_heads * config.head_dim + num_taps * config.hidden_size
-    num_ropes = 1 if config.window_rope_theta is None else 2
-    bytes_per_token = values * backend.kv_dtype.itemsize + num_ropes * config.rotary_dim * torch.float32.itemsize
-    affordable = spare_bytes(backend.device) // bytes_per_token
-    if backend.device.type == "cuda" and affordable < (options.kv_cache_tokens or _FEWEST_KV_TOKENS):
-        least = options.kv_cache_tokens or _FEWEST_KV_TOKENS
-        raise InvalidParameter(
-            f"A KV cache of {least} tokens needs {least * bytes_per_token / 2**30:.1f} GiB beside the weights, but "
-            f"{backend.device} has memory for {affordable} tokens left; set kv_cache_tokens to fewer, use a smaller "
-            "dtype, or device='cpu'."
-        )
-    if options.kv_cache_tokens is not None:
-        return min(wanted_len, options.kv_cache_tokens), options.kv_cache_tokens
-    kv_tokens = min(max(_FEWEST_KV_TOKENS, affordable), max(wanted_len, _DEFAULT_KV_TOKENS))
-    return min(wanted_len, kv_tokens), kv_tokens
-
-
-def spare_bytes(device: torch.device) -> int:
-    """Bytes that a cache may take. The rest of a GPU's free memory is for graphs and runs; memory that this process
-    holds without using it counts as free. A CPU touches the pages of a cache only when they are written."""
-    if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return (int(torch.cuda.mem_get_info(device)[0]) + unused) * 3 // 4
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4

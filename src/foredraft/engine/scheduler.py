@@ -177,7 +177,7 @@ class Scheduler:
         lookahead = min(sequence.num_lookahead_tokens, rows, useful)
         held = len(sequence.block_table) * pool.block_size - known
         if lookahead > held:
-            lookahead = min(lookahead, held + pool.num_free_blocks * pool.block_size)
+            lookahead = min(lookahead, held + pool.num_available_blocks * pool.block_size)
             reserved = pool.reserve(sequence, known + lookahead)
             assert reserved
         return Work(sequence, work.num_new_tokens, lookahead) if lookahead > 0 else work

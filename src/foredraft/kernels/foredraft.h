@@ -53,11 +53,12 @@ typedef struct {
     int64_t rows, num_sequences, table_width, depth, block_size;
 } fd_batch;
 
-/* K and V of one layer: each [slots, kv_heads, head_dim], float32 or bfloat16. */
+/* K and V of one layer: each [slots, kv_heads, head_dim], float32 or bfloat16. A cache of window blocks has room
+ * for some blocks only, and slots of its own. */
 typedef struct {
     void *k, *v;
     int64_t slots, kv_heads, head_dim;
-    int32_t is_bf16;
+    int32_t is_bf16, of_windows;
 } fd_kv;
 
 typedef struct {
@@ -171,10 +172,11 @@ int fd_rope_and_store(const float *qkv, const float *q_norm, const float *k_norm
 int fd_attend(const float *q, const float *sinks, const fd_kv *kv, const fd_attention *shape, const fd_batch *batch,
               float *out);
 
-/* x [rows, width] through all layers, in place; normed: x after the stack's norm. kv has one cache for each layer. taps
- * may be NULL. An error may leave some layers' rows written. */
-int fd_run_layers(const fd_stack *stack, const fd_kv *const *kv, const fd_batch *batch, const fd_taps *taps, float *x,
-                  float *normed);
+/* x [rows, width] through all layers, in place; normed: x after the stack's norm. kv has one cache for each layer;
+ * window_map [num_blocks] says which window block a block has, -1 for none, and is NULL where no cache has window blocks.
+ * taps may be NULL. An error may leave some layers' rows written. */
+int fd_run_layers(const fd_stack *stack, const fd_kv *const *kv, const fd_batch *batch, const int32_t *window_map,
+                  int64_t num_blocks, const fd_taps *taps, float *x, float *normed);
 
 /* y [rows, count, width]: some parts of the rows at some slots, widened; parts NULL: all. */
 int fd_read(const fd_cache *cache, const int64_t *parts, int64_t count, const int64_t *slots, int64_t rows, float *y);

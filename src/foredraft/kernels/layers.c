@@ -132,10 +132,31 @@ static int run_layer(const fd_stack *stack, const fd_layer *layer, const float *
     return error;
 }
 
-int fd_run_layers(const fd_stack *stack, const fd_kv *const *kv, const fd_batch *batch, const fd_taps *taps, float *x,
-                  float *normed) {
+/* The same rows in window blocks: `slots` and `tables` become those of the result. -1 stands for what is not there. */
+static fd_batch in_windows(const fd_batch *batch, const int32_t *window_map, int64_t num_blocks, int64_t *slots,
+                           int32_t *tables) {
+    fd_batch windowed = *batch;
+    int64_t size = batch->block_size;
+    for (int64_t row = 0; row < batch->rows; row++) {
+        int64_t slot = batch->slots[row], block = slot / size;
+        int is_there = slot >= 0 && block < num_blocks && window_map[block] >= 0;
+        slots[row] = is_there ? window_map[block] * size + slot % size : -1;
+    }
+    for (int64_t i = 0; i < batch->num_sequences * batch->table_width; i++) {
+        int64_t block = batch->block_tables[i];
+        tables[i] = block >= 0 && block < num_blocks ? window_map[block] : -1;
+    }
+    windowed.slots = slots;
+    windowed.block_tables = tables;
+    return windowed;
+}
+
+int fd_run_layers(const fd_stack *stack, const fd_kv *const *kv, const fd_batch *batch, const int32_t *window_map,
+                  int64_t num_blocks, const fd_taps *taps, float *x, float *normed) {
     if (!stack || !stack->layers || !stack->norm || !kv || !batch || !x || !normed) return FD_NULL;
     if (stack->count < 1 || stack->width < 1 || batch->rows < 0) return FD_SHAPE;
+    if (window_map && (!batch->slots || !batch->block_tables)) return FD_NULL;
+    if (window_map && (batch->block_size < 1 || batch->num_sequences < 0 || batch->table_width < 0)) return FD_SHAPE;
     int64_t wide = 0, narrow = 0, attended = 0, entered = stack->entry ? 2 * stack->width : 0;
     if (stack->entry) {
         const fd_projection *embedding = &stack->entry->embedding;
@@ -146,7 +167,7 @@ int fd_run_layers(const fd_stack *stack, const fd_kv *const *kv, const fd_batch 
     for (int64_t i = 0; i < stack->count; i++) {
         const fd_layer *layer = &stack->layers[i];
         int64_t inputs = i == 0 && entered ? entered : stack->width;
-        int error = kv[i] ? check_layer(stack, layer, inputs) : FD_NULL;
+        int error = kv[i] && (window_map || !kv[i]->of_windows) ? check_layer(stack, layer, inputs) : FD_NULL;
         if (error) return error;
         wide = max64(wide, max64(layer->qkv.outputs, layer->mlp.gate_up.outputs)); /* 0 where there are experts */
         narrow = max64(narrow, max64(q_width(layer), layer->mlp.down.inputs));
@@ -157,8 +178,13 @@ int fd_run_layers(const fd_stack *stack, const fd_kv *const *kv, const fd_batch 
     int error = taps ? check_taps(stack, taps, batch) : FD_OK;
     if (error) return error;
     size_t bytes = 4 * (size_t)(rows * (wide + narrow + attended + stack->width + entered));
-    float *memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    size_t slots = window_map ? (size_t)rows : 0, tables = window_map ? batch->num_sequences * batch->table_width : 0;
+    bytes = (bytes + 63) / 64 * 64;
+    float *memory = aligned_alloc(64, bytes + (8 * slots + 4 * tables + 63) / 64 * 64);
     if (!memory) return FD_NO_MEMORY;
+    int64_t *window_slots = (int64_t *)((char *)memory + bytes);
+    fd_batch windowed = *batch;
+    if (window_map) windowed = in_windows(batch, window_map, num_blocks, window_slots, (int32_t *)(window_slots + slots));
     buffers to = {memory, memory + rows * wide, memory + rows * (wide + narrow),
                   memory + rows * (wide + narrow + attended)};
 
@@ -170,7 +196,8 @@ int fd_run_layers(const fd_stack *stack, const fd_kv *const *kv, const fd_batch 
     } else error = norm_if(x, stack->layers[0].input_norm, stack->eps, rows, stack->width, normed);
     for (int64_t i = 0; i < stack->count && !error; i++, entry = normed) {
         const float *next_norm = i + 1 < stack->count ? stack->layers[i + 1].input_norm : stack->norm;
-        error = run_layer(stack, &stack->layers[i], next_norm, kv[i], batch, &to, entry, x, normed);
+        const fd_batch *its_batch = kv[i]->of_windows ? &windowed : batch;
+        error = run_layer(stack, &stack->layers[i], next_norm, kv[i], its_batch, &to, entry, x, normed);
         if (taps && !error) tap(taps, i + 1, x, stack->width, batch);
     }
     free(memory);

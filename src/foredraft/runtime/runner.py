@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from foredraft.backends.base import Backend
-from foredraft.backends.layers import AttentionShape, LayerKV, Taps
+from foredraft.backends.layers import AttentionShape, LayerKV, Taps, window_map_of
 from foredraft.batch import ForwardBatch, PackedBatch
 from foredraft.models.decoder import Decoder
 from foredraft.params import SamplingParams
@@ -35,11 +35,18 @@ class Runner:
         self.kv = kv
         self.taps = taps
         self._replayed = Replayed(backend, decoder.layers[0].shape)
+        self._window_map = window_map_of(kv)
 
     @torch.inference_mode()
     def forward(self, batch: PackedBatch) -> ForwardOutput:
         """The batch through the model."""
+        self.tell_window_map()
         return self._replayed.forward(batch, self._compute)
+
+    def tell_window_map(self) -> None:
+        """Before each run, where it is not `forward` that runs: where blocks lie in layers with a window."""
+        if self._window_map is not None:
+            self._window_map.tell_device()
 
     def sampler(self, output: ForwardOutput) -> Sampler:
         """How tokens are drawn from what a run gave."""

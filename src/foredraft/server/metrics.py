@@ -29,6 +29,14 @@ _LOAD: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
     "vllm:num_requests_running": ("Sequences that run.", lambda stats: stats.running),
     "vllm:num_requests_waiting": ("Sequences that wait.", lambda stats: stats.waiting),
     "vllm:kv_cache_usage_perc": ("Used share of the KV cache; 1 is all.", lambda stats: stats.kv_use),
+    "foredraft:kv_cache_bytes_per_token": (
+        "Bytes of K and V that every token takes.",
+        lambda stats: stats.kv_bytes_per_token,
+    ),
+    "foredraft:kv_cache_bytes_per_window": (
+        "Bytes of K and V that a sequence takes in layers with a sliding window, however long it is.",
+        lambda stats: stats.kv_bytes_per_window,
+    ),
     "foredraft:steps": ("Steps since the server started.", lambda stats: stats.num_steps),
     "foredraft:misfit_heads": (
         "Heads that do not seem to belong to this model: hardly any first token of theirs was right.",

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from foredraft.backends.choose import choose_device
-from foredraft.engine.loading import spare_bytes
+from foredraft.engine.capacity import spare_bytes
 from foredraft.errors import InvalidParameter
 from foredraft.heads.base import CONFIG_FILE
 from foredraft.heads.files import check_out, target_digest

@@ -157,13 +157,14 @@ def _split_kernel(
     )
     start = block * BK
     end = tl.max(visible_to, 0)
-    seen = (start < end) & (start + BK > tl.min(tl.where(exists, visible_from, end), 0))
+    low = tl.min(tl.where(exists, visible_from, end), 0)
+    seen = (start < end) & (start + BK > low)
     shared = tl.min(tl.where(path > 0, prefix, end), 0) >= tl.minimum(start + BK, end)
     key = start + tl.arange(0, BK)
     common = tl.zeros((BK,), tl.int64)
     if seen & shared:
         some_row = tl.load(rows + first)
-        some_key = tl.where(key < end, tl.maximum(key, FIRST), FIRST)  # instead of keys that no row has
+        some_key = tl.where(key < end, tl.maximum(key, low), low)  # instead of keys that no row sees
         sequence = tl.load(sequences + some_row)
         common = _slots_of(some_key, some_row, end, sequence, paths, depth, block_tables, table_width, block_size)
         LINE: tl.constexpr = 1024 // k_cache.dtype.element_ty.primitive_bitwidth
@@ -187,7 +188,8 @@ def _split_kernel(
             its_row = tl.load(rows + first + index)
             its_prefix = tl.load(prefix_lens + its_row)
             its_end = its_prefix + tl.load(path_lens + its_row)
-            some_key = tl.where(key < its_end, tl.maximum(key, FIRST), FIRST)
+            its_low = tl.maximum(its_end - WINDOW, FIRST) if WINDOW else FIRST
+            some_key = tl.where(key < its_end, tl.maximum(key, its_low), its_low)
             slot = _slots_of(
                 some_key, its_row, its_prefix, tl.load(sequences + its_row), paths, depth, block_tables, table_width,
                 block_size,
@@ -257,9 +259,10 @@ def _whole_kernel(
     table = block_tables + tl.load(sequences + tl.load(rows + first)) * table_width
     highest, total = _sink(sinks, head, exists, HAS_SINKS)
     mixed = tl.zeros((M, D), tl.float32)
-    for block in range(tl.min(tl.where(exists, visible_from, end), 0) // BK, tl.cdiv(end, BK)):
+    low = tl.min(tl.where(exists, visible_from, end), 0)
+    for block in range(low // BK, tl.cdiv(end, BK)):
         key = block * BK + tl.arange(0, BK)
-        some_key = tl.where(key < end, tl.maximum(key, FIRST), FIRST)
+        some_key = tl.where(key < end, tl.maximum(key, low), low)
         slot = tl.load(table + some_key // block_size).to(tl.int64) * block_size + some_key % block_size
         highest_b, total_b, mixed_b = _partial(
             queries, k_cache, v_cache, slot, key, visible_from, visible_to, kv_head, scale,

@@ -21,7 +21,7 @@ import triton  # type: ignore[import-not-found,unused-ignore]
 from torch import Tensor
 from torch.nn import functional
 
-from foredraft.backends.base import Backend, HeadNorms, T, entered, next_norm, store_tap
+from foredraft.backends.base import Backend, HeadNorms, T, batches_of_layers, entered, next_norm, store_tap
 from foredraft.backends.cuda import linear, rows
 from foredraft.backends.cuda.attention import attend_split, attend_whole
 from foredraft.backends.cuda.experts import Layers, layers_of, mix
@@ -155,11 +155,12 @@ class CudaBackend(Backend):
             normed = rows.add_norm(x, None, 1.0, first, eps, of(layers[0].qkv))
         else:
             normed = entered(self, x, stack, batch)
-        for index, (layer, cache) in enumerate(zip(layers, kv, strict=True)):
+        plans = batches_of_layers(kv, plan)
+        for index, (layer, cache, its_plan) in enumerate(zip(layers, kv, plans, strict=True)):
             qkv = linear.sums(normed, layer.qkv)
             norms, rope = (layer.q_norm, layer.k_norm), stack.rope_of(layer)
-            q = rows.rope_and_store(qkv, norms, rope, cache, layer.shape, plan.positions, plan.slots)
-            attended = self._attend(q, cache, layer.shape, plan, layer.sinks, of(layer.output))
+            q = rows.rope_and_store(qkv, norms, rope, cache, layer.shape, plan.positions, its_plan.slots)
+            attended = self._attend(q, cache, layer.shape, its_plan, layer.sinks, of(layer.output))
             update = self._normed_update(linear.sums(attended, layer.output), layer.attention_update_norm, eps)
             mlp = layer.mlp
             some_mlp = mlp if isinstance(mlp, Mlp) else mlp.each[0]

@@ -21,7 +21,16 @@ import torch
 from torch import Tensor
 
 from foredraft.backends.base import Backend, HeadNorms
-from foredraft.backends.layers import ACTIVATIONS, AttentionShape, Experts, LayerKV, Linear, Stack, Taps
+from foredraft.backends.layers import (
+    ACTIVATIONS,
+    AttentionShape,
+    Experts,
+    LayerKV,
+    Linear,
+    Stack,
+    Taps,
+    window_map_of,
+)
 from foredraft.backends.native.describe import (
     describe_batch,
     describe_experts,
@@ -68,7 +77,7 @@ class NativeBackend(Backend):
         self._planes = PLANES[activations]
         self._memory = WeightMemory()
         self._references: dict[int, Any] = {}  # id of a shape, cache or batch -> what the kernels need to know of it
-        self._caches = weakref.WeakKeyDictionary[Stack, tuple[tuple[LayerKV, ...], Any]]()
+        self._caches = weakref.WeakKeyDictionary[Stack, tuple[tuple[LayerKV, ...], Any, tuple[int | None, int]]]()
         self._call("set_threads", threads)
 
     def _call(self, verb: str, *arguments: Any) -> None:
@@ -256,24 +265,28 @@ class NativeBackend(Backend):
         description = self._reference(stack, describe_stack)
         if width != description._obj.width or len(kv) != len(stack.layers):
             raise ValueError(f"x {list(x.shape)} and {len(kv)} caches do not fit the stack of layers.")
-        caches = self._caches_of(stack, kv)
+        caches, window_map = self._caches_of(stack, kv)
         if taps is not None and taps.cache.shape[1:] != (len(taps.layers) * width,):
             raise ValueError(f"taps of {list(taps.cache.shape)} do not fit x {list(x.shape)}.")
         normed = torch.empty_like(x)
         if rows:
             where = byref(describe_batch(batch))
             tapped = None if taps is None else self._reference(taps, self._describe_taps)
-            self._call("run_layers", description, caches, where, tapped, target, normed.data_ptr())
+            self._call("run_layers", description, caches, where, *window_map, tapped, target, normed.data_ptr())
         return x, normed
 
-    def _caches_of(self, stack: Stack, kv: Items[LayerKV]) -> Any:
-        """An array of pointers to the descriptions of a stack's caches, which mostly stay the same from run to run."""
-        known, caches = self._caches.get(stack, ((), None))
+    def _caches_of(self, stack: Stack, kv: Items[LayerKV]) -> tuple[Any, tuple[int | None, int]]:
+        """An array of pointers to the descriptions of a stack's caches, and the window map that some of them have, with
+        its length. They mostly stay the same from run to run."""
+        known, caches, window_map = self._caches.get(stack, ((), None, (None, 0)))
         if len(known) != len(kv) or not all(map(operator.is_, known, kv)):
             addresses = [addressof(self._reference(cache, self._describe_kv)._obj) for cache in kv]
-            caches = (c_void_p * len(kv))(*addresses)
-            self._caches[stack] = tuple(kv), caches
-        return caches
+            caches, window_map = (c_void_p * len(kv))(*addresses), (None, 0)
+            if (found := window_map_of(kv)) is not None:
+                count = len(found.on_device)
+                window_map = pointer("window_map", found.on_device, torch.int32, count), count
+            self._caches[stack] = tuple(kv), caches, window_map
+        return caches, window_map
 
     def sample(self, logits: Tensor, nodes: Items[NodeDraw], replayed_rows: int = 0) -> LazyDraws:
         return LazyDraws(logits, nodes, self.draw)
@@ -289,7 +302,7 @@ class NativeBackend(Backend):
         if kv.k.dim() != 3:
             raise ValueError("k must be [slots, kv_heads, head_dim].")
         k, v = (pointer(name, side, self.kv_dtype, *kv.k.shape) for name, side in (("k", kv.k), ("v", kv.v)))
-        return STRUCTURES["fd_kv"](k, v, *kv.k.shape, self.kv_dtype is torch.bfloat16)
+        return STRUCTURES["fd_kv"](k, v, *kv.k.shape, self.kv_dtype is torch.bfloat16, kv.window_map is not None)
 
     def _describe_taps(self, taps: Taps) -> Structure:
         dtype = self._kept_as(taps.cache)

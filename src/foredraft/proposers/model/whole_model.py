@@ -76,6 +76,7 @@ class WholeModel:
         behind, works = split_catch_up(works, shape)
         if behind:
             self.logits(behind)
+        self.runner.tell_window_map()
         return self._ahead(works, pack(works, self.block_size), shape)
 
     def logits(self, works: Items[Work]) -> NodeLogits:
