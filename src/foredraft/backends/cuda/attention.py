@@ -50,6 +50,14 @@ class Groups:
 
 
 @triton.jit
+def _existing(key, end, FIRST: tl.constexpr):
+    """The keys that are loaded for `key` [KEY_BLOCK]. Instead of keys that a row with `end` keys does not have, it loads
+    the first one that it sees; where it sees none, its last one, because behind that lies memory of others."""
+    first = tl.minimum(tl.maximum(end - 1, 0), FIRST)
+    return tl.where(key < end, tl.maximum(key, first), first)
+
+
+@triton.jit
 def _slots_of(key, row, prefix, sequence, paths, depth, block_tables, table_width, block_size):
     """Where the keys of a row lie: [KEY_BLOCK] int64. Beyond its prefix come those on its path."""
     beyond = key - prefix
@@ -163,9 +171,8 @@ def _split_kernel(
     common = tl.zeros((BK,), tl.int64)
     if seen & shared:
         some_row = tl.load(rows + first)
-        some_key = tl.where(key < end, tl.maximum(key, FIRST), FIRST)  # instead of keys that no row has
-        sequence = tl.load(sequences + some_row)
-        common = _slots_of(some_key, some_row, end, sequence, paths, depth, block_tables, table_width, block_size)
+        sequence, existing = tl.load(sequences + some_row), _existing(key, end, FIRST)
+        common = _slots_of(existing, some_row, end, sequence, paths, depth, block_tables, table_width, block_size)
         LINE: tl.constexpr = 1024 // k_cache.dtype.element_ty.primitive_bitwidth
         line = (common * KV_HEADS + kv_head)[:, None] * HEAD_DIM + tl.arange(0, (D + LINE - 1) // LINE)[None, :] * LINE
         prefetch(k_cache + line, PDL)
@@ -187,10 +194,9 @@ def _split_kernel(
             its_row = tl.load(rows + first + index)
             its_prefix = tl.load(prefix_lens + its_row)
             its_end = its_prefix + tl.load(path_lens + its_row)
-            some_key = tl.where(key < its_end, tl.maximum(key, FIRST), FIRST)
             slot = _slots_of(
-                some_key, its_row, its_prefix, tl.load(sequences + its_row), paths, depth, block_tables, table_width,
-                block_size,
+                _existing(key, its_end, FIRST), its_row, its_prefix, tl.load(sequences + its_row), paths, depth,
+                block_tables, table_width, block_size,
             )  # fmt: skip
             highest_i, total_i, mixed_i = _partial(
                 queries, k_cache, v_cache, slot, key, visible_from, visible_to, kv_head, scale,
@@ -259,8 +265,8 @@ def _whole_kernel(
     mixed = tl.zeros((M, D), tl.float32)
     for block in range(tl.min(tl.where(exists, visible_from, end), 0) // BK, tl.cdiv(end, BK)):
         key = block * BK + tl.arange(0, BK)
-        some_key = tl.where(key < end, tl.maximum(key, FIRST), FIRST)
-        slot = tl.load(table + some_key // block_size).to(tl.int64) * block_size + some_key % block_size
+        existing = _existing(key, end, FIRST)
+        slot = tl.load(table + existing // block_size).to(tl.int64) * block_size + existing % block_size
         highest_b, total_b, mixed_b = _partial(
             queries, k_cache, v_cache, slot, key, visible_from, visible_to, kv_head, scale,
             KV_HEADS, HEAD_DIM, D, BK,
