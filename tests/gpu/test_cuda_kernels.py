@@ -242,8 +242,8 @@ class TestAttention:
 
     @pytest.mark.parametrize(("prefix", "path"), [(1, []), (0, [0])])
     def test_a_row_that_sees_no_key_reads_none_of_others(self, prefix: int, path: list[int]) -> None:
-        """What lies behind its path leads to NaN. Sequences that only fill a program of an EAGLE head up have such rows:
-        their only key is the one before the first."""
+        """What lies behind its path leads to NaN. Sequences that only fill a program of an EAGLE head have such rows:
+        their only key comes before the first."""
         scene = Scene(attention_shape(3, 64, first_key=1), [5], torch.float32)
         scene.rows = [(0, prefix, path)] * 3
         paths = torch.full((4, 1), BLOCK, dtype=torch.int32, device=DEVICE)

@@ -51,8 +51,8 @@ class Groups:
 
 @triton.jit
 def _existing(key, end, FIRST: tl.constexpr):
-    """The keys that are loaded for `key` [KEY_BLOCK]. Instead of keys that a row with `end` keys does not have, it loads
-    the first one that it sees; where it sees none, its last one, because behind that lies memory of others."""
+    """The keys that are loaded for `key` [KEY_BLOCK]. In place of keys that a row with `end` keys does not have, it is
+    the first one that the row sees; where it sees none, its last one: behind that lies what belongs to others."""
     first = tl.minimum(tl.maximum(end - 1, 0), FIRST)
     return tl.where(key < end, tl.maximum(key, first), first)
 
