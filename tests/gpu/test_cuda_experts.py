@@ -296,15 +296,17 @@ class TestModels:
                 expected = model(prompt[None]).logits[0]
             assert (logits_of(folder, prompt.tolist(), "float32") - expected).abs().max() < 1e-4, length
 
-    @pytest.mark.parametrize("dtype", ["bfloat16", "int4"])
-    def test_logits_of_mxfp4_are_near_those_of_its_values(self, dtype: str, tmp_path: Path) -> None:
-        """Widened to bfloat16, or as codes of 4 bits."""
+    @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.02), ("int4", 0.06)])
+    def test_logits_of_mxfp4_are_near_those_of_its_values(self, dtype: str, tolerance: float, tmp_path: Path) -> None:
+        """Widened, or as codes of 4 bits. Most rows: where two experts have almost the same score, rounding may choose
+        the other one, on any backend."""
         model = mxfp4(tmp_path)
         prompt = torch.randint(VOCAB, (3 if INTERPRETED else 100,), generator=torch.Generator().manual_seed(1))
         with torch.inference_mode():
-            expected = model(prompt[None]).logits[0]
+            expected = model(prompt[None]).logits[0].double()
         found = logits_of(tmp_path, prompt.tolist(), dtype)
-        assert error(found, expected.double()) < (0.02 if dtype == "bfloat16" else 0.3)
+        errors = (found - expected).norm(dim=1) / expected.norm(dim=1)
+        assert errors.median() < tolerance
 
     @device
     @pytest.mark.parametrize("dtype", ["bfloat16", "int4"])

@@ -240,6 +240,18 @@ class TestAttention:
         q = torch.randn(len(scene.rows), 9 * 64)
         assert error(attended(scene, q, dtype="float32"), scene.reference(q)) < 1e-5
 
+    @pytest.mark.parametrize(("prefix", "path"), [(1, []), (0, [0])])
+    def test_a_row_that_sees_no_key_reads_none_of_others(self, prefix: int, path: list[int]) -> None:
+        """What lies behind its path leads to NaN. Sequences that only fill a program of an EAGLE head have such rows:
+        their only key comes before the first."""
+        scene = Scene(attention_shape(3, 64, first_key=1), [5], torch.float32)
+        scene.rows = [(0, prefix, path)] * 3
+        paths = torch.full((4, 1), BLOCK, dtype=torch.int32, device=DEVICE)
+        paths[:3, : len(path)] = 0
+        plan = replace(planned(scene), paths=paths[:3])
+        cache = LayerKV(scene.cache.k.to(DEVICE), scene.cache.v.to(DEVICE))
+        assert not backend("float32").attend(small(3, 9 * 64), cache, scene.shape, plan).any()
+
     def test_float32_is_exact(self) -> None:
         scene = tree_scene(dtype=torch.float32)
         q = torch.randn(len(scene.rows), 9 * 64)

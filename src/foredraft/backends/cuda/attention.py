@@ -50,6 +50,15 @@ class Groups:
 
 
 @triton.jit
+def _existing(key, end, low):
+    """The keys that are loaded for `key` [KEY_BLOCK] by rows that see those from `low` to `end`. Instead of a key that
+    they do not see, they load the lowest that they do; where they see none, their last one, because behind that lies
+    memory of others."""
+    low = tl.minimum(tl.maximum(end - 1, 0), low)
+    return tl.where(key < end, tl.maximum(key, low), low)
+
+
+@triton.jit
 def _slots_of(key, row, prefix, sequence, paths, depth, block_tables, table_width, block_size):
     """Where the keys of a row lie: [KEY_BLOCK] int64. Beyond its prefix come those on its path."""
     beyond = key - prefix
@@ -164,9 +173,8 @@ def _split_kernel(
     common = tl.zeros((BK,), tl.int64)
     if seen & shared:
         some_row = tl.load(rows + first)
-        some_key = tl.where(key < end, tl.maximum(key, low), low)  # instead of keys that no row sees
-        sequence = tl.load(sequences + some_row)
-        common = _slots_of(some_key, some_row, end, sequence, paths, depth, block_tables, table_width, block_size)
+        sequence, existing = tl.load(sequences + some_row), _existing(key, end, low)
+        common = _slots_of(existing, some_row, end, sequence, paths, depth, block_tables, table_width, block_size)
         LINE: tl.constexpr = 1024 // k_cache.dtype.element_ty.primitive_bitwidth
         line = (common * KV_HEADS + kv_head)[:, None] * HEAD_DIM + tl.arange(0, (D + LINE - 1) // LINE)[None, :] * LINE
         prefetch(k_cache + line, PDL)
@@ -189,10 +197,9 @@ def _split_kernel(
             its_prefix = tl.load(prefix_lens + its_row)
             its_end = its_prefix + tl.load(path_lens + its_row)
             its_low = tl.maximum(its_end - WINDOW, FIRST) if WINDOW else FIRST
-            some_key = tl.where(key < its_end, tl.maximum(key, its_low), its_low)
             slot = _slots_of(
-                some_key, its_row, its_prefix, tl.load(sequences + its_row), paths, depth, block_tables, table_width,
-                block_size,
+                _existing(key, its_end, its_low), its_row, its_prefix, tl.load(sequences + its_row), paths, depth,
+                block_tables, table_width, block_size,
             )  # fmt: skip
             highest_i, total_i, mixed_i = _partial(
                 queries, k_cache, v_cache, slot, key, visible_from, visible_to, kv_head, scale,
@@ -262,8 +269,8 @@ def _whole_kernel(
     low = tl.min(tl.where(exists, visible_from, end), 0)
     for block in range(low // BK, tl.cdiv(end, BK)):
         key = block * BK + tl.arange(0, BK)
-        some_key = tl.where(key < end, tl.maximum(key, low), low)
-        slot = tl.load(table + some_key // block_size).to(tl.int64) * block_size + some_key % block_size
+        existing = _existing(key, end, low)
+        slot = tl.load(table + existing // block_size).to(tl.int64) * block_size + existing % block_size
         highest_b, total_b, mixed_b = _partial(
             queries, k_cache, v_cache, slot, key, visible_from, visible_to, kv_head, scale,
             KV_HEADS, HEAD_DIM, D, BK,
