@@ -24,7 +24,7 @@ WINDOWED = model(sliding_window=20, sliding_layers=(0, 1, 2, 3))
 
 
 def with_memory(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
-    monkeypatch.setattr(capacity, "_memory_for_kv", lambda device: num_bytes)
+    monkeypatch.setattr(capacity, "spare_bytes", lambda device: num_bytes)
 
 
 def test_bytes_of_a_token() -> None:

@@ -167,6 +167,6 @@ def test_rotations_are_made_for_the_length_that_memory_allows(tmp_path: Path, mo
         return rope_table(config, min(max_positions, 4096)), None  # where the claim is believed, no memory is taken
 
     monkeypatch.setattr(decoder, "rope_tables", counted)
-    monkeypatch.setattr(capacity, "_memory_for_kv", lambda device: 1 << 20)
+    monkeypatch.setattr(capacity, "spare_bytes", lambda device: 1 << 20)
     llm = LLM(str(folder), head=None, spec="off")
     assert max(lengths) == llm.max_model_len == len(llm.engine.runner.decoder.rope) < 4096
