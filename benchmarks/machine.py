@@ -61,9 +61,10 @@ def suites(given: str, limit: int | None) -> dict[str, list[Question]]:
     return {name: load_suite(file, limit) for name, file in {SUITE: given, **own}.items()}
 
 
-def short_prompts(own: dict[str, list[Question]]) -> list[Question]:
-    """Of one kind, so that those of any kind decode at once."""
-    questions = [each for name in OWN_SUITES if name in own for each in own[name]] + built_in()
+def prompts_at_once(own: dict[str, list[Question]], on_gpu: bool) -> list[Question]:
+    """Of one kind, so that those of any kind decode at once. A CPU has short ones alone: it reads prompts slowly."""
+    names = (SUITE, *OWN_SUITES) if on_gpu else OWN_SUITES
+    questions = [each for name in names if name in own for each in own[name]] + built_in()
     return [Question("mixed", question.text) for question in questions]
 
 
@@ -128,7 +129,7 @@ def main() -> None:
             head=None if options.head == "none" else options.head,
             fixed=tuple(options.spec or ()),
             suites=questions,
-            short=short_prompts(questions),
+            at_once=prompts_at_once(questions, on_gpu),
             batches=(1, 8, 32, 128) if on_gpu else (1, 8, 32),
             max_tokens=options.max_tokens or (128 if on_gpu else 64),
             llama_bench=options.llama_bench,

@@ -48,7 +48,7 @@ class Subject:
     head: str | None
     fixed: tuple[str, ...]  # settings that `auto` is compared with; empty: FIXED or FIXED_WITH_HEAD
     suites: dict[str, list[Question]]  # by name, kinds taking turns
-    short: list[Question]  # distinct prompts that decode at once
+    at_once: list[Question]  # distinct prompts that decode at once
     batches: tuple[int, ...]
     max_tokens: int
     llama_bench: Path | None
@@ -168,8 +168,8 @@ def batch_part(subject: Subject, seconds: float) -> Figures:
     specs: tuple[str, ...] = (AUTO, *subject.fixed_specs)
     cells: list[Cell] = []
     for batch in subject.batches:
-        fit = len(subject.fitting(subject.short, seconds / len(subject.batches), 1 + len(specs)))
-        chosen = subject.short[: max(batch, fit // batch * batch)]
+        fit = len(subject.fitting(subject.at_once, seconds / len(subject.batches), 1 + len(specs)))
+        chosen = subject.at_once[: max(batch, fit // batch * batch)]
         say(f"  {batch} at once: {len(chosen)} prompts")
         found = _cells(subject, chosen, Plan(specs, (batch,), max_tokens=subject.max_tokens, repeats=1))
         cells += [cell for cell in found if cell.category == ALL]
