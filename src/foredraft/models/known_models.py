@@ -139,6 +139,14 @@ MODELS = (
         draft="qwen3-0.6b",
     ),
     CatalogueModel(
+        name="qwen3-30b-a3b",
+        aliases=("qwen3:30b", "qwen3:30b-a3b"),
+        licence="Apache-2.0",
+        original="Qwen/Qwen3-30B-A3B",
+        source=HubFile("Qwen/Qwen3-30B-A3B-GGUF", "Qwen3-30B-A3B-Q4_K_M.gguf", 18_556_686_912),
+        draft="qwen3-0.6b",
+    ),
+    CatalogueModel(
         name="llama-3.2-1b",
         aliases=("llama-3.2-1b-instruct", "llama3.2:1b"),
         licence=_LLAMA_32,
@@ -163,5 +171,26 @@ MODELS = (
         ),
         heads=("RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3",),
         draft="llama-3.2-1b",
+    ),
+    CatalogueModel(
+        name="gemma-3-1b",
+        aliases=("gemma-3-1b-it", "gemma3:1b"),
+        licence="Gemma",
+        original="google/gemma-3-1b-it",
+        source=HubFile("unsloth/gemma-3-1b-it-GGUF", "gemma-3-1b-it-Q4_K_M.gguf", 806_058_272),
+    ),
+    CatalogueModel(
+        name="gemma-3-4b",
+        aliases=("gemma-3-4b-it", "gemma3:4b", "gemma3"),
+        licence="Gemma",
+        original="google/gemma-3-4b-it",
+        source=HubFile("ggml-org/gemma-3-4b-it-GGUF", "gemma-3-4b-it-Q4_K_M.gguf", 2_489_757_856),
+    ),
+    CatalogueModel(
+        name="gpt-oss-20b",
+        aliases=("gpt-oss:20b", "gpt-oss"),
+        licence="Apache-2.0",
+        original="openai/gpt-oss-20b",
+        source=HubFile("ggml-org/gpt-oss-20b-GGUF", "gpt-oss-20b-mxfp4.gguf", 12_109_566_560),
     ),
 )
