@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from foredraft.kernels.build import Level, usable_levels
@@ -14,6 +16,17 @@ BACKENDS = ["torch", pytest.param("native", marks=needs_native)]
 # are slow cases: tests/native compares them all, and `make test-levels` runs whole engines with them.
 NAMES = ["torch", *(level.name for level in usable_levels())]
 KERNELS = [*NAMES[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[2:])]
+
+
+def greedy_and_at(temperature: float, places: list[Any]) -> list[Any]:
+    """Pairs of what computes and a temperature. Greedy decoding is the same path without noise, and torch takes long:
+    together they are a slow case."""
+    pairs = []
+    for place in places:
+        name, marks = (place, ()) if isinstance(place, str) else (place.values[0], place.marks)
+        pairs.append(pytest.param(name, temperature, marks=marks))
+        pairs.append(pytest.param(name, 0.0, marks=(*marks, pytest.mark.slow) if name == "torch" else marks))
+    return pairs
 
 
 def levels_of(kernels: str) -> list[Level]:

@@ -75,7 +75,7 @@ def test_answers_fit_their_schemas_and_are_those_of_plain_decoding(llm: LLM, tem
         llm.engine.speculation.clear()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [1.0, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_heads_draft_what_grammars_allow(folder: Path, tmp_path: Path, temperature: float) -> None:
     llm = LLM(str(folder), head=str(save_heads(folder, tmp_path)), spec="off", threads=1, max_num_seqs=64)
     params, prompts, names = every_schema(temperature=temperature)[::2], PROMPTS[::2], list(SCHEMAS)[::2]

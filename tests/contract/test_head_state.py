@@ -15,7 +15,7 @@ from foredraft.llm import LLM
 from foredraft.params import SamplingParams
 from foredraft.proposers.registry import ProposerChoice, parse_spec
 from foredraft.types import Draft, Sequence, Work
-from tests.backends import KERNELS
+from tests.backends import KERNELS, greedy_and_at
 from tests.tiny_heads import KINDS, random_head, save_head, save_heads, tiny_config
 from tests.tiny_models import VOCAB, random_model, save_model
 
@@ -63,8 +63,7 @@ def drafted_afresh(llm: LLM, spec: str, sequence: Sequence, budget: int) -> Draf
     return draft
 
 
-@pytest.mark.parametrize("kernels", KERNELS, indirect=True)
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(("kernels", "temperature"), greedy_and_at(0.8, KERNELS), indirect=["kernels"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafts_are_those_of_a_fresh_engine(
     folder: Path, heads: str, kind: str, temperature: float, kernels: str

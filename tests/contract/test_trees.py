@@ -16,7 +16,7 @@ from foredraft.params import SamplingParams
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.registry import ProposerChoice, Spec
 from foredraft.types import Draft, Sequence
-from tests.backends import BACKENDS
+from tests.backends import BACKENDS, greedy_and_at
 from tests.tiny_models import VOCAB, random_model, save_model
 
 PROMPTS = [[(7 * i * j + i) % VOCAB for j in range(1, 12 + 9 * i)] for i in range(1, 7)]
@@ -72,8 +72,7 @@ def run(llm: LLM, params: SamplingParams, spec: Spec) -> list[CompletionOutput]:
     return [outputs[index] for index in range(len(PROMPTS))]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("backend", "temperature"), greedy_and_at(0.9, BACKENDS))
 def test_drafts_do_not_change_the_text(folder: Path, backend: str, temperature: float) -> None:
     params = SamplingParams(
         max_tokens=60, temperature=temperature, seed=11, logprobs=2, ignore_eos=True, presence_penalty=0.5, top_k=40
