@@ -85,3 +85,27 @@ def answer_in_time(page: OpenPage, plain: tuple[str, int], spec: tuple[str, int]
         }""",
         [events, [plain[1], spec[1]]],
     )
+
+
+def answer_without_end(page: OpenPage, stream: str, events: int, pause_ms: int = 0) -> None:
+    """The next answers stop after so many events of the stream, with so many milliseconds between them, and stay open."""
+    page.tab.evaluate(
+        """([events, pauseMs]) => {
+            const send = window.fetch;
+            window.fetch = (path, options) => {
+                if (!String(path).endsWith("/chat/completions")) return send(path, options);
+                const encoder = new TextEncoder();
+                const body = new ReadableStream({
+                    async start(stream) {
+                        options.signal.addEventListener("abort", () => stream.error(options.signal.reason));
+                        for (const event of events) {
+                            stream.enqueue(encoder.encode(event));
+                            await new Promise((resolve) => setTimeout(resolve, pauseMs));
+                        }
+                    },
+                });
+                return Promise.resolve(new Response(body, { status: 200 }));
+            };
+        }""",
+        [[f"{event}\n\n" for event in stream.split("\n\n")[:events]], pause_ms],
+    )

@@ -106,12 +106,12 @@ def test_an_export_can_be_imported(scripted_page: OpenPage, tmp_path: Path) -> N
     with tab.expect_download() as waiting:
         tab.click("#export-all")
     waiting.value.save_as(tmp_path / "export.json")
-    before = json.loads(tab.evaluate("localStorage['foredraft.conversations']"))
+    before = scripted_page.kept()
     tab.click("#conversation-list .remove")
     assert texts(scripted_page) == []
     tab.set_input_files("#import-file", tmp_path / "export.json")
     tab.wait_for_selector(".message.assistant")
-    after = json.loads(tab.evaluate("localStorage['foredraft.conversations']"))
+    after = scripted_page.kept()
     assert [each["messages"] for each in after] == [each["messages"] for each in before]
     assert tab.locator(".message.assistant .token").count() > 0, "with its tokens"
 

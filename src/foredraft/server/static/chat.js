@@ -11,10 +11,12 @@ const STARTERS = [
   "Compare apples, pears and plums in a table: colour, taste, season.",
   "Why is the sky blue?",
 ];
+const SAVE_MS = 1000; // an answer that is being written is saved so often
 const NEAR = 60; // pixels from the end: a reader who is so near follows the answer
 
 export class Chat {
   #abort = null;
+  #keep = null; // saves the answer that is being written
 
   // `tell` has onProgress(answer), onChange(), onOpen(steps, step, place), onRemoved(what, undo) and onError(error).
   constructor(conversations, settings, tell) {
@@ -26,6 +28,10 @@ export class Chat {
     this.prompt.placeholder = isTouched.matches ? "Message" : "Message. Enter sends, Shift+Enter starts a new line.";
     byId("composer").addEventListener("submit", (event) => this.#submit(event));
     byId("stop").addEventListener("click", () => this.stop());
+    addEventListener("pagehide", () => {
+      this.#keep?.();
+      this.stop();
+    });
     sendsOnEnter(this.prompt, () => byId("composer").requestSubmit());
     byId("starters").append(
       ...STARTERS.map((text) => element("li", {}, element("button", { type: "button", class: "quiet", onclick: () => this.ask(text) }, text))),
@@ -35,6 +41,11 @@ export class Chat {
 
   get isBusy() {
     return this.#abort !== null;
+  }
+
+  // A conversation in which something is written, by the model or by the reader.
+  get isAtWork() {
+    return this.isBusy || byId("messages").querySelector(".edit") !== null;
   }
 
   get #messages() {
@@ -110,7 +121,7 @@ export class Chat {
   }
 
   #changed() {
-    this.conversations.save();
+    this.conversations.save(this.conversations.current);
     this.draw();
     this.tell.onChange();
   }
@@ -147,9 +158,10 @@ export class Chat {
     const before = { content: message.content, steps: message.steps ?? [], seconds: message.seconds ?? 0, saved: message.saved ?? 0 };
     delete message.finish;
     delete message.error;
+    conversations.save(conversation);
     const view = this.draw().at(-1);
     this.tell.onChange();
-    const answer = await this.#read({ ...fields, messages: withSystem(this.settings, sent) }, view, before);
+    const answer = await this.#read({ ...fields, messages: withSystem(this.settings, sent) }, view, before, conversation);
     message.finish = answer.finish;
     message.seed = answer.seed;
     message.seconds = before.seconds + answer.seconds;
@@ -157,7 +169,7 @@ export class Chat {
     message.saved = before.saved + (answer.metrics?.speculative_decoding?.time_saved_s ?? 0);
     if (answer.error) message.error = answer.error.message;
     if (!message.content && answer.error) conversation.messages.splice(conversation.messages.indexOf(message), 1);
-    conversations.save();
+    conversations.save(conversation);
     this.tell.onChange();
     if (conversation !== conversations.current) return;
     if (!conversation.messages.includes(message)) view.item.remove();
@@ -168,12 +180,15 @@ export class Chat {
 
   #isAtEnd = true;
 
-  async #read(body, { item, message, answer: shown }, before) {
+  async #read(body, { item, message, answer: shown }, before, conversation) {
     const scroll = byId("scroll");
     const answer = new Answer();
-    const drawing = new Paced(() => {
+    const take = () => {
       message.content = before.content + answer.text;
       message.steps = [...before.steps, ...answer.steps];
+    };
+    const drawing = new Paced(() => {
+      take();
       this.#isAtEnd = scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < NEAR;
       shown.show(message.content, message.steps);
       if (this.#isAtEnd) scroll.scrollTop = scroll.scrollHeight;
@@ -182,8 +197,18 @@ export class Chat {
     item.classList.add("busy");
     byId("announcer").textContent = "The answer is being written.";
     this.#setBusy(new AbortController());
-    await answer.run(body, this.#abort.signal, () => drawing.soon());
+    let savedAt = performance.now();
+    this.#keep = () => {
+      savedAt = performance.now();
+      take();
+      this.conversations.save(conversation);
+    };
+    await answer.run(body, this.#abort.signal, () => {
+      drawing.soon();
+      if (performance.now() - savedAt >= SAVE_MS) this.#keep();
+    });
     drawing.now();
+    this.#keep = null;
     this.#setBusy(null);
     item.classList.remove("busy");
     byId("announcer").textContent = answer.error ? answer.error.message : `Answer: ${answer.text}`;

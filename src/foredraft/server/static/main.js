@@ -134,6 +134,18 @@ const removeConversation = (each) =>
   });
 const newConversation = () => changeConversation(() => conversations.create());
 
+// Shows what other tabs did to a conversation, or to any.
+function followTabs(key) {
+  const { current } = conversations;
+  const { messages } = current;
+  if (!conversations.follow(key, chat.isAtWork ? current : null)) return;
+  drawConversations();
+  if (current === conversations.current && messages === current.messages) return;
+  if (current !== conversations.current) chat.stop(); // it was deleted
+  chat.draw();
+  tree.show(chat.lastSteps);
+}
+
 function openSidebar(isOpen) {
   byId("conversations").classList.toggle("open", isOpen);
   byId("toggle-conversations").setAttribute("aria-expanded", String(isOpen));
@@ -238,6 +250,8 @@ function exportConversations(which) {
 }
 
 document.addEventListener("keydown", onKey);
+addEventListener("storage", (event) => followTabs(event.key));
+addEventListener("pageshow", (event) => event.persisted && followTabs(null)); // it was asleep, and heard nothing
 byId("tints").addEventListener("click", toggleTints);
 byId("theme").addEventListener("click", nextTheme);
 byId("open-shortcuts").addEventListener("click", () => byId("shortcuts").showModal());

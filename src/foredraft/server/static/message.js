@@ -6,7 +6,7 @@ import { settingNames } from "./settings.js";
 import { AnswerView } from "./tokens.js";
 
 const WHO = { user: "You", assistant: "Model", system: "System", tool: "Tool" };
-const ENDS = { length: "cut at the longest answer", stopped: "stopped" };
+const ENDS = { length: "cut at the longest answer", stopped: "stopped", interrupted: "interrupted" };
 
 export class MessageView {
   // `actions` has edit(text), regenerate(), goOn(), remove() and open(step, place).
