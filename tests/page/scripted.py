@@ -32,9 +32,16 @@ def steps_of(text: str, size: int = 4, origin: str = "suffix") -> list[dict[str,
     return [step([*((token, origin) for token in run[:-1]), (run[-1], "target")]) for run in runs]
 
 
-def stream_of(steps: list[dict[str, Any]], finish: str = "stop") -> str:
-    """The events of a streamed chat completion."""
+def stream_of(steps: list[dict[str, Any]], finish: str = "stop", thoughts: list[dict[str, Any]] | None = None) -> str:
+    """The events of a streamed chat completion. The trace also has the mark between `thoughts` and the answer."""
     chunks: list[dict[str, Any]] = []
+    for each in thoughts or []:
+        content = "".join(token["text"] for token in each["tokens"])
+        choice = {"index": 0, "delta": {"reasoning_content": content}, "finish_reason": None}
+        chunks.append({"choices": [{**choice, "speculation_trace": [each]}]})
+    if thoughts:
+        mark = step([("</think>\n\n", "target")])
+        chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": None, "speculation_trace": [mark]}]})
     for each in steps:
         content = "".join(token["text"] for token in each["tokens"])
         choice = {"index": 0, "delta": {"content": content}, "finish_reason": None, "speculation_trace": [each]}
@@ -88,7 +95,7 @@ def answer_in_time(page: OpenPage, plain: tuple[str, int], spec: tuple[str, int]
 
 
 def answer_without_end(page: OpenPage, stream: str, events: int, pause_ms: int = 0) -> None:
-    """The next answers stop after so many events of the stream, with so many milliseconds between them, and stay open."""
+    """The next answers have so many events of the stream, with so many milliseconds between them, and stay open."""
     page.tab.evaluate(
         """([events, pauseMs]) => {
             const send = window.fetch;

@@ -155,7 +155,7 @@ export class Chat {
     const { conversations } = this;
     const conversation = conversations.current;
     const sent = messages.map(({ role, content, name, tool_calls, tool_call_id }) => ({ role, content, name, tool_calls, tool_call_id }));
-    const before = { content: message.content, steps: message.steps ?? [], seconds: message.seconds ?? 0, saved: message.saved ?? 0 };
+    const before = { content: message.content, steps: message.steps ?? [], seconds: message.seconds ?? 0, saved: message.saved ?? 0, thoughts: message.reasoning_content ?? "", thoughtSeconds: message.thoughtSeconds ?? 0 };
     delete message.finish;
     delete message.error;
     conversations.save(conversation);
@@ -168,7 +168,7 @@ export class Chat {
     message.perSecond = answer.perSecond;
     message.saved = before.saved + (answer.metrics?.speculative_decoding?.time_saved_s ?? 0);
     if (answer.error) message.error = answer.error.message;
-    if (!message.content && answer.error) conversation.messages.splice(conversation.messages.indexOf(message), 1);
+    if (!message.content && !message.reasoning_content && answer.error) conversation.messages.splice(conversation.messages.indexOf(message), 1);
     conversations.save(conversation);
     this.tell.onChange();
     if (conversation !== conversations.current) return;
@@ -180,17 +180,21 @@ export class Chat {
 
   #isAtEnd = true;
 
-  async #read(body, { item, message, answer: shown }, before, conversation) {
+  async #read(body, view, before, conversation) {
+    const { item, message } = view;
     const scroll = byId("scroll");
     const answer = new Answer();
     const take = () => {
       message.content = before.content + answer.text;
       message.steps = [...before.steps, ...answer.steps];
+      if (!answer.thoughts) return;
+      message.reasoning_content = before.thoughts + answer.thoughts;
+      message.thoughtSeconds = before.thoughtSeconds + answer.thoughtSeconds;
     };
     const drawing = new Paced(() => {
       take();
       this.#isAtEnd = scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < NEAR;
-      shown.show(message.content, message.steps);
+      view.show();
       if (this.#isAtEnd) scroll.scrollTop = scroll.scrollHeight;
       this.tell.onProgress(answer);
     });

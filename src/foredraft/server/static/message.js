@@ -30,18 +30,28 @@ export class MessageView {
   }
 
   show() {
-    const { content, steps = [], tool_calls: calls = [] } = this.message;
+    const { content, steps = [], tool_calls: calls = [], reasoning_content: thoughts } = this.message;
+    if (thoughts) this.#showThoughts();
     if (!this.answer) this.body.textContent = content;
-    else this.answer.show(content, steps);
+    else this.answer.show(content, steps, Boolean(thoughts));
     if (calls.length && !this.calls) {
       this.calls = calls.map((call) => element("p", { class: "call" }, "Calls ", element("code", {}, `${call.function.name}(${call.function.arguments})`)));
       this.body.after(...this.calls);
     }
   }
 
+  #showThoughts() {
+    if (!this.thoughts) {
+      this.thoughts = new ThoughtsView();
+      this.body.before(this.thoughts.box);
+    }
+    this.thoughts.show(this.message);
+  }
+
   // Below the text: figures, settings and buttons, once the message is complete.
   drawFoot() {
     const { message } = this;
+    this.thoughts?.show(message);
     const parts = [];
     if (message.role === "assistant" && message.finish) {
       parts.push(element("p", { class: "figures" }, ...figures(message)));
@@ -88,6 +98,25 @@ export class MessageView {
     this.body.hidden = true;
     this.foot.replaceChildren(form);
     text.focus();
+  }
+}
+
+// What a reasoning model wrote before its answer: folded, and as plain text.
+class ThoughtsView {
+  #shown = "";
+
+  constructor() {
+    this.title = element("summary");
+    this.text = element("div", { class: "thought" });
+    this.box = element("details", { class: "thoughts" }, this.title, this.text);
+  }
+
+  // Thoughts only grow.
+  show({ content, finish, reasoning_content: thoughts, thoughtSeconds }) {
+    this.text.append(thoughts.slice(this.#shown.length));
+    this.#shown = thoughts;
+    const isThinking = !content && !finish;
+    this.title.textContent = isThinking ? "Thinking …" : thoughtSeconds ? `Thought for ${Math.max(1, Math.round(thoughtSeconds))} s` : "Thoughts";
   }
 }
 
