@@ -67,7 +67,7 @@ def test_tokens_of_thoughts_are_not_those_of_the_answer(scripted_page: OpenPage)
     assert tab.locator(".body .token").first.text_content() == "It i"
 
 
-def test_thoughts_are_exported_and_imported_and_not_sent_again(scripted_page: OpenPage, tmp_path: Path) -> None:
+def test_thoughts_are_exported_imported_and_sent_again(scripted_page: OpenPage, tmp_path: Path) -> None:
     page, tab = scripted_page, scripted_page.tab
     answer_with(page, STREAM)
     page.ask("How many?")
@@ -80,7 +80,9 @@ def test_thoughts_are_exported_and_imported_and_not_sent_again(scripted_page: Op
     assert tab.locator(TEXT).text_content() == THOUGHTS
     sent = answer_with(page, stream_of(steps_of("Bye.")))
     page.ask("Thanks")
-    assert sent[0]["messages"][1] == {"role": "assistant", "content": "It is **two**, and no more."}
+    answer = {"role": "assistant", "content": "It is **two**, and no more.", "reasoning_content": THOUGHTS}
+    assert sent[0]["messages"][1] == answer
+    assert "reasoning_content" not in sent[0]["messages"][0]
     assert tab.locator(TITLE).count() == 1
 
 

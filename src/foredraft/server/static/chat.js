@@ -154,7 +154,7 @@ export class Chat {
   async #run(message, fields, messages) {
     const { conversations } = this;
     const conversation = conversations.current;
-    const sent = messages.map(({ role, content, name, tool_calls, tool_call_id }) => ({ role, content, name, tool_calls, tool_call_id }));
+    const sent = messages.map(({ role, content, reasoning_content, name, tool_calls, tool_call_id }) => ({ role, content, reasoning_content, name, tool_calls, tool_call_id }));
     const before = { content: message.content, steps: message.steps ?? [], seconds: message.seconds ?? 0, saved: message.saved ?? 0, thoughts: message.reasoning_content ?? "", thoughtSeconds: message.thoughtSeconds ?? 0 };
     delete message.finish;
     delete message.error;
