@@ -57,6 +57,8 @@ def test_no_view_has_a_violation(browser: Any, tiny_server: RunningServer, windo
         page.ask("Tell me of points.")
         found["chat"] = violations(page)
         tab.click("#tints")
+        tab.locator(".body .token").first.hover()
+        assert tab.locator("#tooltip").is_visible()
         found["tints"] = violations(page)
         tab.get_by_role("button", name="Edit").click()
         for summary in tab.locator(".message.assistant summary").all():

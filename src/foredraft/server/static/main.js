@@ -108,7 +108,7 @@ function nextTheme() {
 function drawConversations() {
   const items = conversations.all.map((each) => {
     const isCurrent = each === conversations.current;
-    const open = element("button", { type: "button", class: "quiet name", "aria-current": isCurrent && "true", onclick: () => openConversation(each) }, titleOf(each));
+    const open = element("button", { type: "button", class: "quiet name", title: titleOf(each), "aria-current": isCurrent && "true", onclick: () => openConversation(each) }, titleOf(each));
     const remove = element("button", { type: "button", class: "quiet remove", "aria-label": `Delete ${titleOf(each)}`, onclick: () => removeConversation(each) }, "×");
     return element("li", { class: isCurrent ? "current" : "" }, open, remove);
   });

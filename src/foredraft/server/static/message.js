@@ -129,7 +129,7 @@ function figures(message) {
   const parts = [];
   if (message.steps?.length) {
     const { tokens, perRun } = figuresOf(message.steps);
-    parts.push(`${tokens} tokens`, `${perRun.toFixed(2)} tokens per run`);
+    parts.push(`${tokens} token${tokens === 1 ? "" : "s"}`, `${perRun.toFixed(2)} tokens per run`);
   }
   if (message.perSecond) parts.push(`${message.perSecond.toFixed(1)} tokens per second`);
   if (message.saved) parts.push(`${Math.abs(message.saved).toFixed(2)} s ${message.saved > 0 ? "saved" : "lost"}`);

@@ -12,7 +12,7 @@ const NUMBERS = {
   seed: ["Seed", "empty draws one", 0, Number.MAX_SAFE_INTEGER, 1],
   max_tokens: ["Longest answer", "tokens", 1, 1000000, 1],
 };
-const ACCEPTANCE = { match: "match: the same text", rejection: "rejection: the same distribution", block: "block: the same distribution" };
+const ACCEPTANCE = { match: "match: same text", rejection: "rejection: same distribution", block: "block: same distribution" };
 const GRAMMARS = {
   none: "none",
   json_object: "any JSON object",
@@ -20,7 +20,7 @@ const GRAMMARS = {
   regex: "regular expression",
   choice: "one of these lines",
   lark: "Lark grammar",
-  gbnf: "GBNF grammar, as of llama.cpp",
+  gbnf: "GBNF grammar",
 };
 
 const THEMES = { system: "as the system", light: "light", dark: "dark" };
