@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,6 +75,11 @@ class OpenPage:
 
     def answer(self) -> str:
         return self.tab.locator(".message.assistant .body").last.evaluate("node => node.textContent")
+
+    def kept(self) -> list[dict[str, Any]]:
+        """The conversations as the browser keeps them."""
+        found = self.tab.evaluate("Object.entries(localStorage)")
+        return [json.loads(value) for key, value in found if key.startswith("foredraft.conversation.")]
 
     def race(self) -> str:
         """Run the race in the compare view; returns the verdict."""

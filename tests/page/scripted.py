@@ -32,9 +32,16 @@ def steps_of(text: str, size: int = 4, origin: str = "suffix") -> list[dict[str,
     return [step([*((token, origin) for token in run[:-1]), (run[-1], "target")]) for run in runs]
 
 
-def stream_of(steps: list[dict[str, Any]], finish: str = "stop") -> str:
-    """The events of a streamed chat completion."""
+def stream_of(steps: list[dict[str, Any]], finish: str = "stop", thoughts: list[dict[str, Any]] | None = None) -> str:
+    """The events of a streamed chat completion. The trace also has the mark between `thoughts` and the answer."""
     chunks: list[dict[str, Any]] = []
+    for each in thoughts or []:
+        content = "".join(token["text"] for token in each["tokens"])
+        choice = {"index": 0, "delta": {"reasoning_content": content}, "finish_reason": None}
+        chunks.append({"choices": [{**choice, "speculation_trace": [each]}]})
+    if thoughts:
+        mark = step([("</think>\n\n", "target")])
+        chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": None, "speculation_trace": [mark]}]})
     for each in steps:
         content = "".join(token["text"] for token in each["tokens"])
         choice = {"index": 0, "delta": {"content": content}, "finish_reason": None, "speculation_trace": [each]}
@@ -84,4 +91,28 @@ def answer_in_time(page: OpenPage, plain: tuple[str, int], spec: tuple[str, int]
             };
         }""",
         [events, [plain[1], spec[1]]],
+    )
+
+
+def answer_without_end(page: OpenPage, stream: str, events: int, pause_ms: int = 0) -> None:
+    """The next answers have so many events of the stream, with so many milliseconds between them, and stay open."""
+    page.tab.evaluate(
+        """([events, pauseMs]) => {
+            const send = window.fetch;
+            window.fetch = (path, options) => {
+                if (!String(path).endsWith("/chat/completions")) return send(path, options);
+                const encoder = new TextEncoder();
+                const body = new ReadableStream({
+                    async start(stream) {
+                        options.signal.addEventListener("abort", () => stream.error(options.signal.reason));
+                        for (const event of events) {
+                            stream.enqueue(encoder.encode(event));
+                            await new Promise((resolve) => setTimeout(resolve, pauseMs));
+                        }
+                    },
+                });
+                return Promise.resolve(new Response(body, { status: 200 }));
+            };
+        }""",
+        [[f"{event}\n\n" for event in stream.split("\n\n")[:events]], pause_ms],
     )

@@ -53,13 +53,16 @@ def test_no_view_has_a_violation(browser: Any, tiny_server: RunningServer, windo
     with OpenPage.opened(browser, tiny_server.url, reduced_motion="reduce", **WINDOWS[window]) as page:
         tab = page.tab
         found = {"empty": violations(page)}
-        answer_with(page, stream_of(steps_of(ANSWER), "length"))
+        answer_with(page, stream_of(steps_of(ANSWER), "length", thoughts=steps_of("They want points.")))
         page.ask("Tell me of points.")
         found["chat"] = violations(page)
         tab.click("#tints")
+        tab.locator(".body .token").first.hover()
+        assert tab.locator("#tooltip").is_visible()
         found["tints"] = violations(page)
         tab.get_by_role("button", name="Edit").click()
-        tab.locator(".message.assistant summary").click()
+        for summary in tab.locator(".message.assistant summary").all():
+            summary.click()
         found["edit"] = violations(page)
         tab.get_by_role("button", name="Cancel").click()
         tab.click("#tab-tree")

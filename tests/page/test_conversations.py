@@ -106,12 +106,12 @@ def test_an_export_can_be_imported(scripted_page: OpenPage, tmp_path: Path) -> N
     with tab.expect_download() as waiting:
         tab.click("#export-all")
     waiting.value.save_as(tmp_path / "export.json")
-    before = json.loads(tab.evaluate("localStorage['foredraft.conversations']"))
+    before = scripted_page.kept()
     tab.click("#conversation-list .remove")
     assert texts(scripted_page) == []
     tab.set_input_files("#import-file", tmp_path / "export.json")
     tab.wait_for_selector(".message.assistant")
-    after = json.loads(tab.evaluate("localStorage['foredraft.conversations']"))
+    after = scripted_page.kept()
     assert [each["messages"] for each in after] == [each["messages"] for each in before]
     assert tab.locator(".message.assistant .token").count() > 0, "with its tokens"
 
@@ -211,3 +211,31 @@ def test_the_strip_says_in_words_what_the_controller_does(scripted_page: OpenPag
     assert scripted_page.tab.locator(why).text_content() == (
         "The spec is fixed, so there is nothing to decide. 1 of 1 run had a draft."
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "field", "value"),
+    [
+        (
+            "schema",
+            '{"type": "object"}',
+            "response_format",
+            {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": {"type": "object"}}},
+        ),
+        ("gbnf", 'root ::= "a"', "grammar", {"gbnf": 'root ::= "a"'}),
+        ("lark", 'start: "a"', "grammar", {"lark": 'start: "a"'}),
+    ],
+)
+def test_a_grammar_of_the_settings_is_sent(
+    scripted_page: OpenPage, kind: str, text: str, field: str, value: dict[str, Any]
+) -> None:
+    scripted_page.configure(grammar_kind=kind, grammar=text)
+    sent = answer_with(scripted_page, stream_of(steps_of("a")))
+    scripted_page.ask("And?")
+    assert sent[0][field] == value
+
+
+def test_a_gbnf_grammar_shapes_an_answer(scripted_page: OpenPage) -> None:
+    """By the server itself, with any model."""
+    scripted_page.configure(grammar_kind="gbnf", grammar='root ::= "yes, " "yes"', max_tokens="40")
+    assert scripted_page.ask("And?") == "yes, yes"

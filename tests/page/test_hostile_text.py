@@ -21,8 +21,9 @@ CHECK = """() => {
     const blocks = "P H3 H4 H5 H6 UL OL LI BLOCKQUOTE DIV TABLE THEAD TBODY TR TH TD PRE";
     const allowed = new Set(`${blocks} CODE SPAN EM STRONG S A BUTTON`.split(" "));
     const wrong = [];
-    for (const node of document.querySelectorAll(".body *, .call *, #tooltip *, #conversation-list *, .foot *")) {
-        const isOwn = node.closest(".foot, #tooltip");
+    const shown = ".body *, .call *, #tooltip *, #conversation-list *, .foot *, .thoughts *";
+    for (const node of document.querySelectorAll(shown)) {
+        const isOwn = node.closest(".foot, #tooltip") || node.matches(".thoughts > :is(summary, .thought)");
         if (!isOwn && !allowed.has(node.tagName)) wrong.push(node.tagName);
         for (const { name, value } of node.attributes) {
             if (name.startsWith("on") || name === "style" || name === "src") wrong.push(`${node.tagName} ${name}`);
@@ -93,7 +94,7 @@ def test_prompts_and_answers(watched: Watched) -> None:
     page = watched.page
     for text in TEXTS:
         page.tab.click("#new-conversation")
-        answer_with(page, stream_of([hostile_step(text)]))
+        answer_with(page, stream_of([hostile_step(text)], thoughts=[hostile_step(text)]))
         assert page.ask(text) == f"{text}\n".replace("\r", "\n")
         watched.check()
     touch_all(page)
@@ -122,7 +123,13 @@ def test_tool_names_and_imports(watched: Watched, tmp_path: Path) -> None:
                     },
                 },
                 {"role": "tool", "content": text, "name": text, "tool_call_id": text},
-                {"role": "assistant", "content": f"{text}\n", "steps": [hostile_step(text)], "saved": text},
+                {
+                    "role": "assistant",
+                    "content": f"{text}\n",
+                    "reasoning_content": text,
+                    "steps": [hostile_step(text)],
+                    "saved": text,
+                },
                 {"role": text, "content": text},
             ],
         }

@@ -263,8 +263,30 @@ def test_a_phone_has_one_row_at_the_top_and_no_overflow(browser: Any, tiny_serve
                 page, "button:visible, .lane:visible, .message:visible, .foot:visible, #strip .figure:visible"
             )
             assert max(each["right"] for each in shown) <= width
+        tab.tap("#open-settings")
+        assert tab.locator("#settings-fields").evaluate("node => node.scrollWidth <= node.clientWidth")
+        assert cut_choices(page) == []
+        tab.keyboard.press("Escape")
         tab.tap("#toggle-conversations")
         assert tab.locator("#conversations").is_visible()
+
+
+def cut_choices(page: OpenPage) -> list[str]:
+    """The lists of the settings that have not the room for their longest choice."""
+    return page.tab.evaluate(
+        """() => [...document.querySelectorAll("#settings select")].filter((node) => {
+            const given = node.getBoundingClientRect().width;
+            node.style.justifySelf = "start";
+            const needed = node.getBoundingClientRect().width;
+            node.style.justifySelf = "";
+            return needed > given;
+        }).map((node) => node.id)"""
+    )
+
+
+def test_all_choices_of_the_settings_can_be_read(scripted_page: OpenPage) -> None:
+    scripted_page.tab.click("#open-settings")
+    assert cut_choices(scripted_page) == []
 
 
 def test_a_phone(browser: Any, server: RunningServer) -> None:

@@ -1,16 +1,18 @@
-// One answer as it comes: its text, its steps, and the figures that follow from them.
+// One answer as it comes: its thoughts, its text, its steps, and the figures that follow from them.
 
 import { chatChunks } from "./api.js";
 
 export class Answer {
   constructor() {
+    this.thoughts = ""; // what a reasoning model writes before its answer
     this.text = "";
     this.steps = []; // one per run of the target: tokens, draft, accepted nodes, reasons
-    this.timeline = []; // [milliseconds since the request, length of the text]
+    this.timeline = []; // [milliseconds since the request, length of all that is written]
     this.metrics = null; // the server's own, with the last chunk
     this.seed = null;
     this.finish = null; // "stop", "length", "stopped" by the reader, or "error"
     this.error = null;
+    this.thinking = null; // the moments at which the first and the last thought came
     this.startedAt = performance.now();
     this.firstAt = null;
     this.lastAt = null;
@@ -36,6 +38,10 @@ export class Answer {
     this.metrics = chunk.metrics ?? this.metrics;
     const choice = chunk.choices[0];
     if (!choice) return;
+    if (choice.delta.reasoning_content) {
+      this.thoughts += choice.delta.reasoning_content;
+      this.thinking = [this.thinking?.[0] ?? performance.now(), performance.now()];
+    }
     this.text += choice.delta.content ?? "";
     this.finish = choice.finish_reason ?? this.finish;
     this.seed = choice.seed ?? this.seed;
@@ -43,8 +49,16 @@ export class Answer {
       this.steps.push(...choice.speculation_trace);
       this.lastAt = performance.now();
       this.firstAt ??= this.lastAt;
-      this.timeline.push([this.lastAt - this.startedAt, this.text.length]);
+      this.timeline.push([this.lastAt - this.startedAt, this.written.length]);
     }
+  }
+
+  get written() {
+    return this.thoughts && this.text ? `${this.thoughts}\n\n${this.text}` : this.thoughts + this.text;
+  }
+
+  get thoughtSeconds() {
+    return this.thinking ? (this.thinking[1] - this.thinking[0]) / 1000 : 0;
   }
 
   get figures() {

@@ -11,10 +11,12 @@ const STARTERS = [
   "Compare apples, pears and plums in a table: colour, taste, season.",
   "Why is the sky blue?",
 ];
+const SAVE_MS = 1000; // an answer that is being written is saved so often
 const NEAR = 60; // pixels from the end: a reader who is so near follows the answer
 
 export class Chat {
   #abort = null;
+  #keep = null; // saves the answer that is being written
 
   // `tell` has onProgress(answer), onChange(), onOpen(steps, step, place), onRemoved(what, undo) and onError(error).
   constructor(conversations, settings, tell) {
@@ -26,6 +28,10 @@ export class Chat {
     this.prompt.placeholder = isTouched.matches ? "Message" : "Message. Enter sends, Shift+Enter starts a new line.";
     byId("composer").addEventListener("submit", (event) => this.#submit(event));
     byId("stop").addEventListener("click", () => this.stop());
+    addEventListener("pagehide", () => {
+      this.#keep?.();
+      this.stop();
+    });
     sendsOnEnter(this.prompt, () => byId("composer").requestSubmit());
     byId("starters").append(
       ...STARTERS.map((text) => element("li", {}, element("button", { type: "button", class: "quiet", onclick: () => this.ask(text) }, text))),
@@ -35,6 +41,11 @@ export class Chat {
 
   get isBusy() {
     return this.#abort !== null;
+  }
+
+  // A conversation in which something is written, by the model or by the reader.
+  get isAtWork() {
+    return this.isBusy || byId("messages").querySelector(".edit") !== null;
   }
 
   get #messages() {
@@ -110,7 +121,7 @@ export class Chat {
   }
 
   #changed() {
-    this.conversations.save();
+    this.conversations.save(this.conversations.current);
     this.draw();
     this.tell.onChange();
   }
@@ -143,21 +154,22 @@ export class Chat {
   async #run(message, fields, messages) {
     const { conversations } = this;
     const conversation = conversations.current;
-    const sent = messages.map(({ role, content, name, tool_calls, tool_call_id }) => ({ role, content, name, tool_calls, tool_call_id }));
-    const before = { content: message.content, steps: message.steps ?? [], seconds: message.seconds ?? 0, saved: message.saved ?? 0 };
+    const sent = messages.map(({ role, content, reasoning_content, name, tool_calls, tool_call_id }) => ({ role, content, reasoning_content, name, tool_calls, tool_call_id }));
+    const before = { content: message.content, steps: message.steps ?? [], seconds: message.seconds ?? 0, saved: message.saved ?? 0, thoughts: message.reasoning_content ?? "", thoughtSeconds: message.thoughtSeconds ?? 0 };
     delete message.finish;
     delete message.error;
+    conversations.save(conversation);
     const view = this.draw().at(-1);
     this.tell.onChange();
-    const answer = await this.#read({ ...fields, messages: withSystem(this.settings, sent) }, view, before);
+    const answer = await this.#read({ ...fields, messages: withSystem(this.settings, sent) }, view, before, conversation);
     message.finish = answer.finish;
     message.seed = answer.seed;
     message.seconds = before.seconds + answer.seconds;
     message.perSecond = answer.perSecond;
     message.saved = before.saved + (answer.metrics?.speculative_decoding?.time_saved_s ?? 0);
     if (answer.error) message.error = answer.error.message;
-    if (!message.content && answer.error) conversation.messages.splice(conversation.messages.indexOf(message), 1);
-    conversations.save();
+    if (!message.content && !message.reasoning_content && answer.error) conversation.messages.splice(conversation.messages.indexOf(message), 1);
+    conversations.save(conversation);
     this.tell.onChange();
     if (conversation !== conversations.current) return;
     if (!conversation.messages.includes(message)) view.item.remove();
@@ -168,22 +180,39 @@ export class Chat {
 
   #isAtEnd = true;
 
-  async #read(body, { item, message, answer: shown }, before) {
+  async #read(body, view, before, conversation) {
+    const { item, message } = view;
     const scroll = byId("scroll");
     const answer = new Answer();
-    const drawing = new Paced(() => {
+    const take = () => {
       message.content = before.content + answer.text;
       message.steps = [...before.steps, ...answer.steps];
+      if (!answer.thoughts) return;
+      message.reasoning_content = before.thoughts + answer.thoughts;
+      message.thoughtSeconds = before.thoughtSeconds + answer.thoughtSeconds;
+    };
+    const drawing = new Paced(() => {
+      take();
       this.#isAtEnd = scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < NEAR;
-      shown.show(message.content, message.steps);
+      view.show();
       if (this.#isAtEnd) scroll.scrollTop = scroll.scrollHeight;
       this.tell.onProgress(answer);
     });
     item.classList.add("busy");
     byId("announcer").textContent = "The answer is being written.";
     this.#setBusy(new AbortController());
-    await answer.run(body, this.#abort.signal, () => drawing.soon());
+    let savedAt = performance.now();
+    this.#keep = () => {
+      savedAt = performance.now();
+      take();
+      this.conversations.save(conversation);
+    };
+    await answer.run(body, this.#abort.signal, () => {
+      drawing.soon();
+      if (performance.now() - savedAt >= SAVE_MS) this.#keep();
+    });
     drawing.now();
+    this.#keep = null;
     this.#setBusy(null);
     item.classList.remove("busy");
     byId("announcer").textContent = answer.error ? answer.error.message : `Answer: ${answer.text}`;

@@ -57,12 +57,12 @@ class Lane {
 
   // As it was after so many seconds of its own; returns whether that is its end.
   drawAt(seconds) {
-    const { timeline, text, finish } = this.answer;
+    const { timeline, written, finish } = this.answer;
     const isAtEnd = seconds >= this.answer.seconds;
     const isDone = Boolean(finish) && isAtEnd;
-    const [, length] = isAtEnd ? [0, text.length] : (timeline.findLast(([at]) => at <= seconds * 1000) ?? [0, 0]);
+    const [, length] = isAtEnd ? [0, written.length] : (timeline.findLast(([at]) => at <= seconds * 1000) ?? [0, 0]);
     const shown = Math.min(seconds, this.answer.seconds);
-    this.draw(text.slice(0, length), shown, `${isDone ? "✓ done after " : ""}${shown.toFixed(2)} s`);
+    this.draw(written.slice(0, length), shown, `${isDone ? "✓ done after " : ""}${shown.toFixed(2)} s`);
     return isDone;
   }
 
@@ -176,7 +176,7 @@ export class Compare {
     }
     if (!plain || !spec || plain.finish === "stopped" || spec.finish === "stopped") return this.#tellVerdict("", "The race was stopped.");
     byId("compare-replay").disabled = false;
-    const { length, first } = compareBytes(plain.text, spec.text);
+    const { length, first } = compareBytes(plain.written, spec.written);
     const [slow, fast] = [plain.figures, spec.figures];
     const gain = `${fast.runs} runs instead of ${slow.runs}, ${(slow.seconds / fast.seconds).toFixed(2)}× the speed`;
     if (first < 0) return this.#tellVerdict("same", `✓ The same text: ${length} bytes compared, all equal (seed ${bodies.plain.seed}). ${gain}.`);

@@ -26,8 +26,8 @@ function conversationOf(given) {
 
 function messageOf(given) {
   const message = { role: given.role, content: textOf(given.content) };
-  for (const name of ["name", "tool_call_id", "finish", "error", "model"]) if (typeof given[name] === "string") message[name] = given[name];
-  for (const name of ["seed", "seconds", "perSecond", "saved"]) if (Number.isFinite(given[name])) message[name] = given[name];
+  for (const name of ["name", "tool_call_id", "finish", "error", "model", "reasoning_content"]) if (typeof given[name] === "string") message[name] = given[name];
+  for (const name of ["seed", "seconds", "perSecond", "saved", "thoughtSeconds"]) if (Number.isFinite(given[name])) message[name] = given[name];
   if (Array.isArray(given.tool_calls)) message.tool_calls = given.tool_calls.map(callOf);
   if (Array.isArray(given.steps) && given.steps.every(isStep)) message.steps = given.steps;
   if (isObject(given.settings)) message.settings = Object.fromEntries(Object.entries(given.settings).filter(([, value]) => ["string", "number"].includes(typeof value)));

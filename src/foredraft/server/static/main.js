@@ -108,7 +108,7 @@ function nextTheme() {
 function drawConversations() {
   const items = conversations.all.map((each) => {
     const isCurrent = each === conversations.current;
-    const open = element("button", { type: "button", class: "quiet name", "aria-current": isCurrent && "true", onclick: () => openConversation(each) }, titleOf(each));
+    const open = element("button", { type: "button", class: "quiet name", title: titleOf(each), "aria-current": isCurrent && "true", onclick: () => openConversation(each) }, titleOf(each));
     const remove = element("button", { type: "button", class: "quiet remove", "aria-label": `Delete ${titleOf(each)}`, onclick: () => removeConversation(each) }, "×");
     return element("li", { class: isCurrent ? "current" : "" }, open, remove);
   });
@@ -133,6 +133,18 @@ const removeConversation = (each) =>
     showNotice(`“${titleOf(each)}”`, () => changeConversation(undo));
   });
 const newConversation = () => changeConversation(() => conversations.create());
+
+// Shows what other tabs did to a conversation, or to any.
+function followTabs(key) {
+  const { current } = conversations;
+  const { messages } = current;
+  if (!conversations.follow(key, chat.isAtWork ? current : null)) return;
+  drawConversations();
+  if (current === conversations.current && messages === current.messages) return;
+  if (current !== conversations.current) chat.stop(); // it was deleted
+  chat.draw();
+  tree.show(chat.lastSteps);
+}
 
 function openSidebar(isOpen) {
   byId("conversations").classList.toggle("open", isOpen);
@@ -238,6 +250,8 @@ function exportConversations(which) {
 }
 
 document.addEventListener("keydown", onKey);
+addEventListener("storage", (event) => followTabs(event.key));
+addEventListener("pageshow", (event) => event.persisted && followTabs(null)); // it was asleep, and heard nothing
 byId("tints").addEventListener("click", toggleTints);
 byId("theme").addEventListener("click", nextTheme);
 byId("open-shortcuts").addEventListener("click", () => byId("shortcuts").showModal());

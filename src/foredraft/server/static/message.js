@@ -6,7 +6,7 @@ import { settingNames } from "./settings.js";
 import { AnswerView } from "./tokens.js";
 
 const WHO = { user: "You", assistant: "Model", system: "System", tool: "Tool" };
-const ENDS = { length: "cut at the longest answer", stopped: "stopped" };
+const ENDS = { length: "cut at the longest answer", stopped: "stopped", interrupted: "interrupted" };
 
 export class MessageView {
   // `actions` has edit(text), regenerate(), goOn(), remove() and open(step, place).
@@ -30,18 +30,28 @@ export class MessageView {
   }
 
   show() {
-    const { content, steps = [], tool_calls: calls = [] } = this.message;
+    const { content, steps = [], tool_calls: calls = [], reasoning_content: thoughts } = this.message;
+    if (thoughts) this.#showThoughts();
     if (!this.answer) this.body.textContent = content;
-    else this.answer.show(content, steps);
+    else this.answer.show(content, steps, Boolean(thoughts));
     if (calls.length && !this.calls) {
       this.calls = calls.map((call) => element("p", { class: "call" }, "Calls ", element("code", {}, `${call.function.name}(${call.function.arguments})`)));
       this.body.after(...this.calls);
     }
   }
 
+  #showThoughts() {
+    if (!this.thoughts) {
+      this.thoughts = new ThoughtsView();
+      this.body.before(this.thoughts.box);
+    }
+    this.thoughts.show(this.message);
+  }
+
   // Below the text: figures, settings and buttons, once the message is complete.
   drawFoot() {
     const { message } = this;
+    this.thoughts?.show(message);
     const parts = [];
     if (message.role === "assistant" && message.finish) {
       parts.push(element("p", { class: "figures" }, ...figures(message)));
@@ -91,6 +101,25 @@ export class MessageView {
   }
 }
 
+// What a reasoning model wrote before its answer: folded, and as plain text.
+class ThoughtsView {
+  #shown = "";
+
+  constructor() {
+    this.title = element("summary");
+    this.text = element("div", { class: "thought" });
+    this.box = element("details", { class: "thoughts" }, this.title, this.text);
+  }
+
+  // Thoughts only grow.
+  show({ content, finish, reasoning_content: thoughts, thoughtSeconds }) {
+    this.text.append(thoughts.slice(this.#shown.length));
+    this.#shown = thoughts;
+    const isThinking = !content && !finish;
+    this.title.textContent = isThinking ? "Thinking …" : thoughtSeconds ? `Thought for ${Math.max(1, Math.round(thoughtSeconds))} s` : "Thoughts";
+  }
+}
+
 // An answer that a grammar shaped cannot: the grammar would begin anew.
 function canGoOn({ finish, content, settings = {} }) {
   return Object.hasOwn(ENDS, finish) && content !== "" && !settings.grammar && !settings.response_format;
@@ -100,7 +129,7 @@ function figures(message) {
   const parts = [];
   if (message.steps?.length) {
     const { tokens, perRun } = figuresOf(message.steps);
-    parts.push(`${tokens} tokens`, `${perRun.toFixed(2)} tokens per run`);
+    parts.push(`${tokens} token${tokens === 1 ? "" : "s"}`, `${perRun.toFixed(2)} tokens per run`);
   }
   if (message.perSecond) parts.push(`${message.perSecond.toFixed(1)} tokens per second`);
   if (message.saved) parts.push(`${Math.abs(message.saved).toFixed(2)} s ${message.saved > 0 ? "saved" : "lost"}`);

@@ -12,7 +12,7 @@ const NUMBERS = {
   seed: ["Seed", "empty draws one", 0, Number.MAX_SAFE_INTEGER, 1],
   max_tokens: ["Longest answer", "tokens", 1, 1000000, 1],
 };
-const ACCEPTANCE = { match: "match: the same text", rejection: "rejection: the same distribution", block: "block: the same distribution" };
+const ACCEPTANCE = { match: "match: same text", rejection: "rejection: same distribution", block: "block: same distribution" };
 const GRAMMARS = {
   none: "none",
   json_object: "any JSON object",
@@ -20,6 +20,7 @@ const GRAMMARS = {
   regex: "regular expression",
   choice: "one of these lines",
   lark: "Lark grammar",
+  gbnf: "GBNF grammar",
 };
 
 const THEMES = { system: "as the system", light: "light", dark: "dark" };
@@ -155,7 +156,7 @@ function grammarOf({ grammar_kind: kind, grammar }) {
   if (kind === "choice") return { grammar: { choice: grammar.split("\n").filter((line) => line) } };
   if (kind !== "schema") return { grammar: { [kind]: grammar } };
   try {
-    return { response_format: { type: "json_schema", json_schema: { name: "answer", schema: JSON.parse(grammar) } } };
+    return { response_format: { type: "json_schema", json_schema: { name: "answer", strict: true, schema: JSON.parse(grammar) } } }; // strict: without properties of its own
   } catch (error) {
     throw new Error(`The JSON schema is no valid JSON: ${error.message}`);
   }

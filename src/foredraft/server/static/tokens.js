@@ -34,9 +34,10 @@ function branchText(draft, node) {
 // An answer in an element: Markdown whose text knows its tokens. `onOpen(step, place)` is called for a token that is chosen.
 export class AnswerView {
   #steps = [];
-  #tokens = []; // ranges of the text, as Writer takes them
+  #traced = []; // the tokens of all steps, as Writer takes them
+  #tokens = []; // those of the text that is shown
   #counted = 0; // steps that are among them
-  #text = ""; // what they add up to
+  #text = ""; // what the traced tokens add up to: the thoughts with the marks around them, if any, and the text
   #shown = "";
   #isTraced = true;
   #current = -1; // the token that the keyboard has chosen
@@ -52,14 +53,23 @@ export class AnswerView {
     body.addEventListener("blur", () => this.#select(-1));
   }
 
-  // Where the tokens do not add up to the text (a conversation that is kept without steps), there are none.
-  show(text, steps) {
+  // Where the tokens do not add up to the text (a conversation that is kept without steps), there are none. Those of
+  // thoughts come before the text's.
+  show(text, steps, hasThoughts = false) {
     this.#steps = steps;
     for (; this.#counted < steps.length; this.#counted++) this.#count(steps[this.#counted], this.#counted);
-    const isTraced = this.#text === text;
+    const start = hasThoughts ? Math.max(0, this.#text.length - text.length) : 0;
+    const isTraced = this.#text.slice(start) === text;
+    this.#tokens = isTraced ? this.#after(start) : [];
     if (isTraced !== this.#isTraced || !text.startsWith(this.#shown)) this.markdown.clear();
     [this.#isTraced, this.#shown] = [isTraced, text];
-    this.markdown.show(text, isTraced ? this.#tokens : []);
+    this.markdown.show(text, this.#tokens);
+  }
+
+  // The tokens beyond so many characters.
+  #after(start) {
+    if (!start) return this.#traced;
+    return this.#traced.filter((token) => token.to > start).map((token) => ({ ...token, from: Math.max(0, token.from - start), to: token.to - start }));
   }
 
   #count(step, index) {
@@ -67,7 +77,7 @@ export class AnswerView {
       if (!token.text) continue;
       const from = this.#text.length;
       this.#text += token.text;
-      this.#tokens.push({ from, to: this.#text.length, step: index, place, tint: tintOf(token.origin), missed: rejectedAt(step, place).length > 0 });
+      this.#traced.push({ from, to: this.#text.length, step: index, place, tint: tintOf(token.origin), missed: rejectedAt(step, place).length > 0 });
     }
   }
 
