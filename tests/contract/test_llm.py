@@ -92,3 +92,32 @@ class TestTools:
     def test_they_need_a_conversation(self, talker: LLM) -> None:
         with pytest.raises(InvalidPrompt, match="tools need a conversation"):
             talker.stream("x", tools=[self.TOOL])
+
+
+def test_a_stream_tells_how_much_of_its_prompt_is_computed(tmp_path: Path) -> None:
+    folder = save_model(random_model("llama"), tmp_path)
+    llm = LLM(str(folder), spec="off", threads=1, max_num_seqs=4, max_num_batched_tokens=7, prefix_caching=False)
+    told: list[tuple[int, int]] = []
+    params = SamplingParams(max_tokens=3, temperature=0)
+    events = llm.stream([1 + place for place in range(20)], params, progress=lambda *now: told.append(now))
+    next(events)
+    assert told == [(7, 20), (14, 20), (20, 20)]
+    list(events)
+    assert set(told[3:]) == {(20, 20)}
+
+    told.clear()
+    list(llm.stream_many([[1] * 10, [2] * 4], params, progress=lambda *now: told.append(now)))
+    assert told[0] == (7, 14) and told[-1] == (14, 14)
+
+
+def test_what_progress_raises_ends_the_request(tmp_path: Path) -> None:
+    folder = save_model(random_model("llama"), tmp_path)
+    llm = LLM(str(folder), spec="off", threads=1, max_num_seqs=4, max_num_batched_tokens=7)
+
+    def stop(done: int, total: int) -> None:
+        raise TimeoutError(f"{done} of {total}")
+
+    with pytest.raises(TimeoutError, match="7 of 20"):
+        list(llm.stream([1] * 20, progress=stop))
+    assert not llm.engine.has_work
+    assert llm.generate([1] * 20, SamplingParams(max_tokens=2))[0].finish_reason == "length"

@@ -81,18 +81,16 @@ def _all_checks(
 
         for check in each():
             checks.append(check)
-            progress.hide()
-            _show(check, as_json)
-            progress.show()
+            if as_json:  # stdout is kept for the one object that is promised there
+                progress.print(json.dumps(asdict(check), ensure_ascii=False), file=sys.stderr)
+            else:
+                progress.print(_shown(check))
     return checks
 
 
-def _show(check: Check, as_json: bool) -> None:
-    """One line per check. With --json it goes to stderr: stdout is kept for the one object that is promised there."""
-    if as_json:
-        say(json.dumps(asdict(check), ensure_ascii=False))
-        return
+def _shown(check: Check) -> str:
+    """One line per check."""
     verdict = "passed" if check.passed else "FAILED"
     if sys.stdout.isatty():
         verdict = f"\x1b[{32 if check.passed else 31}m{verdict}\x1b[39m"
-    print(f"{verdict}  {check.name}: {check.detail}", flush=True)
+    return f"{verdict}  {check.name}: {check.detail}"
