@@ -344,7 +344,14 @@ class TestChat:
 
         monkeypatch.setattr("builtins.input", read)
         assert list(_typed(prompted=True)) == ["hi", "again"]
-        assert capsys.readouterr().err.count("Ctrl-D or /exit leaves.") == 2
+        assert capsys.readouterr().err.count("Ctrl-C again, Ctrl-D or /exit leaves.") == 2
+
+    def test_ctrl_c_twice_at_the_prompt_is_the_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupt(prompt: str) -> str:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("builtins.input", interrupt)
+        assert list(_typed(prompted=True)) == []
 
     @pytest.mark.parametrize(
         ("typed", "text"),
