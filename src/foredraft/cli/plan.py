@@ -10,6 +10,7 @@ import typer
 from foredraft.bench.results_file import read_curve, read_results
 from foredraft.cli import options
 from foredraft.cli.output import tell
+from foredraft.cli.progress import MEASURING, CountingProgress
 from foredraft.control.economics import Outlook
 from foredraft.errors import InvalidParameter
 from foredraft.plan.advice import advise
@@ -69,8 +70,8 @@ def plan(
         if any(given is not None for given in (alpha, cost, verify_cost)):
             raise InvalidParameter("--measure finds --alpha, --cost and --verify-cost itself; give it without them.")
         wanted = opening(spec=chain_spec(opening.keywords["spec"]))
-        with wanted.open() as llm:
-            found = measured_inputs(llm, wanted.spec)
+        with wanted.open() as llm, CountingProgress(MEASURING) as progress:
+            found = measured_inputs(llm, wanted.spec, progress.to)
         source = f"Measured here for {wanted.spec}, in the steps in which it drafts: "
     elif alpha is None or cost is None:
         raise InvalidParameter(

@@ -19,12 +19,13 @@ T = TypeVar("T")
 
 PATIENCE_S = 1.0  # what is done sooner needs no bar: it would only flash
 PROMPT = "Reading the prompt"
+MEASURING = "Measuring this machine"
 STAGES = {
     "start": "Starting",
     "fetch": "Fetching the model",
     "load": "Loading the model",
     "check": "Checking that kernels are exact",
-    "measure": "Measuring this machine",
+    "measure": MEASURING,
 }
 
 
