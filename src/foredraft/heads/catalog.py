@@ -11,11 +11,10 @@ from foredraft.heads.base import CONFIG_FILE, HeadConfig
 from foredraft.heads.files import HeadFiles, check_target, read_weights
 from foredraft.heads.formats import holds_head, open_head
 from foredraft.heads.formats.mtp import find_mtp
+from foredraft.heads.kinds import SHIPPED
 from foredraft.models.catalog import resolve
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.sources import Progress
-
-SHIPPED = Path(__file__).parent / "shipped"  # a folder per model, with a folder per head
 
 
 def find_heads(head: str | None, checkpoint: Checkpoint, progress: Progress | None = None) -> dict[str, HeadFiles]:
