@@ -247,13 +247,26 @@ class TestGenerate:
 
 class TestRun:
     def test_it_answers_a_prompt_and_leaves(self, command: Command) -> None:
-        result = command("run", "smollm2", "Why", "is it so?", "--temperature", "0", stdin="never\n")
+        result = command("run", "smollm2", "Why", "is it so?", "--temperature", "0")
         assert (result.code, result.out) == (0, "Hello there.\n")
         opened, asked, _ = result.log
         assert opened[1] == "smollm2" and asked[1] == [[{"role": "user", "content": "Why is it so?"}]]
 
-    def test_without_one_it_is_a_conversation(self, command: Command) -> None:
-        assert command("run", "some/model", stdin="/spec off\nhi\nhi\n").out == "Hello there.\n" * 2
+    @pytest.mark.parametrize(
+        ("words", "asked"),
+        [
+            (["Explain", "this:"], "Explain this:\n\n  def f():\n\n    pass"),
+            ([], "  def f():\n\n    pass"),
+        ],
+    )
+    def test_what_is_piped_in_stands_below_the_prompt(self, command: Command, words: list[str], asked: str) -> None:
+        result = command("run", "some/model", *words, stdin="  def f():\n\n    pass\n")
+        assert (result.code, result.out) == (0, "Hello there.\n")
+        assert result.log[1][1] == [[{"role": "user", "content": asked}]]
+
+    def test_nothing_at_all_is_an_error(self, command: Command) -> None:
+        result = command("run", "some/model", stdin="\n")
+        assert fails_with_one_sentence(result) and "pipe a text in" in result.err and not result.log
 
     def test_pull_fetches(self, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         fetched: list[str] = []

@@ -69,8 +69,9 @@ def test_ctrl_c_leaves_the_terminal_clean(arguments: list[str]) -> None:
     assert seen.endswith("\n") or SHOW_CURSOR in seen
 
 
-def test_chat_prompts_and_answers() -> None:
-    process, terminal = start("chat")
+@pytest.mark.parametrize("arguments", [["chat"], ["run", "smollm2"]])
+def test_chat_prompts_and_answers(arguments: list[str]) -> None:
+    process, terminal = start(*arguments)
     seen = read_until(terminal, "> ")
     os.write(terminal, b"hi\n")
     seen += read_until(terminal, "seed 7")

@@ -17,7 +17,7 @@ from foredraft.cli import options
 from foredraft.cli.conversation import Conversation
 from foredraft.cli.output import answer_record, dim, figures, follow, print_json, say
 from foredraft.cli.progress import PROMPT, until_first
-from foredraft.errors import ForedraftError
+from foredraft.errors import ForedraftError, InvalidPrompt
 from foredraft.outputs import CompletionOutput, TokenEvent
 from foredraft.params import SamplingParams
 
@@ -70,11 +70,20 @@ def run(
     seed: options.Seed = None,
     as_json: options.Json = False,
 ) -> None:
-    """Talk with MODEL, or have it answer PROMPT; chat has more options, and models lists the catalogue."""
+    """Talk with MODEL, or have it answer PROMPT and what is piped in; chat has more options, and models lists the
+    catalogue."""
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     wanted = opening()
-    lines = [" ".join(prompt)] if prompt else []
+    lines = [] if sys.stdin.isatty() and not prompt else [_with_piped(" ".join(prompt or ()))]
     _converse(wanted, Conversation(wanted.model, params, wanted.spec, system), lines, show_drafts, as_json)
+
+
+def _with_piped(prompt: str) -> str:
+    """The prompt, and below it what is piped in; either may be missing."""
+    piped = "" if sys.stdin.isatty() else sys.stdin.read().strip("\r\n")
+    if not (prompt or piped):
+        raise InvalidPrompt("Nothing came in on stdin; give a prompt, or pipe a text in.")
+    return "\n\n".join(filter(None, (prompt, piped)))
 
 
 def _converse(
