@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from foredraft.errors import ForedraftError, InvalidModel, InvalidParameter, InvalidPrompt, InvalidSpec
+from foredraft.errors import ForedraftError, InvalidModel, InvalidParameter, InvalidPrompt, InvalidSpec, Overloaded
 from foredraft.outputs import RequestOutput, TokenEvent
 from foredraft.params import SamplingParams
 from foredraft.tool_calls import ToolCall
@@ -28,6 +28,7 @@ __all__ = [
     "InvalidParameter",
     "InvalidPrompt",
     "InvalidSpec",
+    "Overloaded",
     "RequestOutput",
     "SamplingParams",
     "TokenEvent",

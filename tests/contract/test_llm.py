@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +59,11 @@ def test_what_was_loaded_is_shown(llm: LLM) -> None:
 
 def test_an_output_is_shown_in_a_line(llm: LLM) -> None:
     (output,) = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=3, temperature=0, ignore_eos=True, seed=4, n=2))
-    shown = repr(output)
-    assert shown.startswith(f"<RequestOutput text={output.text!r}, finish_reason='length', seed={output.seed}")
-    assert "3 tokens" in shown and "1 more outputs" in shown
+    shown = f"text={output.text!r}, finish_reason='length', seed={output.seed}, 3 tokens, "
+    assert repr(output).startswith(f"<RequestOutput {shown}") and repr(output).endswith(" per run, 1 more outputs>")
+    assert repr(output.outputs[0]).startswith(f"<CompletionOutput {shown}")
+    failed = replace(output.outputs[0], text="word " * 1000, error="Too hot.")
+    assert "word …', finish" in repr(failed) and repr(failed).endswith("error='Too hot.'>") and len(repr(failed)) < 200
 
 
 class TestTools:
