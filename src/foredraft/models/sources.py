@@ -108,13 +108,13 @@ def _bars_to(progress: Progress) -> type[Any]:
     The library has a bar for bytes of the network, one for bytes of files, and one for the number of files. The first
     two run towards the same total, so `progress` gets the one that is ahead.
     """
-    from huggingface_hub.utils import tqdm
+    from huggingface_hub.utils.tqdm import tqdm
 
     done = total = 0
 
     class Bar(tqdm):
         def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **{**options, "disable": True})
+            super().__init__(*arguments, **{**options, "disable": True})  # type: ignore[no-untyped-call]
             self._counts_bytes = options.get("unit") == "B"
             self._seen = options.get("initial") or 0
 
