@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeVar
@@ -105,7 +105,7 @@ class CountingProgress:
             print(text, file=file, flush=True)
 
 
-def until_first(what: str, stream: Callable[[Callable[[int, int], None]], Iterator[T]]) -> Iterator[T]:
+def until_first(what: str, stream: Callable[[Callable[[int, int], None]], Iterator[T]]) -> Generator[T, None, None]:
     """What a stream gives, with a bar until the first of it comes. `stream` is called with `progress(done, total)`."""
     with CountingProgress(what) as progress:
         for each in stream(progress.to):
