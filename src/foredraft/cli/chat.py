@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foredraft.cli import options
-from foredraft.cli.conversation import Conversation
 from foredraft.cli.output import answer_record, dim, figures, follow, print_json, say
 from foredraft.cli.progress import PROMPT, until_first
 from foredraft.errors import ForedraftError, InvalidPrompt
-from foredraft.outputs import CompletionOutput, TokenEvent
-from foredraft.params import SamplingParams
 
 if TYPE_CHECKING:
+    from foredraft.cli.conversation import Conversation
     from foredraft.llm import LLM
+    from foredraft.outputs import CompletionOutput, TokenEvent
 
 QUOTES = '"""'  # around what has several lines
 
@@ -46,6 +45,9 @@ def chat(
     as_json: options.Json = False,
 ) -> None:
     """Talk with a model; /help tells what else there is. Ctrl-C stops an answer, Ctrl-D leaves."""
+    from foredraft.cli.conversation import Conversation
+    from foredraft.params import SamplingParams
+
     params = SamplingParams(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, stop=stop
     )
@@ -72,6 +74,9 @@ def run(
 ) -> None:
     """Talk with MODEL, or have it answer PROMPT and what is piped in; chat has more options, and models lists the
     catalogue."""
+    from foredraft.cli.conversation import Conversation
+    from foredraft.params import SamplingParams
+
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     wanted = opening()
     lines = [] if sys.stdin.isatty() and not prompt else [_with_piped(" ".join(prompt or ()))]

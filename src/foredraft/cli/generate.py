@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,9 +15,10 @@ from foredraft.cli import options
 from foredraft.cli.output import answer_record, follow, say
 from foredraft.cli.progress import PROMPT, CountingProgress, until_first
 from foredraft.errors import InvalidPrompt
-from foredraft.outputs import CompletionOutput, TokenEvent
-from foredraft.params import SamplingParams
-from foredraft.reports.prompts import Prompt, read_prompts
+
+if TYPE_CHECKING:
+    from foredraft.outputs import CompletionOutput, TokenEvent
+    from foredraft.reports.prompts import Prompt
 
 
 @options.opens_model("spec", "dtype", "activations", "device", "threads", "head", "exact")
@@ -44,6 +45,8 @@ def generate(
     as_json: options.Json = False,
 ) -> None:
     """Continue prompts, or answer them with --chat."""
+    from foredraft.params import SamplingParams
+
     params = SamplingParams(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -78,6 +81,8 @@ def _gathered(arguments: list[str], file: Path | None) -> list[Prompt]:
         arguments = ["-"]
     prompts: list[Prompt] = [_read_stdin() if argument == "-" else argument for argument in arguments]
     if file is not None:
+        from foredraft.reports.prompts import read_prompts
+
         prompts += read_prompts(file)
     return prompts
 
