@@ -6,6 +6,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 # Further options for pip, for instance PIP_ARGS="--index-url https://mirror.example/simple"
 PIP_ARGS ?=
 ARGS ?=
+comma := ,
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install $(PIP_ARGS)
@@ -17,7 +18,7 @@ TESTS := slow gpu page
 BENCHMARKS := plain peers kernels host acceptance precision control server drafts
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench wheel clean test $(TESTS:%=test-%) test-levels lint check-wheel check-speculators check-llama check-litellm check-vllm \
+.PHONY: help demo bench wheel sdist clean test $(TESTS:%=test-%) test-levels lint check-wheel check-speculators check-llama check-litellm check-vllm \
 	check-ray soak fuzz sanitize emulate figures figures-machine $(BENCHMARKS:%=bench-%)
 
 ##@ use it
@@ -39,6 +40,11 @@ wheel: .peers/wheel/.installed ## a wheel for this kind of machine, in dist/
 	@.peers/wheel/bin/python -m build --wheel --outdir build/wheel . >build/wheel/log 2>&1 || { tail build/wheel/log; exit 1; }
 	@PATH="$(CURDIR)/.peers/wheel/bin:$$PATH" .peers/wheel/bin/auditwheel repair --wheel-dir dist build/wheel/*.whl >>build/wheel/log 2>&1 || { tail build/wheel/log; exit 1; }
 	@ls -l dist/*.whl
+
+sdist: .peers/wheel/.installed ## the source archive, in dist/
+	@mkdir -p build dist
+	@.peers/wheel/bin/python -m build --sdist --outdir dist . >build/sdist.log 2>&1 || { tail build/sdist.log; exit 1; }
+	@ls -l dist/*.tar.gz
 
 clean: ## remove the environment and everything built
 	@rm -rf .venv .venv-ray .peers build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
@@ -130,38 +136,38 @@ figures: .venv/.installed ## write docs/benchmarks.md, docs/map.md, README's tab
 	@$(BIN)/python tools/map.py
 	@$(BIN)/python tools/picture.py
 
+# $(call stage,NAME,COMMAND): one line for each, with the seconds that it took. What pip says goes into a log, whose end
+# is shown if it fails.
+stage = @mkdir -p $(@D) && printf '%s ...' "$(1)" && begun=$$(date +%s) && \
+	if { $(2); } >$(@D)/install.log 2>&1; then echo " $$(($$(date +%s) - begun)) s"; \
+	else echo " failed" && tail -n 20 $(@D)/install.log >&2; echo "All of it is in $(@D)/install.log." >&2; exit 1; fi
+
 .venv/.created:
 	@test -n "$(PYTHON)" || { echo "Foredraft needs Python 3.11 or newer; name one with PYTHON=/path/to/python3." >&2; exit 1; }
-	@echo "[1/4] environment .venv with $$($(PYTHON) --version)"
-	@$(PYTHON) -m venv .venv
+	$(call stage,[1/4] environment .venv with $$($(PYTHON) --version),$(PYTHON) -m venv .venv)
 	@touch $@
 
 # torch comes first and with its own dependencies, because those differ between its builds; the rest is exactly the lock.
 .venv/.locked: .venv/.created requirements.lock
-	@echo "[2/4] torch (the largest download: be patient)"
-	@$(PIP) $$(test -t 1 || echo --quiet) $$($(PYTHON) tools/torch_index.py) --constraint requirements.lock $$(grep '^torch==' requirements.lock)
-	@echo "[3/4] $$(grep -c == requirements.lock) locked packages"
-	@$(PIP) --quiet --no-deps --requirement requirements.lock
+	$(call stage,[2/4] torch (the largest download: be patient),$(PIP) $$($(PYTHON) tools/torch_index.py) --constraint requirements.lock $$(grep '^torch==' requirements.lock))
+	$(call stage,[3/4] $$(grep -c == requirements.lock) locked packages,$(PIP) --no-deps --requirement requirements.lock)
 	@touch $@
 
 .venv/.installed: .venv/.locked $(BUILD_INPUTS)
-	@echo "[4/4] foredraft itself"
-	@$(PIP) --quiet --no-deps --no-build-isolation --editable .
+	$(call stage,[4/4] foredraft itself,$(PIP) --no-deps --no-build-isolation --editable .)
 	@touch $@
 
 .venv/.installed-dev: .venv/.installed requirements-dev.lock
-	@echo "[dev] $$(grep -c == requirements-dev.lock) packages for tests, style and types"
-	@$(PIP) --quiet --no-deps --requirement requirements-dev.lock
+	$(call stage,[dev] $$(grep -c == requirements-dev.lock) packages for tests$(comma) style and types,$(PIP) --no-deps --requirement requirements-dev.lock)
 	@touch $@
 
 # Ray in an environment of its own: the packages of requirements.lock, and those that Ray Serve adds.
 .venv-ray/.installed: PIP := .venv-ray/bin/python -m pip --disable-pip-version-check --no-input install $(PIP_ARGS)
 .venv-ray/.installed: requirements.lock requirements-ray.lock $(BUILD_INPUTS)
-	@echo "[ray] environment .venv-ray (torch and Ray are large downloads: be patient)"
 	@test -x .venv-ray/bin/python || $(PYTHON) -m venv .venv-ray
-	@$(PIP) --quiet --constraint requirements.lock $$(grep '^torch==' requirements.lock)
-	@$(PIP) --quiet --no-deps --requirement requirements.lock --requirement requirements-ray.lock
-	@$(PIP) --quiet --no-deps --no-build-isolation --editable .
+	$(call stage,[ray] torch (a large download: be patient),$(PIP) --constraint requirements.lock $$(grep '^torch==' requirements.lock))
+	$(call stage,[ray] packages (Ray is a large download: be patient),$(PIP) --no-deps --requirement requirements.lock --requirement requirements-ray.lock)
+	$(call stage,[ray] foredraft itself,$(PIP) --no-deps --no-build-isolation --editable .)
 	@touch $@
 
 # The engines of bench-peers and check-llama, and the packages of check-speculators, check-litellm and check-vllm, each in

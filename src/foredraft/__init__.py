@@ -1,6 +1,6 @@
 """Foredraft: lossless speculative decoding. Several tokens per run of the model, and never a different text.
 
-Importing this package is cheap: PyTorch is loaded when `LLM` or `AsyncEngine` is first asked for.
+Importing this package is cheap: a name is loaded when it is first asked for, and PyTorch with `LLM` or `AsyncEngine`.
 """
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from foredraft.errors import ForedraftError, InvalidModel, InvalidParameter, InvalidPrompt, InvalidSpec
-from foredraft.outputs import RequestOutput, TokenEvent
-from foredraft.params import SamplingParams
-from foredraft.tool_calls import ToolCall
+from foredraft.errors import ForedraftError, InvalidModel, InvalidParameter, InvalidPrompt, InvalidSpec, Overloaded
 
 if TYPE_CHECKING:
     from foredraft.engine.async_engine import AsyncEngine
     from foredraft.llm import LLM
+    from foredraft.outputs import RequestOutput, TokenEvent
+    from foredraft.params import SamplingParams
     from foredraft.proposers.registry import register_proposer
+    from foredraft.tool_calls import ToolCall
 
 __version__ = "0.2.0.dev0"
 
@@ -28,6 +28,7 @@ __all__ = [
     "InvalidParameter",
     "InvalidPrompt",
     "InvalidSpec",
+    "Overloaded",
     "RequestOutput",
     "SamplingParams",
     "TokenEvent",
@@ -38,6 +39,10 @@ __all__ = [
 _LATER = {
     "LLM": "foredraft.llm",
     "AsyncEngine": "foredraft.engine.async_engine",
+    "RequestOutput": "foredraft.outputs",
+    "TokenEvent": "foredraft.outputs",
+    "SamplingParams": "foredraft.params",
+    "ToolCall": "foredraft.tool_calls",
     "register_proposer": "foredraft.proposers.registry",
 }
 

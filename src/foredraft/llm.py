@@ -166,14 +166,25 @@ class LLM:
         *,
         spec: str | None = None,
         tools: list[Tool] | None = None,
+        progress: DoneProgress | None = None,
     ) -> Iterator[TokenEvent]:
         """Tokens of one prompt as they come; a list of messages is a conversation, which may have tools. Closing the
-        iterator aborts."""
-        return self.stream_many([self.encode(prompt, tools)], params, spec=spec)
+        iterator aborts. `progress` is called after every run with the tokens of the prompt that are computed, and with
+        those it has; what it raises ends the request."""
+        return self.stream_many([self.encode(prompt, tools)], params, spec=spec, progress=progress)
 
-    def stream_many(self, prompts: Items[Prompt], params: Params = None, *, spec: Specs = None) -> Iterator[TokenEvent]:
-        """Tokens of many prompts, interleaved; an event's `request_id` is the index of its prompt."""
-        events = self._run([self.encode(prompt) for prompt in prompts], params, spec, is_followed=True)
+    def stream_many(
+        self,
+        prompts: Items[Prompt],
+        params: Params = None,
+        *,
+        spec: Specs = None,
+        progress: DoneProgress | None = None,
+    ) -> Iterator[TokenEvent]:
+        """Tokens of many prompts, interleaved; an event's `request_id` is the index of its prompt. `progress` is as in
+        `stream`, over all prompts."""
+        encoded = [self.encode(prompt) for prompt in prompts]
+        events = self._run(encoded, params, spec, is_followed=True, progress=progress)
         return (event._replace(request_id=str(index)) for index, event in events)
 
     def as_finished(
@@ -204,7 +215,12 @@ class LLM:
         self._deliver(self.engine.abort_all())
 
     def _run(
-        self, prompts: list[list[int]], params: Params, spec: Specs, is_followed: bool
+        self,
+        prompts: list[list[int]],
+        params: Params,
+        spec: Specs,
+        is_followed: bool,
+        progress: DoneProgress | None = None,
     ) -> Iterator[tuple[int, TokenEvent]]:
         """Events as they come, each with the index of its prompt; only the last of each sample if nobody follows."""
         every_params = _one_each("params", params, SamplingParams(), SamplingParams, len(prompts))
@@ -212,6 +228,7 @@ class LLM:
         if any(each.adaptive for each in every_spec):
             self.engine.speculation.calibrate()
         places = {str(next(self._request_ids)): index for index in range(len(prompts))}
+        num_prompt_tokens = sum(map(len, prompts))
         inbox: deque[TokenEvent] = deque()
         try:
             for request_id, prompt, each, its_spec in zip(places, prompts, every_params, every_spec, strict=True):
@@ -220,6 +237,9 @@ class LLM:
             while inbox or any(map(self.engine.is_live, places)):
                 if not inbox:
                     self._step()
+                    if progress is not None:
+                        left = sum(map(self.engine.num_uncomputed_prompt_tokens, places))
+                        progress(num_prompt_tokens - left, num_prompt_tokens)
                 while inbox:
                     event = inbox.popleft()
                     yield places[event.request_id], event

@@ -65,6 +65,9 @@ class SpecMetrics:
         )
 
 
+_SHOWN_CHARACTERS = 60  # of a text, in a repr
+
+
 @dataclass(frozen=True)
 class CompletionOutput:
     """One finished sample of a request."""
@@ -79,6 +82,18 @@ class CompletionOutput:
     prompt_logprobs: list[TokenLogprob] | None
     metrics: SpecMetrics
     error: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<CompletionOutput {self._shown()}>"
+
+    def _shown(self) -> str:
+        """What a person wants to see of it first, in a line."""
+        text = self.text if len(self.text) <= _SHOWN_CHARACTERS else self.text[:_SHOWN_CHARACTERS] + "…"
+        error = "" if self.error is None else f", error={self.error!r}"
+        return (
+            f"text={text!r}, finish_reason={self.finish_reason!r}, seed={self.seed}, {len(self.token_ids)} tokens, "
+            f"{self.metrics.tokens_per_run:.2f} per run{error}"
+        )
 
     @cached_property
     def tool_calls(self) -> list[ToolCall]:
@@ -96,11 +111,8 @@ class RequestOutput:
     outputs: list[CompletionOutput]
 
     def __repr__(self) -> str:
-        """What a person wants to see of it first."""
-        shown = f"text={self.text!r}, finish_reason={self.finish_reason!r}, seed={self.seed}"
-        counted = f"{len(self.token_ids)} tokens, {self.metrics.tokens_per_run:.2f} per run"
         others = f", {len(self.outputs) - 1} more outputs" if len(self.outputs) > 1 else ""
-        return f"<RequestOutput {shown}, {counted}{others}>"
+        return f"<RequestOutput {self.outputs[0]._shown()}{others}>"
 
     @property
     def text(self) -> str:

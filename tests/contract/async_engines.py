@@ -29,7 +29,7 @@ async def last(stream: Stream) -> str | None:
     return (await read(stream))[-1].finish_reason
 
 
-async def until(engine: AsyncEngine) -> None:
+async def until(engine: AsyncEngine[list[int]]) -> None:
     """Until the engine thread has done what was asked of it before."""
     async with asyncio.timeout(30):
         await engine.abort("nobody")
@@ -42,12 +42,12 @@ async def no_other_task() -> None:
             await asyncio.sleep(0.01)
 
 
-def has_requests(engine: AsyncEngine) -> bool:
+def has_requests(engine: AsyncEngine[list[int]]) -> bool:
     stats = engine.stats()
     return bool(stats.running or stats.waiting)
 
 
-def is_clean(engine: AsyncEngine, llm: LLM) -> bool:
+def is_clean(engine: AsyncEngine[list[int]], llm: LLM) -> bool:
     return not has_requests(engine) and len(asyncio.all_tasks()) == 1 and is_idle(llm)
 
 
@@ -87,7 +87,7 @@ class SlowBuilds:
 
 
 @asynccontextmanager
-async def in_a_step(llm: LLM) -> AsyncIterator[AsyncEngine]:
+async def in_a_step(llm: LLM) -> AsyncIterator[AsyncEngine[list[int]]]:
     """An engine whose thread is inside a step for the request "other", until the block ends; "other" must then be
     answered in full."""
     gate = llm.engine.runner = Gated(llm.engine.runner)

@@ -101,6 +101,16 @@ def test_too_many_are_refused_before_their_prompts_are_looked_at(llm: LLM) -> No
     assert is_idle(llm)
 
 
+def test_an_engine_shows_its_load(llm: LLM) -> None:
+    async def main() -> None:
+        engine = AsyncEngine(llm.engine, max_waiting=2)
+        assert repr(engine) == f"<AsyncEngine: 0 of 8 sequences run, 0 of 2 wait, max_model_len={llm.max_model_len}>"
+        await engine.close()
+        assert repr(engine) == "<AsyncEngine, closed>"
+
+    asyncio.run(main())
+
+
 def test_every_sample_of_a_request_counts(llm: LLM) -> None:
     async def main() -> None:
         engine = AsyncEngine(llm.engine, max_waiting=2)
@@ -178,14 +188,14 @@ def test_whoever_generates_on_a_closed_or_closing_engine_is_told(llm: LLM) -> No
 
 
 def test_an_event_loop_that_is_gone_takes_only_its_own_requests_along(llm: LLM) -> None:
-    async def begin() -> tuple[AsyncEngine, list[Stream]]:
+    async def begin() -> tuple[AsyncEngine[list[int]], list[Stream]]:
         engine = AsyncEngine(llm.engine)
         streams = [engine.generate(PROMPT, LONG) for _ in range(3)]
         for stream in streams[:2]:
             await stream.admitted()
         return engine, streams  # the last one is still being admitted
 
-    async def go_on(engine: AsyncEngine) -> None:
+    async def go_on(engine: AsyncEngine[list[int]]) -> None:
         assert await last(engine.generate(PROMPT, GREEDY)) == "length"
         await until(engine)
         assert is_clean(engine, llm)

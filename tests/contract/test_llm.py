@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +59,11 @@ def test_what_was_loaded_is_shown(llm: LLM) -> None:
 
 def test_an_output_is_shown_in_a_line(llm: LLM) -> None:
     (output,) = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=3, temperature=0, ignore_eos=True, seed=4, n=2))
-    shown = repr(output)
-    assert shown.startswith(f"<RequestOutput text={output.text!r}, finish_reason='length', seed={output.seed}")
-    assert "3 tokens" in shown and "1 more outputs" in shown
+    shown = f"text={output.text!r}, finish_reason='length', seed={output.seed}, 3 tokens, "
+    assert repr(output).startswith(f"<RequestOutput {shown}") and repr(output).endswith(" per run, 1 more outputs>")
+    assert repr(output.outputs[0]).startswith(f"<CompletionOutput {shown}")
+    failed = replace(output.outputs[0], text="word " * 1000, error="Too hot.")
+    assert "word …', finish" in repr(failed) and repr(failed).endswith("error='Too hot.'>") and len(repr(failed)) < 200
 
 
 class TestTools:
@@ -92,3 +94,32 @@ class TestTools:
     def test_they_need_a_conversation(self, talker: LLM) -> None:
         with pytest.raises(InvalidPrompt, match="tools need a conversation"):
             talker.stream("x", tools=[self.TOOL])
+
+
+def test_a_stream_tells_how_much_of_its_prompt_is_computed(tmp_path: Path) -> None:
+    folder = save_model(random_model("llama"), tmp_path)
+    llm = LLM(str(folder), spec="off", threads=1, max_num_seqs=4, max_num_batched_tokens=7, prefix_caching=False)
+    told: list[tuple[int, int]] = []
+    params = SamplingParams(max_tokens=3, temperature=0)
+    events = llm.stream([1 + place for place in range(20)], params, progress=lambda *now: told.append(now))
+    next(events)
+    assert told == [(7, 20), (14, 20), (20, 20)]
+    list(events)
+    assert set(told[3:]) == {(20, 20)}
+
+    told.clear()
+    list(llm.stream_many([[1] * 10, [2] * 4], params, progress=lambda *now: told.append(now)))
+    assert told[0] == (7, 14) and told[-1] == (14, 14)
+
+
+def test_what_progress_raises_ends_the_request(tmp_path: Path) -> None:
+    folder = save_model(random_model("llama"), tmp_path)
+    llm = LLM(str(folder), spec="off", threads=1, max_num_seqs=4, max_num_batched_tokens=7)
+
+    def stop(done: int, total: int) -> None:
+        raise TimeoutError(f"{done} of {total}")
+
+    with pytest.raises(TimeoutError, match="7 of 20"):
+        list(llm.stream([1] * 20, progress=stop))
+    assert not llm.engine.has_work
+    assert llm.generate([1] * 20, SamplingParams(max_tokens=2))[0].finish_reason == "length"

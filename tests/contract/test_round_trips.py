@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from foredraft.errors import InvalidModel
-from foredraft.heads.catalog import SHIPPED
 from foredraft.heads.engines import Engine
 from foredraft.heads.export import export
+from foredraft.heads.kinds import SHIPPED
 from foredraft.llm import LLM
 from foredraft.models.catalog import open_checkpoint
 from foredraft.params import SamplingParams

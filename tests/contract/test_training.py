@@ -3,6 +3,8 @@ does."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,6 +53,27 @@ MASKED = "dflash:input=masked,correction=markov"
 
 def quiet(_: Report) -> None:
     """Nobody watches."""
+
+
+def test_what_takes_long_at_the_start_is_shown(toy: TrainOptions, tmp_path: Path) -> None:
+    """Finding the model, loading it to write text, and loading it to train: each for itself, so that nothing is drawn
+    between the lines of text and training."""
+    told: list[str] = []
+
+    @contextmanager
+    def shown() -> Iterator[Callable[[str, int, int], None]]:
+        told.append("begin")
+        yield lambda stage, done, total: told.append(stage)
+        told.append("end")
+
+    run = TrainingRun(replace(toy, out=tmp_path, text=None, tokens=100, kinds=(parse_kind("medusa"),), steps=1), shown)
+    assert told == ["begin", "end"]
+    run.write_text(None, lambda *_: told.append("text"))
+    first, last = told.index("load"), told.index("text")
+    assert "end" in told[first:last] and told.count("begin") == told.count("end") == 2
+    del told[:]
+    run.train(lambda _: told.append("step"))
+    assert told[0] == "begin" and told[1] == "load" and told.index("end") < told.index("step")
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from foredraft.heads.base import CONFIG_FILE, HeadConfig
-from foredraft.heads.catalog import SHIPPED
 from foredraft.heads.dflash.module import DFlashModule
 from foredraft.heads.eagle.module import EagleModule
 from foredraft.heads.eagle.train import chain_mask
 from foredraft.heads.engines import Engine
 from foredraft.heads.export import export
 from foredraft.heads.files import read_tensors
+from foredraft.heads.kinds import SHIPPED
 from foredraft.heads.module import KeysValues
 from foredraft.models.catalog import open_checkpoint
 from foredraft.models.checkpoint import Checkpoint

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -12,6 +12,7 @@ from foredraft.outputs import CompletionOutput, SpecMetrics, TokenEvent
 from foredraft.params import SamplingParams
 from foredraft.types import TARGET, TokenLogprob
 
+CHUNKS = 8  # of a prompt that says "long"
 WORDS = ["Hello", " there", "."]
 METRICS = SpecMetrics(
     target_runs=3,
@@ -31,7 +32,8 @@ METRICS = SpecMetrics(
 
 
 class FakeLLM:
-    """Answers every prompt with WORDS; the last prompt finishes first. `log` records what it was asked.
+    """Answers every prompt with WORDS; the last prompt finishes first. A long one is computed in CHUNKS. `log` records
+    what it was asked.
 
     The proposers that `spec` names draft the words before the last one, and the model "some/unfaithful" then writes
     others.
@@ -50,12 +52,21 @@ class FakeLLM:
         log.append(("open", model, options))
 
     def stream_many(
-        self, prompts: list[Any], params: SamplingParams, *, spec: str | None = None
+        self,
+        prompts: list[Any],
+        params: SamplingParams,
+        *,
+        spec: str | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> Iterator[TokenEvent]:
         self.log.append(("ask", prompts, params, spec))
         origins = _origins(spec or self.spec)
         if any(prompt == "too long" for prompt in prompts):
             raise InvalidPrompt("The prompt is too long.")
+        for chunk in range(CHUNKS if "long" in str(prompts) else 0):
+            self.pause()
+            if progress is not None:
+                progress(chunk + 1, CHUNKS)
         for request in reversed(range(len(prompts))):
             for sample in range(params.n):
                 for position, word in enumerate(WORDS):
@@ -66,8 +77,8 @@ class FakeLLM:
                     output = self._output(sample, params, origins) if last else None
                     yield TokenEvent(str(request), sample, position, word, origins[position], output=output)
 
-    def stream(self, prompt: Any, params: SamplingParams, *, spec: str | None = None) -> Iterator[TokenEvent]:
-        return self.stream_many([prompt], params, spec=spec)
+    def stream(self, prompt: Any, params: SamplingParams, **options: Any) -> Iterator[TokenEvent]:
+        return self.stream_many([prompt], params, **options)
 
     def pause(self) -> None:
         """Before each token; replaced where a test needs time to interrupt."""

@@ -59,7 +59,7 @@ class TestCommand:
         llm.max_model_len = 10_000
         module.LLM = open_llm  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "foredraft.llm", module)
-        monkeypatch.setattr("foredraft.cli.bench.verify_curve", lambda llm: COST)
+        monkeypatch.setattr("foredraft.bench.measure.verify_curve", lambda llm: COST)
 
     def test_json_has_one_cell_a_line(self, call: Command, llm: TimedLLM, tmp_path: Path) -> None:
         code, out, _ = call("--json", "--limit", "6", "--batch", "2,1", "--spec", "ngram", "--repeats", "1")

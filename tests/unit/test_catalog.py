@@ -8,12 +8,15 @@ import sys
 import threading
 import zipfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.utils._xet_progress_reporting import _finish_transfer_bar, _update_transfer_bar
+from huggingface_hub.utils.tqdm import _create_progress_bar
 
 from foredraft.errors import InvalidModel
 from foredraft.models import catalog, wheel
@@ -170,7 +173,12 @@ def test_a_file_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(catalog, "MODELS", (small,))
     fetched: list[tuple[str, str]] = []
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *place: str(tmp_path) if fetched else None)
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *place: fetched.append(place) or str(tmp_path))
+
+    def hf_hub_download(repo_id: str, filename: str) -> str:
+        fetched.append((repo_id, filename))
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hf_hub_download)
     assert small.path is None
     assert catalog.resolve("small:1B") == catalog.resolve("small") == small.path == tmp_path
     assert fetched == [("org/small-GGUF", "small.gguf")]
@@ -186,24 +194,57 @@ def test_paths_are_taken_as_they_are(tmp_path: Path) -> None:
 def test_hub_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     queried: dict[str, Any] = {}
 
-    def snapshot_download(repo: str, **options: Any) -> str:
-        queried.update(repo=repo, **options)
+    def snapshot_download(**options: Any) -> str:
+        queried.update(options)
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     assert catalog.resolve("org/some-model") == tmp_path
-    assert queried["repo"] == "org/some-model"
+    assert queried["repo_id"] == "org/some-model"
     assert "*.safetensors" in queried["allow_patterns"]
     assert not any(pattern.endswith((".bin", ".pt", ".py")) for pattern in queried["allow_patterns"])
+    assert "tqdm_class" not in queried, "nobody watches, so the hub's library draws its own bar"
+
+
+@pytest.mark.parametrize("name", ["org/some-model", "org/some-model/file.gguf"])
+def test_the_hub_tells_its_bytes_and_draws_nothing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A stand-in with the bars of the hub's library: its own functions make and move them."""
+
+    def download(tqdm_class: type[Any], **options: Any) -> str:
+        make = partial(_create_progress_bar, cls=tqdm_class, log_level=20)
+        network = make(name="network", desc="Downloading", total=0, initial=0, unit="B", unit_scale=True)
+        files = make(name="files", desc="Reconstructing", total=100, initial=10, unit="B", unit_scale=True)
+        with tqdm_class(total=3, desc="Fetching 3 files") as count:
+            files.update(30)
+            files.total = 200  # another file has begun
+            _update_transfer_bar(network, 90)
+            count.update(1)
+            files.update(160)
+        _finish_transfer_bar(network)
+        network.set_description_str("Download complete")
+        for bar in (network, files):
+            bar.set_postfix_str("1 MB/s", refresh=False)
+            bar.close()
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    seen: list[tuple[int, int]] = []
+    assert catalog.resolve(name, lambda *now: seen.append(now)) == tmp_path
+    assert seen[0] == (40, 100) and seen[-1] == (200, 200)
+    assert seen == sorted(seen) and all(done <= total for done, total in seen)
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("name", ["org/some-model/sub/file.Q4_0.gguf", "org/some-model:sub/file.Q4_0.gguf"])
 def test_hub_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     queried: list[str] = []
 
-    def hf_hub_download(repo: str, file: str) -> str:
-        queried.extend((repo, file))
-        return str(tmp_path / file)
+    def hf_hub_download(repo_id: str, filename: str) -> str:
+        queried.extend((repo_id, filename))
+        return str(tmp_path / filename)
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", hf_hub_download)
     assert catalog.resolve(name) == tmp_path / "sub/file.Q4_0.gguf"
@@ -211,7 +252,7 @@ def test_hub_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def snapshot_download(repo: str, **options: Any) -> str:
+    def snapshot_download(**options: Any) -> str:
         raise LocalEntryNotFoundError("No route to the hub.\nMore lines.")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)

@@ -29,11 +29,16 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 class TestEveryCommand:
     @pytest.mark.parametrize("arguments", [[], *([name] for name in COMMANDS)], ids=str)
     def test_help_loads_nothing_that_takes_long(self, arguments: list[str]) -> None:
-        slow = "{'torch', 'rich', 'numpy', 'pydantic', 'transformers', 'jinja2', 'tokenizers', 'huggingface_hub'}"
+        slow = (
+            "{'torch', 'rich', 'numpy', 'pydantic', 'transformers', 'jinja2', 'tokenizers', 'huggingface_hub', "
+            "'fastapi', 'uvicorn', 'matplotlib', 'asyncio', 'statistics', 'html'}"
+        )
+        folders = ("audit", "bench", "plan", "simulate", "train", "server", "engine")
+        ours = {f"foredraft.{folder}" for folder in folders}
         program = (
             f"import sys\nfrom foredraft.cli.main import run\nsys.argv = ['foredraft', *{arguments}, '--help']\n"
             "try:\n    run()\nexcept SystemExit as end:\n    assert end.code == 0\n"
-            f"print(sorted({slow} & set(sys.modules)))"
+            f"print(sorted(({slow} | {ours}) & set(sys.modules)))"
         )
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
         assert all(name in done.stdout for name in arguments or COMMANDS)
@@ -247,13 +252,26 @@ class TestGenerate:
 
 class TestRun:
     def test_it_answers_a_prompt_and_leaves(self, command: Command) -> None:
-        result = command("run", "smollm2", "Why", "is it so?", "--temperature", "0", stdin="never\n")
+        result = command("run", "smollm2", "Why", "is it so?", "--temperature", "0")
         assert (result.code, result.out) == (0, "Hello there.\n")
         opened, asked, _ = result.log
         assert opened[1] == "smollm2" and asked[1] == [[{"role": "user", "content": "Why is it so?"}]]
 
-    def test_without_one_it_is_a_conversation(self, command: Command) -> None:
-        assert command("run", "some/model", stdin="/spec off\nhi\nhi\n").out == "Hello there.\n" * 2
+    @pytest.mark.parametrize(
+        ("words", "asked"),
+        [
+            (["Explain", "this:"], "Explain this:\n\n  def f():\n\n    pass"),
+            ([], "  def f():\n\n    pass"),
+        ],
+    )
+    def test_what_is_piped_in_stands_below_the_prompt(self, command: Command, words: list[str], asked: str) -> None:
+        result = command("run", "some/model", *words, stdin="  def f():\n\n    pass\n")
+        assert (result.code, result.out) == (0, "Hello there.\n")
+        assert result.log[1][1] == [[{"role": "user", "content": asked}]]
+
+    def test_nothing_at_all_is_an_error(self, command: Command) -> None:
+        result = command("run", "some/model", stdin="\n")
+        assert fails_with_one_sentence(result) and "pipe a text in" in result.err and not result.log
 
     def test_pull_fetches(self, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         fetched: list[str] = []
@@ -344,7 +362,14 @@ class TestChat:
 
         monkeypatch.setattr("builtins.input", read)
         assert list(_typed(prompted=True)) == ["hi", "again"]
-        assert capsys.readouterr().err.count("Ctrl-D or /exit leaves.") == 2
+        assert capsys.readouterr().err.count("Ctrl-C again, Ctrl-D or /exit leaves.") == 2
+
+    def test_ctrl_c_twice_at_the_prompt_is_the_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupt(prompt: str) -> str:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("builtins.input", interrupt)
+        assert list(_typed(prompted=True)) == []
 
     @pytest.mark.parametrize(
         ("typed", "text"),

@@ -40,7 +40,7 @@ class TestModels:
     def test_list(self, command: Command, arguments: list[str]) -> None:
         lines = {line.split()[0]: line.split()[1:] for line in command(*arguments).out.splitlines()}
         assert len(lines) == len(MODELS)
-        assert lines["smollm2-135m"] == ["98", "MB", "Apache-2.0", "fits,", "not", "fetched"]
+        assert lines["smollm2-135m"] == ["98", "MB", "Apache-2.0", "head", "fits,", "not", "fetched"]
         told = "5.03 GB Apache-2.0 needs about 7.94 GB of memory, and this machine has 4.00 GB"
         assert lines["qwen3-8b"] == told.split()
 
@@ -55,6 +55,22 @@ class TestModels:
         text = command("models", "info", "qwen3:4b").out
         assert "Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q4_K_M.gguf" in text and "z-lab/Qwen3-4B-DFlash-b16" in text
 
+    def test_info_names_heads_that_come_with_foredraft_before_the_model_is_fetched(self, command: Command) -> None:
+        assert "\nshipped heads eagle\n" in command("models", "info", "qwen2.5-coder-1.5b").out
+        assert "\nshipped heads none\n" in command("models", "info", "qwen3:4b").out
+
+    @pytest.mark.usefixtures("small_machine")
+    @pytest.mark.parametrize(
+        ("on_the_gpu", "told"), [(24e9, ", and fits its GPU"), (1e9, ", and more than its GPU has"), (None, "")]
+    )
+    def test_info_says_whether_a_model_fits_the_gpu(
+        self, command: Command, monkeypatch: pytest.MonkeyPatch, on_the_gpu: float | None, told: str
+    ) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: on_the_gpu is not None)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, on_the_gpu))
+        text = command("models", "info", "qwen3-8b").out
+        assert f"memory        about 7.94 GB: more than this machine has{told}\n" in text
+
     @pytest.mark.parametrize("arguments", [["smollm2"], ["--model", "smollm2-135m"]])
     def test_info_in_json(self, command: Command, arguments: list[str]) -> None:
         (record,) = command("models", "info", *arguments, "--json").records
@@ -65,10 +81,12 @@ class TestModels:
             "path",
             "original",
             "file",
+            "shipped_heads",
             "known_heads",
             "draft_model",
             "memory_bytes",
             "fits",
+            "fits_gpu",
             "proposers",
             "dtype",
             "backend",
@@ -95,7 +113,7 @@ class TestModels:
         folder = str(save_model(random_model(name), tmp_path))
         (record,) = command("models", "info", folder, "--json").records
         assert tuple(record["kv_cache"].values()) == kv
-        assert f"kv cache    {text}" in command("models", "info", folder).out
+        assert f"kv cache      {text}" in command("models", "info", folder).out
 
     def test_info_lists_heads_with_what_was_measured(
         self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

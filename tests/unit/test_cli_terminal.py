@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -70,8 +69,9 @@ def test_ctrl_c_leaves_the_terminal_clean(arguments: list[str]) -> None:
     assert seen.endswith("\n") or SHOW_CURSOR in seen
 
 
-def test_chat_prompts_and_answers() -> None:
-    process, terminal = start("chat")
+@pytest.mark.parametrize("arguments", [["chat"], ["run", "smollm2"]])
+def test_chat_prompts_and_answers(arguments: list[str]) -> None:
+    process, terminal = start(*arguments)
     seen = read_until(terminal, "> ")
     os.write(terminal, b"hi\n")
     seen += read_until(terminal, "seed 7")
@@ -97,17 +97,53 @@ def test_ctrl_c_stops_an_answer_and_not_the_conversation() -> None:
     assert process.wait() == 0
 
 
-def test_ctrl_c_twice_ends_the_program() -> None:
-    process, terminal = start("chat", pause=3)
+@pytest.mark.parametrize("question", ["hi", "a long one"])
+def test_the_first_ctrl_c_says_so_and_the_second_drops_the_answer(question: str) -> None:
+    """Before the first token too: "a long one" is computed in chunks."""
+    process, terminal = start("chat", pause=1.5)
     read_until(terminal, "> ")
-    os.write(terminal, b"hi\n")
-    read_until(terminal, "Hello")
-    while process.poll() is None:  # two that come at once are one for a busy process, and one that ends takes none
-        process.send_signal(signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=2)
+    os.write(terminal, f"{question}\n".encode())
+    read_until(terminal, "Hello" if question == "hi" else "Reading the prompt")
+    process.send_signal(signal.SIGINT)
+    read_until(terminal, "Stopping…")
+    process.send_signal(signal.SIGINT)
+    assert "Dropped" in read_until(terminal, "> ")
+    os.write(terminal, b"/regen\n")
+    assert "There is no answer yet." in read_until(terminal, "> ")
+    os.write(terminal, b"/exit\n")
     assert "Traceback" not in read_until(terminal, "")
-    assert process.wait() == 130
+    assert process.wait() == 0
+
+
+def test_ctrl_c_stops_a_long_prompt() -> None:
+    process, terminal = start("chat", pause=1.5)
+    read_until(terminal, "> ")
+    os.write(terminal, b"a long one\n")
+    read_until(terminal, "Reading the prompt")
+    process.send_signal(signal.SIGINT)
+    seen = read_until(terminal, "> ")
+    assert "Stopped; /regen answers again." in seen and "Hello" not in seen
+    os.write(terminal, b"/exit\n")
+    read_until(terminal, "")
+    assert process.wait() == 0
+
+
+def test_ctrl_c_twice_at_the_prompt_leaves() -> None:
+    process, terminal = start("chat")
+    read_until(terminal, "> ")
+    process.send_signal(signal.SIGINT)
+    assert "Ctrl-C again" in read_until(terminal, "> ")
+    process.send_signal(signal.SIGINT)
+    assert "Traceback" not in read_until(terminal, "")
+    assert process.wait() == 0
+
+
+def test_one_bar_stays_while_answers_are_printed() -> None:
+    process, terminal = start("generate", "one", "two", "three", pause=0.5)
+    seen = read_until(terminal, "")
+    assert process.wait() == 0
+    assert seen.count(HIDE_CURSOR) == 1 and seen.count("Hello there.") == 3
+    assert [seen.index(f"[{index}]") for index in range(3)] == sorted(seen.index(f"[{index}]") for index in range(3))
 
 
 def test_chat_colours_drafts_on_request() -> None:

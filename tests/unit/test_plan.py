@@ -261,14 +261,17 @@ def test_the_page_shows_what_the_command_prints(
         assert command(*arguments.split()).out == output
 
 
-def test_measure_finds_the_figures_itself(command: Command, tmp_path: Path) -> None:
+def test_measure_finds_the_figures_itself(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr("foredraft.cli.progress.CountingProgress.to", lambda bar, *now: told.append(now))
     folder = str(save_model(random_model("llama"), tmp_path))
     picture = tmp_path / "plot.svg"
     queried = ["--spec", "early_exit:layers=3,k=3", "--k-max", "4", "--plot", str(picture), "--json"]
     result = command("--measure", "--model", folder, *queried)
     assert result.code == 0, result.err
     assert picture.read_bytes().startswith(b"<?xml")
+    assert [done for done, _ in told] == list(range(1, told[-1][1] + 1)), "the bar goes to its end, one by one"
     assert result.record["table"][1]["expected_tokens"] == pytest.approx(2.0, abs=0.05), (
         "a model that drafts for itself is always right"
     )

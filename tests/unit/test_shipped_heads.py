@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from foredraft.heads.base import CONFIG_FILE, HeadConfig
-from foredraft.heads.catalog import SHIPPED
 from foredraft.heads.files import read_tensors
+from foredraft.heads.kinds import SHIPPED, shipped_kinds
+from foredraft.models.known_models import MODELS
 
 HEADS = sorted(file.parent for file in SHIPPED.glob(f"*/*/{CONFIG_FILE}"))
 ROOT = Path(__file__).parents[2]
@@ -31,3 +32,11 @@ def test_wheels_hold_what_auto_uses() -> None:
     assert used and used == files & packed
     assert sum(file.stat().st_size for file in files) < 80e6
     assert all(file.stat().st_size < 16 << 20 for file in files)
+
+
+def test_folders_are_named_by_the_catalogue_and_the_kind() -> None:
+    """That is how heads of models that are not fetched are known."""
+    models = {entry.name: shipped_kinds(entry.name) for entry in MODELS}
+    assert models["qwen2.5-coder-1.5b"] == ("eagle",) and models["qwen3-8b"] == ()
+    named = {(model, kind) for model, kinds in models.items() for kind in kinds}
+    assert named == {(head.parent.name, HeadConfig.read(head).kind) for head in HEADS}

@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foredraft.audit import text
-from foredraft.audit.prompts import BUILT_IN
-from foredraft.audit.report import Check
 from foredraft.cli import options
 from foredraft.cli.output import print_json, say
 from foredraft.cli.progress import CountingProgress
@@ -22,6 +19,7 @@ from foredraft.proposers.registry import parse_spec, proposer_names
 from foredraft.reports.prompts import Question, read_suite, spread
 
 if TYPE_CHECKING:
+    from foredraft.audit.report import Check
     from foredraft.llm import LLM
 
 
@@ -41,6 +39,8 @@ def audit(
     as_json: options.Json = False,
 ) -> None:
     """Check on this machine: the same text with and without speculation, the sampled distribution, row invariance."""
+    from foredraft.audit.prompts import BUILT_IN
+
     for spec in specs or ():
         parse_spec(spec)
     SamplingParams(max_tokens=max_tokens)
@@ -58,6 +58,8 @@ def audit(
 
 def _default_specs(llm: LLM) -> list[str]:
     """Every proposer that this model has, and every pair of them; says which ones are left out, and why."""
+    from foredraft.audit import text
+
     left_out = text.unusable_proposers(llm)
     for name, complaint in left_out.items():
         say(f"{name} is left out: {complaint}")
@@ -68,7 +70,7 @@ def _all_checks(
     llm: LLM, questions: list[Question], specs: list[str], max_tokens: int, samples: int, as_json: bool
 ) -> list[Check]:
     """All checks, each shown as soon as it is done."""
-    from foredraft.audit import distribution, rows
+    from foredraft.audit import distribution, rows, text
 
     checks: list[Check] = []
     total = len(text.MODES) * (1 + len(specs)) + len(distribution.CASES) + rows.NUM_CHECKS
@@ -81,18 +83,16 @@ def _all_checks(
 
         for check in each():
             checks.append(check)
-            progress.hide()
-            _show(check, as_json)
-            progress.show()
+            if as_json:  # stdout is kept for the one object that is promised there
+                progress.print(json.dumps(asdict(check), ensure_ascii=False), file=sys.stderr)
+            else:
+                progress.print(_shown(check))
     return checks
 
 
-def _show(check: Check, as_json: bool) -> None:
-    """One line per check. With --json it goes to stderr: stdout is kept for the one object that is promised there."""
-    if as_json:
-        say(json.dumps(asdict(check), ensure_ascii=False))
-        return
+def _shown(check: Check) -> str:
+    """One line per check."""
     verdict = "passed" if check.passed else "FAILED"
     if sys.stdout.isatty():
         verdict = f"\x1b[{32 if check.passed else 31}m{verdict}\x1b[39m"
-    print(f"{verdict}  {check.name}: {check.detail}", flush=True)
+    return f"{verdict}  {check.name}: {check.detail}"

@@ -5,21 +5,19 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foredraft.bench.cells import Cell, cells_of
-from foredraft.bench.measure import Plan, measure, num_timed_runs, verify_curve
-from foredraft.bench.report import Results, describe_model, describe_settings, figures, write_report, write_results
-from foredraft.bench.suite import load_suite
 from foredraft.cli import options
 from foredraft.cli.output import make_folder, print_json, say, say_written
 from foredraft.cli.progress import CountingProgress
 from foredraft.config import EngineConfig
 from foredraft.errors import InvalidParameter
-from foredraft.reports.answer import print_aligned
-from foredraft.reports.facts import describe_machine, describe_versions
+
+if TYPE_CHECKING:
+    from foredraft.bench.cells import Cell
+    from foredraft.bench.report import Results
 
 DEFAULT_SPECS = ("auto", "ngram", "suffix", "ngram+suffix")
 HEADERS = (
@@ -48,6 +46,12 @@ def bench(
     as_json: options.Json = False,
 ) -> None:
     """Measure plain decoding and every --spec, interleaved; write results.json, report.html and plots."""
+    from foredraft.bench.cells import cells_of
+    from foredraft.bench.measure import Plan, measure, num_timed_runs, verify_curve
+    from foredraft.bench.report import Results, describe_model, describe_settings
+    from foredraft.bench.suite import load_suite
+    from foredraft.reports.facts import describe_machine, describe_versions
+
     chosen = tuple(specs or DEFAULT_SPECS)
     plan = Plan(chosen, _batches(batch), tuple(dict.fromkeys(temperatures or [0.0])), max_tokens, repeats, seed)
     questions = load_suite(suite, limit)
@@ -88,6 +92,8 @@ def _batches(text: str) -> tuple[int, ...]:
 
 
 def _write(results: Results, out: Path) -> None:
+    from foredraft.bench.report import write_report, write_results
+
     try:
         write_results(results, out)
         drawn = write_report(results, out)
@@ -107,6 +113,8 @@ def _failures(results: Results) -> list[str]:
 
 def _print_table(cells: list[Cell]) -> None:
     if not sys.stdout.isatty():
+        from foredraft.reports.answer import print_aligned
+
         print_aligned([HEADERS, *map(_figures, cells)], [place >= 2 for place in range(len(HEADERS))])
         return
     from rich.box import SIMPLE_HEAD
@@ -125,5 +133,7 @@ def _print_table(cells: list[Cell]) -> None:
 
 def _figures(cell: Cell) -> tuple[str, ...]:
     """A cell as text, in the order of HEADERS."""
+    from foredraft.bench.report import figures
+
     *which, _, rate, ratio, _, predicted, draft_cost, per_run, _ = figures(cell).values()
     return (*which, rate, ratio, predicted, draft_cost, per_run, "yes" if cell.same_text else "NO")

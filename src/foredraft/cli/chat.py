@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
-from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager, suppress
 from itertools import count
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -13,14 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foredraft.cli import options
-from foredraft.cli.conversation import Conversation
 from foredraft.cli.output import answer_record, dim, figures, follow, print_json, say
-from foredraft.errors import ForedraftError
-from foredraft.outputs import CompletionOutput, TokenEvent
-from foredraft.params import SamplingParams
+from foredraft.cli.progress import PROMPT, until_first
+from foredraft.errors import ForedraftError, InvalidPrompt
 
 if TYPE_CHECKING:
+    from foredraft.cli.conversation import Conversation
     from foredraft.llm import LLM
+    from foredraft.outputs import CompletionOutput, TokenEvent
 
 QUOTES = '"""'  # around what has several lines
 
@@ -44,6 +45,9 @@ def chat(
     as_json: options.Json = False,
 ) -> None:
     """Talk with a model; /help tells what else there is. Ctrl-C stops an answer, Ctrl-D leaves."""
+    from foredraft.cli.conversation import Conversation
+    from foredraft.params import SamplingParams
+
     params = SamplingParams(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, stop=stop
     )
@@ -68,11 +72,23 @@ def run(
     seed: options.Seed = None,
     as_json: options.Json = False,
 ) -> None:
-    """Talk with MODEL, or have it answer PROMPT; chat has more options, and models lists the catalogue."""
+    """Talk with MODEL, or have it answer PROMPT and what is piped in; chat has more options, and models lists the
+    catalogue."""
+    from foredraft.cli.conversation import Conversation
+    from foredraft.params import SamplingParams
+
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     wanted = opening()
-    lines = [" ".join(prompt)] if prompt else []
+    lines = [] if sys.stdin.isatty() and not prompt else [_with_piped(" ".join(prompt or ()))]
     _converse(wanted, Conversation(wanted.model, params, wanted.spec, system), lines, show_drafts, as_json)
+
+
+def _with_piped(prompt: str) -> str:
+    """The prompt, and below it what is piped in; either may be missing."""
+    piped = "" if sys.stdin.isatty() else sys.stdin.read().strip("\r\n")
+    if not (prompt or piped):
+        raise InvalidPrompt("Nothing came in on stdin; give a prompt, or pipe a text in.")
+    return "\n\n".join(filter(None, (prompt, piped)))
 
 
 def _converse(
@@ -102,7 +118,8 @@ def _converse(
                 say(f"{error} (/reset starts anew.)")
                 continue
             if output is None:
-                say(dim("Stopped; /regen answers again.", sys.stderr))
+                told = "Stopped; /regen answers again." if conversation.is_answered else "Dropped, question and answer."
+                say(dim(told, sys.stderr))
                 continue
             if as_json:
                 print_json(answer_record(next(numbers), [output]))
@@ -112,56 +129,69 @@ def _converse(
 def _answer(
     llm: LLM, conversation: Conversation, show: bool, colour_drafts: bool, stops: bool
 ) -> CompletionOutput | None:
-    """Answers what was asked last. None: it was stopped, and the conversation goes on with what there is of it."""
+    """Answers what was asked last. None: it was stopped, and the conversation goes on with what there is of it; or
+    stopped twice, and the question is gone too."""
     texts: list[str] = []
-    with _stopped_by_ctrl_c(stops) as is_stopped:
+    messages, params, spec = conversation.messages, conversation.params, conversation.spec
+    with _presses_of_ctrl_c(stops) as presses:
 
-        def until_stopped() -> Generator[TokenEvent, None, None]:
-            for event in llm.stream(conversation.messages, conversation.params, spec=conversation.spec):
-                texts.append(event.text)
-                yield event
-                if is_stopped():
-                    return
+        def until_stopped(progress: Callable[[int, int], None]) -> Generator[TokenEvent, None, None]:
+            def after_run(done: int, total: int) -> None:
+                if presses.count:
+                    raise _Stopped
+                progress(done, total)
 
-        with closing(until_stopped()) as events:
+            with suppress(_Stopped):
+                for event in llm.stream(messages, params, spec=spec, progress=after_run):
+                    texts.append(event.text)
+                    yield event
+                    if presses.count:
+                        return
+
+        with closing(until_first(PROMPT, until_stopped)) as events:
             output = follow(events, show, colour_drafts)
+    if presses.count > 1:
+        conversation.take_back()
+        return None
     conversation.answer("".join(texts))
     if output is not None and output.error is not None:
         raise ForedraftError(output.error)
     return output
 
 
+class _Stopped(Exception):
+    """Ctrl-C was pressed while a prompt was computed."""
+
+
+class _Presses:
+    count = 0
+
+
 @contextmanager
-def _stopped_by_ctrl_c(stops: bool) -> Iterator[_Flag]:
-    """While an answer is written, the first Ctrl-C only says so, so that no step is torn apart; the second one is as
-    usual. Elsewhere than on a terminal already the first one is."""
-    flag = _Flag()
-    if not stops:
-        yield flag
+def _presses_of_ctrl_c(counts: bool) -> Iterator[_Presses]:
+    """While an answer is written on a terminal, Ctrl-C is only counted, so that no step is torn apart. Elsewhere it is
+    as usual."""
+    presses = _Presses()
+    if not counts:
+        yield presses
         return
 
-    def note(signum: int, frame: FrameType | None) -> None:
-        if flag():
-            raise KeyboardInterrupt
-        flag.is_set = True
+    def count_one(signum: int, frame: FrameType | None) -> None:
+        presses.count += 1
+        if presses.count == 1:
+            os.write(2, b"\nStopping\xe2\x80\xa6\n")  # not print: this may interrupt one
 
-    before = signal.signal(signal.SIGINT, note)
+    before = signal.signal(signal.SIGINT, count_one)
     try:
-        yield flag
+        yield presses
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-class _Flag:
-    is_set = False
-
-    def __call__(self) -> bool:
-        return self.is_set
-
-
 def _typed(prompted: bool) -> Iterator[str]:
     """What the person types, without empty lines, until the end of stdin. Several lines are one between \"\"\", and
-    where a line ends with a backslash."""
+    where a line ends with a backslash. Ctrl-C twice in a row ends it too."""
+    interrupts = 0
     if prompted:
         import readline  # noqa: F401  gives input() its editing and history
     while True:
@@ -181,7 +211,12 @@ def _typed(prompted: bool) -> Iterator[str]:
         except KeyboardInterrupt:
             if not prompted:
                 raise
-            say("\nCtrl-D or /exit leaves.")
+            interrupts += 1
+            if interrupts > 1:
+                print()
+                return
+            say("\nCtrl-C again, Ctrl-D or /exit leaves.")
             continue
+        interrupts = 0
         if text.strip():
             yield text.strip()

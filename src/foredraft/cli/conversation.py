@@ -23,7 +23,8 @@ HELP = """\
 /save FILE        write the conversation to a file, as one line of JSON
 /help             show this
 /exit             leave (so does Ctrl-D)
-Ctrl-C stops an answer. Several lines: between \"\"\" and \"\"\", or with \\ at the end of a line."""
+Ctrl-C stops an answer; once more drops it with its question.
+Several lines: between \"\"\" and \"\"\", or with \\ at the end of a line."""
 
 # What /set may change; the rest of SamplingParams is for programs.
 SETTINGS = (
@@ -51,6 +52,11 @@ class Conversation:
     def is_asked(self) -> bool:
         """Whether the last turn is the user's."""
         return bool(self.turns) and self.turns[-1]["role"] == "user"
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the last turn is the model's."""
+        return bool(self.turns) and self.turns[-1]["role"] == "assistant"
 
     def ask(self, text: str) -> None:
         self.turns.append({"role": "user", "content": text})

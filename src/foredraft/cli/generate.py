@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from foredraft.cli import options
-from foredraft.cli.output import answer_record, follow, print_json, say
-from foredraft.cli.progress import CountingProgress
+from foredraft.cli.output import answer_record, follow, say
+from foredraft.cli.progress import PROMPT, CountingProgress, until_first
 from foredraft.errors import InvalidPrompt
-from foredraft.outputs import CompletionOutput, TokenEvent
-from foredraft.params import SamplingParams
-from foredraft.reports.prompts import Prompt, read_prompts
+
+if TYPE_CHECKING:
+    from foredraft.outputs import CompletionOutput, TokenEvent
+    from foredraft.reports.prompts import Prompt
 
 
 @options.opens_model("spec", "dtype", "activations", "device", "threads", "head", "exact")
@@ -42,6 +45,8 @@ def generate(
     as_json: options.Json = False,
 ) -> None:
     """Continue prompts, or answer them with --chat."""
+    from foredraft.params import SamplingParams
+
     params = SamplingParams(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -58,9 +63,10 @@ def generate(
         inputs = [[{"role": "user", "content": each}] if isinstance(each, str) else each for each in inputs]
 
     with opening().open() as llm:
-        events = llm.stream_many(inputs, params)
+        stream = partial(llm.stream_many, inputs, params)
+        events = until_first(PROMPT, lambda progress: stream(progress=progress)) if len(inputs) == 1 else stream()
         if len(inputs) == 1 and n == 1 and not as_json:
-            failed = _report_error(0, follow(events, show=True))
+            failed = _report_error(follow(events, show=True), 0, say)
         else:
             failed = _print_in_order(events, len(inputs), n, as_json)
     if failed:
@@ -75,6 +81,8 @@ def _gathered(arguments: list[str], file: Path | None) -> list[Prompt]:
         arguments = ["-"]
     prompts: list[Prompt] = [_read_stdin() if argument == "-" else argument for argument in arguments]
     if file is not None:
+        from foredraft.reports.prompts import read_prompts
+
         prompts += read_prompts(file)
     return prompts
 
@@ -100,26 +108,25 @@ def _print_in_order(events: Iterator[TokenEvent], total: int, n: int, as_json: b
             finished[index][event.index] = event.output
             if len(finished[index]) == n:
                 progress.tick()
-            progress.hide()
-            failed |= _report_error(index, event.output)
+            failed |= _report_error(event.output, index, partial(progress.print, file=sys.stderr))
             while printed < total and len(finished[printed]) == n:
-                _print_answer(printed, [finished[printed][sample] for sample in range(n)], as_json)
+                samples = [finished[printed][sample] for sample in range(n)]
+                progress.print(_record_line(printed, samples) if as_json else _titled(printed, samples))
                 printed += 1
-            progress.show()
     return failed
 
 
-def _print_answer(index: int, samples: list[CompletionOutput], as_json: bool) -> None:
-    if as_json:
-        print_json(answer_record(index, samples))
-        return
-    for sample in samples:
-        name = str(index) if len(samples) == 1 else f"{index}.{sample.index}"
-        print(f"[{name}]\n{sample.text}\n", flush=True)
+def _record_line(index: int, samples: list[CompletionOutput]) -> str:
+    return json.dumps(answer_record(index, samples), ensure_ascii=False)
 
 
-def _report_error(index: int, output: CompletionOutput | None) -> bool:
+def _titled(index: int, samples: list[CompletionOutput]) -> str:
+    names = [str(index)] if len(samples) == 1 else [f"{index}.{sample.index}" for sample in samples]
+    return "\n".join(f"[{name}]\n{sample.text}\n" for name, sample in zip(names, samples, strict=True))
+
+
+def _report_error(output: CompletionOutput | None, index: int, report: Callable[[str], None]) -> bool:
     if output is None or output.error is None:
         return False
-    say(f"Prompt {index}: {output.error}")
+    report(f"Prompt {index}: {output.error}")
     return True

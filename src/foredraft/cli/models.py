@@ -12,6 +12,7 @@ from foredraft.cli import options
 from foredraft.cli.output import print_json
 from foredraft.cli.progress import fetched
 from foredraft.errors import InvalidModel
+from foredraft.heads.kinds import shipped_kinds
 from foredraft.models import catalog
 from foredraft.models.known_models import MODELS
 from foredraft.models.sources import HubFile
@@ -40,7 +41,8 @@ def models(
                 print_json(record)
             else:
                 size, licence = _readable_size(record["size_bytes"]), record["licence"] or "licence unknown"
-                print(f"{record['name']:<20} {size:>8}  {licence:<20} {_where(record)}")
+                head = "head" if record.get("shipped_heads") else ""
+                print(f"{record['name']:<20} {size:>8}  {licence:<20} {head:<5} {_where(record)}")
         return
     if name is None:
         raise InvalidModel(f"Say which model: foredraft models {action} NAME; foredraft models lists the catalogue.")
@@ -48,6 +50,8 @@ def models(
         fetched(name)
     record = _summary(name)
     if action == "info":
+        if "fits" in record:
+            record["fits_gpu"] = _fits_gpu(record["memory_bytes"])
         record |= _details(record["path"], head)
     if as_json:
         print_json(record)
@@ -73,6 +77,7 @@ def _summary(name: str) -> dict[str, Any]:
             "path": str(entry.path) if entry.path else None,
             "original": entry.original,
             "file": f"{entry.source.repository}/{entry.source.file}" if isinstance(entry.source, HubFile) else None,
+            "shipped_heads": list(shipped_kinds(entry.name)),
             "known_heads": list(entry.heads),
             "draft_model": entry.draft,
             "memory_bytes": entry.memory_bytes,
@@ -92,6 +97,13 @@ def _where(record: dict[str, Any]) -> str:
         need, have = _readable_size(record["memory_bytes"]), _readable_size(memory_bytes())
         return f"needs about {need} of memory, and this machine has {have}"
     return str(record["path"] or "fits, not fetched")
+
+
+def _fits_gpu(memory: int) -> bool | None:
+    """Whether the CUDA device that `auto` takes has so much memory; None where there is none."""
+    import torch
+
+    return memory <= torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else None
 
 
 def _details(path: str | None, head: str) -> dict[str, Any]:
@@ -148,7 +160,11 @@ def _print_fields(record: dict[str, Any]) -> None:
     }
     if "memory_bytes" in shown:
         fits = "fits this machine" if shown.pop("fits") else "more than this machine has"
-        shown["memory_bytes"] = f"about {_readable_size(record['memory_bytes'])}: {fits}"
+        on_gpu = {None: "", True: ", and fits its GPU", False: ", and more than its GPU has"}[
+            shown.pop("fits_gpu", None)
+        ]
+        shown["memory_bytes"] = f"about {_readable_size(record['memory_bytes'])}: {fits}{on_gpu}"
+        shown["shipped_heads"] = ", ".join(record["shipped_heads"]) or "none"
         shown["known_heads"] = ", ".join(record["known_heads"]) or "none"
         shown["file"] = record["file"] or "in a wheel on PyPI"
         shown["draft_model"] = record["draft_model"] or "none"
@@ -158,7 +174,7 @@ def _print_fields(record: dict[str, Any]) -> None:
             for head in value:
                 print(f"  {head['kind']:<24} {_readable_head(head)}")
         elif field == "kv_cache" and value is not None:
-            print(f"{'kv cache':<11} {_readable_kv(value)}")
+            print(f"{'kv cache':<13} {_readable_kv(value)}")
         elif field == "config" and value is not None:
             print("config")
             for key, setting in value.items():
@@ -166,7 +182,7 @@ def _print_fields(record: dict[str, Any]) -> None:
                     print(f"  {key:<24} {setting}")
         elif field != "note" or value is not None:
             name = field.removesuffix("_bytes").replace("_", " ")
-            print(f"{name:<11} {'not fetched' if value is None else value or 'none'}")
+            print(f"{name:<13} {'not fetched' if value is None else value or 'none'}")
 
 
 def _readable_head(head: dict[str, Any]) -> str:

@@ -10,14 +10,13 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from foredraft.control.economics import quotient
 from foredraft.errors import InvalidParameter
-from foredraft.outputs import CompletionOutput, SpecMetrics, TokenEvent
-from foredraft.proposers.registry import proposer_names
-from foredraft.reports.answer import Answer
-from foredraft.types import TARGET
+
+if TYPE_CHECKING:
+    from foredraft.outputs import CompletionOutput, SpecMetrics, TokenEvent
+    from foredraft.reports.answer import Answer
 
 PROPOSER_COLOURS = (2, 5, 6, 3, 4)  # of a terminal's palette: green, magenta, cyan, yellow, blue
 
@@ -115,6 +114,9 @@ def _sample_record(sample: CompletionOutput) -> dict[str, Any]:
 
 def figures(sample: CompletionOutput, colour_drafts: bool = False) -> str:
     """The line under an answer; it names the proposers whose draft tokens were accepted, and how many of each."""
+    from foredraft.control.economics import quotient
+    from foredraft.types import TARGET
+
     metrics = sample.metrics
     rate = quotient(1, metrics.inter_token_latency_s)  # after the first token; 0 when there was no second one
     accepted = {name: count for name, count in metrics.by_origin.items() if name != TARGET and count}
@@ -139,6 +141,9 @@ def decisions(metrics: SpecMetrics) -> str:
 @cache
 def colour_of(origin: str) -> int | None:
     """The number of a proposer's colour in a terminal's palette; None for what the target wrote by itself."""
+    from foredraft.proposers.registry import proposer_names
+    from foredraft.types import TARGET
+
     if origin == TARGET:
         return None
     names = proposer_names()

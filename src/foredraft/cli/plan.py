@@ -7,16 +7,10 @@ from typing import Annotated
 
 import typer
 
-from foredraft.bench.results_file import read_curve, read_results
 from foredraft.cli import options
 from foredraft.cli.output import tell
-from foredraft.control.economics import Outlook
+from foredraft.cli.progress import MEASURING, CountingProgress
 from foredraft.errors import InvalidParameter
-from foredraft.plan.advice import advise
-from foredraft.plan.inputs import PlanInputs, chain_spec, measured_inputs
-from foredraft.plan.plot import draw, require_drawing
-from foredraft.plan.results import Comparison, compare
-from foredraft.plan.server import advise_server
 
 BATCH_MAX = 256  # how far to look without --batch-max
 
@@ -45,12 +39,20 @@ def plan(
     as_json: options.Json = False,
 ) -> None:
     """Say whether speculation pays, which draft length is best, and at which batch size to turn it off."""
+    from foredraft.bench.results_file import read_curve, read_results
+    from foredraft.control.economics import Outlook
+    from foredraft.plan.advice import advise
+    from foredraft.plan.inputs import PlanInputs, chain_spec, measured_inputs
+    from foredraft.plan.plot import draw, require_drawing
+    from foredraft.plan.results import Comparison, compare
+
     if vllm_metrics is not None:
         if alpha is not None or batch_max is not None or results is not None or measure or plot is not None:
             raise InvalidParameter(
                 "--vllm-metrics finds acceptance itself; add only --cost, --verify-cost and --k-max."
             )
         from foredraft.integrations.vllm_metrics import read_server
+        from foredraft.plan.server import advise_server
 
         curve = None if verify_cost is None else read_curve(verify_cost)
         tell(advise_server(read_server(vllm_metrics), vllm_metrics, cost, curve, k_max), as_json)
@@ -69,8 +71,8 @@ def plan(
         if any(given is not None for given in (alpha, cost, verify_cost)):
             raise InvalidParameter("--measure finds --alpha, --cost and --verify-cost itself; give it without them.")
         wanted = opening(spec=chain_spec(opening.keywords["spec"]))
-        with wanted.open() as llm:
-            found = measured_inputs(llm, wanted.spec)
+        with wanted.open() as llm, CountingProgress(MEASURING) as progress:
+            found = measured_inputs(llm, wanted.spec, progress.to)
         source = f"Measured here for {wanted.spec}, in the steps in which it drafts: "
     elif alpha is None or cost is None:
         raise InvalidParameter(

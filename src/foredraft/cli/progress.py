@@ -5,24 +5,27 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from foredraft.models import catalog
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+T = TypeVar("T")
+
 PATIENCE_S = 1.0  # what is done sooner needs no bar: it would only flash
+PROMPT = "Reading the prompt"
+MEASURING = "Measuring this machine"
 STAGES = {
     "start": "Starting",
     "fetch": "Fetching the model",
     "load": "Loading the model",
     "check": "Checking that kernels are exact",
-    "measure": "Measuring this machine",
+    "measure": MEASURING,
 }
 
 
@@ -59,29 +62,55 @@ def fetched(model: str) -> Path:
 
 
 class CountingProgress:
-    """One bar for many prompts; nothing at all without a terminal, or for a single one."""
+    """One bar for work in many parts; nothing at all without a terminal, or for a single part. A total of None is told
+    later, with `to`."""
 
-    def __init__(self, what: str, total: int) -> None:
-        self._bars = _bars("{task.completed} of {task.total}", disable=total < 2 or not sys.stderr.isatty())
-        self._task = self._bars.add_task(what, total=total)
+    def __init__(self, what: str, total: int | None = None) -> None:
+        self._bars: Progress | None = None
+        if not sys.stderr.isatty() or (total is not None and total < 2):
+            return
+        self._bars = _bars("{task.completed} of {task.total}" if total else "{task.fields[amount]}")
+        self._task = self._bars.add_task(what, total=total, amount="")
         self._shown = _Later(self._bars)
 
     def __enter__(self) -> CountingProgress:
-        self.show()
+        if self._bars is not None:
+            self._shown.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.hide()
 
     def tick(self) -> None:
-        self._bars.advance(self._task)
+        if self._bars is not None:
+            self._bars.advance(self._task)
 
-    def show(self) -> None:
-        self._shown.start()
+    def to(self, done: int, total: int) -> None:
+        """So much is done of what turned out to be so much."""
+        if self._bars is not None:
+            self._bars.update(self._task, completed=done, total=total, amount=f"{done} of {total}", refresh=False)
 
     def hide(self) -> None:
-        """Make room, so that results can be printed where the bar was."""
-        self._shown.stop()
+        """End the bar, for good."""
+        if self._bars is not None:
+            self._shown.stop()
+            self._bars = None
+
+    def print(self, text: str, file: TextIO | None = None) -> None:
+        """Print a line, above the bar where both are on a terminal: the bar itself stays."""
+        file = sys.stdout if file is None else file
+        if self._bars is not None and file.isatty():
+            self._bars.console.out(text, highlight=False)
+        else:
+            print(text, file=file, flush=True)
+
+
+def until_first(what: str, stream: Callable[[Callable[[int, int], None]], Iterator[T]]) -> Generator[T, None, None]:
+    """What a stream gives, with a bar until the first of it comes. `stream` is called with `progress(done, total)`."""
+    with CountingProgress(what) as progress:
+        for each in stream(progress.to):
+            progress.hide()
+            yield each
 
 
 class _Later:
@@ -89,25 +118,19 @@ class _Later:
 
     def __init__(self, bars: Progress) -> None:
         self._bars = bars
-        self._due_s = time.monotonic() + PATIENCE_S
-        self._timer: threading.Timer | None = None
+        self._timer = threading.Timer(PATIENCE_S, bars.start)
+        self._timer.daemon = True
 
     def start(self) -> None:
-        if self._bars.disable:
-            return
-        self._timer = threading.Timer(max(0.0, self._due_s - time.monotonic()), self._bars.start)
-        self._timer.daemon = True
         self._timer.start()
 
     def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer.join()
-            self._timer = None
+        self._timer.cancel()
+        self._timer.join()
         self._bars.stop()
 
 
-def _bars(amount: str, disable: bool = False) -> Progress:
+def _bars(amount: str) -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -120,5 +143,4 @@ def _bars(amount: str, disable: bool = False) -> Progress:
         transient=True,
         redirect_stdout=False,  # else rich would send results to stderr
         redirect_stderr=False,
-        disable=disable,
     )

@@ -12,7 +12,7 @@ import typer
 
 from foredraft.cli import options
 from foredraft.cli.output import make_folder, say, say_written, tell
-from foredraft.cli.progress import CountingProgress
+from foredraft.cli.progress import MEASURING, CountingProgress
 from foredraft.errors import InvalidParameter
 from foredraft.reports.answer import Answer, Table
 
@@ -134,8 +134,8 @@ def _machine(
         from foredraft.simulate.measure import measured_machine
 
         say("Measuring this machine; nothing else should run. This takes a minute or two.")
-        with opening.open() as llm:
-            machine = measured_machine(llm, opening.model, specs)
+        with opening.open() as llm, CountingProgress(MEASURING) as progress:
+            machine = measured_machine(llm, opening.model, specs, progress.to)
         if save is not None:
             write_machine(machine, save)
     for text in assume:

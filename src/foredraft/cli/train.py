@@ -12,6 +12,7 @@ import typer
 
 from foredraft.cli import options
 from foredraft.cli.output import print_json, say
+from foredraft.cli.progress import loading_progress
 from foredraft.errors import InvalidParameter
 from foredraft.heads.kinds import trained_kind
 from foredraft.models.catalog import DEFAULT_MODEL, check_name
@@ -73,9 +74,10 @@ def train(
         raise InvalidParameter(f"--rate {rate} must be a number above 0.")
     if minutes is None and steps is None and not only_text:
         minutes = 10.0
-    from foredraft.train.kinds import parse_kind
-    from foredraft.train.run import TEXT_SHARE, TrainingRun, TrainOptions
-    from foredraft.train.text import TextPlan
+    with loading_progress():  # torch takes seconds
+        from foredraft.train.kinds import parse_kind
+        from foredraft.train.run import TEXT_SHARE, TrainingRun, TrainOptions
+        from foredraft.train.text import TextPlan
 
     parsed = () if only_text else tuple(parse_kind(kind) for kind in kinds)
     if len({kind.folder for kind in parsed}) < len(parsed):
@@ -99,7 +101,8 @@ def train(
             device=device,
             dtype=dtype,
             threads=threads,
-        )
+        ),
+        loading_progress,
     )
 
     say(f"text: opening {model}")

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 from foredraft.engine.engine import Engine
 from foredraft.engine.stats import EngineStats
@@ -30,19 +30,20 @@ log = logging.getLogger(__name__)
 Action = Callable[[], Any]
 _Batch = list[tuple[Channel, TokenEvent]]
 _T = TypeVar("_T")
+P = TypeVar("P")  # a prompt, as `encode` takes it
 
 _MOST_COMMANDS = 32  # between two steps: running requests do not wait for a crowd of new ones
 _GATHER_S = 0.02  # requests that come together begin together, if the last of them is admitted within this time
 
 
-def token_ids(prompt: Any) -> list[int]:
+def token_ids(prompt: list[int]) -> list[int]:
     """The `encode` of an engine that is only given token ids."""
     if not isinstance(prompt, list):
         raise InvalidPrompt(f"A prompt must be a list of token ids, not {type(prompt).__name__}.")
     return prompt
 
 
-class AsyncEngine:
+class AsyncEngine(Generic[P]):
     """Owns an Engine and the only thread that touches it. Commands go in through a queue and run between steps.
 
     `encode` turns prompts into token ids, off the event loop and off the engine thread: LLM.encode takes texts and
@@ -50,11 +51,14 @@ class AsyncEngine:
     limit.
     """
 
+    @overload
+    def __init__(self: AsyncEngine[list[int]], engine: Engine, *, max_waiting: int | None = None) -> None: ...
+
+    @overload
+    def __init__(self, engine: Engine, encode: Callable[[P], list[int]], max_waiting: int | None = None) -> None: ...
+
     def __init__(
-        self,
-        engine: Engine,
-        encode: Callable[[Any], list[int]] = token_ids,
-        max_waiting: int | None = None,
+        self, engine: Engine, encode: Callable[[Any], list[int]] = token_ids, max_waiting: int | None = None
     ) -> None:
         if max_waiting is not None and (type(max_waiting) is not int or max_waiting < 0):
             raise InvalidParameter(
@@ -76,9 +80,19 @@ class AsyncEngine:
         self._thread = threading.Thread(target=self._loop, name="foredraft-engine", daemon=True)
         self._thread.start()
 
+    def __repr__(self) -> str:
+        """Whether it answers, and the load at this moment."""
+        if not self.is_alive:
+            return "<AsyncEngine, closed>"
+        stats, waiting = self.stats(), "any number" if self._max_waiting is None else self._max_waiting
+        return (
+            f"<AsyncEngine: {stats.running} of {self._engine.scheduler.max_num_seqs} sequences run, "
+            f"{stats.waiting} of {waiting} wait, max_model_len={self._engine.max_model_len}>"
+        )
+
     def generate(
         self,
-        prompt: Any,
+        prompt: P,
         params: SamplingParams | None = None,
         spec: Spec | str | None = None,
         request_id: str | None = None,
@@ -156,7 +170,7 @@ class AsyncEngine:
                 "try again later."
             )
 
-    async def _admit(self, channel: Channel, prompt: Any, spec: Spec) -> None:
+    async def _admit(self, channel: Channel, prompt: P, spec: Spec) -> None:
         """Tokenise a prompt, compile its grammar, build the proposers that are missing, and have the engine thread add
         the request."""
         built: dict[str, tuple[ProposerChoice, Proposer]] = {}

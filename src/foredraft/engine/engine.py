@@ -202,6 +202,12 @@ class Engine:
         """Whether any sample of the request is still to be finished."""
         return request_id in self._by_request
 
+    def num_uncomputed_prompt_tokens(self, request_id: str) -> int:
+        """How much of a request's prompt is still to be computed; nothing once a token is written, or of one that has
+        finished."""
+        sequences = self._by_request.get(request_id, ())
+        return min((max(0, each.num_prompt_tokens - each.num_computed_tokens) for each in sequences), default=0)
+
     def abort_all(self, failure: BaseException | None = None) -> list[TokenEvent]:
         """End everything. A step that failed as a whole can be blamed on nobody, and nobody may wait for ever: then all
         end with an error."""

@@ -66,7 +66,7 @@ def load_model(model: str, options: EngineConfig, spec: Spec, progress: Progress
     config, tokenizer = checkpoint.config, checkpoint.tokenizer()
     dtype = checkpoint.precision if options.dtype == "auto" else options.dtype
     backend = choose_backend(options.backend, dtype, device, options.threads, options.activations)
-    heads = with_kept_acceptance(find_heads(options.head, checkpoint))
+    heads = with_kept_acceptance(find_heads(options.head, checkpoint, report("fetch")))
     tapped = tuple(sorted({tap for head in heads.values() for tap in head.config.taps}))
     check_length(options, config)
     # Without rotations: a file may claim any length, and what memory allows of it is known when the weights are in.

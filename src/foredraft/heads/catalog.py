@@ -11,22 +11,23 @@ from foredraft.heads.base import CONFIG_FILE, HeadConfig
 from foredraft.heads.files import HeadFiles, check_target, read_weights
 from foredraft.heads.formats import holds_head, open_head
 from foredraft.heads.formats.mtp import find_mtp
+from foredraft.heads.kinds import SHIPPED
 from foredraft.models.catalog import resolve
 from foredraft.models.checkpoint import Checkpoint
+from foredraft.models.sources import Progress
 
-SHIPPED = Path(__file__).parent / "shipped"  # a folder per model, with a folder per head
 
-
-def find_heads(head: str | None, checkpoint: Checkpoint) -> dict[str, HeadFiles]:
+def find_heads(head: str | None, checkpoint: Checkpoint, progress: Progress | None = None) -> dict[str, HeadFiles]:
     """Heads by kind. `head` is "auto" for the layer that the model brings along, or without one for the heads that come
     with Foredraft and belong to this model; None for none, else the folder or GGUF file of a head, a folder of such
-    folders, or a hub id. Whatever is wrong with a head that was named or brought is an error."""
+    folders, or a hub id, whose download `progress` watches. Whatever is wrong with a head that was named or brought is
+    an error."""
     if head is None:
         return {}
     if head == "auto":
         brought = find_mtp(checkpoint)
         return shipped_heads(checkpoint) if brought is None else {brought.config.kind: brought}
-    place = resolve(head)
+    place = resolve(head, progress)
     folders = [place]
     if place.is_dir() and not (place / CONFIG_FILE).is_file():
         # Training may have written a draft model beside the heads: that is a model, which a spec names.

@@ -15,6 +15,7 @@ A file here by one of these names holds what all kinds share of it. Serving neve
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from foredraft.errors import InvalidParameter
@@ -26,6 +27,12 @@ KINDS = {  # what config.json and specs call a kind: what `foredraft train` call
     "mtp": "mtp",
     "draft_model": "draft",
 }
+SHIPPED = Path(__file__).parent / "shipped"  # a folder per model of the catalogue, with a folder per kind
+
+
+def shipped_kinds(model: str) -> tuple[str, ...]:
+    """The kinds of head that come with Foredraft for a model of the catalogue, whether it is fetched or not."""
+    return tuple(kind for kind in KINDS if (SHIPPED / model / kind).is_dir())
 
 
 def trained_kind(name: str) -> str:

