@@ -17,6 +17,8 @@ from foredraft.server.service import Service
 # Its entries are checked by SamplingParams, once there are not too many of them.
 LogitBias = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}})]
 
+_NO_LIMIT = (-1, -2)  # what clients of Ollama, llama.cpp and vLLM send as max_tokens for as much as there is
+
 
 class GenerationRequest(GrammarFields, Body):
     """What every API that generates takes. Beside `temperature` and `top_p` these are extensions of this server."""
@@ -57,6 +59,8 @@ class GenerationRequest(GrammarFields, Body):
             given["grammar"] = grammar_of(self)
         limits = service.limits
         most = min(limits.max_tokens, service.llm.max_model_len)
+        if max_tokens in _NO_LIMIT:
+            max_tokens = None
         _in_range("max_tokens", max_tokens, MAX_WHOLE)
         self._max_tokens = max_tokens
         check_at_most(limits.max_stops, "stop", given.get("stop"))
