@@ -16,6 +16,8 @@ class TextPart(RequestModel):
 
     type: str
     text: str | None = None
+    annotations: Any = None  # of an answer of /v1/responses that comes back, as are its log probabilities
+    logprobs: Any = None
 
 
 class CalledFunction(RequestModel):

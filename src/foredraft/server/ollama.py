@@ -7,13 +7,12 @@ import json
 from typing import Any, Literal
 
 from fastapi import APIRouter
-from pydantic import ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
 from foredraft.server import reports
 from foredraft.server.bodies import BodyRoute, Many, RequestModel
-from foredraft.server.constraint import Grammar, JsonSchema, ResponseFormat, grammar_of
+from foredraft.server.constraint import Grammar, ResponseFormat, grammar_of
 from foredraft.server.errors import (
     OLLAMA_PATHS,
     ApiError,
@@ -36,10 +35,6 @@ router = APIRouter(route_class=BodyRoute)
 
 
 class Options(RequestModel):
-    """Unknown ones are kept, to tell the client that they are ignored."""
-
-    model_config = ConfigDict(extra="allow")
-
     num_predict: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -60,10 +55,6 @@ class OllamaRequest(OllamaBody, GenerationRequest):
     keep_alive: Any = None  # the model stays as long as the server
     images: Many[str] | None = None
 
-    def unknown(self) -> list[str]:
-        options = (self.options.model_extra or {}) if self.options else {}
-        return [*super().unknown(), *(f"options.{name}" for name, value in options.items() if value is not None)]
-
     def check(self, service: Service) -> None:
         super().check(service)
         if self.images:
@@ -74,14 +65,14 @@ class OllamaRequest(OllamaBody, GenerationRequest):
         if not self.format:
             return None
         if isinstance(self.format, dict):
-            return ResponseFormat(type="json_schema", json_schema=JsonSchema.model_validate({"schema": self.format}))
+            return ResponseFormat.model_validate({"type": "json_object", "schema": self.format})
         if self.format != "json":
             raise bad_request("format must be json or a JSON schema.", "format")
         return ResponseFormat(type="json_object")
 
     def others(self) -> tuple[int | None, dict[str, Any]]:
         """How many tokens are wanted, and the sampling parameters, both out of `options`."""
-        given = (self.options or Options()).model_dump(include=set(Options.model_fields), exclude_none=True)
+        given = (self.options or Options()).model_dump(exclude_none=True)
         wanted = given.pop("num_predict", None)
         if "repeat_penalty" in given:
             given["repetition_penalty"] = given.pop("repeat_penalty")
