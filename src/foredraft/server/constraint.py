@@ -42,7 +42,9 @@ class StructuredOutputs(RequestModel):
 class GrammarFields(RequestModel):
     """The fields that give a grammar as such; `guided_…` are vLLM's older names."""
 
-    grammar: str | Grammar | None = None
+    grammar: str | Grammar | None = Field(
+        None, description="a JSON schema, or an object with regex, choice, lark or gbnf; a text is GBNF or Lark"
+    )
     structured_outputs: StructuredOutputs | None = None
     guided_json: str | Grammar | None = None
     guided_regex: str | None = None
