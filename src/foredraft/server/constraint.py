@@ -25,7 +25,7 @@ class JsonSchema(RequestModel):
 class ResponseFormat(RequestModel):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
-    schema_: Grammar | None = Field(None, alias="schema")  # of a json_object, as llama.cpp's server has it
+    schema_: Grammar | None = Field(default=None, alias="schema")  # of a json_object, as llama.cpp's server has it
 
 
 class StructuredOutputs(RequestModel):
@@ -43,7 +43,7 @@ class GrammarFields(RequestModel):
     """The fields that give a grammar as such; `guided_…` are vLLM's older names."""
 
     grammar: str | Grammar | None = Field(
-        None, description="a JSON schema, or an object with regex, choice, lark or gbnf; a text is GBNF or Lark"
+        default=None, description="a JSON schema, or an object with regex, choice, lark or gbnf; a text is GBNF or Lark"
     )
     structured_outputs: StructuredOutputs | None = None
     guided_json: str | Grammar | None = None

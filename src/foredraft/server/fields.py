@@ -29,15 +29,19 @@ class GenerationRequest(GrammarFields, Body):
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    ignore_eos: bool | None = Field(None, description="whether the answer goes on behind the end of text")
+    ignore_eos: bool | None = Field(default=None, description="whether the answer goes on behind the end of text")
     min_tokens: int | None = None
     stop_token_ids: Many[int] | None = None
-    acceptance: str | None = Field(None, description="the rule that accepts draft tokens: match, rejection or block")
+    acceptance: str | None = Field(
+        default=None, description="the rule that accepts draft tokens: match, rejection or block"
+    )
     cache_salt: str | None = Field(
         None, description="requests with one salt share cached prompts and remembered answers"
     )
-    spec: str | None = Field(None, description="the speculation of this request, such as auto, off or ngram")
-    priority: int | None = Field(None, description="with --priority: of the requests that wait, the lowest runs first")
+    spec: str | None = Field(default=None, description="the speculation of this request, such as auto, off or ngram")
+    priority: int | None = Field(
+        default=None, description="with --priority: of the requests that wait, the lowest runs first"
+    )
     chat_template: Any = None
 
     _max_tokens: int | None = PrivateAttr(None)  # that the client wants, under whatever name
@@ -94,7 +98,7 @@ class OpenAIRequest(GenerationRequest):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: LogitBias | None = None
-    prompt_logprobs: int | None = Field(None, description="so many best tokens beside each token of the prompt")
+    prompt_logprobs: int | None = Field(default=None, description="so many best tokens beside each token of the prompt")
     stream_options: StreamOptions | None = None
     user: str | None = None
 

@@ -44,9 +44,11 @@ class ChatMessage(RequestModel):
 class TemplateFields(RequestModel):
     """How a conversation becomes a prompt, in vLLM's words."""
 
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables for the chat template")
-    add_generation_prompt: bool | None = Field(None, description="whether an answer is begun")
-    continue_final_message: bool | None = Field(None, description="whether the answer goes on with the last message")
+    chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="variables for the chat template")
+    add_generation_prompt: bool | None = Field(default=None, description="whether an answer is begun")
+    continue_final_message: bool | None = Field(
+        default=None, description="whether the answer goes on with the last message"
+    )
 
     def continues(self, messages: list[ChatMessage]) -> bool:
         """Whether the answer goes on with the last message; one of the assistant is continued if nothing else is

@@ -53,7 +53,7 @@ class OllamaRequest(OllamaBody, GenerationRequest):
 
     options: Options | None = None
     format: str | Grammar | None = None
-    keep_alive: Any = Field(None, description="without effect: the model stays as long as the server")
+    keep_alive: Any = Field(default=None, description="without effect: the model stays as long as the server")
     images: Many[str] | None = None
 
     def check(self, service: Service) -> None:

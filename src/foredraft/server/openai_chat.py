@@ -45,8 +45,10 @@ class ChatRequest(TemplateFields, OpenAIRequest):
     tools: Many[ToolRequest] | None = None
     tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    prediction: PredictedContent | None = Field(None, description="the client's own draft of the answer")
-    speculation_trace: bool | None = Field(None, description="whether chunks carry what was drafted and accepted")
+    prediction: PredictedContent | None = Field(default=None, description="the client's own draft of the answer")
+    speculation_trace: bool | None = Field(
+        default=None, description="whether chunks carry what was drafted and accepted"
+    )
 
 
 @router.post(PATH)
