@@ -84,6 +84,12 @@ def test_no_view_has_a_violation(browser: Any, tiny_server: RunningServer, windo
         assert {view: each for view, each in found.items() if each} == {}
 
 
+@pytest.mark.parametrize("window", WINDOWS)
+def test_the_page_of_routes_has_none(browser: Any, tiny_server: RunningServer, window: str) -> None:
+    with OpenPage.opened(browser, f"{tiny_server.url}/docs", **WINDOWS[window]) as page:
+        assert violations(page) == []
+
+
 def test_axe_finds_what_is_wrong(scripted_page: OpenPage) -> None:
     scripted_page.tab.evaluate("document.getElementById('prompt').labels[0].remove()")
     scripted_page.tab.evaluate("document.getElementById('prompt').removeAttribute('placeholder')")

@@ -27,8 +27,8 @@ from foredraft.server.errors import ApiError
 from foredraft.server.limits import Limits
 from tests.server.running_server import RunningServer, load_tiny_model, running
 
-PLAIN = (openai_chat, openai_completions, openai_responses, anthropic_messages, tokenising)
-ROUTERS = [*(each.router for each in PLAIN), ollama.posts, llama_server.posts]
+PLAIN = (openai_chat, openai_completions, openai_responses, anthropic_messages, ollama, tokenising)
+ROUTERS = [*(each.router for each in PLAIN), llama_server.posts]
 MODELS = [get_type_hints(route.endpoint)["body"] for router in ROUTERS for route in router.routes]
 JSON = "application/json"
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from foredraft.server import ollama
 from foredraft.server.constraint import GrammarFields, ResponseFormat, closed, grammar_of
 from foredraft.server.errors import ApiError
 from foredraft.server.tools import Function, ToolChoice
@@ -96,6 +97,43 @@ def test_strict_schemas_close_objects(name: str) -> None:
     tool = Function(name="f", parameters=schema, strict=True)
     assert grammar_of(GrammarFields(), None, ToolChoice((tool,), named=tool)) == expected
     assert json.dumps(schema) == before
+
+
+@pytest.mark.parametrize("name", STRICT)
+def test_schemas_that_are_the_form_of_an_answer_close_objects(name: str) -> None:
+    schema, expected = STRICT[name]
+    text = json.dumps(schema)
+    for field in ({"guided_json": schema}, {"guided_json": text}, {"structured_outputs": {"json": schema}}):
+        assert grammar_of(GrammarFields.model_validate(field)) == expected
+    llama = {"type": "json_object", "schema": schema}
+    assert grammar_of(GrammarFields(), ResponseFormat.model_validate(llama)) == expected
+    body = ollama.ChatRequest.model_validate({"messages": [], "format": schema})
+    assert grammar_of(body, body.response_format) == expected
+    assert grammar_of(GrammarFields(grammar=schema)) == schema
+    for strict, wanted in ((None, expected), (True, expected), (False, schema)):
+        tool = Function(name="f", parameters=schema, strict=strict)
+        assert grammar_of(GrammarFields(), None, ToolChoice((tool,), named=tool), closes_tools=True) == wanted
+    assert json.dumps(schema) == text
+
+
+def test_forced_calls_of_messages_have_the_named_properties_only(server: RunningServer) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    body = {
+        "model": NAME,
+        "messages": [{"role": "user", "content": "x"}],
+        "max_tokens": 200,
+        "tools": [{"name": "f", "input_schema": schema}],
+        "tool_choice": {"type": "tool", "name": "f"},
+    }
+    status, answer = server.post(MESSAGES, body)
+    assert status == 200, answer
+    assert [set(block["input"]) for block in answer["content"]] == [{"a"}]
+
+
+def test_structural_tags_are_refused(server: RunningServer) -> None:
+    status, body = server.post(COMPLETE, complete(structured_outputs={"structural_tag": "{}"}))
+    assert (status, body["error"]["param"]) == (400, "structured_outputs.structural_tag")
+    assert "structural_tag is not supported here; use tools" in body["error"]["message"]
 
 
 def test_a_strict_schema_that_is_nested_too_deeply() -> None:

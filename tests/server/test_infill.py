@@ -96,6 +96,11 @@ def test_the_other_routes(coder: RunningServer, expected: str) -> None:
     assert coder.post("/v1/completions", body)[1]["choices"][0]["text"] == expected
     body = {"model": NAME, "prompt": "one ", "suffix": " two", "options": {"num_predict": 9}, "stream": False, **GREEDY}
     assert coder.post("/api/generate", body)[1]["response"] == expected
+    plain = {"model": NAME, "prompt": "one ", "max_tokens": 9, **GREEDY}
+    texts = [
+        coder.post("/v1/completions", {**plain, **field})[1]["choices"][0]["text"] for field in ({}, {"suffix": ""})
+    ]
+    assert texts[0] == texts[1] != expected
     status, refused = coder.post("/v1/completions", {"prompt": [1, 2], "suffix": "x"})
     assert (status, refused["error"]["param"]) == (400, "suffix")
 

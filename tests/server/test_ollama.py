@@ -93,16 +93,53 @@ class TestForms:
         assert last["prompt_eval_count"] == len(tokens)
 
 
-def test_tags_and_version(server: RunningServer) -> None:
-    status, body = server.get("/api/tags")
-    assert status == 200 and [model["name"] for model in body["models"]] == [NAME]
-    assert server.get("/api/version")[1] == server.get("/version")[1]
+@pytest.mark.parametrize(("keep_alive", "reason"), [(None, "load"), ("5m", "load"), (0, "unload"), ("0s", "unload")])
+@pytest.mark.parametrize("stream", [False, True, None])
+def test_what_asks_for_nothing_is_answered_at_once(
+    server: RunningServer, keep_alive: Any, reason: str, stream: bool | None
+) -> None:
+    runs = server.metric("vllm:prompt_tokens_total")
+    for path, fields, empty in (
+        ("/api/chat", {"messages": []}, {"message": {"role": "assistant", "content": ""}}),
+        ("/api/generate", {}, {"response": ""}),
+        ("/api/generate", {"prompt": "", "system": "Sing."}, {"response": ""}),
+    ):
+        status, answer = server.post(path, {"model": NAME, "keep_alive": keep_alive, "stream": stream, **fields})
+        assert status == 200 and answer == {
+            **{"model": NAME, "created_at": answer["created_at"], "done": True, "done_reason": reason},
+            **empty,
+        }
+    assert server.metric("vllm:prompt_tokens_total") == runs
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_tokens_compute_the_prompt(server: RunningServer, stream: bool) -> None:
+    last = lines_or_one(server, "/api/generate", {"prompt": "hello", "options": {"num_predict": 0}, "stream": stream})
+    assert [part["response"] for part in last] == [""]
+    assert last[-1]["done"] and last[-1]["eval_count"] == 0 and last[-1]["prompt_eval_count"] > 5
+
+
+@pytest.mark.parametrize("wanted", [-1, -2])
+def test_tokens_without_a_limit(server: RunningServer, wanted: int) -> None:
+    options = {**OPTIONS, "num_predict": wanted, "stop": list("aeiou <>")}
+    answer = lines_or_one(server, "/api/generate", {"prompt": "hello", "options": options, "stream": False})[0]
+    assert answer["done"]
+    ended = {"prompt": [5] * 2040, "max_tokens": wanted, "ignore_eos": True}
+    status, data, headers = server.request("POST", "/v1/completions", ended)
+    assert status == 200 and json.loads(data)["usage"]["completion_tokens"] == 8  # the context has 2048
+    assert "x-foredraft-note" not in headers
+
+
+def lines_or_one(server: RunningServer, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    status, data, _ = server.request("POST", path, {"model": NAME, **body})
+    assert status == 200, data
+    return [json.loads(line) for line in data.splitlines()]
 
 
 @pytest.mark.parametrize(
     ("path", "body", "told"),
     [
-        ("/api/chat", {"messages": []}, "messages has 0 entries"),
+        ("/api/chat", {"messages": HELLO * 3000}, "messages has 3000 entries"),
         ("/api/chat", {"model": "other", "messages": HELLO}, "The model 'other' is not served here"),
         ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "images in messages"),
         ("/api/generate", {"prompt": "x", "format": "xml"}, "format must be json or a JSON schema."),

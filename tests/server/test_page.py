@@ -119,7 +119,12 @@ def test_the_page_of_routes(server: RunningServer) -> None:
     for path, methods in schema["paths"].items():
         for method in methods:
             assert f"<h2>{method.upper()} {path}</h2>" in text
-    assert "<td><code>messages</code></td><td>list of ChatMessage</td><td>yes</td>" in text
+    ref = '<a href="#ChatMessage">ChatMessage</a>'
+    assert f"<td><code>messages</code></td><td>list of {ref}</td><td>yes</td><td></td>" in text
     assert "<td><code>temperature</code></td><td>number</td><td></td>" in text
+    assert "<td>the client&#x27;s own draft of the answer</td>" in text
+    assert "<td><code>arguments</code></td><td>string</td><td>yes</td>" in text.partition('id="CalledFunction"')[2]
+    places = re.findall(r' id="([^"]+)"', text)
+    assert len(places) == len(set(places))
     for link in re.findall(r'href="([^"]+)"', text):
-        assert server.request("GET", link)[0] == 200, link
+        assert link.removeprefix("#") in places if link.startswith("#") else server.request("GET", link)[0] == 200, link

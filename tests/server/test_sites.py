@@ -17,7 +17,9 @@ from starlette.datastructures import Headers
 
 from foredraft.cli import main
 from foredraft.errors import InvalidParameter
+from foredraft.server.bodies import IGNORED_HEADER
 from foredraft.server.errors import ApiError
+from foredraft.server.generation import NOTE_HEADER
 from foredraft.server.sites import LOCAL, Sites, is_local_name
 from tests.server.running_server import CANARY, RunningServer, load_tiny_model, running
 
@@ -183,6 +185,8 @@ def test_allowed_sites_read_answers(friendly: RunningServer) -> None:
     status, _, sent = friendly.request("POST", "/v1/completions", CANARY, headers)
     assert (status, sent["access-control-allow-origin"]) == (200, FRIEND)
     assert "origin" in sent["vary"].lower()
+    exposed = sent["access-control-expose-headers"].split(", ")
+    assert {"x-request-id", "retry-after", IGNORED_HEADER, NOTE_HEADER} <= set(exposed)
     assert friendly.request("POST", "/v1/completions", CANARY, {**headers, **FOREIGN})[0] == 403
 
 

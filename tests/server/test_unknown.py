@@ -56,6 +56,79 @@ class TestFields:
         assert (status, body["error"]["param"], body["error"]["code"]) == (400, "mirostat", "unknown_parameter")
 
 
+class TestNestedFields:
+    TEXT = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
+    SCHEMA = {"type": "object", "properties": {"mood": {"x": 1}}}  # what a schema holds is no field
+    FUNCTION = {"name": "f", "parameters": SCHEMA, "mood": 1, "strict": None}
+    BODIES: list[tuple[str, dict[str, Any], str]] = [
+        (
+            "/v1/chat/completions",
+            {
+                "messages": [{"role": "user", "content": [TEXT]}, {"role": "user", "content": "x", "refusal": None}],
+                "stream": True,
+                "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+                "response_format": {"type": "text", "mood": 1},
+                "tools": [{"type": "function", "function": FUNCTION, "cache_control": {}}],
+                "chat_template_kwargs": {"mood": 1},
+            },
+            "messages.content.cache_control, response_format.mood, stream_options.continuous_usage_stats, "
+            "tools.cache_control, tools.function.mood",
+        ),
+        (
+            "/v1/messages",
+            {
+                "system": [TEXT],
+                "messages": [{"role": "user", "content": [TEXT, {**TEXT, "citations": []}]}],
+                "tools": [{"name": "f", "input_schema": SCHEMA, "cache_control": {}}],
+            },
+            "messages.content.cache_control, messages.content.citations, system.cache_control, tools.cache_control",
+        ),
+        (
+            "/v1/responses",
+            {"input": "x", "text": {"verbosity": "low", "format": {"type": "text", "mood": 1}}},
+            "text.format.mood, text.verbosity",
+        ),
+        (
+            "/v1/completions",
+            {"prompt": "x", "structured_outputs": {"choice": ["a"], "whitespace_pattern": "x"}},
+            "structured_outputs.whitespace_pattern",
+        ),
+        (
+            "/api/chat",
+            {"messages": [{"role": "user", "content": "x", "mood": 1}], "options": {"num_ctx": 9, "num_predict": 2}},
+            "messages.mood, options.num_ctx",
+        ),
+        ("/tokenize", {"messages": [{"role": "user", "content": [TEXT]}]}, "messages.content.cache_control"),
+    ]
+
+    @pytest.mark.parametrize(("path", "body", "names"), BODIES, ids=[path for path, _, _ in BODIES])
+    def test_they_are_named(
+        self, server: RunningServer, strict: RunningServer, path: str, body: dict[str, Any], names: str
+    ) -> None:
+        if path == COMPLETE:
+            pytest.importorskip("llguidance")
+        length = {"/v1/responses": "max_output_tokens", "/tokenize": "", "/api/chat": ""}.get(path, "max_tokens")
+        body = {**body, **({length: 2} if length else {})}
+        status, data, headers = server.request("POST", path, body)
+        assert (status, headers[IGNORED]) == (200, names), data
+        status, told = strict.post(path, body)
+        assert status == 400 and f"fields that this server does not know: {names};" in str(told["error"])
+
+    def test_what_the_server_answers_it_knows(self, strict: RunningServer) -> None:
+        body: dict[str, Any] = {"input": [{"role": "user", "content": "x"}], "max_output_tokens": 2}
+        output = strict.post("/v1/responses", body)[1]["output"]
+        status, told = strict.post("/v1/responses", {**body, "input": [*body["input"], *output, *body["input"]]})
+        assert status == 200, told
+        body = {"messages": body["input"], "max_tokens": 2}
+        message = strict.post("/v1/chat/completions", body)[1]["choices"][0]["message"]
+        status, told = strict.post("/v1/chat/completions", {**body, "messages": [message, *body["messages"]]})
+        assert status == 200, told
+        content = strict.post("/v1/messages", body)[1]["content"]
+        messages = [*body["messages"], {"role": "assistant", "content": content}, *body["messages"]]
+        status, told = strict.post("/v1/messages", {**body, "messages": messages})
+        assert status == 200, told
+
+
 class TestTokens:
     NOTE = "x-foredraft-note"
 

@@ -81,7 +81,7 @@ async def create_message(body: MessagesRequest, request: Request, service: Serve
     """Answer a conversation."""
     choice = choose(_tools(service, body), _wanted(body.tool_choice))
     params = body.sampling_params(
-        service, body.max_tokens, stop=body.stop_sequences, grammar=grammar_of(body, None, choice)
+        service, body.max_tokens, stop=body.stop_sequences, grammar=grammar_of(body, None, choice, closes_tools=True)
     )
     generation = await begin(service, request, body, [_prompt(service, body)], params)
     return await respond(generation, MessagesAnswer(generation, service.name, choice), service.limits, body.stream)

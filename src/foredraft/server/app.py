@@ -11,12 +11,14 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from foredraft.server import (
     anthropic_messages,
     docs_page,
     llama_server,
     ollama,
+    ollama_models,
     openai_chat,
     openai_completions,
     openai_responses,
@@ -55,6 +57,7 @@ def make_app(
             Middleware(RequestLog, log_prompts=log_prompts),
             *(site_middleware(sites) if sites else ()),
             Middleware(Gate, check=Auth(api_keys).check),
+            Middleware(HeadAsGet),
             Middleware(BodyLimit, limits=service.limits),
         ],
         exception_handlers=dict.fromkeys((ApiError, HTTPException, ClientGone, Exception), _answer_error),
@@ -62,9 +65,19 @@ def make_app(
     app.state.service = service
     # Those that generate come first: routes are tried in turn, and these are in a hurry.
     routes = (openai_chat, openai_completions, openai_responses, anthropic_messages, llama_server, ollama, tokenising)
-    for each in (*routes, status, docs_page, page):
+    for each in (*routes, ollama_models, status, docs_page, page):
         app.include_router(each.router)
     return app
+
+
+class HeadAsGet:
+    """Middleware that answers HEAD as it would answer GET: the protocol leaves out the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app({**scope, "method": "GET"} if scope.get("method") == "HEAD" else scope, receive, send)
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from email.message import Message
 from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, PrivateAttr, ValidationError
 from pydantic_core import CoreSchema
 from starlette.requests import Request
 from starlette.responses import Response
@@ -43,29 +43,26 @@ IGNORED_HEADER = "x-foredraft-ignored"
 
 
 class RequestModel(BaseModel):
-    """Types are strict: "5" is no number. Fields that nobody here knows are ignored, as clients send many."""
+    """Types are strict: "5" is no number. Fields that nobody here knows are ignored, as clients send many; `read` notes
+    which."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, protected_namespaces=())
 
 
 class Body(RequestModel):
-    """What a whole body has. Its unknown fields are kept, to tell the client that they are ignored."""
+    """What a whole body has."""
 
-    model_config = ConfigDict(extra="allow")
     names_content_type: ClassVar[bool] = True  # whether its clients say that it is JSON
 
     model: str | None = None
 
-    def unknown(self) -> list[str]:
-        """The fields that nobody here knows: null asks for nothing."""
-        return [name for name, value in (self.model_extra or {}).items() if value is not None]
+    _unknown: list[str] = PrivateAttr(default_factory=list)
 
     @property
     def ignored(self) -> list[str]:
-        """The unknown fields as they can be shown."""
-        given = sorted(self.unknown())
-        shown = [name if _PLAIN_NAME.fullmatch(name) else "?" for name in given[:_MOST_NAMED]]
-        return shown if len(given) <= _MOST_NAMED else [*shown, "..."]
+        """The fields that nobody here knows, as they can be shown: `name`, or `name.of.a.part`."""
+        shown = [name if _PLAIN_NAME.fullmatch(name) else "?" for name in self._unknown[:_MOST_NAMED]]
+        return shown if len(self._unknown) <= _MOST_NAMED else [*shown, "..."]
 
     def check(self, service: Service) -> None:
         """Raises ApiError with a sentence; called before a handler gets the body."""
@@ -116,11 +113,29 @@ def read(data: bytes, content_type: str, model: type[_Model]) -> _Model:
     if not isinstance(value, dict):
         raise bad_request("The body must be a JSON object.")
     try:
-        return model.model_validate(value)
+        body = model.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = [str(part) for part in first["loc"]]
         raise bad_request(f"{'.'.join(place)[:200]}: {first['msg']}.", place[0][:200]) from None
+    body._unknown = sorted(set(_unknown(body, value)))
+    return body
+
+
+def _unknown(made: Any, given: Any) -> Iterator[str]:
+    """The fields of `given` that the models made of it do not have: null asks for nothing. All entries of a list are of
+    one kind, and only some kinds can have fields."""
+    if isinstance(made, RequestModel):
+        names = {field.alias or name: name for name, field in type(made).model_fields.items()}
+        for name, value in given.items():
+            if name in names:
+                for inner in _unknown(getattr(made, names[name]), value):
+                    yield f"{name}.{inner}"
+            elif value is not None:
+                yield name
+    elif isinstance(made, list) and made and isinstance(made[0], RequestModel):
+        for each, value in zip(made, given, strict=True):
+            yield from _unknown(each, value)
 
 
 def _is_json(content_type: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from foredraft.server.bodies import Many, RequestModel
-from foredraft.server.errors import bad_request
+from foredraft.server.errors import bad_request, not_supported
 from foredraft.server.tools import Function, ToolChoice
 
 Grammar = dict[str, Any]
@@ -25,6 +25,7 @@ class JsonSchema(RequestModel):
 class ResponseFormat(RequestModel):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: Grammar | None = Field(default=None, alias="schema")  # of a json_object, as llama.cpp's server has it
 
 
 class StructuredOutputs(RequestModel):
@@ -35,12 +36,15 @@ class StructuredOutputs(RequestModel):
     choice: Many[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    structural_tag: Any = None
 
 
 class GrammarFields(RequestModel):
     """The fields that give a grammar as such; `guided_…` are vLLM's older names."""
 
-    grammar: str | Grammar | None = None
+    grammar: str | Grammar | None = Field(
+        default=None, description="a JSON schema, or an object with regex, choice, lark or gbnf; a text is GBNF or Lark"
+    )
     structured_outputs: StructuredOutputs | None = None
     guided_json: str | Grammar | None = None
     guided_regex: str | None = None
@@ -50,6 +54,10 @@ class GrammarFields(RequestModel):
     def grammars(self) -> dict[str, Grammar]:
         """Those that are given, by the field that gives them."""
         wanted = self.structured_outputs or StructuredOutputs()
+        if wanted.structural_tag is not None:
+            raise not_supported(
+                "structured_outputs.structural_tag", "use tools with tool_choice, or a Lark grammar as `grammar`"
+            )
         given = {
             "grammar": _written(self.grammar),
             "structured_outputs.json": _schema("structured_outputs.json", wanted.json_),
@@ -66,10 +74,14 @@ class GrammarFields(RequestModel):
 
 
 def grammar_of(
-    given: GrammarFields, wanted: ResponseFormat | None = None, choice: ToolChoice | None = None
+    given: GrammarFields,
+    wanted: ResponseFormat | None = None,
+    choice: ToolChoice | None = None,
+    closes_tools: bool = False,
 ) -> Grammar | None:
-    """The one grammar of a request: given as such, as a response format, or through a tool that must be called."""
-    others = {"response_format": _of_format(wanted), "tool_choice": _of_tools(choice or ToolChoice())}
+    """The one grammar of a request: given as such, as a response format, or through a tool that must be called. With
+    `closes_tools` tools are strict unless they say otherwise."""
+    others = {"response_format": _of_format(wanted), "tool_choice": _of_tools(choice or ToolChoice(), closes_tools)}
     grammars = given.grammars() | {name: grammar for name, grammar in others.items() if grammar is not None}
     if len(grammars) > 1:
         raise bad_request(f"Only one field can shape an answer, but these do: {', '.join(grammars)}.")
@@ -86,23 +98,23 @@ def _written(given: str | Grammar | None) -> Grammar | None:
 
 
 def _schema(field: str, given: str | Grammar | None) -> Grammar | None:
-    """A JSON schema, which clients send as an object or as its text."""
-    if not isinstance(given, str):
-        return given
+    """A JSON schema, which clients send as an object or as its text. It is the form of an answer, so it is closed."""
+    if given is None:
+        return None
     try:
-        schema = json.loads(given)
+        schema = json.loads(given) if isinstance(given, str) else given
     except (ValueError, RecursionError):
         schema = None
     if not isinstance(schema, dict):
         raise bad_request(f"{field} must be a JSON schema: an object, or the text of one.", field)
-    return schema
+    return closed(schema, field)
 
 
 def _of_format(wanted: ResponseFormat | None) -> Grammar | None:
     if wanted is None or wanted.type == "text":
         return None
     if wanted.type == "json_object":
-        return _ANY_OBJECT
+        return closed(wanted.schema_, "response_format") if wanted.schema_ else _ANY_OBJECT
     if wanted.json_schema is None or wanted.json_schema.schema_ is None:
         raise bad_request(
             'response_format of the type json_schema needs {"json_schema": {"schema": ...}}.', "response_format"
@@ -111,15 +123,15 @@ def _of_format(wanted: ResponseFormat | None) -> Grammar | None:
     return closed(schema, "response_format") if wanted.json_schema.strict else schema
 
 
-def _of_tools(choice: ToolChoice) -> Grammar | None:
+def _of_tools(choice: ToolChoice, closes: bool) -> Grammar | None:
     """Of a named tool its arguments; of any tool an object with its name and arguments."""
     if choice.named is not None:
-        return _parameters(choice.named)
+        return _parameters(choice.named, closes)
     if choice.is_required:
         calls = [
             {
                 "type": "object",
-                "properties": {"name": {"const": tool.name}, "arguments": _parameters(tool)},
+                "properties": {"name": {"const": tool.name}, "arguments": _parameters(tool, closes)},
                 "required": ["name", "arguments"],
                 "additionalProperties": False,
             }
@@ -129,9 +141,10 @@ def _of_tools(choice: ToolChoice) -> Grammar | None:
     return None
 
 
-def _parameters(tool: Function) -> Grammar:
+def _parameters(tool: Function, closes: bool) -> Grammar:
     schema = tool.parameters or _ANY_OBJECT
-    return closed(schema, "tools") if tool.strict else schema
+    is_strict = closes if tool.strict is None else tool.strict
+    return closed(schema, "tools") if is_strict else schema
 
 
 def closed(schema: Grammar, field: str) -> Grammar:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sized
 from typing import Annotated, Any
 
-from pydantic import PrivateAttr, WithJsonSchema
+from pydantic import Field, PrivateAttr, WithJsonSchema
 
 from foredraft.errors import ForedraftError
 from foredraft.params import MAX_WHOLE, SamplingParams
@@ -17,6 +17,8 @@ from foredraft.server.service import Service
 # Its entries are checked by SamplingParams, once there are not too many of them.
 LogitBias = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}})]
 
+_NO_LIMIT = (-1, -2)  # what clients of Ollama, llama.cpp and vLLM send as max_tokens for as much as there is
+
 
 class GenerationRequest(GrammarFields, Body):
     """What every API that generates takes. Beside `temperature` and `top_p` these are extensions of this server."""
@@ -27,13 +29,19 @@ class GenerationRequest(GrammarFields, Body):
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    ignore_eos: bool | None = None
+    ignore_eos: bool | None = Field(default=None, description="whether the answer goes on behind the end of text")
     min_tokens: int | None = None
     stop_token_ids: Many[int] | None = None
-    acceptance: str | None = None
-    cache_salt: str | None = None
-    spec: str | None = None
-    priority: int | None = None
+    acceptance: str | None = Field(
+        default=None, description="the rule that accepts draft tokens: match, rejection or block"
+    )
+    cache_salt: str | None = Field(
+        None, description="requests with one salt share cached prompts and remembered answers"
+    )
+    spec: str | None = Field(default=None, description="the speculation of this request, such as auto, off or ngram")
+    priority: int | None = Field(
+        default=None, description="with --priority: of the requests that wait, the lowest runs first"
+    )
     chat_template: Any = None
 
     _max_tokens: int | None = PrivateAttr(None)  # that the client wants, under whatever name
@@ -57,6 +65,8 @@ class GenerationRequest(GrammarFields, Body):
             given["grammar"] = grammar_of(self)
         limits = service.limits
         most = min(limits.max_tokens, service.llm.max_model_len)
+        if max_tokens in _NO_LIMIT:
+            max_tokens = None
         _in_range("max_tokens", max_tokens, MAX_WHOLE)
         self._max_tokens = max_tokens
         check_at_most(limits.max_stops, "stop", given.get("stop"))
@@ -88,7 +98,7 @@ class OpenAIRequest(GenerationRequest):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: LogitBias | None = None
-    prompt_logprobs: int | None = None
+    prompt_logprobs: int | None = Field(default=None, description="so many best tokens beside each token of the prompt")
     stream_options: StreamOptions | None = None
     user: str | None = None
 

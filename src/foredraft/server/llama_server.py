@@ -48,7 +48,7 @@ async def infill(body: InfillRequest, request: Request, service: Served) -> Resp
     check_at_most(service.limits.max_prompts, "input_extra", body.input_extra)
     files = [(each.filename or "file", each.text) for each in body.input_extra or ()]
     prompt, ends = service.fill_in(body.input_prefix, body.input_suffix, files, body.prompt or "")
-    wanted = None if body.n_predict is None or body.n_predict < 0 else max(1, body.n_predict)
+    wanted = 1 if body.n_predict == 0 else body.n_predict
     others: dict[str, Any] = {"stop_token_ids": [*(body.stop_token_ids or ()), *ends]}
     if body.repeat_penalty is not None:
         others["repetition_penalty"] = body.repeat_penalty

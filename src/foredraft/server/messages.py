@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from pydantic import Field
+
 from foredraft.server.bodies import Many, RequestModel
 from foredraft.server.errors import bad_request, not_supported
 from foredraft.server.service import Conversation, Service
@@ -16,6 +18,8 @@ class TextPart(RequestModel):
 
     type: str
     text: str | None = None
+    annotations: Any = None  # of an answer of /v1/responses that comes back, as are its log probabilities
+    logprobs: Any = None
 
 
 class CalledFunction(RequestModel):
@@ -40,9 +44,11 @@ class ChatMessage(RequestModel):
 class TemplateFields(RequestModel):
     """How a conversation becomes a prompt, in vLLM's words."""
 
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="variables for the chat template")
+    add_generation_prompt: bool | None = Field(default=None, description="whether an answer is begun")
+    continue_final_message: bool | None = Field(
+        default=None, description="whether the answer goes on with the last message"
+    )
 
     def continues(self, messages: list[ChatMessage]) -> bool:
         """Whether the answer goes on with the last message; one of the assistant is continued if nothing else is

@@ -1,20 +1,19 @@
-"""/api/chat, /api/generate, /api/tags and /api/version: Ollama's API, which many local tools speak. Streams are lines
-of JSON, and an answer streams unless the client says otherwise."""
+"""/api/chat and /api/generate: Ollama's API, which many local tools speak. Streams are lines of JSON, and an answer
+streams unless the client says otherwise."""
 
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from fastapi import APIRouter
-from pydantic import ConfigDict, field_validator
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from foredraft.server import reports
 from foredraft.server.bodies import BodyRoute, Many, RequestModel
-from foredraft.server.constraint import Grammar, JsonSchema, ResponseFormat, grammar_of
+from foredraft.server.constraint import Grammar, ResponseFormat, grammar_of
 from foredraft.server.errors import (
     OLLAMA_PATHS,
     ApiError,
@@ -27,22 +26,16 @@ from foredraft.server.errors import (
 from foredraft.server.fields import GenerationRequest, check_count
 from foredraft.server.generation import Generation, Tokens, begin
 from foredraft.server.messages import CalledFunction, ChatMessage, MessageToolCall, TemplateFields, conversation
+from foredraft.server.ollama_models import OllamaBody, time_text
 from foredraft.server.service import Prompt, Served, Service
 from foredraft.server.sse import LINES, respond
-from foredraft.server.status import VERSION
 from foredraft.server.tools import ToolChoice, ToolRequest, choose
 from foredraft.tool_calls import ToolCall
 
-LATEST = ":latest"  # the tag that these clients give a name without one
-router = APIRouter()
-posts = APIRouter(route_class=BodyRoute)
+router = APIRouter(route_class=BodyRoute)
 
 
 class Options(RequestModel):
-    """Unknown ones are kept, to tell the client that they are ignored."""
-
-    model_config = ConfigDict(extra="allow")
-
     num_predict: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -55,25 +48,13 @@ class Options(RequestModel):
     frequency_penalty: float | None = None
 
 
-class OllamaRequest(GenerationRequest):
-    """What both routes take. Many of Ollama's clients send JSON as a form (`curl -d`) or as nothing: it does not ask.
-    What keeps the pages of others out is their origin (see sites.py)."""
-
-    names_content_type: ClassVar[bool] = False
+class OllamaRequest(OllamaBody, GenerationRequest):
+    """What both routes take."""
 
     options: Options | None = None
     format: str | Grammar | None = None
-    keep_alive: Any = None  # the model stays as long as the server
+    keep_alive: Any = Field(default=None, description="without effect: the model stays as long as the server")
     images: Many[str] | None = None
-
-    @field_validator("model")
-    @classmethod
-    def _without_tag(cls, name: str | None) -> str | None:
-        return None if name is None else name.removesuffix(LATEST)
-
-    def unknown(self) -> list[str]:
-        options = (self.options.model_extra or {}) if self.options else {}
-        return [*super().unknown(), *(f"options.{name}" for name, value in options.items() if value is not None)]
 
     def check(self, service: Service) -> None:
         super().check(service)
@@ -85,19 +66,18 @@ class OllamaRequest(GenerationRequest):
         if not self.format:
             return None
         if isinstance(self.format, dict):
-            schema = JsonSchema.model_validate({"schema": self.format})
-            return ResponseFormat(type="json_schema", json_schema=schema)
+            return ResponseFormat.model_validate({"type": "json_object", "schema": self.format})
         if self.format != "json":
             raise bad_request("format must be json or a JSON schema.", "format")
         return ResponseFormat(type="json_object")
 
     def others(self) -> tuple[int | None, dict[str, Any]]:
         """How many tokens are wanted, and the sampling parameters, both out of `options`."""
-        given = (self.options or Options()).model_dump(include=set(Options.model_fields), exclude_none=True)
+        given = (self.options or Options()).model_dump(exclude_none=True)
         wanted = given.pop("num_predict", None)
         if "repeat_penalty" in given:
             given["repetition_penalty"] = given.pop("repeat_penalty")
-        return None if wanted is None or wanted < 0 else wanted, given  # below 0: no limit
+        return wanted, given
 
 
 class CalledTool(RequestModel):
@@ -124,7 +104,7 @@ class ChatRequest(OllamaRequest):
 
 
 class GenerateRequest(OllamaRequest):
-    prompt: str = ""
+    prompt: str | None = None
     suffix: str | None = None
     system: str | None = None
     raw: bool | None = None
@@ -133,9 +113,11 @@ class GenerateRequest(OllamaRequest):
     context: Any = None
 
 
-@posts.post("/api/chat")
+@router.post("/api/chat")
 async def chat(body: ChatRequest, request: Request, service: Served) -> Response:
-    """Answer a conversation."""
+    """Answer a conversation; one without messages asks for the model to be loaded, which it is."""
+    if not body.messages:
+        return _loaded(body, service, {"message": {"role": "assistant", "content": ""}})
     check_count(service.limits.max_messages, "messages", body.messages)
     if body.tools:
         check_count(service.limits.max_tools, "tools", body.tools)
@@ -144,18 +126,22 @@ async def chat(body: ChatRequest, request: Request, service: Served) -> Response
     return await _answer(body, request, service, prompt, choose(body.tools, None), "message")
 
 
-@posts.post("/api/generate")
+@router.post("/api/generate")
 async def generate(body: GenerateRequest, request: Request, service: Served) -> Response:
-    """Answer a prompt, fill a gap in front of `suffix`, or, with `raw`, continue a text."""
+    """Answer a prompt, fill a gap in front of `suffix`, or, with `raw`, continue a text. Without either the model is
+    to be loaded, which it is."""
     if body.context is not None:
         raise not_supported("context", "send the whole conversation to /api/chat")
+    if not body.prompt and not body.suffix:
+        return _loaded(body, service, {"response": ""})
     ends: list[int] = []
-    prompt: Prompt = body.prompt
+    text = body.prompt or ""
+    prompt: Prompt = text
     if body.suffix:
-        prompt, ends = service.fill_in(body.prompt, body.suffix)
+        prompt, ends = service.fill_in(text, body.suffix)
     elif not body.raw:
         system = [ChatMessage(role="system", content=body.system)] if body.system else []
-        messages = [*system, ChatMessage(role="user", content=body.prompt)]
+        messages = [*system, ChatMessage(role="user", content=text)]
         prompt = conversation(service, messages, None, _template_fields(body.think))
     return await _answer(body, request, service, prompt, ToolChoice(), "response", ends)
 
@@ -173,10 +159,18 @@ async def _answer(
     if ends:
         others["stop_token_ids"] = [*(body.stop_token_ids or ()), *ends]
     grammar = grammar_of(body, body.response_format, tools)
-    params = body.sampling_params(service, wanted, grammar=grammar, **others)
+    # With 0 the prompt is computed ahead: the answer is empty.
+    params = body.sampling_params(service, 1 if wanted == 0 else wanted, grammar=grammar, **others)
     generation = await begin(service, request, body, [prompt], params)
-    answer = OllamaAnswer(generation, service.name, tools, field)
+    answer = OllamaAnswer(generation, service.name, tools, field, has_content=wanted != 0)
     return await respond(generation, answer, service.limits, body.stream is not False, LINES)
+
+
+def _loaded(body: OllamaRequest, service: Service, empty: dict[str, Any]) -> Response:
+    """The model neither comes nor goes. One object, in a stream too, as Ollama has it."""
+    reason = "unload" if body.keep_alive in (0, "0", "0s", "0m", "0h") else "load"
+    head = {"model": service.name, "created_at": time_text()}
+    return json_response({**head, **empty, "done": True, "done_reason": reason})
 
 
 def _message(message: MessageParam, place: int) -> ChatMessage:
@@ -197,41 +191,28 @@ def _template_fields(think: bool | str | None) -> TemplateFields:
     return TemplateFields(chat_template_kwargs=None if think is None else {"enable_thinking": bool(think)})
 
 
-@router.get("/api/tags")
-async def tags(service: Served) -> Response:
-    """The model that is served, by all its names."""
-    told = {"modified_at": _time(service.started), "size": 0, "digest": ""}
-    details = {
-        "format": "gguf",
-        "family": service.llm.model_config.architecture,
-        "quantization_level": service.llm.dtype,
-    }
-    named = [{"name": name, "model": name, **told, "details": details} for name in service.names]
-    return json_response({"models": named})
-
-
-@router.get("/api/version")
-async def version() -> Response:
-    return json_response({"version": VERSION})
-
-
 class OllamaAnswer:
     """A generation as Ollama writes it: lines whose `message` or `response` has a piece of the text."""
 
-    def __init__(self, generation: Generation, model: str, tools: ToolChoice, field: str) -> None:
+    def __init__(
+        self, generation: Generation, model: str, tools: ToolChoice, field: str, has_content: bool = True
+    ) -> None:
         self._generation = generation
         self._model = model
         self._parser = tools.parser()
         self._field = field
+        self._has_content = has_content
 
     def body(self) -> dict[str, Any]:
         (output,) = self._generation.outputs.values()
-        return {**self._part(*self._parser.whole(output.text)), **self._end()}
+        return {**self._part(*self._parser.whole(output.text if self._has_content else "")), **self._end()}
 
     def begin(self) -> bytes:
         return b""
 
     def delta(self, tokens: Tokens) -> bytes:
+        if not self._has_content:
+            return b""
         text, calls = self._parser.feed("".join([token.text for its in tokens.values() for token in its]))
         return _line({**self._part(text, calls), "done": False}) if text or calls else b""
 
@@ -249,7 +230,7 @@ class OllamaAnswer:
             content = {"role": "assistant", "content": text}
             if calls:
                 content["tool_calls"] = [{"function": {"name": call.name, "arguments": call.object}} for call in calls]
-        return {"model": self._model, "created_at": _time(), self._field: content}
+        return {"model": self._model, "created_at": time_text(), self._field: content}
 
     def _end(self) -> dict[str, Any]:
         (output,) = self._generation.outputs.values()
@@ -262,7 +243,7 @@ class OllamaAnswer:
             "load_duration": 0,
             "prompt_eval_count": usage["prompt_tokens"],
             "prompt_eval_duration": _nanoseconds(first_s),
-            "eval_count": usage["completion_tokens"],
+            "eval_count": usage["completion_tokens"] if self._has_content else 0,
             "eval_duration": _nanoseconds(metrics.total_time_s - first_s),
             "seed": output.seed,
             "metrics": reports.metrics(self._generation),
@@ -275,11 +256,3 @@ def _line(value: dict[str, Any]) -> bytes:
 
 def _nanoseconds(seconds: float) -> int:
     return max(0, round(seconds * 1e9))
-
-
-def _time(seconds: float | None = None) -> str:
-    moment = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
-    return moment.isoformat().replace("+00:00", "Z")
-
-
-router.include_router(posts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from fastapi import APIRouter
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -44,8 +45,10 @@ class ChatRequest(TemplateFields, OpenAIRequest):
     tools: Many[ToolRequest] | None = None
     tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    prediction: PredictedContent | None = None
-    speculation_trace: bool | None = None
+    prediction: PredictedContent | None = Field(default=None, description="the client's own draft of the answer")
+    speculation_trace: bool | None = Field(
+        default=None, description="whether chunks carry what was drafted and accepted"
+    )
 
 
 @router.post(PATH)

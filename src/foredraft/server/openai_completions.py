@@ -40,7 +40,7 @@ async def create_completion(body: CompletionRequest, request: Request, service: 
     prompts = _prompts(body.prompt)
     check_count(service.limits.max_prompts, "prompt", prompts)
     others: dict[str, Any] = {}
-    if body.suffix is not None:
+    if body.suffix:  # an empty one is none
         prompts, others["stop_token_ids"] = _with_gap(service, prompts, body.suffix, body.stop_token_ids)
     max_tokens = 16 if body.max_tokens is None else body.max_tokens  # OpenAI's default
     params = body.sampling_params(service, max_tokens, **others)

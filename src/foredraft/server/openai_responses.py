@@ -26,9 +26,12 @@ router = APIRouter(route_class=BodyRoute)
 
 
 class InputItem(RequestModel):
-    """A message, a call of the assistant (`function_call`), or what came of one (`function_call_output`)."""
+    """A message, a call of the assistant (`function_call`), or what came of one (`function_call_output`). What this
+    route has answered is an item as it stands."""
 
     type: str | None = None
+    id: str | None = None
+    status: str | None = None
     role: str | None = None
     content: str | Many[TextPart] | None = None
     call_id: str | None = None

@@ -107,7 +107,7 @@ def site_middleware(sites: Sites) -> list[Middleware]:
         allow_origins=sites.origins,
         allow_methods=("GET", "POST"),
         allow_headers=(ANY,),
-        expose_headers=("x-request-id", "retry-after"),
+        expose_headers=("x-request-id", "retry-after", "x-foredraft-ignored", "x-foredraft-note"),
     )
     check = Middleware(Gate, check=lambda scope: sites.check(Headers(scope=scope)))
     return [check, cors] if sites.origins else [check]
