@@ -12,6 +12,7 @@ from pydantic import ConfigDict, field_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
+from foredraft.answers import AnswerFormat, AnswerReader, Part
 from foredraft.server import reports
 from foredraft.server.bodies import BodyRoute, Many, RequestModel
 from foredraft.server.constraint import Grammar, JsonSchema, ResponseFormat, grammar_of
@@ -27,7 +28,7 @@ from foredraft.server.errors import (
 from foredraft.server.fields import GenerationRequest, check_count
 from foredraft.server.generation import Generation, Tokens, begin
 from foredraft.server.messages import CalledFunction, ChatMessage, MessageToolCall, TemplateFields, conversation
-from foredraft.server.service import Prompt, Served, Service
+from foredraft.server.service import Conversation, Prompt, Served, Service
 from foredraft.server.sse import LINES, respond
 from foredraft.server.status import VERSION
 from foredraft.server.tools import ToolChoice, ToolRequest, choose
@@ -65,6 +66,7 @@ class OllamaRequest(GenerationRequest):
     format: str | Grammar | None = None
     keep_alive: Any = None  # the model stays as long as the server
     images: Many[str] | None = None
+    think: bool | str | None = None
 
     @field_validator("model")
     @classmethod
@@ -115,12 +117,12 @@ class MessageParam(RequestModel):
     images: Many[str] | None = None
     tool_calls: Many[ToolCallParam] | None = None
     tool_name: str | None = None
+    thinking: str | None = None
 
 
 class ChatRequest(OllamaRequest):
     messages: Many[MessageParam]
     tools: Many[ToolRequest] | None = None
-    think: bool | str | None = None
 
 
 class GenerateRequest(OllamaRequest):
@@ -128,7 +130,6 @@ class GenerateRequest(OllamaRequest):
     suffix: str | None = None
     system: str | None = None
     raw: bool | None = None
-    think: bool | str | None = None
     template: Literal[""] | None = None  # the template is the model's own
     context: Any = None
 
@@ -175,7 +176,9 @@ async def _answer(
     grammar = grammar_of(body, body.response_format, tools)
     params = body.sampling_params(service, wanted, grammar=grammar, **others)
     generation = await begin(service, request, body, [prompt], params)
-    answer = OllamaAnswer(generation, service.name, tools, field)
+    is_answer = isinstance(prompt, Conversation)  # else the text is continued, and all of it is shown
+    reader = tools.reader(generation.answer_format if is_answer else AnswerFormat())
+    answer = OllamaAnswer(generation, service.name, reader, field, shows_thoughts=body.think is not False)
     return await respond(generation, answer, service.limits, body.stream is not False, LINES)
 
 
@@ -189,12 +192,21 @@ def _message(message: MessageParam, place: int) -> ChatMessage:
         for call in message.tool_calls or ()
     ]
     content = message.content if message.content is not None or calls else ""
-    return ChatMessage(role=message.role, content=content, name=message.tool_name, tool_calls=calls or None)
+    return ChatMessage(
+        role=message.role,
+        content=content,
+        name=message.tool_name,
+        tool_calls=calls or None,
+        reasoning_content=message.thinking,
+    )
 
 
 def _template_fields(think: bool | str | None) -> TemplateFields:
-    """Templates of models that can think, Qwen3's for instance, read `enable_thinking`."""
-    return TemplateFields(chat_template_kwargs=None if think is None else {"enable_thinking": bool(think)})
+    """Templates of models that can think read `enable_thinking`, as Qwen3's, or `reasoning_effort`, as gpt-oss's."""
+    return TemplateFields(
+        chat_template_kwargs=None if think is None else {"enable_thinking": bool(think)},
+        reasoning_effort=think if isinstance(think, str) else None,
+    )
 
 
 @router.get("/api/tags")
@@ -218,38 +230,43 @@ async def version() -> Response:
 class OllamaAnswer:
     """A generation as Ollama writes it: lines whose `message` or `response` has a piece of the text."""
 
-    def __init__(self, generation: Generation, model: str, tools: ToolChoice, field: str) -> None:
+    def __init__(
+        self, generation: Generation, model: str, reader: AnswerReader, field: str, shows_thoughts: bool
+    ) -> None:
         self._generation = generation
         self._model = model
-        self._parser = tools.parser()
+        self._reader = reader
         self._field = field
+        self._shows_thoughts = shows_thoughts
 
     def body(self) -> dict[str, Any]:
         (output,) = self._generation.outputs.values()
-        return {**self._part(*self._parser.whole(output.text)), **self._end()}
+        return {**self._part(self._reader.whole(output.text)), **self._end()}
 
     def begin(self) -> bytes:
         return b""
 
     def delta(self, tokens: Tokens) -> bytes:
-        text, calls = self._parser.feed("".join([token.text for its in tokens.values() for token in its]))
-        return _line({**self._part(text, calls), "done": False}) if text or calls else b""
+        part = self._reader.feed("".join([token.text for its in tokens.values() for token in its]))
+        return _line({**self._part(part), "done": False}) if part else b""
 
     def end(self) -> bytes:
-        text, calls = self._parser.end()
-        rest = _line({**self._part(text, calls), "done": False}) if text or calls else b""
-        return rest + _line({**self._part("", []), **self._end()})
+        part = self._reader.end()
+        rest = _line({**self._part(part), "done": False}) if part else b""
+        return rest + _line({**self._part(Part()), **self._end()})
 
     def failure(self, error: ApiError) -> bytes:
         return _line(error_object(OLLAMA_PATHS, error))
 
-    def _part(self, text: str, calls: list[ToolCall]) -> dict[str, Any]:
-        content: Any = text
-        if self._field == "message":
-            content = {"role": "assistant", "content": text}
-            if calls:
-                content["tool_calls"] = [{"function": {"name": call.name, "arguments": call.object}} for call in calls]
-        return {"model": self._model, "created_at": _time(), self._field: content}
+    def _part(self, part: Part) -> dict[str, Any]:
+        head = {"model": self._model, "created_at": _time()}
+        thought = {"thinking": part.reasoning} if part.reasoning and self._shows_thoughts else {}
+        if self._field != "message":
+            return {**head, self._field: part.content, **thought}
+        message: dict[str, Any] = {"role": "assistant", "content": part.content, **thought}
+        if part.calls:
+            message["tool_calls"] = [_call(call) for call in part.calls]
+        return {**head, "message": message}
 
     def _end(self) -> dict[str, Any]:
         (output,) = self._generation.outputs.values()
@@ -267,6 +284,10 @@ class OllamaAnswer:
             "seed": output.seed,
             "metrics": reports.metrics(self._generation),
         }
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"function": {"name": call.name, "arguments": call.object}}
 
 
 def _line(value: dict[str, Any]) -> bytes:
