@@ -125,7 +125,7 @@ def _answer(
 
         with closing(until_stopped()) as events:
             output = follow(events, show, colour_drafts)
-    conversation.answer("".join(texts))
+    conversation.answer("".join(texts) if output is None else output.content)
     if output is not None and output.error is not None:
         raise ForedraftError(output.error)
     return output
