@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -242,7 +243,11 @@ class LLM:
                         progress(num_prompt_tokens - left, num_prompt_tokens)
                 while inbox:
                     event = inbox.popleft()
-                    yield places[event.request_id], event
+                    index = places[event.request_id]
+                    if event.output is not None:
+                        read_as = self.tokenizer.answer_format(prompts[index], every_params[index].grammar is not None)
+                        event = event._replace(output=replace(event.output, answer_format=read_as))
+                    yield index, event
         finally:
             for request_id in places:
                 self.engine.abort(request_id)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from foredraft.tool_calls import CallParser, ToolCall
+from foredraft.answers import AnswerFormat, Part
+from foredraft.tool_calls import ToolCall
 from foredraft.types import TARGET, Draft, FinishReason, Sequence, TokenLogprob
 
 
@@ -82,6 +83,7 @@ class CompletionOutput:
     prompt_logprobs: list[TokenLogprob] | None
     metrics: SpecMetrics
     error: str | None = None
+    answer_format: AnswerFormat = field(default_factory=AnswerFormat)  # how the text is to be read
 
     def __repr__(self) -> str:
         return f"<CompletionOutput {self._shown()}>"
@@ -96,9 +98,23 @@ class CompletionOutput:
         )
 
     @cached_property
+    def _read(self) -> Part:
+        return self.answer_format.reader().whole(self.text)
+
+    @property
+    def reasoning(self) -> str:
+        """What the model has thought before it answered; "" if it has not."""
+        return self._read.reasoning
+
+    @property
+    def content(self) -> str:
+        """The text without thoughts and calls."""
+        return self._read.content
+
+    @property
     def tool_calls(self) -> list[ToolCall]:
         """The calls that the text holds."""
-        return CallParser().whole(self.text)[1]
+        return self._read.calls
 
 
 @dataclass(frozen=True)
@@ -137,6 +153,14 @@ class RequestOutput:
     @property
     def prompt_logprobs(self) -> list[TokenLogprob] | None:
         return self.outputs[0].prompt_logprobs
+
+    @property
+    def reasoning(self) -> str:
+        return self.outputs[0].reasoning
+
+    @property
+    def content(self) -> str:
+        return self.outputs[0].content
 
     @property
     def tool_calls(self) -> list[ToolCall]:

@@ -1,7 +1,8 @@
-"""Tool calls: how models are told of tools where their templates are not, and how their calls are read.
+"""Tool calls: how models are told of tools where their templates are not, and how the JSON of calls is read.
 
 Hermes and Qwen write `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, one element per call. SmolLM2 writes a
-list of such objects in one element. A model whose template has no place for tools gets SmolLM2's system prompt.
+list of such objects in one element. `answers.py` finds them. A model whose template has no place for tools gets
+SmolLM2's system prompt.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from uuid import uuid4
 
 from foredraft.errors import InvalidPrompt
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _SMOLLM2 = """\
 You are an expert in composing functions. You are given a question and a set of possible functions.
 Based on the question, you will need to make one or more function/tool calls to achieve the purpose.
@@ -86,66 +86,3 @@ def parse_calls(text: str) -> list[ToolCall] | None:
 
 def _arguments(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-class CallParser:
-    """Separates the content of an answer from tool calls while both come in pieces. What may be the beginning of a tag
-    is held back until it is clear. Where a grammar makes the whole answer one call there are no tags: `is_call` says
-    so, and `called` that the answer is the arguments of this tool. Where there is nothing to call, all is content."""
-
-    def __init__(self, is_call: bool = False, called: str | None = None, finds_calls: bool = True) -> None:
-        self._finds_calls = finds_calls
-        self._is_call = is_call or called is not None
-        self._called = called
-        self._held = ""
-        self._inside = False
-
-    def feed(self, text: str) -> tuple[str, list[ToolCall]]:
-        """The content and the calls that are complete now."""
-        if not self._finds_calls:
-            return text, []
-        self._held += text
-        if self._is_call:
-            return "", []
-        content, calls = "", []
-        while True:
-            tag = CLOSE if self._inside else OPEN
-            before, found, after = self._held.partition(tag)
-            if not found:
-                break
-            if self._inside:
-                parsed = parse_calls(before)
-                calls += parsed or []
-                content += "" if parsed is not None else f"{OPEN}{before}{CLOSE}"
-            else:
-                content += before
-            self._held, self._inside = after, not self._inside
-        if not self._inside:
-            kept = _possible_tag(self._held)
-            content += self._held[: len(self._held) - kept]
-            self._held = self._held[len(self._held) - kept :]
-        return content, calls
-
-    def end(self) -> tuple[str, list[ToolCall]]:
-        """What was held back, now that nothing more comes."""
-        held, self._held = self._held, ""
-        if self._called is not None:
-            return "", [ToolCall(self._called, held)]
-        if self._inside or self._is_call:
-            calls = parse_calls(held)
-            if calls:
-                return "", calls
-            return (OPEN if self._inside else "") + held, []
-        return held, []
-
-    def whole(self, text: str) -> tuple[str, list[ToolCall]]:
-        """The content and the calls of a complete answer."""
-        content, calls = self.feed(text)
-        rest, more = self.end()
-        return content + rest, calls + more
-
-
-def _possible_tag(text: str) -> int:
-    """How many characters at the end may be the beginning of a tag."""
-    longest = min(len(text), len(OPEN) - 1)
-    return next((size for size in range(longest, 0, -1) if text.endswith(OPEN[:size])), 0)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from foredraft.answers import AnswerFormat
 from foredraft.config import EngineConfig
 from foredraft.errors import InvalidPrompt
 from foredraft.llm import LLM
@@ -85,6 +86,15 @@ class TestTools:
         assert (found.name, found.arguments) == ("weather", '{"city": "Oslo"}')
         assert output.tool_calls[0].id == found.id
         assert talker.chat(self.MESSAGES, SamplingParams(max_tokens=1))[0].tool_calls == []
+
+    def test_thoughts_are_read_out_of_the_answer(self, talker: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(talker.tokenizer, "_answer_format", AnswerFormat(thinks=True))
+        text = "<think>\nWhy?\n</think>\n\nIt is."
+        params = SamplingParams(max_tokens=200, grammar={"choice": [text]})
+        (output,) = talker.chat(self.MESSAGES, params)
+        assert (output.reasoning, output.content, output.text) == ("Why?", "It is.", text)
+        *_, last = talker.stream(self.MESSAGES, params)
+        assert last.output is not None and last.output.reasoning == "Why?"
 
     @pytest.mark.parametrize("tools", ["weather", [{"name": "weather"}], [{"type": "function", "function": {}}]])
     def test_what_is_no_tool(self, talker: LLM, tools: list[dict[str, Any]]) -> None:

@@ -10,17 +10,19 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the server needs the packages of the extra `server`")
 
+from foredraft.answers import AnswerFormat, Part
 from foredraft.outputs import CompletionOutput, SpecMetrics, TokenEvent
 from foredraft.server.constraint import GrammarFields, ResponseFormat, grammar_of
 from foredraft.server.errors import ApiError
 from foredraft.server.openai_chat import ChatAnswer
 from foredraft.server.sse import json_pieces
 from foredraft.server.tools import Function, NamedTool, ToolChoice, ToolRequest, choose
-from foredraft.tool_calls import CallParser, with_tool_prompt
+from foredraft.tool_calls import with_tool_prompt
 from tests.unit.unit_helpers import make_sequence
 
 WEATHER = Function(name="weather", parameters={"type": "object", "properties": {"city": {"type": "string"}}})
 AUTO = ToolChoice((WEATHER,))
+THINKS = AnswerFormat(thinks=True, begun="<think>")
 CALL = '{"name": "weather", "arguments": {"city": "Oslo"}}'
 REQUEST = ToolRequest.model_validate({"type": "function", "function": {"name": "weather"}})
 
@@ -43,33 +45,32 @@ TEXTS: dict[str, tuple[str, str, list[str]]] = {
 @pytest.mark.parametrize("name", TEXTS)
 def test_texts_are_separated(name: str, size: int) -> None:
     text, content, names = TEXTS[name]
-    parser = CallParser()
-    pieces = [parser.feed(text[start : start + size]) for start in range(0, len(text), size)]
-    pieces.append(parser.end())
-    assert "".join(piece for piece, _ in pieces) == content
-    calls = [call for _, its in pieces for call in its]
-    assert [call.name for call in calls] == names
-    assert all(json.loads(call.arguments) == {"city": "Oslo"} for call in calls)
-    assert len({call.id for call in calls}) == len(calls)
+    reader = AUTO.reader(AnswerFormat())
+    part = sum([reader.feed(text[start : start + size]) for start in range(0, len(text), size)], Part()) + reader.end()
+    assert (part.reasoning, part.content) == ("", content)
+    assert [call.name for call in part.calls] == names
+    assert all(json.loads(call.arguments) == {"city": "Oslo"} for call in part.calls)
+    assert len({call.id for call in part.calls}) == len(part.calls)
 
 
 def test_without_tools_nothing_is_parsed_or_held_back() -> None:
-    parser = ToolChoice().parser()
-    assert parser.feed("<tool_call>") == ("<tool_call>", [])
-    assert parser.end() == ("", [])
+    reader = ToolChoice().reader(AnswerFormat())
+    assert reader.feed("<tool_call>") == Part(content="<tool_call>")
+    assert not reader.end()
 
 
 def test_a_named_tool_gets_the_answer_as_its_arguments() -> None:
-    parser = ToolChoice((WEATHER,), named=WEATHER).parser()
-    assert parser.feed('{"city": "Oslo"}') == ("", [])
-    content, (call,) = parser.end()
-    assert (content, call.name, call.arguments) == ("", "weather", '{"city": "Oslo"}')
+    reader = ToolChoice((WEATHER,), named=WEATHER).reader(THINKS)
+    assert not reader.feed('{"city": "Oslo"}')
+    part = reader.end()
+    (call,) = part.calls
+    assert (part.content, call.name, call.arguments) == ("", "weather", '{"city": "Oslo"}')
 
 
 def test_a_required_call_is_one_object() -> None:
-    parser = ToolChoice((WEATHER,), is_required=True).parser()
-    parser.feed(CALL)
-    assert [call.name for call in parser.end()[1]] == ["weather"]
+    reader = ToolChoice((WEATHER,), is_required=True).reader(THINKS)
+    reader.feed(CALL)
+    assert [call.name for call in reader.end().calls] == ["weather"]
 
 
 def test_choices() -> None:
@@ -119,6 +120,7 @@ def answered(text: str, size: int) -> tuple[dict[str, Any], list[dict[str, Any]]
         num_cached_tokens=0,
         outputs={0: output},
         is_complete=True,
+        answer_format=AnswerFormat(),
     )
     make = lambda: ChatAnswer(generation, "m", None, AUTO, False)  # noqa: E731
     answer = make()

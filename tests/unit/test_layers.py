@@ -21,7 +21,7 @@ PROPOSING_HEADS = sorted(file.parent.name for file in (SOURCE / ROOT / "heads").
 
 # Bottom up. A name is a folder, or a module beside the folders: whole folders stand above or below each other.
 TIERS = (
-    ("errors", "params", "constraint", "config", "tool_calls", "types", "outputs", "batch", "prefix"),
+    ("errors", "params", "constraint", "config", "tool_calls", "answers", "types", "outputs", "batch", "prefix"),
     ("sampling",),
     ("backends", "kernels"),
     ("models",),
@@ -51,6 +51,7 @@ TORCH_FREE = (
     "constraint",
     "config",
     "tool_calls",
+    "answers",
     "types",
     "outputs",
     "prefix",

@@ -9,13 +9,14 @@ from typing import Any, cast
 import pytest
 
 pytest.importorskip("fastapi", reason="the server needs foredraft[server]")
+from foredraft.answers import AnswerFormat
 from foredraft.server.errors import ApiError
 from foredraft.server.openai_responses import ResponsesAnswer, ResponsesRequest
 from foredraft.server.tools import ToolChoice
 
 
 def test_an_error_keeps_the_type_of_its_event() -> None:
-    generation = cast(Any, SimpleNamespace(id="1"))
+    generation = cast(Any, SimpleNamespace(id="1", answer_format=AnswerFormat()))
     answer = ResponsesAnswer(generation, "model", ResponsesRequest(model="model", input="hello"), ToolChoice())
     told = answer.failure(ApiError(500, "It broke.")).decode()
     name, data = told.strip().split("\n")

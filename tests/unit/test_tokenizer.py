@@ -428,3 +428,41 @@ def test_tokens_for_filling_in(names: tuple[str, ...], prompt: str | None) -> No
     assert (found and found.prompt("one", "two", [("a.py", "x")], "begun")) == prompt
     if found is not None:
         assert found.end_ids == tuple(range(1, len(vocabulary))), "all but the ordinary token end a filling"
+
+
+class TestAnswerFormats:
+    """What a vocabulary shows of a model's answers, and what a prompt has begun of one."""
+
+    MARKS = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>"]  # 6 to 9
+
+    def harmony(self) -> Tokenizer:
+        tokens = {
+            "tokenizer.ggml.tokens": [*TOKENS, *self.MARKS],
+            "tokenizer.ggml.token_type": [3, 3, 1, 1, 1, 1] + [3] * 4,
+        }
+        return Tokenizer.from_gguf({**TOKENIZER, **tokens}, HERE)
+
+    def thinker(self) -> Tokenizer:
+        tokens = {"tokenizer.ggml.tokens": [*TOKENS, "<think>"], "tokenizer.ggml.token_type": [3, 3, 1, 1, 1, 1, 3]}
+        return Tokenizer.from_gguf({**TOKENIZER, **tokens}, HERE)
+
+    def test_tags_stay_in_texts(self) -> None:
+        assert self.harmony().decode([0, 7, 2, 8, 3, 9, 1]) == "<|channel|>a<|message|>b<|end|>"
+        assert self.thinker().decode([0, 6, 2, 1]) == "<think>a"
+
+    def test_other_control_tokens_do_not(self) -> None:
+        tokens = [*TOKENS, "<|end|>"]
+        metadata = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [3, 3, 1, 1, 1, 1, 3]}
+        assert Tokenizer.from_gguf({**TOKENIZER, **metadata}, HERE).decode([2, 6]) == "a"
+
+    def test_a_prompt_has_begun_a_message(self) -> None:
+        tokenizer = self.harmony()
+        assert tokenizer.answer_format([6, 2, 8, 3, 9, 6, 2]).begun == "<|start|>a"
+        assert tokenizer.answer_format([6, 2, 7, 3, 8, 2]).begun == "<|start|>a<|channel|>b<|message|>a"
+        assert tokenizer.answer_format([2, 3]).begun == tokenizer.answer_format([6, 2], has_grammar=True).begun == ""
+
+    def test_a_prompt_has_begun_a_thought(self) -> None:
+        tokenizer = self.thinker()
+        assert tokenizer.answer_format([2, 6]).begun == "<think>"
+        assert tokenizer.answer_format([6, 2]).begun == tokenizer.answer_format([6], has_grammar=True).begun == ""
+        assert tokenizer.answer_format([2]).thinks

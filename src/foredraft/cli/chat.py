@@ -153,7 +153,7 @@ def _answer(
     if presses.count > 1:
         conversation.take_back()
         return None
-    conversation.answer("".join(texts))
+    conversation.answer("".join(texts) if output is None else output.content)
     if output is not None and output.error is not None:
         raise ForedraftError(output.error)
     return output

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foredraft.answers import HARMONY_TAGS, START, TAGS, THINK, AnswerFormat
 from foredraft.errors import InvalidModel, InvalidPrompt
 from foredraft.models.chat_template import ChatTemplate, Message, check_messages
 from foredraft.models.content_escape import ContentEscape, StandIns, looks_like_control, unescape
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 _CONTINUED = "\ufdd0continued\ufdd0"  # marks the end of a message that the answer goes on with
+_MOST_OF_A_TAG = 10  # tokens of <think> and spaces behind it
 _NO_CHARACTER = "\ufffd"  # what decoders write for bytes that are no character (yet)
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # how SentencePiece writes a byte that is no character
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -64,6 +67,9 @@ class Tokenizer:
         self._config = {**special_tokens, **({"chat_template": chat_template} if chat_template else {})}
         added = backend.get_added_tokens_decoder()
         self._special_ids = {index for index, token in added.items() if token.special}
+        self._answer_format = AnswerFormat.of(chat_template or "", {token.content for token in added.values()})
+        told = (*TAGS, *HARMONY_TAGS) if self._answer_format.is_harmony else TAGS
+        self._told_ids = {index for index, token in added.items() if token.content in told}
         control_ids = {*self._special_ids, *eos_token_ids, bos_token_id}
         control = [t.content for index, t in added.items() if index in control_ids or looks_like_control(t.content)]
         self._content_escape = ContentEscape(control, chat_template or "")
@@ -126,6 +132,10 @@ class Tokenizer:
         return _ids(self._backend, text, add_special_tokens, self._max_bytes)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Of the special tokens, those stay in any text that tell thoughts, messages and calls apart."""
+        if skip_special_tokens and not self._told_ids.isdisjoint(ids):
+            skip_special_tokens = False
+            ids = [index for index in ids if index in self._told_ids or not self.is_special(index)]
         # The library holds the interpreter's lock while it decodes one text, and not while it decodes several.
         try:
             return self._backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
@@ -191,6 +201,20 @@ class Tokenizer:
         """
         text, stand_ins = self._render(messages, add_generation_prompt, tools, variables, continues)
         return self._encode_escaped(text, stand_ins, max_tokens)
+
+    def answer_format(self, prompt: Sequence[int], has_grammar: bool = False) -> AnswerFormat:
+        """How the answer to this prompt is to be read. Prompts may end inside a thought, or in the header of a message.
+        A grammar makes another answer, from its first token on."""
+        known = self._answer_format
+        if has_grammar:
+            return known
+        if known.is_harmony:
+            start = self._backend.token_to_id(START)
+            place = next((place for place in reversed(range(len(prompt))) if prompt[place] == start), len(prompt))
+            return replace(known, begun=self.decode(prompt[place:]))
+        if known.thinks and self.decode(prompt[-_MOST_OF_A_TAG:]).rstrip().endswith(THINK):
+            return replace(known, begun=THINK)
+        return known
 
     @cached_property
     def fill_in(self) -> FillInTokens | None:

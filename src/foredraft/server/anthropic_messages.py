@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from foredraft.answers import Part
 from foredraft.outputs import CompletionOutput
 from foredraft.server import reports
 from foredraft.server.bodies import BodyRoute, Many, RequestModel
@@ -16,7 +17,15 @@ from foredraft.server.constraint import grammar_of
 from foredraft.server.errors import ApiError, bad_request, error_object, json_response, not_supported
 from foredraft.server.fields import GenerationRequest, check_count
 from foredraft.server.generation import Generation, Tokens, begin
-from foredraft.server.messages import CalledFunction, ChatMessage, MessageToolCall, TextPart, conversation, text_of
+from foredraft.server.messages import (
+    CalledFunction,
+    ChatMessage,
+    MessageToolCall,
+    TemplateFields,
+    TextPart,
+    conversation,
+    text_of,
+)
 from foredraft.server.service import Conversation, Served, Service
 from foredraft.server.sse import event, respond
 from foredraft.server.tokenising import encode
@@ -24,11 +33,13 @@ from foredraft.server.tools import Function, NamedFunction, NamedTool, ToolChoic
 from foredraft.tool_calls import ToolCall
 
 PATH = "/v1/messages"
+_TEXT: dict[str, Any] = {"type": "text", "text": ""}
+_THOUGHT: dict[str, Any] = {"type": "thinking", "thinking": "", "signature": ""}  # nobody signs it
 router = APIRouter(route_class=BodyRoute)
 
 
 class ContentBlock(TextPart):
-    """A text, a call of the assistant (`tool_use`), or what came of one (`tool_result`)."""
+    """A text, a thought (`thinking`) or a call (`tool_use`) of the assistant, or what came of one (`tool_result`)."""
 
     id: str | None = None
     name: str | None = None
@@ -36,6 +47,7 @@ class ContentBlock(TextPart):
     tool_use_id: str | None = None
     content: str | Many[TextPart] | None = None
     is_error: bool | None = None
+    thinking: str | None = None
 
 
 class MessageParam(RequestModel):
@@ -61,6 +73,11 @@ class ToolWanted(RequestModel):
     disable_parallel_tool_use: bool | None = None
 
 
+class Thinking(RequestModel):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None  # how long a model thinks is its own choice
+
+
 class PromptRequest(GenerationRequest):
     """What both routes take."""
 
@@ -68,6 +85,7 @@ class PromptRequest(GenerationRequest):
     system: str | Many[TextPart] | None = None
     tools: Many[Tool] | None = None
     tool_choice: ToolWanted | None = None
+    thinking: Thinking | None = None
 
 
 class MessagesRequest(PromptRequest):
@@ -99,7 +117,9 @@ def _prompt(service: Service, body: PromptRequest) -> Conversation:
     if body.system:
         messages.insert(0, ChatMessage(role="system", content=text_of(body.system, "system")))
     tools = _tools(service, body)
-    return conversation(service, messages, tools if choose(tools, _wanted(body.tool_choice)).tools else None)
+    thinks = None if body.thinking is None else {"enable_thinking": body.thinking.type != "disabled"}
+    options = TemplateFields(chat_template_kwargs=thinks)
+    return conversation(service, messages, tools if choose(tools, _wanted(body.tool_choice)).tools else None, options)
 
 
 def _messages(message: MessageParam, place: int) -> list[ChatMessage]:
@@ -108,6 +128,7 @@ def _messages(message: MessageParam, place: int) -> list[ChatMessage]:
         return [ChatMessage(role=message.role, content=message.content)]
     where = f"messages[{place}]"
     results, calls, texts = list[ChatMessage](), list[MessageToolCall](), list[TextPart]()
+    thoughts = [block.thinking for block in message.content if block.type == "thinking" and block.thinking]
     for block in message.content:
         if block.type == "tool_result":
             told = ChatMessage(role="tool", content=text_of(block.content, where), tool_call_id=block.tool_use_id)
@@ -117,12 +138,14 @@ def _messages(message: MessageParam, place: int) -> list[ChatMessage]:
                 raise bad_request(f"A tool_use in {where} has no name.", "messages")
             function = CalledFunction(name=block.name, arguments=json.dumps(block.input or {}))
             calls.append(MessageToolCall(id=block.id, function=function))
-        else:
+        elif block.type not in ("thinking", "redacted_thinking"):
             texts.append(block)
     if results and not texts:
         return results
     content = text_of(texts, where) if texts or not calls else None
-    return [*results, ChatMessage(role=message.role, content=content, tool_calls=calls or None)]
+    thought = "\n\n".join(thoughts) or None
+    said = ChatMessage(role=message.role, content=content, tool_calls=calls or None, reasoning_content=thought)
+    return [*results, said]
 
 
 def _tools(service: Service, body: PromptRequest) -> list[ToolRequest] | None:
@@ -144,14 +167,15 @@ def _wanted(choice: ToolWanted | None) -> str | NamedTool | None:
 
 
 class MessagesAnswer:
-    """A generation as /v1/messages writes it: blocks of text and calls."""
+    """A generation as /v1/messages writes it: blocks of thoughts, text and calls."""
 
     def __init__(self, generation: Generation, model: str, tools: ToolChoice) -> None:
         self._generation = generation
-        self._parser = tools.parser()
-        self._opens_text = not tools.tools  # else the answer may be a call
+        self._reader = tools.reader(generation.answer_format)
+        self._opens_text = not tools.tools and not generation.answer_format.may_reason
         self._num_blocks = 0  # that were begun in the stream
-        self._in_text = False
+        self._open: dict[str, Any] | None = None  # the block of text that the stream is in, as it began
+        self._has_answered = False  # with more than thoughts
         self._has_calls = False
         self._message: dict[str, Any] = {
             "id": f"msg_{generation.id}",
@@ -166,12 +190,14 @@ class MessagesAnswer:
 
     def body(self) -> dict[str, Any]:
         (output,) = self._generation.outputs.values()
-        text, calls = self._parser.whole(output.text)
-        content: list[dict[str, Any]] = [{"type": "text", "text": text}] if text or not calls else []
+        part = self._reader.whole(output.text)
+        content = [{**_THOUGHT, "thinking": part.reasoning}] if part.reasoning else []
+        if part.content or not part.calls:
+            content.append({**_TEXT, "text": part.content})
         return {
             **self._message,
-            "content": [*content, *({**_block(call), "input": call.object} for call in calls)],
-            **_stop(output, bool(calls)),
+            "content": [*content, *({**_block(call), "input": call.object} for call in part.calls)],
+            **_stop(output, bool(part.calls)),
             "usage": self._usage(),
             "seed": output.seed,
             "metrics": reports.metrics(self._generation),
@@ -179,42 +205,50 @@ class MessagesAnswer:
 
     def begin(self) -> bytes:
         start = _event({"type": "message_start", "message": self._message})
-        return start + (self._begin_text() if self._opens_text else b"") + _event({"type": "ping"})
+        return start + (self._begin(_TEXT) if self._opens_text else b"") + _event({"type": "ping"})
 
     def delta(self, tokens: Tokens) -> bytes:
-        return self._written(*self._parser.feed("".join([token.text for its in tokens.values() for token in its])))
+        return self._written(self._reader.feed("".join([token.text for its in tokens.values() for token in its])))
 
     def end(self) -> bytes:
         (output,) = self._generation.outputs.values()
-        rest = self._written(*self._parser.end())
-        if not self._num_blocks:
-            rest += self._begin_text()
+        rest = self._written(self._reader.end())
+        if not self._has_answered:
+            rest += self._begin(_TEXT)
         usage, metrics = self._usage(), reports.metrics(self._generation)
         stop = _stop(output, self._has_calls)
         return (
             rest
-            + self._end_text()
+            + self._end()
             + _event({"type": "message_delta", "delta": stop, "usage": usage, "metrics": metrics})
             + _event({"type": "message_stop"})
         )
 
-    def _written(self, text: str, calls: list[ToolCall]) -> bytes:
+    def _written(self, part: Part) -> bytes:
         events = b""
-        if text:
-            events += (b"" if self._in_text else self._begin_text()) + self._delta("text_delta", text=text)
-        for call in calls:
-            self._has_calls = True
-            events += self._end_text() + self._begin_block({**_block(call), "input": {}})
+        if part.reasoning:
+            events += self._begin(_THOUGHT) + self._delta("thinking_delta", thinking=part.reasoning)
+        if part.content:
+            events += self._begin(_TEXT) + self._delta("text_delta", text=part.content)
+        for call in part.calls:
+            self._has_calls = self._has_answered = True
+            events += self._end() + self._begin_block({**_block(call), "input": {}})
             events += self._delta("input_json_delta", partial_json=call.arguments) + self._end_block()
         return events
 
-    def _begin_text(self) -> bytes:
-        self._in_text = True
-        return self._begin_block({"type": "text", "text": ""})
+    def _begin(self, block: dict[str, Any]) -> bytes:
+        """Be in a block of this kind."""
+        if self._open is block:
+            return b""
+        ended = self._end()
+        self._open = block
+        self._has_answered = self._has_answered or block is _TEXT
+        return ended + self._begin_block(block)
 
-    def _end_text(self) -> bytes:
-        was_in_text, self._in_text = self._in_text, False
-        return self._end_block() if was_in_text else b""
+    def _end(self) -> bytes:
+        """Be in no block."""
+        was_open, self._open = self._open, None
+        return b"" if was_open is None else self._end_block()
 
     def _begin_block(self, block: dict[str, Any]) -> bytes:
         self._num_blocks += 1

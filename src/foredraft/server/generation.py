@@ -11,6 +11,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from foredraft.answers import AnswerFormat
 from foredraft.engine.stream import Stream
 from foredraft.errors import ForedraftError
 from foredraft.outputs import CompletionOutput, TokenEvent
@@ -63,6 +64,11 @@ class Generation:
         service.num_answering += 1
         self._watch = asyncio.create_task(self._watch_client(request))
         self._ticker = self._loop.call_later(service.limits.tick_s, self._tick)
+
+    @property
+    def answer_format(self) -> AnswerFormat:
+        """How the answers to the first prompt are to be read."""
+        return self.tokenizer.answer_format(self._streams[0].prompt_token_ids, self._params.grammar is not None)
 
     @property
     def num_prompt_tokens(self) -> int:

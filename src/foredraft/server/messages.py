@@ -39,16 +39,24 @@ class ChatMessage(RequestModel):
     name: str | None = None
     tool_calls: Many[MessageToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None  # what the assistant thought before it said this
 
 
 class TemplateFields(RequestModel):
     """How a conversation becomes a prompt, in vLLM's words."""
 
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="variables for the chat template")
+    reasoning_effort: str | None = Field(default=None, description="how long to think, if the chat template reads it")
     add_generation_prompt: bool | None = Field(default=None, description="whether an answer is begun")
     continue_final_message: bool | None = Field(
         default=None, description="whether the answer goes on with the last message"
     )
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """What the template may read; one that does not know of it leaves it out."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return {**effort, **(self.chat_template_kwargs or {})}
 
     def continues(self, messages: list[ChatMessage]) -> bool:
         """Whether the answer goes on with the last message; one of the assistant is continued if nothing else is
@@ -87,7 +95,7 @@ def conversation(
     return Conversation(
         written,
         [each.model_dump(exclude_none=True) for each in tools or ()] or None,
-        variables=options.chat_template_kwargs,
+        variables=options.variables,
         continues=options.continues(messages),
         add_generation_prompt=options.add_generation_prompt is not False,
     )
@@ -102,6 +110,10 @@ def _template_message(message: ChatMessage, where: str) -> dict[str, Any]:
         raise bad_request(f"{where} has no content.", "messages")
     names = message.model_dump(include={"name", "tool_call_id"}, exclude_none=True)
     written: dict[str, Any] = {"role": role, "content": text_of(message.content, where), **names}
+    if message.reasoning_content:
+        written["reasoning_content"] = message.reasoning_content
+        if not (message.tool_calls and written["content"]):  # of a call, gpt-oss's template takes one of the two
+            written["thinking"] = message.reasoning_content
     if message.tool_calls:
         written["tool_calls"] = [
             {

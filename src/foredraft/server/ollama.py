@@ -11,6 +11,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from foredraft.answers import AnswerFormat, AnswerReader, Part
 from foredraft.server import reports
 from foredraft.server.bodies import BodyRoute, Many, RequestModel
 from foredraft.server.constraint import Grammar, ResponseFormat, grammar_of
@@ -27,7 +28,7 @@ from foredraft.server.fields import GenerationRequest, check_count
 from foredraft.server.generation import Generation, Tokens, begin
 from foredraft.server.messages import CalledFunction, ChatMessage, MessageToolCall, TemplateFields, conversation
 from foredraft.server.ollama_models import OllamaBody, time_text
-from foredraft.server.service import Prompt, Served, Service
+from foredraft.server.service import Conversation, Prompt, Served, Service
 from foredraft.server.sse import LINES, respond
 from foredraft.server.tools import ToolChoice, ToolRequest, choose
 from foredraft.tool_calls import ToolCall
@@ -55,6 +56,7 @@ class OllamaRequest(OllamaBody, GenerationRequest):
     format: str | Grammar | None = None
     keep_alive: Any = Field(default=None, description="without effect: the model stays as long as the server")
     images: Many[str] | None = None
+    think: bool | str | None = None
 
     def check(self, service: Service) -> None:
         super().check(service)
@@ -95,12 +97,12 @@ class MessageParam(RequestModel):
     images: Many[str] | None = None
     tool_calls: Many[ToolCallParam] | None = None
     tool_name: str | None = None
+    thinking: str | None = None
 
 
 class ChatRequest(OllamaRequest):
     messages: Many[MessageParam]
     tools: Many[ToolRequest] | None = None
-    think: bool | str | None = None
 
 
 class GenerateRequest(OllamaRequest):
@@ -108,7 +110,6 @@ class GenerateRequest(OllamaRequest):
     suffix: str | None = None
     system: str | None = None
     raw: bool | None = None
-    think: bool | str | None = None
     template: Literal[""] | None = None  # the template is the model's own
     context: Any = None
 
@@ -162,7 +163,10 @@ async def _answer(
     # With 0 the prompt is computed ahead: the answer is empty.
     params = body.sampling_params(service, 1 if wanted == 0 else wanted, grammar=grammar, **others)
     generation = await begin(service, request, body, [prompt], params)
-    answer = OllamaAnswer(generation, service.name, tools, field, has_content=wanted != 0)
+    is_answer = isinstance(prompt, Conversation)  # else the text is continued, and all of it is shown
+    reader = tools.reader(generation.answer_format if is_answer else AnswerFormat())
+    shows_thoughts = body.think is not False
+    answer = OllamaAnswer(generation, service.name, reader, field, shows_thoughts, has_content=wanted != 0)
     return await respond(generation, answer, service.limits, body.stream is not False, LINES)
 
 
@@ -183,29 +187,45 @@ def _message(message: MessageParam, place: int) -> ChatMessage:
         for call in message.tool_calls or ()
     ]
     content = message.content if message.content is not None or calls else ""
-    return ChatMessage(role=message.role, content=content, name=message.tool_name, tool_calls=calls or None)
+    return ChatMessage(
+        role=message.role,
+        content=content,
+        name=message.tool_name,
+        tool_calls=calls or None,
+        reasoning_content=message.thinking,
+    )
 
 
 def _template_fields(think: bool | str | None) -> TemplateFields:
-    """Templates of models that can think, Qwen3's for instance, read `enable_thinking`."""
-    return TemplateFields(chat_template_kwargs=None if think is None else {"enable_thinking": bool(think)})
+    """Templates of models that can think read `enable_thinking`, as Qwen3's, or `reasoning_effort`, as gpt-oss's."""
+    return TemplateFields(
+        chat_template_kwargs=None if think is None else {"enable_thinking": bool(think)},
+        reasoning_effort=think if isinstance(think, str) else None,
+    )
 
 
 class OllamaAnswer:
     """A generation as Ollama writes it: lines whose `message` or `response` has a piece of the text."""
 
     def __init__(
-        self, generation: Generation, model: str, tools: ToolChoice, field: str, has_content: bool = True
+        self,
+        generation: Generation,
+        model: str,
+        reader: AnswerReader,
+        field: str,
+        shows_thoughts: bool,
+        has_content: bool,
     ) -> None:
         self._generation = generation
         self._model = model
-        self._parser = tools.parser()
+        self._reader = reader
         self._field = field
+        self._shows_thoughts = shows_thoughts
         self._has_content = has_content
 
     def body(self) -> dict[str, Any]:
         (output,) = self._generation.outputs.values()
-        return {**self._part(*self._parser.whole(output.text if self._has_content else "")), **self._end()}
+        return {**self._part(self._reader.whole(output.text if self._has_content else "")), **self._end()}
 
     def begin(self) -> bytes:
         return b""
@@ -213,24 +233,26 @@ class OllamaAnswer:
     def delta(self, tokens: Tokens) -> bytes:
         if not self._has_content:
             return b""
-        text, calls = self._parser.feed("".join([token.text for its in tokens.values() for token in its]))
-        return _line({**self._part(text, calls), "done": False}) if text or calls else b""
+        part = self._reader.feed("".join([token.text for its in tokens.values() for token in its]))
+        return _line({**self._part(part), "done": False}) if part else b""
 
     def end(self) -> bytes:
-        text, calls = self._parser.end()
-        rest = _line({**self._part(text, calls), "done": False}) if text or calls else b""
-        return rest + _line({**self._part("", []), **self._end()})
+        part = self._reader.end()
+        rest = _line({**self._part(part), "done": False}) if part else b""
+        return rest + _line({**self._part(Part()), **self._end()})
 
     def failure(self, error: ApiError) -> bytes:
         return _line(error_object(OLLAMA_PATHS, error))
 
-    def _part(self, text: str, calls: list[ToolCall]) -> dict[str, Any]:
-        content: Any = text
-        if self._field == "message":
-            content = {"role": "assistant", "content": text}
-            if calls:
-                content["tool_calls"] = [{"function": {"name": call.name, "arguments": call.object}} for call in calls]
-        return {"model": self._model, "created_at": time_text(), self._field: content}
+    def _part(self, part: Part) -> dict[str, Any]:
+        head = {"model": self._model, "created_at": time_text()}
+        thought = {"thinking": part.reasoning} if part.reasoning and self._shows_thoughts else {}
+        if self._field != "message":
+            return {**head, self._field: part.content, **thought}
+        message: dict[str, Any] = {"role": "assistant", "content": part.content, **thought}
+        if part.calls:
+            message["tool_calls"] = [_call(call) for call in part.calls]
+        return {**head, "message": message}
 
     def _end(self) -> dict[str, Any]:
         (output,) = self._generation.outputs.values()
@@ -248,6 +270,10 @@ class OllamaAnswer:
             "seed": output.seed,
             "metrics": reports.metrics(self._generation),
         }
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"function": {"name": call.name, "arguments": call.object}}
 
 
 def _line(value: dict[str, Any]) -> bytes:

@@ -9,6 +9,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from foredraft.answers import Part
 from foredraft.models.tokenizer import Tokenizer
 from foredraft.outputs import CompletionOutput, TokenEvent
 from foredraft.server import reports
@@ -78,7 +79,7 @@ async def create_chat_completion(body: ChatRequest, request: Request, service: S
 
 
 class ChatAnswer(CompletionAnswer):
-    """A generation as /v1/chat/completions writes it: choices hold messages with content and calls."""
+    """A generation as /v1/chat/completions writes it: choices hold messages with thoughts, content and calls."""
 
     id_prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -94,9 +95,9 @@ class ChatAnswer(CompletionAnswer):
         super().__init__(generation, model, logprobs, includes_usage)
         self._tools = tools
         self._traced = traced  # the tokenizer, for requests that want to see what speculation did
-        self._parsers = [tools.parser() for _ in range(generation.num_choices)]
+        self._readers = [tools.reader(generation.answer_format) for _ in range(generation.num_choices)]
         self._num_calls = [0] * generation.num_choices
-        self._frames: dict[int, tuple[bytes, bytes]] = {}  # of a choice's content events, around the text
+        self._frames: dict[tuple[int, str], tuple[bytes, bytes]] = {}  # of a choice's text events, around the text
 
     def body(self) -> dict[str, Any]:
         """The log probabilities of the prompt, which all choices share, stand beside them, as vLLM has it."""
@@ -104,42 +105,37 @@ class ChatAnswer(CompletionAnswer):
         return super().body() | ({} if prompt_logprobs is None else {"prompt_logprobs": prompt_logprobs})
 
     def _choice(self, index: int, output: CompletionOutput) -> dict[str, Any]:
-        content, calls = self._parsed(index, output.text, is_end=True)
-        message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
-        if calls:
-            message["tool_calls"] = [_call_object(call) for call in calls]
+        part = self._readers[index].whole(output.text)
+        message: dict[str, Any] = {"role": "assistant", "content": part.content or (None if part.calls else "")}
+        if part.reasoning:
+            message["reasoning_content"] = part.reasoning
+        if part.calls:
+            message["tool_calls"] = [_call_object(call) for call in part.calls]
         return {
             "message": {**message, "refusal": None},
             "logprobs": self._logprobs.chat(output.logprobs or ()) if self._logprobs else None,
-            "finish_reason": self._finish_reason(output, bool(calls)),
+            "finish_reason": self._finish_reason(output, bool(part.calls)),
         }
-
-    def _parsed(self, index: int, text: str, is_end: bool) -> tuple[str, list[ToolCall]]:
-        """The content and the calls that are known with this text."""
-        parser = self._parsers[index]
-        content, calls = parser.feed(text)
-        if is_end:
-            rest, more = parser.end()
-            content, calls = content + rest, calls + more
-        return content, calls
 
     def begin(self) -> bytes:
         delta = {"role": "assistant", "content": ""}
-        return b"".join(self._event([_part(index, delta)]) for index in range(len(self._parsers)))
+        return b"".join(self._event([_part(index, delta)]) for index in range(len(self._readers)))
 
     def _chunk(self, index: int, tokens: list[TokenEvent]) -> bytes:
         text = "".join([token.text for token in tokens])
         output = tokens[-1].output
-        content, calls = self._parsed(index, text, is_end=output is not None)
+        reader = self._readers[index]
+        part = reader.feed(text) if output is None else reader.whole(text)
+        texts = _texts(part)
         chunk = b""
         logprobs = self._logprobs.chat(token.logprob for token in tokens) if self._logprobs else None
         steps = reports.speculation_trace(tokens, self._traced) if self._traced else []
         if logprobs or steps:
-            first = _part(index, {"content": content}, logprobs)
+            first = _part(index, texts or {"content": ""}, logprobs)
             chunk = self._event([{**first, "speculation_trace": steps} if steps else first])
-        elif content:
-            chunk = self._content_event(index, content)
-        for call in calls:
+        else:
+            chunk = b"".join([self._text_event(index, field, text) for field, text in texts.items()])
+        for call in part.calls:
             delta = {"tool_calls": [{"index": self._num_calls[index], **_call_object(call)}]}
             self._num_calls[index] += 1
             chunk += self._event([_part(index, delta)])
@@ -148,18 +144,24 @@ class ChatAnswer(CompletionAnswer):
             chunk += self._last_event({**_part(index, {}), "finish_reason": reason}, output)
         return chunk
 
-    def _content_event(self, index: int, content: str) -> bytes:
+    def _text_event(self, index: int, field: str, text: str) -> bytes:
         """What nearly all events of a stream are: only the text differs, so only the text is written as JSON anew."""
-        if index not in self._frames:
-            marked = self._event([_part(index, {"content": _MARK})])
+        if (index, field) not in self._frames:
+            marked = self._event([_part(index, {field: _MARK})])
             head, _, tail = marked.partition(json_bytes(_MARK))
-            self._frames[index] = head, tail
-        head, tail = self._frames[index]
-        return head + json_bytes(content) + tail
+            self._frames[index, field] = head, tail
+        head, tail = self._frames[index, field]
+        return head + json_bytes(text) + tail
 
     def _finish_reason(self, output: CompletionOutput, has_calls: bool) -> str:
         reason = output.finish_reason
         return "tool_calls" if has_calls and reason == "stop" and not self._tools.named else reason
+
+
+def _texts(part: Part) -> dict[str, str]:
+    """The texts of a delta, by field: thoughts come before what is said."""
+    told = {"reasoning_content": part.reasoning, "content": part.content}
+    return {field: text for field, text in told.items() if text}
 
 
 def _part(index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None) -> dict[str, Any]:

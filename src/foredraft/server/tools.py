@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from foredraft.answers import AnswerFormat, AnswerReader, CallReader
 from foredraft.server.bodies import RequestModel
 from foredraft.server.errors import bad_request
-from foredraft.tool_calls import CallParser
 
 
 class Function(RequestModel):
@@ -39,9 +39,11 @@ class ToolChoice:
     named: Function | None = None
     is_required: bool = False
 
-    def parser(self) -> CallParser:
-        """Of an answer."""
-        return CallParser(self.is_required, self.named.name if self.named else None, bool(self.tools))
+    def reader(self, answer_format: AnswerFormat) -> AnswerReader:
+        """Of an answer. One that must be a call is shaped by a grammar, whatever the model's format."""
+        if self.named is not None or self.is_required:
+            return CallReader(self.named.name if self.named else None)
+        return answer_format.reader([tool.name for tool in self.tools])
 
 
 def choose(tools: list[ToolRequest] | None, wanted: str | NamedTool | None) -> ToolChoice:
