@@ -193,17 +193,11 @@ MISTAKES: dict[str, tuple[Callable[[dict[str, Tensor]], object], dict[str, Any],
         {"foredraft": {"mtp_acceptance": [2]}},
         r"mtp_acceptance is \[2\], but .* rates",
     ),
-    "several": (lambda tensors: None, {"mtp_num_hidden_layers": 2}, "has 2 layers .* only one is supported"),
-    "another family": (
-        lambda tensors: [tensors.pop(name) for name in list(tensors) if "q_norm" in name or "k_norm" in name],
-        {"model_type": "granite"},
-        "not supported in granite models; load it without this layer",
-    ),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_layer_that_cannot_run_is_refused_with_a_sentence(mistake: str, tmp_path: Path) -> None:
+def test_a_layer_that_is_not_whole_is_refused_with_a_sentence(mistake: str, tmp_path: Path) -> None:
     """And the model loads without it."""
     change, fields, sentence = MISTAKES[mistake]
     checkpoint = open_checkpoint(changed(written("mtp/qwen3", tmp_path), change, **fields))

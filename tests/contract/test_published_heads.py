@@ -35,7 +35,10 @@ REFUSED = {  # with a sentence that says
     "dflash/zlab-sliding-both-ways": "sliding window",
     "dflash/zlab-use-swa": "sliding window",
     "dflash/speculators-sliding": "sliding window",
-    **{name: "" for name in LAYOUTS if name.startswith("mtp/")},
+    "gguf/dflash-sliding": "sliding window",
+    "eagle1/speculators-layernorms": "layernorms is true",
+    # These bring their own target (test_mtp.py).
+    **{name: "" for name in LAYOUTS if name.startswith("mtp/") and name != "mtp/speculators"},
 }
 SERVED = sorted(LAYOUTS.keys() - REFUSED)
 
@@ -157,7 +160,7 @@ def test_what_a_head_is_confident_of_scales_its_candidates(
 def test_what_is_not_supported_is_refused_with_a_sentence(name: str, model: Model, tmp_path: Path) -> None:
     LAYOUTS[name].write(tmp_path, model.shape, 7)
     with pytest.raises(InvalidModel, match=REFUSED[name]) as error:
-        open_head(tmp_path, open_checkpoint(model.folder))
+        open_head(next(tmp_path.glob("*.gguf"), tmp_path), open_checkpoint(model.folder))
     assert str(error.value).endswith(".") and "\n" not in str(error.value)
 
 
@@ -176,6 +179,26 @@ def test_texts_are_those_without_speculation(name: str, dtype: str, model: Model
         SamplingParams(max_tokens=12, temperature=1, seed=3),
     ):
         plain, drafted = (llm.generate(prompts, params, spec=spec) for spec in ("off", kind))
+        assert [output.token_ids for output in plain] == [output.token_ids for output in drafted]
+        assert all(output.metrics.drafted_tokens > 0 for output in drafted)
+
+
+# Targets with windows, or whose rows choose experts. Their layers give distinct taps.
+OTHER_TARGETS: dict[str, dict[str, Any]] = {"gemma3": {}, "gpt-oss": {}, "qwen3-moe": {"num_hidden_layers": 8}}
+
+
+@pytest.mark.parametrize("kind", OTHER_TARGETS)
+def test_texts_over_other_targets_are_those_without_speculation(kind: str, tmp_path: Path) -> None:
+    """The windows are shorter than the prompts, so that drafts are verified behind keys that are gone."""
+    model = random_model(kind, **OTHER_TARGETS[kind])
+    folder, config = save_model(model, tmp_path / "model"), model.config
+    shape = TargetShape(hidden=config.hidden_size, vocab=VOCAB, layers=config.num_hidden_layers)
+    for name, spec in (("eagle3/speculators", "eagle"), ("dflash/speculators", "dflash")):
+        LAYOUTS[name].write(tmp_path / spec, shape, 7)
+    prompts, params = [TOKENS, TOKENS[5:35]], SamplingParams(max_tokens=8, ignore_eos=True)
+    llm = LLM(str(folder), head=str(tmp_path), spec="off", dtype="bfloat16", device="cpu")
+    plain, *others = (llm.generate(prompts, params, spec=spec) for spec in ("off", "eagle", "dflash"))
+    for drafted in others:
         assert [output.token_ids for output in plain] == [output.token_ids for output in drafted]
         assert all(output.metrics.drafted_tokens > 0 for output in drafted)
 

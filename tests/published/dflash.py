@@ -12,7 +12,9 @@ What all of them share, from z-lab/dflash dflash/model.py and deepseek-ai/DeepSp
   `aux_hidden_state_layer_ids` of speculators count layers, as in vLLM.
 * `sample_from_anchor` false: row k drafts its own position and the anchor's row is dropped. True: row k drafts the
   position behind it. False without the key for DFlash, true for DSpark (speculators models/dflash/core.py,
-  _build_base_config_kwargs; DeepSpec labels start one behind the anchor).
+  _build_base_config_kwargs; DeepSpec labels start one behind the anchor). vLLM reads `dspark_bonus_anchor`, which says
+  the opposite (v1/worker/gpu/spec_decode/dspark/speculator.py).
+* z-lab's heads may name no layers: they are then spread over the target (dflash/model.py, build_target_layer_ids).
 """
 
 from __future__ import annotations
@@ -59,9 +61,12 @@ class DFlashReference(BlockReference):
         d2t = self.tensors.get("d2t")
         self.ids = None if d2t is None else torch.arange(len(d2t)) + d2t
         taps = self.options.get("target_layer_ids")
+        if taps is None and not self.speculators:
+            taps = _spread(self.options["num_target_layers"], self.config["num_hidden_layers"])
         self.taps = self.options["aux_hidden_state_layer_ids"] if taps is None else [index + 1 for index in taps]
         markov = "markov_head.markov_w1.weight" in self.tensors
-        self.from_anchor: bool = self.options.get("sample_from_anchor", markov)
+        bonus_anchor = self.options.get("dspark_bonus_anchor", not markov)
+        self.from_anchor: bool = self.options.get("sample_from_anchor", not bonus_anchor)
 
     def seen(self, layer: int, context: int, rows: int) -> Tensor:
         """[rows, context + rows]: which keys a row reads in a layer."""
@@ -152,6 +157,14 @@ class DFlashReference(BlockReference):
         return bias, linear(features, tensors, "confidence_head.proj")[0]
 
 
+def _spread(layers: int, drafting: int) -> list[int]:
+    """Layers of the target, numbered from 0, whose outputs a head of `drafting` layers reads."""
+    first, last = 1, layers - 3
+    if drafting == 1:
+        return [layers // 2]
+    return [round(first + part * (last - first) / (drafting - 1)) for part in range(drafting)]
+
+
 def _qwen_config(target: TargetShape, layers: int, **extra: Any) -> Config:
     return {
         "model_type": "qwen3",
@@ -185,10 +198,10 @@ def _body(draw: Draw, target: TargetShape, taps: int, layers: int, biases: tuple
 
 def _zlab(layers: int = 2, **extra: Any) -> Layout:
     """z-lab: the body alone; embedding and output head are the target's. A `nested` value joins `dflash_config`."""
-    nested = extra.pop("nested", {})
+    nested, names_taps = extra.pop("nested", {}), extra.pop("names_taps", True)
 
     def write(folder: Path, target: TargetShape, seed: int) -> None:
-        taps = [1, target.layers // 2, target.layers - 2]
+        taps = [1, target.layers // 2, target.layers - 2] if names_taps else _spread(target.layers, layers)
         config = _qwen_config(
             target,
             layers,
@@ -197,7 +210,11 @@ def _zlab(layers: int = 2, **extra: Any) -> Layout:
             num_target_layers=target.layers,
             rope_theta=target.rope_theta,
             rope_scaling=None,
-            dflash_config={"mask_token_id": target.vocab - 1, "target_layer_ids": taps, **nested},
+            dflash_config={
+                "mask_token_id": target.vocab - 1,
+                **({"target_layer_ids": taps} if names_taps else {}),
+                **nested,
+            },
             **({} if "block_size" in nested else {"block_size": 5}),
         )
         biases = PROJECTIONS if extra.get("attention_bias") else ()
@@ -291,7 +308,7 @@ def _markov(draw: Draw, target: TargetShape, size: int, gated: bool = False, wit
     return tensors
 
 
-def _deepspec(gated: bool = False) -> Layout:
+def _deepspec(gated: bool = False, **extra: Any) -> Layout:
     """DeepSpec: everything at the top of the config, the whole vocabulary with its own embedding and output head."""
 
     def write(folder: Path, target: TargetShape, seed: int) -> None:
@@ -316,7 +333,7 @@ def _deepspec(gated: bool = False) -> Layout:
         )
         if gated:
             config |= {"markov_head_type": "gated", "confidence_head_with_markov": False}
-        write_files(folder, config, tensors, torch.bfloat16, shards=2)
+        write_files(folder, config | extra, tensors, torch.bfloat16, shards=2)
 
     return Layout(write, DFlashReference)
 
@@ -330,6 +347,8 @@ LAYOUTS: dict[str, Layout] = {
     "zlab-causal": _zlab(nested={"causal": True}),
     "zlab-biases": _zlab(attention_bias=True),
     "zlab-yarn": _zlab(rope_scaling=YARN),
+    "zlab-taps-unsaid": _zlab(layers=3, names_taps=False),
+    "zlab-taps-unsaid-one-layer": _zlab(layers=1, names_taps=False),
     "speculators": _speculators("dflash", sample_from_anchor=False),
     "speculators-from-anchor": _speculators("dflash", embedding=True, sample_from_anchor=True),
     "speculators-whole-vocabulary": _speculators("dflash", whole=True, sample_from_anchor=False),
@@ -338,4 +357,5 @@ LAYOUTS: dict[str, Layout] = {
     "speculators-dspark-own-position": _speculators("dspark", sample_from_anchor=False),
     "deepspec-dspark": _deepspec(),
     "deepspec-dspark-gated": _deepspec(gated=True),
+    "deepspec-dspark-bonus-anchor": _deepspec(dspark_bonus_anchor=True),
 }

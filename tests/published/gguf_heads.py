@@ -4,13 +4,17 @@ Source: ggml-org/llama.cpp src/models/eagle3.cpp, src/models/dflash.cpp, convers
 gguf-py/gguf/constants.py.
 
 * `target_layers` count layers: the stream in front of layer i. (First files said `extract_layers` for EAGLE-3.)
-* `d2t` holds the target's ids themselves, not offsets.
+* `d2t` holds the target's ids themselves, not offsets, in any order.
 * The rows of EAGLE-3's q and k are permuted, so that rope turns neighbouring pairs; those of DFlash are not.
 * `rope_freqs` divides rope's frequencies (llama3 scaling).
 * Without `token_embd` or `output` the target's are used.
 * `norm_before_fc` says that `enc.output_norm` is applied to the concatenated streams; in DFlash files a tensor of that
   name is the norm behind fc.
-* EAGLE-3 feeds back its output before the last norm. DFlash rows see each other both ways.
+* EAGLE-3 feeds back its output before the last norm. DFlash rows see each other both ways, unless `attention.causal`
+  is true (common/speculative.cpp).
+* In layers that `attention.sliding_window_pattern` marks, a row sees keys less than `attention.sliding_window`
+  positions before itself (llama-hparams.h, is_masked_swa). Nothing limits what lies behind a row.
+* Plain DFlash files need not say `sample_from_anchor`: the anchor's row is dropped.
 """
 
 from __future__ import annotations
@@ -62,7 +66,7 @@ class _Gguf(Reference):
         self.rope = Rope(frequencies, pairs_adjacent=self.arch == "eagle3")
         self.embedding = self.tensors.get("token_embd.weight", self.given.embedding)
         self.output = self.tensors.get("output.weight", self.given.lm_head)
-        self.taps = [int(tap) for tap in self.key("target_layers")]
+        self.taps = [int(tap) for tap in self.key("target_layers") or self.key("extract_layers")]
 
     def key(self, name: str, default: Any = None) -> Any:
         return self.fields.get(f"{self.arch}.{name}", default)
@@ -120,18 +124,26 @@ class GgufEagle3Reference(_Gguf, PathReference):
 
 
 class GgufDFlashReference(_Gguf, BlockReference):
+    def seen(self, context: int, rows: int, slides: bool) -> Tensor:
+        """[rows, context + rows]: which keys a row reads."""
+        behind = context + torch.arange(rows)[:, None] - torch.arange(context + rows)[None, :]
+        seen = behind >= 0 if self.key("attention.causal", False) else torch.ones_like(behind, dtype=torch.bool)
+        return seen & (behind < int(self.key("attention.sliding_window"))) if slides else seen
+
     def block_logits(self, streams: Streams, tokens: Sequence[int], previous: Sequence[int] | None = None) -> Tensor:
         context = self.norm(self.linear(self.joined(streams), "fc"), "enc.output_norm")
         mask = int(self.fields["tokenizer.ggml.mask_token_id"])
         x = self.embedding[torch.tensor([tokens[-1]] + [mask] * (int(self.key("block_size")) - 1))]
-        everything = torch.ones(len(x), len(context) + len(x), dtype=torch.bool)
+        pattern = self.key("attention.sliding_window_pattern", [False] * int(self.key("block_count")))
         for index in range(int(self.key("block_count"))):
             block = f"blk.{index}"
             normed = self.norm(x, f"{block}.attn_norm")
-            x = x + self.attention(normed, torch.cat((context, normed)), block, everything)
+            x = x + self.attention(
+                normed, torch.cat((context, normed)), block, self.seen(len(context), len(x), pattern[index])
+            )
             x = x + self.feed_forward(x, block)
-        # The key is always written here: llama.cpp's graph and its driver take different defaults for DSpark.
-        rows = self.norm(x, "output_norm") if self.key("sample_from_anchor") else self.norm(x, "output_norm")[1:]
+        # With a Markov term the key is always written here: llama.cpp's graph and its driver take different defaults.
+        rows = self.norm(x, "output_norm")[0 if self.key("sample_from_anchor", False) else 1 :]
         logits, before = [], tokens[-1]
         for index, row in enumerate(rows):
             if previous is not None:
@@ -196,7 +208,9 @@ def _write(folder: Path, arch: str, target: TargetShape, layers: int, keys: dict
     writer.close()
 
 
-def _eagle3(before_residual: bool = False, before_fc: bool = False, whole: bool = False) -> Layout:
+def _eagle3(before_residual: bool = False, before_fc: bool = False, whole: bool = False, first: bool = False) -> Layout:
+    """`first`: with the key of the first files, and a vocabulary in no order."""
+
     def write(folder: Path, target: TargetShape, seed: int) -> None:
         draw, size = Draw(seed), target.vocab if whole else target.vocab // 2
         norms = ("attn_norm", "attn_norm_2", "ffn_norm")
@@ -211,10 +225,12 @@ def _eagle3(before_residual: bool = False, before_fc: bool = False, whole: bool 
             tensors["rope_freqs.weight"] = torch.linspace(1.0, 8.0, target.head_dim // 2).round()
         else:
             tensors["d2t"] = draw.subset(target.vocab, size)
+            if first:
+                tensors["d2t"] = _shuffled(tensors["d2t"])
         if before_fc:
             tensors["enc.output_norm.weight"] = draw.norm(3 * target.hidden)
         keys = {
-            "target_layers": [1, target.layers // 2, target.layers - 1],
+            "extract_layers" if first else "target_layers": [1, target.layers // 2, target.layers - 1],
             "target_hidden_size": target.hidden,
             "norm_before_residual": before_residual,
             "norm_before_fc": before_fc,
@@ -224,7 +240,13 @@ def _eagle3(before_residual: bool = False, before_fc: bool = False, whole: bool 
     return Layout(write, GgufEagle3Reference)
 
 
-def _dflash(from_anchor: bool, more: Callable[[Draw, TargetShape], Tensors]) -> Layout:
+def _shuffled(ids: Tensor) -> Tensor:
+    return ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(3))]
+
+
+def _dflash(from_anchor: bool | None, more: Callable[[Draw, TargetShape], Tensors], **attention: Any) -> Layout:
+    """`from_anchor` None leaves the key out; `attention` are keys of that section."""
+
     def write(folder: Path, target: TargetShape, seed: int) -> None:
         draw, layers, taps = Draw(seed), 2, [1, target.layers // 2, target.layers - 1]
         tensors = {
@@ -240,7 +262,8 @@ def _dflash(from_anchor: bool, more: Callable[[Draw, TargetShape], Tensors]) -> 
         keys = {
             "target_layers": taps,
             "block_size": 5,
-            "sample_from_anchor": from_anchor,
+            **({} if from_anchor is None else {"sample_from_anchor": from_anchor}),
+            **{f"dflash.attention.{key}": value for key, value in attention.items()},
             "tokenizer.ggml.mask_token_id": target.vocab - 1,
         }
         _write(folder, "dflash", target, layers, keys, tensors)
@@ -264,11 +287,25 @@ def _markov(draw: Draw, target: TargetShape) -> Tensors:
     }
 
 
+def _markov_shuffled(draw: Draw, target: TargetShape) -> Tensors:
+    tensors = _markov(draw, target)
+    return tensors | {"d2t": _shuffled(tensors["d2t"])}
+
+
+# The window is wider than a block: what a row sees of the rows behind it is then no question of the window.
+SLIDING: dict[str, Any] = {"sliding_window": 6, "sliding_window_pattern": [True, False]}
+
 LAYOUTS: dict[str, Layout] = {
     "eagle3": _eagle3(),
     "eagle3-norm-before-residual": _eagle3(before_residual=True),
     "eagle3-norm-before-fc": _eagle3(before_fc=True),
     "eagle3-whole-vocabulary": _eagle3(whole=True),
+    "eagle3-first": _eagle3(first=True),
     "dflash": _dflash(False, _nothing),
+    "dflash-anchor-unsaid": _dflash(None, _nothing),
+    "dflash-causal": _dflash(False, _nothing, causal=True),
+    "dflash-causal-sliding": _dflash(False, _nothing, causal=True, **SLIDING),
+    "dflash-sliding": _dflash(False, _nothing, **SLIDING),
     "dspark": _dflash(True, _markov),
+    "dspark-shuffled": _dflash(True, _markov_shuffled),
 }

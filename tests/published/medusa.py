@@ -5,6 +5,8 @@ Source: FasterDecoding/Medusa medusa/model/medusa_model.py, vllm-project/vllm me
 * Every head reads the target's last stream after its final norm at the last position that the target ran: the one
   whose own logits chose the anchor. Head h drafts the h-th token behind the anchor.
 * A head is residual blocks, x + silu(linear(x)), and an output head: its own, or one that all share.
+* vLLM's loader takes `medusa_heads.` off names, `lm_heads.0` for a shared output head that has no name of its own, and
+  of output heads over all tokens the rows that `token_map` names.
 """
 
 from __future__ import annotations
@@ -41,8 +43,11 @@ class MedusaReference(OffsetReference):
         self.old = "0.0.linear.weight" in self.tensors
         self.offsets: int = config["medusa_num_heads" if self.old else "num_heads"]
         self.blocks: int = config["medusa_num_layers" if self.old else "num_hidden_layers"]
+        self.tensors = {name.replace("medusa_heads.", ""): tensor for name, tensor in self.tensors.items()}
         self.ids = self.tensors.get("token_map")  # row of the output head to target id
         self.shared = bool(config.get("original_lm_head"))
+        if self.shared and "lm_head.weight" not in self.tensors:
+            self.tensors["lm_head.weight"] = self.tensors["lm_heads.0.weight"]
 
     def offset_logits(self, streams: Streams, tokens: Sequence[int]) -> Tensor:
         last = rms_norm(streams[-1][-1:].float(), self.given.final_norm, self.given.target.eps)
@@ -55,6 +60,8 @@ class MedusaReference(OffsetReference):
             # In the old layout the output head is the part of a head behind its blocks.
             own = f"{offset}.{self.blocks}.weight" if self.old else f"lm_heads.{offset}.weight"
             head = self.tensors["lm_head.weight" if self.shared else own]
+            if self.ids is not None and len(head) > len(self.ids):
+                head = head[self.ids]
             rows.append(scatter_logits(x @ head.T, self.ids, self.given.target.vocab))
         return torch.cat(rows)
 
@@ -89,17 +96,21 @@ def _old(file: str) -> Layout:
     return Layout(write, MedusaReference)
 
 
-def _new(shared: bool = False, bias: bool = False, truncated: bool = False) -> Layout:
-    """vLLM: `blocks`, and `lm_heads` or one `lm_head`; `token_map` names the target ids of a smaller vocabulary."""
+def _new(
+    shared: str = "", bias: bool = False, truncated: bool = False, whole_heads: bool = False, prefix: str = ""
+) -> Layout:
+    """vLLM: `blocks`, and `lm_heads` or one that is `shared`; `token_map` names the target ids of a smaller vocabulary,
+    which the output heads have, or `whole_heads` all tokens."""
 
     def write(folder: Path, target: TargetShape, seed: int) -> None:
         draw = Draw(seed)
         tensors = _blocks(draw, target, "blocks.{offset}.layers.{block}", bias)
         size = target.vocab // 2 if truncated else target.vocab
-        heads = ["lm_head.weight"] if shared else [f"lm_heads.{offset}.weight" for offset in range(OFFSETS)]
-        tensors |= {name: draw.matrix(size, target.hidden) for name in heads}
+        heads = [shared] if shared else [f"lm_heads.{offset}.weight" for offset in range(OFFSETS)]
+        tensors |= {name: draw.matrix(target.vocab if whole_heads else size, target.hidden) for name in heads}
         if truncated:
             tensors["token_map"] = draw.subset(target.vocab, size)
+        tensors = {prefix + name: tensor for name, tensor in tensors.items()}
         config: dict[str, Any] = {
             "architectures": ["MedusaModel"],
             "model_type": "medusa",
@@ -111,7 +122,7 @@ def _new(shared: bool = False, bias: bool = False, truncated: bool = False) -> L
             "max_paths": 64,
             "topk": 10,
             "medusa_fc_bias": bias,
-            "original_lm_head": shared,
+            "original_lm_head": bool(shared),
         }
         write_files(folder, config, tensors, torch.bfloat16)
 
@@ -123,6 +134,9 @@ LAYOUTS: dict[str, Layout] = {
     "old-one-file": _old("model.safetensors"),
     "new": _new(),
     "new-bias": _new(bias=True),
-    "new-shared": _new(shared=True),
+    "new-shared": _new(shared="lm_head.weight"),
+    "new-shared-first": _new(shared="lm_heads.0.weight"),
     "new-token-map": _new(truncated=True),
+    "new-token-map-whole-heads": _new(truncated=True, whole_heads=True),
+    "new-prefix": _new(truncated=True, prefix="medusa_heads."),
 }

@@ -57,7 +57,7 @@ class MtpReference(PathReference):
 
     def load(self) -> None:
         self.top, self.tensors = read_config(self.given.folder), read_tensors(self.given.folder)
-        self.config: Config = self.top.get("text_config") or self.top
+        self.config: Config = self.top.get("text_config") or self.top.get("transformer_layer_config") or self.top
         self.heads = Heads.of(self.config)
         self.rope: Rope = rope_of(self.config, self.heads.head_dim)
         self.embedding, self.head = self.given.embedding, self.given.lm_head
@@ -179,6 +179,29 @@ class Qwen3Reference(QwenReference):
 
     def layer(self, x: Tensor, positions: Tensor) -> Tensor:
         return decoder_layer(x, positions, self.tensors, "mtp.layers.0", self.heads, self.rope)
+
+
+class SpeculatorsReference(MtpReference):
+    """A layer in a folder of its own: Qwen's, whose parts are called as MiMo's, beside a config of the whole target.
+
+    Source: vllm-project/speculators models/mtp/model_definitions.py, convert/mtp/converter.py. input_proj reads
+    [embedding, stream].
+    """
+
+    name, zero_first = "mtp_layers.0", False
+
+    def norm(self, x: Tensor, part: str) -> Tensor:
+        return rms_norm(x, self.tensors[f"{self.name}.{part}.weight"], self.heads.eps)
+
+    def join(self, embedded: Tensor, states: Tensor) -> Tensor:
+        joined = torch.cat((self.norm(embedded, "token_layernorm"), self.norm(states, "hidden_layernorm")), dim=-1)
+        return linear(joined, self.tensors, f"{self.name}.input_proj")
+
+    def layer(self, x: Tensor, positions: Tensor) -> Tensor:
+        return decoder_layer(x, positions, self.tensors, self.name, self.heads, self.rope)
+
+    def last_norm(self, x: Tensor) -> Tensor:
+        return self.norm(x, "final_layernorm")
 
 
 def _config(target: TargetShape, **extra: Any) -> Config:
@@ -325,6 +348,28 @@ def _write_qwen3(folder: Path, target: TargetShape, seed: int) -> None:
     write_files(folder, _of_family(target, "Qwen3", mtp_num_hidden_layers=1), tensors)
 
 
+def _write_speculators(folder: Path, target: TargetShape, seed: int) -> None:
+    draw, name = Draw(seed), SpeculatorsReference.name
+    tensors = layer_weights(draw, name, target, head_norms=True)
+    tensors[f"{name}.input_proj.weight"] = draw.matrix(target.hidden, 2 * target.hidden)
+    for part in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
+        tensors[f"{name}.{part}.weight"] = draw.norm(target.hidden)
+    config = {
+        "architectures": ["MTPDraftModel"],
+        "speculators_model_type": "mtp",
+        "speculators_version": "0.7.0",
+        "num_nextn_predict_layers": 1,
+        "transformer_layer_config": _of_family(target, "Qwen3"),
+        "speculators_config": {
+            "algorithm": "mtp",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+            "verifier": {"architectures": ["Qwen3ForCausalLM"], "name_or_path": "target"},
+        },
+    }
+    write_files(folder, config, tensors, torch.bfloat16)
+
+
 def _of_family(target: TargetShape, family: str, **extra: Any) -> Config:
     names = {"architectures": [f"{family}ForCausalLM"], "model_type": family.lower()}
     return _config(target, **names, rope_theta=target.rope_theta, rope_scaling=None, attention_bias=False, **extra)
@@ -334,6 +379,7 @@ LAYOUTS: dict[str, Layout] = {
     "deepseek": _deepseek(copies=True),
     "deepseek-own": _deepseek(copies=False),
     "qwen3": Layout(_write_qwen3, Qwen3Reference),
+    "speculators": Layout(_write_speculators, SpeculatorsReference),
     "glm": Layout(_write_glm, NextnReference),
     "mimo": Layout(_write_mimo, MimoReference),
     "qwen3_5": Layout(_write_qwen, QwenReference),

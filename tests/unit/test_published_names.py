@@ -61,6 +61,11 @@ NAMES = {
     "eagle1/eagle1": EAGLE1,
     "eagle1/eagle1-bias": f"{EAGLE1} fc.bias",
     "eagle1/eagle1-bias-unsaid": f"{EAGLE1} fc.bias embed_tokens.weight",
+    "eagle1/speculators": f"fusion_fc.weight {under('transformer', LAYER)}",
+    "eagle1/speculators-bias": f"fusion_fc.{{weight,bias}} {under('transformer', LAYER)}",
+    "eagle1/speculators-layernorms": (
+        f"fusion_fc.weight {under('transformer', PLAIN)} {{embedding,pre_lm_head}}_layernorm.weight"
+    ),
     "dflash/zlab": ZLAB,
     "dflash/zlab-block-size-nested": ZLAB,
     "dflash/zlab-sliding": ZLAB,
@@ -69,6 +74,8 @@ NAMES = {
     "dflash/zlab-causal": ZLAB,
     "dflash/zlab-biases": f"{ZLAB} layers.{{0,1}}.self_attn.{{q,k,v,o}}_proj.bias",
     "dflash/zlab-yarn": ZLAB,
+    "dflash/zlab-taps-unsaid": ZLAB.replace("{0,1}", "{0,1,2}"),
+    "dflash/zlab-taps-unsaid-one-layer": ZLAB.replace("{0,1}", "0"),
     "dflash/speculators": f"{ZLAB} lm_head.weight d2t t2d",
     "dflash/speculators-from-anchor": f"{ZLAB} lm_head.weight d2t t2d embed_tokens.weight",
     "dflash/speculators-whole-vocabulary": ZLAB,
@@ -79,18 +86,26 @@ NAMES = {
     "dflash/deepspec-dspark-gated": (
         f"{ZLAB} lm_head.weight embed_tokens.weight {MARKOV} markov_head.gate_proj.{{weight,bias}}"
     ),
+    "dflash/deepspec-dspark-bonus-anchor": f"{ZLAB} lm_head.weight embed_tokens.weight {MARKOV}",
     "medusa/old": "{0,1,2}.{0,1}.linear.{weight,bias} {0,1,2}.2.weight",
     "medusa/old-one-file": "{0,1,2}.{0,1}.linear.{weight,bias} {0,1,2}.2.weight",
     "medusa/new": f"{MEDUSA} lm_heads.{{0,1,2}}.weight",
     "medusa/new-bias": f"{MEDUSA} blocks.{{0,1,2}}.layers.{{0,1}}.bias lm_heads.{{0,1,2}}.weight",
     "medusa/new-shared": f"{MEDUSA} lm_head.weight",
+    "medusa/new-shared-first": f"{MEDUSA} lm_heads.0.weight",
     "medusa/new-token-map": f"{MEDUSA} lm_heads.{{0,1,2}}.weight token_map",
+    "medusa/new-token-map-whole-heads": f"{MEDUSA} lm_heads.{{0,1,2}}.weight token_map",
+    "medusa/new-prefix": under("medusa_heads", f"{MEDUSA} lm_heads.{{0,1,2}}.weight token_map"),
     "mtp/glm": (
         f"{DENSE} {under('model.layers.8', PLAIN)} {under('model.layers.{0,1,2,3,4,5,6,7,8}', QKV_BIAS)} {DEEPSEEK}"
     ),
     "mtp/deepseek": f"{DENSE} {under('model.layers.8', PLAIN)} {DEEPSEEK}",
     "mtp/deepseek-own": f"{DENSE} {under('model.layers.8', PLAIN)} {DEEPSEEK}",
     "mtp/qwen3": f"{DENSE} model.layers.{{0,1,2,3,4,5,6,7}}.self_attn.{{q,k}}_norm.weight {QWEN_MTP}",
+    "mtp/speculators": (
+        f"{under('mtp_layers.0', QWEN)} "
+        "mtp_layers.0.{token_layernorm,hidden_layernorm,final_layernorm,input_proj}.weight"
+    ),
     "mtp/mimo": (
         f"{DENSE} {under('model.mtp_layers.0', PLAIN)} {under('model.mtp_layers.0', QKV_BIAS)} "
         f"{under('model.layers.{0,1,2,3,4,5,6,7}', QKV_BIAS)} "
@@ -104,8 +119,13 @@ NAMES = {
     "gguf/eagle3-norm-before-residual": f"{GGUF_EAGLE3} d2t",
     "gguf/eagle3-norm-before-fc": f"{GGUF_EAGLE3} d2t enc.output_norm.weight",
     "gguf/eagle3-whole-vocabulary": f"{GGUF_EAGLE3} token_embd.weight rope_freqs.weight",
-    "gguf/dflash": GGUF_DFLASH,
-    "gguf/dspark": f"{GGUF_DFLASH} d2t output.weight markov_w{{1,2}}.weight conf_proj.{{weight,bias}}",
+    "gguf/eagle3-first": f"{GGUF_EAGLE3} d2t",
+    **dict.fromkeys(("gguf/dflash", "gguf/dflash-anchor-unsaid"), GGUF_DFLASH),
+    **dict.fromkeys(("gguf/dflash-causal", "gguf/dflash-causal-sliding", "gguf/dflash-sliding"), GGUF_DFLASH),
+    **dict.fromkeys(
+        ("gguf/dspark", "gguf/dspark-shuffled"),
+        f"{GGUF_DFLASH} d2t output.weight markov_w{{1,2}}.weight conf_proj.{{weight,bias}}",
+    ),
 }
 
 

@@ -60,6 +60,11 @@ class Weight:
         parts: list[Any] = [None if part is None else part[start:stop] for part in self.parts]
         return Weight(self.kind, *parts)
 
+    def chosen(self, outputs: Tensor) -> Weight:
+        """The outputs of these numbers, in their order."""
+        parts: list[Any] = [None if part is None else part[outputs] for part in self.parts]
+        return Weight(self.kind, *parts)
+
     def dense(self) -> Tensor:
         """The float32 matrix that this weight stands for."""
         if self.scales is None:

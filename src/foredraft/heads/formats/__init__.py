@@ -13,7 +13,7 @@ from pathlib import Path
 from foredraft.errors import InvalidModel
 from foredraft.heads.base import HeadConfig
 from foredraft.heads.files import HeadFiles
-from foredraft.heads.formats import dflash, eagle1, eagle3, foredraft, gguf, medusa
+from foredraft.heads.formats import dflash, eagle1, eagle3, foredraft, gguf, medusa, mtp
 from foredraft.heads.formats.published import Published
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.fields import shown
@@ -23,10 +23,12 @@ _UNSUPPORTED = {  # by what the name of an architecture contains, in small lette
     "domino": "a Domino head with a GRU",
     "jetspec": "a JetSpec head with a causal head of its own",
     "xpress": "an Xpress head",
+    "mlp_speculator": "an MLP speculator",
+    "hydra": "a Hydra head",
     "mtp": "a layer for multi-token prediction",
     "assistant": "an assistant that reads the target's keys and values",
 }
-READERS = (foredraft, eagle3, dflash, medusa, eagle1)
+READERS = (foredraft, eagle3, dflash, medusa, mtp, eagle1)
 
 
 def holds_head(folder: Path) -> bool:
@@ -65,10 +67,13 @@ def _layout(place: Path, config: HeadConfig) -> str:
 
 
 def _unknown(published: Published) -> InvalidModel:
-    names = [*published.architectures, *filter(None, [published.speculators_type])]
+    names = [*published.architectures, *filter(None, [published.speculators_type, published.projector])]
     what = (text for part, text in _UNSUPPORTED.items() if any(part in name.lower() for name in names))
+    found = f"architectures is {shown(published.architectures)}"
+    if published.speculators_type is not None:
+        found = f"speculators_model_type is {shown(published.speculators_type)}"
     return published.refuse(
-        f"architectures is {shown(published.architectures)}, {next(what, 'no head that Foredraft knows')}, which is "
-        "not supported; give a folder that `foredraft train` has written, or an EAGLE, EAGLE-3, P-EAGLE, DFlash, "
-        "DSpark or Medusa head."
+        f"{found}, {next(what, 'no head that Foredraft knows')}, which is not supported; give a folder that `foredraft "
+        "train` has written, or an EAGLE, EAGLE-3, P-EAGLE, DFlash, DSpark or Medusa head, or one of these kinds or "
+        "mtp in the speculators format."
     )

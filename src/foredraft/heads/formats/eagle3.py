@@ -13,7 +13,6 @@ from foredraft.heads.base import HeadConfig
 from foredraft.heads.files import Tensors
 from foredraft.heads.formats.published import (
     DEFAULT_DEPTH,
-    REMEDY,
     Published,
     check_config,
     completed,
@@ -22,11 +21,12 @@ from foredraft.heads.formats.published import (
     head_fields,
 )
 from foredraft.models.checkpoint import Checkpoint
-from foredraft.models.fields import Fields
+from foredraft.models.fields import Fields, shown
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
 _MASK = "mask_hidden"
 _MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")  # by whoever wrote the config
+_PARALLEL = ("parallel_drafting", "ptd_token_id")  # which only P-EAGLE heads have
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
@@ -80,7 +80,10 @@ def _masked(published: Published) -> dict[str, Any]:
     """The fields of a P-EAGLE head that others do not have."""
     if _MASK not in published.names:
         if published.speculators_type == "peagle":
-            raise published.refuse(f"tensor {_MASK!r} is missing, but P-EAGLE heads need it; {REMEDY}.")
+            raise published.missing(_MASK, "speculators_model_type peagle")
+        for name in _PARALLEL:
+            if published.raw.get(name) not in (None, False):
+                raise published.missing(_MASK, f"{name} {shown(published.raw[name])}")
         return {}
     fields = Fields(published.file, {**published.raw, **published.section("dflash_config")})
     ids = next((found for name in _MASK_TOKENS if (found := fields.token_ids(name))), ())

@@ -1,5 +1,6 @@
 """A layer for multi-token prediction in the target's own checkpoint, as DeepSeek, MiMo or Qwen and their relatives
-write it. The names of llama.cpp become those of DeepSeek when a file is opened.
+write it, or in a folder of its own in the speculators format. The names of llama.cpp become those of DeepSeek when a
+file is opened.
 
 They differ in names and in what stands first in the rows that fc reads: the embedding, with MiMo the state. The layer
 is one of the target's own kind, and reads what the target's output head reads. vLLM blanks the embedding of the first
@@ -7,8 +8,9 @@ row out; nothing in the publishers' own code does, and neither does this."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,8 +20,18 @@ from foredraft.config import ModelConfig
 from foredraft.errors import InvalidModel
 from foredraft.heads.base import CONFIG_FILE, D2T, MAX_BLOCK, PROJECTIONS, T2D, HeadConfig
 from foredraft.heads.files import HeadFiles, Tensors, check_tensors
+from foredraft.heads.formats.published import (
+    Published,
+    check_config,
+    completed,
+    drop_shared_embedding,
+    found_biases,
+    head_fields,
+)
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.fields import is_number, read_json, shown
+
+log = logging.getLogger(__name__)
 
 DEFAULT_DEPTH = 3  # of drafts: most layers were trained to predict one token
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "mimo")  # whose layers are those that heads can have
@@ -84,24 +96,56 @@ STYLES = {
         },
     ),
 }
+_SPECULATORS = Style("mtp_layers.0.", STYLES["mimo"].parts)  # MiMo's names, with Qwen's order
+
+
+def fits(published: Published) -> bool:
+    return published.speculators_type == "mtp"
+
+
+def read(published: Published, target: Checkpoint) -> tuple[HeadConfig, Tensors]:
+    """A layer in a folder of its own, whose config describes the whole target."""
+    layers = published.layers()
+    sliding = tuple(layer for layer in layers.sliding_layers or () if layer == 0)
+    layers = replace(
+        layers, num_layers=1, sliding_window=layers.sliding_window if sliding else None, sliding_layers=sliding
+    )
+    tensors = {_SPECULATORS.ours(name, 0): tensor for name, tensor in published.tensors().items()}
+    drop_shared_embedding(tensors, target)
+    config = HeadConfig.of_sizes(
+        layers,
+        target.config,
+        kind="mtp",
+        **head_fields(published, layers, target),
+        taps=(target.config.num_layers,),
+        draft_vocab_size=layers.vocab_size,
+        block=published.speculative_tokens() or DEFAULT_DEPTH,
+        shares_embedding="embed_tokens.weight" not in tensors,
+        shares_output="lm_head.weight" not in tensors,
+        biases=found_biases(published, ["mtp_layers.0"], published.section("transformer_layer_config")),
+        qk_norm=layers.qk_norm,
+    )
+    check_config(published.folder, config, target)
+    return completed(published, config, tensors, ("lm_head.weight",), lambda name: _SPECULATORS.theirs(name, 0))
 
 
 def find_mtp(target: Checkpoint) -> HeadFiles | None:
-    """The layer that a checkpoint brings along, if it has one; InvalidModel where it is not whole, or is none that can
-    run."""
+    """The layer that a checkpoint brings along, if it has one that can run; InvalidModel where it is not whole."""
     names, sizes = sorted(target.mtp_names()), target.config
     if not names:
         return None
     if sizes.architecture not in ARCHITECTURES or sizes.rope_dim:
-        raise InvalidModel(
-            f"{target.path} has a layer for multi-token prediction, which is not supported in {sizes.architecture} "
-            "models; load it without this layer (head=None)."
+        log.warning(
+            "%s has a layer for multi-token prediction, which is not supported in %s models, so it is left out.",
+            *(target.path, sizes.architecture),
         )
+        return None
     if sizes.num_mtp_layers > 1:
-        raise InvalidModel(
-            f"{target.path} has {sizes.num_mtp_layers} layers for multi-token prediction, but only one is supported; "
-            "load it without these layers (head=None)."
+        log.warning(
+            "%s has %d layers for multi-token prediction, but only one is supported, so they are left out.",
+            *(target.path, sizes.num_mtp_layers),
         )
+        return None
     fitting = (style for style in STYLES.values() if names[0].startswith(style.prefix.format(sizes.num_layers)))
     style = next(fitting, STYLES["mimo"])
     theirs = {style.ours(name, sizes.num_layers): name for name in names}

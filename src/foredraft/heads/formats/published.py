@@ -4,7 +4,7 @@ the check that every tensor is known."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,11 @@ _SOME_ROWS = 1024  # of an embedding, looked at at once
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _OTHERS = (torch.int64, torch.int32, torch.bool)  # of vocabularies
 _BUFFER_SUFFIX = "rotary_emb.inv_freq"  # says what the config says
+# What some families of models have in their layers, and those of heads do not.
+_OF_MODELS = (
+    *("rope_dim", "no_rope_layers", "experts", "attention_sinks", "window_rope_theta", "activation", "update_norms"),
+    *("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_divisor"),
+)
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,11 @@ class Published:
         """What a config in the speculators format says that it is; None for all others."""
         value = self.raw.get("speculators_model_type")
         return None if value is None else str(value)
+
+    @property
+    def projector(self) -> str:
+        """What drafts behind the layers of a block, where DFlash's relatives name it."""
+        return Fields(self.file, {**self.raw, **self.section("dflash_config")}).text("projector_type", "")
 
     @cached_property
     def names(self) -> set[str]:
@@ -106,6 +116,13 @@ class Published:
         """The decoder layers of the head, as those of a model. Sliding windows are those that `layer_types` names."""
         raw = self.section(_LAYERS) or self.raw
         config = config_from_json(self.file, raw)
+        for each in fields(config):
+            found = getattr(config, each.name)
+            if each.name in _OF_MODELS and found != each.default:
+                raise self.refuse(
+                    f"its layers are those of {config.architecture} models with {each.name} {shown(found)}, which "
+                    "changes what they compute and is not supported in heads; use a head with layers of Llama or Qwen."
+                )
         kinds = raw.get("layer_types") or []
         if not isinstance(kinds, list):
             raise self.fields.error("layer_types", f"is {shown(kinds)}, but a list is needed")
@@ -124,6 +141,10 @@ class Published:
 
     def refuse(self, sentence: str) -> InvalidModel:
         return InvalidModel(f"{self.folder}: {sentence}")
+
+    def missing(self, name: str, announced: str) -> InvalidModel:
+        """For a tensor that is not there, although a field of the config announces it."""
+        return self.refuse(f"tensor {name!r} is missing, but config.json has {announced}; {REMEDY}.")
 
     def speculative_tokens(self) -> int | None:
         """How many tokens a draft should have, which only speculators' configs say."""
@@ -148,11 +169,10 @@ def check_config(place: Path, config: HeadConfig, target: Checkpoint) -> None:
 
 def head_fields(published: Published, layers: ModelConfig, target: Checkpoint) -> dict[str, Any]:
     """Fields of HeadConfig that all kinds read alike."""
-    fields = published.fields
     return {
         "target_name": published.target_name(),
         "target_digest": "",
-        "target_hidden_size": fields.integer("target_hidden_size", layers.hidden_size),
+        "target_hidden_size": published.fields.integer("target_hidden_size", layers.hidden_size),
         "target_vocab_size": layers.vocab_size,
         "rope_scaling": layers.rope_scaling,
         "sliding_window": layers.sliding_window or 0,
