@@ -17,6 +17,7 @@ from foredraft.plan.inputs import PlanInputs, chain_spec, measured_inputs
 from foredraft.plan.plot import draw, require_drawing
 from foredraft.plan.results import Comparison, compare
 from foredraft.plan.server import advise_server
+from foredraft.plan.words import rows_cost
 
 BATCH_MAX = 256  # how far to look without --batch-max
 
@@ -71,7 +72,10 @@ def plan(
         wanted = opening(spec=chain_spec(opening.keywords["spec"]))
         with wanted.open() as llm:
             found = measured_inputs(llm, wanted.spec)
-        source = f"Measured here for {wanted.spec}, in the steps in which it drafts: "
+            has_experts = llm.engine.config.experts is not None
+        if found.curve is not None:
+            source = rows_cost(found.curve, has_experts) + "\n"
+        source += f"Measured here for {wanted.spec}, in the steps in which it drafts: "
     elif alpha is None or cost is None:
         raise InvalidParameter(
             "Give --alpha and --cost, or --measure, or --from with the results.json of a bench, or --vllm-metrics."
