@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +82,10 @@ def write_gguf(
     return path
 
 
-def convert_to_gguf(model: Any, path: Path, num_tokens: int = 0) -> Path:
+def convert_to_gguf(model: Any, path: Path, num_tokens: int = 0, fields: Mapping[str, Any] | None = None) -> Path:
     """A transformers model as F32 GGUF, with the names, the order of rows and the metadata that llama.cpp gives it.
-    llama.cpp compares the number of tokens with the embedding: with `num_tokens`, the tokenizer has so many."""
+    llama.cpp compares the number of tokens with the embedding: with `num_tokens`, the tokenizer has so many.
+    `fields` are further ones."""
     config = model.config
     architecture = {"mistral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}.get(
         config.model_type, config.model_type
@@ -115,7 +116,7 @@ def convert_to_gguf(model: Any, path: Path, num_tokens: int = 0) -> Path:
         "tokenizer.ggml.token_type": types,
         "tokenizer.ggml.add_bos_token": False,
     }
-    return write_gguf(path, {**metadata, **tokenizer}, tensors, architecture=architecture)
+    return write_gguf(path, {**metadata, **tokenizer, **(fields or {})}, tensors, architecture=architecture)
 
 
 def _state(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -177,7 +178,10 @@ def _metadata(config: Any) -> dict[str, Any]:
         metadata["attention.sliding_window"] = config.sliding_window or 0
     if config.model_type == "gemma3_text":
         metadata["attention.sliding_window"] = config.sliding_window
+        metadata["attention.sliding_window_pattern"] = config.layer_types.index("full_attention") + 1
+        metadata["rope.freq_base_swa"] = float(config.rope_parameters["sliding_attention"]["rope_theta"])
     if config.model_type == "qwen3_moe":
+        metadata["expert_weights_norm"] = config.norm_topk_prob
         metadata["expert_count"] = config.num_experts
         metadata["expert_used_count"] = config.num_experts_per_tok
         metadata["expert_feed_forward_length"] = config.moe_intermediate_size

@@ -11,6 +11,7 @@ from foredraft.errors import InvalidParameter
 DTYPES = ("float32", "bfloat16", "int8", "int4")  # fewer bits last
 ACTIVATIONS = ("int8", "int16")  # what quantised weights are multiplied by on a CPU
 MAX_THREADS = 256  # as in kernels/pool.h
+MAX_INTEGER = 2**31 - 1  # sizes and positions are 32-bit integers in the kernels
 QUANT_GROUP = 32  # weights of int8 and int4 share one scale (and minimum) per 32 inputs
 
 
@@ -33,6 +34,13 @@ class RopeScaling:
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
     attention_factor: float | None = None
+
+    def reach(self, stated: int) -> int:
+        """How many positions a model knows whose file states so many. With yarn the file may state those before they
+        are stretched, as the instructions for Qwen do."""
+        if self.kind != "yarn":
+            return stated
+        return max(stated, min(int(self.original_max_position_embeddings * self.factor), MAX_INTEGER))
 
 
 @dataclass(frozen=True)

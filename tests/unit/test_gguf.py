@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from foredraft.models.gguf import blocks
 from foredraft.models.gguf.checkpoint import GGUFCheckpoint
 from foredraft.models.gguf.header import read_header
 from foredraft.models.gguf.tokenizer import eos_token_ids
+from tests.backends import BACKENDS
 from tests.gguf_files import HIDDEN, MINIMAL, convert_to_gguf, minimal_tensors, write_gguf
 from tests.tiny_models import VOCAB, all_logits, random_model
 
@@ -84,43 +86,68 @@ def test_every_type_means_what_the_gguf_package_says(
     assert torch.equal(checkpoint.weight("model.layers.0.self_attn.q_proj.weight").dense(), in_order)
 
 
-ARCHITECTURES = (
-    "llama",
-    "llama-tied",
-    "llama-biased",
-    "llama-3.1",
-    "llama-linear",
-    "llama-yarn",
-    "llama-wide-head",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "smollm3",
-    "phi3",
-    "phi3-longrope",
-    "phi3-partial",
-    "granite",
-    "qwen3-moe",
-    "gpt-oss",
-    "gemma3",
-)
+# Of those of tiny_models, what makes it a model that a GGUF file can describe.
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama-tied": {},
+    "llama-biased": {},
+    "llama-3.1": {},
+    "llama-linear": {},
+    "llama-yarn": {},
+    "llama-wide-head": {},
+    "mistral": {},
+    "qwen2": {},
+    "qwen3": {},
+    "smollm3": {},
+    "phi3": {},
+    "phi3-longrope": {},
+    "phi3-partial": {},
+    "granite": {},
+    "qwen3-moe": {},
+    "qwen3-moe-dense": {"mlp_only_layers": []},  # every layer has experts, whose weights are not normalised here
+    "gpt-oss": {},
+    "gemma3": {},
+    "gemma3-scaled": {"query_pre_attn_scalar": 32},  # the width of a head
+}
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_a_converted_model_is_the_model(name: str, tmp_path: Path) -> None:
-    """Tensors and logits of a GGUF file, rows permuted as llama.cpp permutes them, are those of the original."""
-    model = random_model(name)
-    path = convert_to_gguf(model, tmp_path / "model.gguf")
-    checkpoint = GGUFCheckpoint(path)
-    for tensor_name, tensor in model.state_dict().items():
+@dataclass(frozen=True)
+class Converted:
+    """A transformers model and its GGUF file, with its logits for a prompt that is several windows long."""
+
+    name: str
+    model: Any
+    path: Path
+    prompt: list[int]
+    expected: torch.Tensor
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Converted:
+    model = random_model(request.param, **ARCHITECTURES[request.param])
+    path = convert_to_gguf(model, tmp_path_factory.mktemp("converted") / "model.gguf")
+    prompt = torch.randint(VOCAB, (300,), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        return Converted(request.param, model, path, prompt.tolist(), model(prompt[None]).logits[0])
+
+
+def test_tensors_of_a_converted_model_are_those_of_the_model(converted: Converted) -> None:
+    """Rows permuted as llama.cpp permutes them come back in order."""
+    checkpoint = GGUFCheckpoint(converted.path)
+    for tensor_name, tensor in converted.model.state_dict().items():
         if tensor_name in checkpoint.names():
             found = checkpoint.weight(tensor_name).values if tensor.dim() == 2 else checkpoint.vector(tensor_name)
-            if name != "gemma3" or tensor.dim() == 2:  # whose norms have other names and values
+            if "gemma3" not in converted.name or tensor.dim() == 2:  # whose norms have other names and values
                 assert torch.equal(found, tensor), tensor_name
-    prompt = torch.randint(VOCAB, (70,), generator=torch.Generator().manual_seed(1))
-    with torch.inference_mode():
-        expected = model(prompt[None]).logits[0]
-    assert (all_logits(path, prompt.tolist(), "torch") - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_logits_of_a_converted_model_are_those_of_the_model(converted: Converted, backend: str) -> None:
+    has_windows = any(GGUFCheckpoint(converted.path).config.windows)
+    length = 300 if backend == "native" or has_windows else 70  # torch takes long
+    difference = all_logits(converted.path, converted.prompt[:length], backend) - converted.expected[:length]
+    assert difference.abs().max() < 1e-4
+    assert converted.expected.std() > 0.1, "logits this flat would hide an error"
 
 
 def test_a_gemma_file_ends_turns_and_must_have_its_window(tmp_path: Path) -> None:
@@ -166,6 +193,26 @@ def test_experts_of_a_file_must_be_as_many_as_it_says(tmp_path: Path) -> None:
     refused("has 224 rows for all experts", blk__1__ffn_up_exps__weight=tensors["blk.1.ffn_up_exps.weight"][:7])
     refused("9 experts of a token are to be chosen of 8", qwen3moe__expert_used_count=9)
     refused(r"experts\.0\.up_proj\.weight' is missing", blk__1__ffn_up_exps__weight=np.zeros(0))
+
+
+def test_weights_of_experts_are_normalised_unless_the_file_says_otherwise(tmp_path: Path) -> None:
+    for name, says, normalised in (
+        ("qwen3-moe", {}, True),
+        ("qwen3-moe", {"qwen3moe.expert_weights_norm": True}, True),
+        ("qwen3-moe", {"qwen3moe.expert_weights_norm": False}, False),
+        ("gpt-oss", {"gpt-oss.expert_weights_norm": False}, True),  # those of the chosen add up to 1 whatever it says
+    ):
+        path = convert_to_gguf(random_model(name), tmp_path / "model.gguf", fields=says)
+        experts = GGUFCheckpoint(path).config.experts
+        assert experts is not None and experts.normalised is normalised, (name, says)
+
+
+@pytest.mark.parametrize(("stated", "known"), [(4096, 8192), (8192, 8192), (9000, 9000)])
+def test_yarn_lengthens_a_context_that_is_the_short_one(stated: int, known: int, tmp_path: Path) -> None:
+    scaling = {"type": "yarn", "factor": 2.0, "original_context_length": 4096}
+    rope = {f"llama.rope.scaling.{key}": value for key, value in scaling.items()}
+    path = write_gguf(tmp_path / "a.gguf", {**MINIMAL, "llama.context_length": stated, **rope}, minimal_tensors())
+    assert GGUFCheckpoint(path).config.max_position_embeddings == known
 
 
 def test_rows_left_interleaved_would_show(tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from foredraft.control.economics import VerifyCurve
 from foredraft.plan.inputs import chain_spec
+from foredraft.plan.words import rows_cost
 from tests.tiny_models import random_model, save_model
 from tests.unit.plan_command import CURVE, Command, cell, fails_with_one_sentence, plan_command, results, written
 
@@ -142,6 +144,12 @@ class TestVerifyCost:
 )
 def test_proposers_of_trees_are_measured_with_chains(spec: str, measured: str) -> None:
     assert chain_spec(spec) == measured
+
+
+@pytest.mark.parametrize(("has_experts", "end"), [(False, "."), (True, ": further rows wake further experts.")])
+def test_what_rows_cost_is_told(has_experts: bool, end: str) -> None:
+    told = rows_cost(VerifyCurve(tuple(CURVE["rows"]), tuple(CURVE["seconds"])), has_experts)
+    assert told == "On this model 2 rows cost 1.04 and 8 rows 1.33 plain steps" + end
 
 
 class TestPlot:
@@ -283,3 +291,11 @@ def test_measure_finds_the_figures_itself(command: Command, tmp_path: Path, monk
     ):
         refused = command("--measure", "--model", folder, *arguments)
         assert refused.code == 2 and complaint in refused.err
+
+
+def test_measure_says_that_rows_wake_experts(command: Command, tmp_path: Path) -> None:
+    folder = str(save_model(random_model("qwen3-moe"), tmp_path))
+    out = command("--measure", "--model", folder, "--spec", "early_exit:layers=3,k=3").out
+    told, premise = out.splitlines()[:2]
+    assert re.fullmatch(r"On this model 2 rows cost \d+\.\d\d and 8 rows .* steps: further rows wake .*\.", told)
+    assert premise.startswith("Measured here for early_exit")

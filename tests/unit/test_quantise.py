@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foredraft.backends.weight import Weight
+from foredraft.backends.weight import MX4_VALUES, Weight
 from foredraft.errors import InvalidModel
 from foredraft.models import quantise
 from foredraft.models.quantise import convert
@@ -118,3 +118,12 @@ def test_groups_without_spread(dtype: str) -> None:
 def test_inputs_that_are_no_multiple_of_32(dtype: str) -> None:
     with pytest.raises(InvalidModel, match=r"48 inputs, which is not a multiple of 32.*use dtype float32 or bfloat16"):
         convert(Weight("f32", random(4, 48)), dtype)
+
+
+def test_every_code_of_mxfp4_means_its_value_at_every_scale() -> None:
+    codes = torch.arange(16, dtype=torch.uint8).repeat(256, 16)  # every code in both places of a pair
+    codes[:, 32:] = codes[:, 32:].flip(1)
+    exponents = torch.arange(256, dtype=torch.uint8)[:, None].expand(256, 8).contiguous()
+    expected = torch.tensor(MX4_VALUES, dtype=torch.float64)[codes.int()] * 2.0 ** (exponents[:, :1].double() - 128)
+    found = Weight("mx4", codes, exponents).dense()
+    assert torch.equal(found.view(torch.int32), expected.float().view(torch.int32))

@@ -150,6 +150,16 @@ def test_rope_of_transformers_4_and_5_is_the_same() -> None:
     assert parse(model_type="smollm3").rope_theta == 2e6
 
 
+def test_yarn_lengthens_what_the_file_states_before_it_stretches() -> None:
+    """As in the instructions for Qwen, whose files state the trained length, and room for an answer."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    assert parse(max_position_embeddings=40960, rope_scaling=yarn).max_position_embeddings == 131072
+    assert parse(max_position_embeddings=200000, rope_scaling=yarn).max_position_embeddings == 200000
+    assert parse(max_position_embeddings=9, rope_scaling={**yarn, "factor": 1e30}).max_position_embeddings == 2**31 - 1
+    linear = {"rope_type": "linear", "factor": 4.0}
+    assert parse(max_position_embeddings=40960, rope_scaling=linear).max_position_embeddings == 40960
+
+
 def test_longrope_of_phi3() -> None:
     factors = {"short_factor": [1.0, 1.5], "long_factor": [2.0, 3.0]}
     config = parse(
@@ -393,7 +403,11 @@ WRONG_EXPERTS: dict[str, tuple[dict[str, Any], Callable[[Path], None] | None, st
     "more chosen than there are": ({"num_experts_per_tok": 5}, None, r"5 experts of a token are to be chosen of 4"),
     "none chosen": ({"num_experts_per_tok": 0}, None, r"num_experts_per_tok is 0, but a whole number from 1"),
     "no number": ({"num_experts": None}, None, r"field num_experts is missing"),
-    "a layer that is none": ({"mlp_only_layers": [2]}, None, r"mlp_only_layers is \[2\], but a list of layers"),
+    "a layer that is none": (
+        {"mlp_only_layers": [2]},
+        None,
+        r"mlp_only_layers is \[2\], but a list .* to 1 is needed; ",
+    ),
     "router that is no number": (
         {},
         edit_tensors(lambda t: t["model.layers.1.mlp.gate.weight"][2, 5].fill_(torch.nan) is None and None),

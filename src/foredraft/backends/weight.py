@@ -14,6 +14,11 @@ from torch import Tensor
 # Twice what the codes of MXFP4 stand for: a sign, two bits of exponent, one of mantissa.
 MX4_VALUES = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, -0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0)
 
+# What two neighbouring codes stand for, by the number that their bytes are: looked up together, as 64 bits.
+_pairs = np.zeros((16, 256, 2), np.float32)  # by the second code and the first
+_pairs[:, :16, 0], _pairs[:, :16, 1] = MX4_VALUES, np.array(MX4_VALUES)[:, None]
+_MX4_PAIRS = _pairs.view(np.uint64).reshape(-1)
+
 
 @dataclass(frozen=True)
 class Weight:
@@ -70,8 +75,10 @@ class Weight:
         if self.scales is None:
             return self.values.float()
         if self.kind == "mx4":
-            values = torch.tensor(MX4_VALUES)[self.values.int()].view(self.outputs, self.scales.shape[1], -1)
-            return torch.ldexp(values, self.scales.int()[:, :, None] - 128).view(self.outputs, self.inputs)
+            pairs = _MX4_PAIRS.take(self.values.numpy().view(np.uint16))
+            values = torch.from_numpy(pairs.view(np.float32)).view(self.outputs, self.scales.shape[1], -1)
+            powers = torch.ldexp(torch.ones(self.scales.shape), self.scales.int() - 128)
+            return values.mul_(powers[:, :, None]).view(self.outputs, self.inputs)
         groups = self.values.view(self.outputs, self.scales.shape[1], -1).float()
         dense = groups * _factors(self.scales, self.block_scales)[:, :, None]
         if self.minimums is not None:

@@ -73,7 +73,12 @@ def plan(
         wanted = opening(spec=chain_spec(opening.keywords["spec"]))
         with wanted.open() as llm, CountingProgress(MEASURING) as progress:
             found = measured_inputs(llm, wanted.spec, progress.to)
-        source = f"Measured here for {wanted.spec}, in the steps in which it drafts: "
+            has_experts = llm.engine.config.experts is not None
+        if found.curve is not None:
+            from foredraft.plan.words import rows_cost
+
+            source = rows_cost(found.curve, has_experts) + "\n"
+        source += f"Measured here for {wanted.spec}, in the steps in which it drafts: "
     elif alpha is None or cost is None:
         raise InvalidParameter(
             "Give --alpha and --cost, or --measure, or --from with the results.json of a bench, or --vllm-metrics."

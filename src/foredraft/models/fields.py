@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from foredraft.config import MAX_INTEGER
 from foredraft.errors import InvalidModel
 
 MAX_LAYERS = 1024  # eight times as many as any model has; what is made per layer stays small
-_MAX_INTEGER = 2**31 - 1  # sizes and positions are 32-bit integers in the kernels
 _MAX_NUMBER = 3.4e38  # what float32 holds
 _MIN_POSITIVE = 1.2e-38  # the smallest that is surely not 0 there
 _MAX_SHOWN = 80
@@ -79,7 +79,7 @@ class Fields:
         self._values = values
         self._prefix = prefix
 
-    def integer(self, key: str, default: int | None = None, most: int = _MAX_INTEGER) -> int:
+    def integer(self, key: str, default: int | None = None, most: int = MAX_INTEGER) -> int:
         """A whole number from 1 to `most`; 0 only where that is the default."""
         value = self._get(key, default)
         if not is_whole(value) or not (1 <= value <= most or value == default):
@@ -116,7 +116,7 @@ class Fields:
         """Nothing, one token id, or a list of them."""
         value = self._values.get(self._prefix + key)
         ids = [] if value is None else value if isinstance(value, list) else [value]
-        if not all(is_whole(item) and 0 <= item <= _MAX_INTEGER for item in ids):
+        if not all(is_whole(item) and 0 <= item <= MAX_INTEGER for item in ids):
             raise self.error(key, f"is {shown(value)}, but a token id or a list of token ids is needed")
         return tuple(ids)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from foredraft.control.economics import Length
+from foredraft.control.economics import Length, VerifyCurve
 from foredraft.reports.answer import Table
 
 SMALL_GAIN = 0.1  # below this the advice warns that the gain may not be worth it
@@ -25,6 +25,12 @@ def length_table(lengths: Sequence[Length], best: Length) -> Table:
 def _bar(value: float, largest: float) -> str:
     eighths = round(8 * _BAR_CELLS * value / largest)
     return ("█" * (eighths // 8) + _EIGHTHS[eighths % 8]).rstrip()
+
+
+def rows_cost(curve: VerifyCurve, has_experts: bool) -> str:
+    """What the first rows of drafts cost on a model."""
+    why = ": further rows wake further experts" if has_experts else ""
+    return f"On this model 2 rows cost {curve.relative(2):.2f} and 8 rows {curve.relative(8):.2f} plain steps{why}."
 
 
 def tokens(count: int) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Type
-from gguf.quants import Q4_K, dequantize
+from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from foredraft.backends.weight import Weight, join, plain_weight
@@ -49,27 +49,27 @@ def decode(rows: Bytes, kind: Type) -> Weight:
 
 def _q8_0(blocks: Bytes) -> Weight:
     # scale: f16, 32 codes: i8
-    codes = blocks[:, :, 2:].reshape(len(blocks), -1).view(np.int8)
-    return Weight("q8", torch.from_numpy(codes), _halves(blocks, 0))
+    codes = _bytes(blocks, 2, 34).reshape(len(blocks), -1)
+    return Weight("q8", torch.from_numpy(codes.view(np.int8)), _halves(blocks, 0))
 
 
 def _q6_k(blocks: Bytes) -> Weight:
     # 256 weights: 2 x 64 bytes of 2 low nibbles, 2 x 32 bytes of 4 pairs of high bits, 16 scales: i8, d: f16;
     # w = d * scale * (code - 32)
-    low = _fields(blocks[:, :, :128].reshape(len(blocks), -1, 64), 4)
-    codes = _fields(blocks[:, :, 128:192].reshape(len(blocks), -1, 32), 2)
+    low = _fields(_bytes(blocks, 0, 128), 64, 4)
+    codes = _fields(_bytes(blocks, 128, 192), 32, 2)
     codes <<= 4
     codes |= low
     codes -= 32
-    scales = torch.from_numpy(blocks[:, :, 192:208].view(np.int8).reshape(len(blocks), -1))
+    scales = torch.from_numpy(_bytes(blocks, 192, 208).view(np.int8).reshape(len(blocks), -1))
     return Weight("q6", torch.from_numpy(codes.view(np.int8)), scales, block_scales=_halves(blocks, 208))
 
 
 def _q5_k(blocks: Bytes) -> Weight:
     # 256 weights: as Q4_K, with 32 bytes of 8 high bits before the low nibbles
-    codes = _fields(blocks[:, :, 16:48], 1)
+    codes = _fields(_bytes(blocks, 16, 48), 32, 1)
     codes <<= 4
-    codes |= _fields(blocks[:, :, 48:].reshape(len(blocks), -1, 32), 4)
+    codes |= _fields(_bytes(blocks, 48, 176), 32, 4)
     return Weight("q5k", torch.from_numpy(codes), *_k_factors(blocks))
 
 
@@ -91,30 +91,37 @@ def _q4_0(blocks: Bytes) -> Weight:
     minimums = -8 * scales
     if not minimums.isfinite().all():
         raise InvalidModel("A Q4_0 tensor has scales beyond 8188, which no trained model has; is the file damaged?")
-    return Weight("q4", torch.from_numpy(_fields(blocks[:, :, 2:], 4)), scales, minimums)
+    return Weight("q4", torch.from_numpy(_fields(_bytes(blocks, 2, 18), 16, 4)), scales, minimums)
 
 
 def _q4_1(blocks: Bytes) -> Weight:
     # scale: f16, minimum: f16, 16 x 2 codes
-    return Weight("q4", torch.from_numpy(_fields(blocks[:, :, 4:], 4)), _halves(blocks, 0), _halves(blocks, 2))
+    codes = _fields(_bytes(blocks, 4, 20), 16, 4)
+    return Weight("q4", torch.from_numpy(codes), _halves(blocks, 0), _halves(blocks, 2))
 
 
 def _q4_k(blocks: Bytes) -> Weight:
     # 256 weights: d: f16, dmin: f16, 8 x (scale, minimum) of 6 bits in 12 bytes, 4 x 32 bytes of 2 codes;
     # w = d * scale * code - dmin * minimum
-    codes = _fields(blocks[:, :, 16:].reshape(len(blocks), -1, 32), 4)
+    codes = _fields(_bytes(blocks, 16, 144), 32, 4)
     return Weight("q4k", torch.from_numpy(codes), *_k_factors(blocks))
 
 
 def _mxfp4(blocks: Bytes) -> Weight:
     # exponent: u8, 16 x 2 codes
     exponents = torch.from_numpy(blocks[:, :, 0].copy())
-    return Weight("mx4", torch.from_numpy(_fields(blocks[:, :, 1:], 4)), exponents)
+    return Weight("mx4", torch.from_numpy(_fields(_bytes(blocks, 1, 17), 16, 4)), exponents)
 
 
 def _k_factors(blocks: Bytes) -> list[torch.Tensor]:
     """Scales and minimums of the groups of Q4_K and Q5_K blocks, and of the blocks, as a Weight has them."""
-    factors = Q4_K.get_scale_min(blocks[:, :, 4:16].reshape(-1, 12))
+    # Three times four bytes: scales and minimums of groups 0 to 3, whose two upper bits belong to those of groups 4 to
+    # 7, whose lower bits are the nibbles of the third.
+    words = np.ascontiguousarray(_bytes(blocks, 4, 16).view(np.uint32).reshape(-1, 3).T)
+    factors = np.empty((2, words.shape[1], 2), np.uint32)
+    for factor, word, nibbles in zip(factors, words, (words[2], words[2] >> np.uint32(4)), strict=False):
+        factor[:, 0] = word & 0x3F3F3F3F
+        factor[:, 1] = (nibbles & 0x0F0F0F0F) | (word >> np.uint32(2) & 0x30303030)
     scales, minimums = (torch.from_numpy(factor.view(np.int8).reshape(len(blocks), -1)) for factor in factors)
     return [scales, minimums, _halves(blocks, 0), -_halves(blocks, 2)]
 
@@ -125,21 +132,26 @@ def _halves(blocks: Bytes, offset: int) -> torch.Tensor:
     return torch.from_numpy(halves[:, :, 0].copy())
 
 
-def _fields(packed: Bytes, bits: int) -> Bytes:
-    """[rows, groups, n] bytes -> codes [rows, groups * n * 8 / bits]: in each group the low bits of all bytes first."""
-    count = 8 // bits
-    codes = np.empty((*packed.shape[:2], count, packed.shape[2]), np.uint8)
-    for field in range(count):
-        np.right_shift(packed, field * bits, out=codes[:, :, field])
-    codes &= (1 << bits) - 1
-    return codes.reshape(len(packed), -1)
+def _bytes(blocks: Bytes, start: int, stop: int) -> Bytes:
+    """These bytes of every block: [rows, blocks, bytes], a copy. Numpy moves them as one item, not byte by byte."""
+    return blocks[:, :, start:stop].view(f"V{stop - start}").copy().view(np.uint8)
+
+
+def _fields(packed: Bytes, group: int, bits: int) -> Bytes:
+    """Contiguous bytes -> codes [rows, bytes * 8 / bits]: in each group of so many bytes the low bits of all of them
+    first. Eight bytes are shifted at once; what crosses from one to another is masked away."""
+    words, mask = packed.reshape(-1).view(np.uint64), np.uint64(0x0101010101010101 * ((1 << bits) - 1))
+    codes = np.empty((packed.size // group, 8 // bits), f"V{group}")
+    for field in range(8 // bits):
+        codes[:, field] = (words >> np.uint64(field * bits) & mask).view(codes.dtype)
+    return codes.view(np.uint8).reshape(len(packed), -1)
 
 
 def _five_bits(blocks: Bytes, offset: int) -> Bytes:
     """Codes 0..31 [rows, blocks * 32] of blocks that have 32 high bits at byte `offset`, and low nibbles behind."""
     codes = np.unpackbits(blocks[:, :, offset : offset + 4], axis=2, bitorder="little").reshape(len(blocks), -1)
     codes <<= 4
-    codes |= _fields(blocks[:, :, offset + 4 :], 4)
+    codes |= _fields(_bytes(blocks, offset + 4, offset + 20), 16, 4)
     return codes
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from foredraft.config import ExpertsConfig, ModelConfig, RopeScaling
 from foredraft.errors import InvalidModel
-from foredraft.models.architectures import GGUF_ARCHITECTURES, Architecture
+from foredraft.models.architectures import GGUF_ARCHITECTURES, Architecture, ExpertFields
 from foredraft.models.fields import MAX_LAYERS, Fields, not_run, shown
 from foredraft.models.gguf.header import GGUFHeader
 from foredraft.models.gguf.tokenizer import eos_token_ids
@@ -56,6 +56,7 @@ def config_from_header(header: GGUFHeader) -> ModelConfig:
         embedding_multiplier = fields.number("embedding_scale", 1.0)
         attention_multiplier = fields.number("attention.scale", 0.0) or None
     interval = architecture.no_rope_interval
+    scaling, max_positions = rope_scaling(header, fields, rope_dim // 2), fields.integer("context_length")
     return ModelConfig(
         architecture=name,
         vocab_size=header.tensors["token_embd.weight"].shape[0],
@@ -65,14 +66,14 @@ def config_from_header(header: GGUFHeader) -> ModelConfig:
         num_heads=num_heads,
         num_kv_heads=fields.integer("attention.head_count_kv", num_heads),
         head_dim=head_dim,
-        max_position_embeddings=fields.integer("context_length"),
+        max_position_embeddings=max_positions if scaling is None else scaling.reach(max_positions),
         rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon", positive=True),
         rope_theta=fields.number("rope.freq_base", 10000.0, positive=True),
         rope_dim=0 if rope_dim == head_dim else rope_dim,
-        rope_scaling=rope_scaling(header, fields, rope_dim // 2),
+        rope_scaling=scaling,
         no_rope_layers=tuple(range(interval - 1, num_layers, interval)) if interval else (),
         qk_norm=architecture.qk_norm,
-        experts=None if architecture.experts is None else _experts(fields),
+        experts=None if architecture.experts is None else _experts(architecture.experts, fields),
         activation=architecture.activation,
         attention_sinks=architecture.attention_sinks,
         sliding_window=sliding_window,
@@ -108,13 +109,13 @@ def _check_supported(header: GGUFHeader, fields: Fields, architecture: Architect
         raise InvalidModel(f"{header.path}: tensor 'token_embd.weight' is missing, so this is not a language model.")
 
 
-def _experts(fields: Fields) -> ExpertsConfig:
-    """Of a file whose layers all have experts; their weights are normalised, as in llama.cpp."""
+def _experts(theirs: ExpertFields, fields: Fields) -> ExpertsConfig:
+    """Of a file whose layers all have experts; their weights are normalised unless it says otherwise."""
     return ExpertsConfig(
         count=fields.integer("expert_count"),
         num_chosen=fields.integer("expert_used_count"),
         intermediate_size=fields.integer("expert_feed_forward_length"),
-        normalised=True,
+        normalised=theirs.is_fixed or fields.flag("expert_weights_norm", True),
     )
 
 

@@ -58,6 +58,7 @@ def config_from_json(path: Path, raw: dict[str, Any]) -> ModelConfig:
     if architecture.window_rope_theta is not None:
         raw, window_rope_theta = _ropes_by_layer_type(path, architecture, raw)
     rope_theta, rope_dim, rope_scaling = _rope(path, architecture, raw, head_dim)
+    max_positions = fields.integer("max_position_embeddings")
     multipliers = _multipliers(architecture, fields, hidden_size)
     return ModelConfig(
         architecture=name,
@@ -68,7 +69,7 @@ def config_from_json(path: Path, raw: dict[str, Any]) -> ModelConfig:
         num_heads=num_heads,
         num_kv_heads=fields.integer("num_key_value_heads", num_heads),
         head_dim=head_dim,
-        max_position_embeddings=fields.integer("max_position_embeddings"),
+        max_position_embeddings=max_positions if rope_scaling is None else rope_scaling.reach(max_positions),
         rms_norm_eps=fields.number("rms_norm_eps", architecture.norm_eps, positive=True),
         rope_theta=rope_theta,
         rope_dim=0 if rope_dim == head_dim else rope_dim,
@@ -120,7 +121,9 @@ def _experts(theirs: ExpertFields, raw: dict[str, Any], fields: Fields, num_laye
         return experts
     dense, step = raw.get("mlp_only_layers") or [], fields.integer("decoder_sparse_step", 1)
     if not isinstance(dense, list) or not all(is_whole(layer) and 0 <= layer < num_layers for layer in dense):
-        raise fields.error("mlp_only_layers", f"is {shown(dense)}, but a list of layers from 0 to {num_layers - 1}")
+        raise fields.error(
+            "mlp_only_layers", f"is {shown(dense)}, but a list of layers from 0 to {num_layers - 1} is needed"
+        )
     return replace(
         experts,
         normalised=fields.flag("norm_topk_prob", False),
