@@ -78,6 +78,24 @@ def test_routed_layers_are_part_of_the_proof(tmp_path: Path) -> None:
         assert layers_agree(backend, decoder) == agree
 
 
+class OneRowSeesMore(TorchBackend):
+    """Where a run has one row, windows are a key longer."""
+
+    def attend(
+        self, q: Tensor, kv: LayerKV, shape: AttentionShape, batch: ForwardBatch, sinks: Tensor | None = None
+    ) -> Tensor:
+        longer = shape.window + (shape.window > 0 and batch.num_rows == 1)
+        return super().attend(q, kv, replace(shape, window=longer), batch, sinks)
+
+
+def test_long_windows_are_part_of_the_proof(tmp_path: Path) -> None:
+    windowed = save_model(random_model("mistral-sliding", sliding_window=512), tmp_path / "windowed")
+    backend = OneRowSeesMore("float32", torch.device("cpu"))
+    decoder = load(windowed, backend)
+    backend.row_tiles = agreeing_row_counts(backend, decoder.linears)
+    assert not layers_agree(backend, decoder)
+
+
 @pytest.mark.parametrize("name", BACKENDS)
 def test_the_backends_are_exact_and_the_proof_is_kept(folder: Path, name: str, tmp_path: Path) -> None:
     backend = choose_backend(name, "float32", torch.device("cpu"), threads=2)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from foredraft.backends.base import Backend
+from foredraft.backends.layers import Layer
 from foredraft.backends.row_tiles import agreeing_row_counts, bits, refusal, set_tiles
 from foredraft.backends.torch import TorchBackend
 from foredraft.batch import pack
@@ -29,6 +30,7 @@ from foredraft.runtime.runner import Runner
 from foredraft.types import Draft, Sequence, Work
 
 _TOKENS, _LAYERS = 136, 8  # that must agree: more keys than a block of attention, and layers enough to show rounding
+_WINDOW = 48  # the longest sliding window in the proof: in longer ones no token would be out of sight
 _PIECE = 31  # the most rows of one sequence that a captured run has
 _ALL_LOGITS = SamplingParams(prompt_logprobs=0)  # a prompt of a request that wants them has logits in every row
 _TREE = 5  # depth of a draft tree in which every right node has a wrong sibling
@@ -106,7 +108,7 @@ class _Scene:
     def __init__(self, backend: Backend, decoder: Decoder, others: int) -> None:
         config = decoder.config
         longer = decoder.with_positions(_TOKENS)  # the decoder's own rotations may be fewer
-        few = replace(longer, layers=decoder.layers[:_LAYERS])
+        few = replace(longer, layers=tuple(map(_with_short_window, decoder.layers[:_LAYERS])))
         count, blocks = 1 + others, -(-(_TOKENS + 2 * _TREE) // self.block_size)
         of_layers = replace(config, num_layers=len(few.layers))
         kv = KVCache(count * blocks, self.block_size).add_group(TARGET_GROUP, of_layers, backend)
@@ -124,6 +126,10 @@ class _Scene:
         for work in works:
             work.sequence.num_computed_tokens += work.num_new_tokens
         return logits
+
+
+def _with_short_window(layer: Layer) -> Layer:
+    return replace(layer, shape=replace(layer.shape, window=min(layer.shape.window, _WINDOW)))
 
 
 def _bits_of_pieces(
