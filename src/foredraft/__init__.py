@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from foredraft.proposers.registry import register_proposer
     from foredraft.tool_calls import ToolCall
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.3.0"
 
 __all__ = [
     "LLM",

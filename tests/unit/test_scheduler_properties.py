@@ -233,7 +233,8 @@ def test_a_broken_scheduler_is_caught(broken: type[Scheduler]) -> None:
 
 def expect_failure(**parts: Any) -> None:
     machine = type("BrokenMachine", (Machine,), parts)
-    quick = settings(SETTINGS, max_examples=300, phases=[Phase.generate])
+    # Many: the first failure ends it.
+    quick = settings(SETTINGS, max_examples=3000, phases=[Phase.generate])
     with pytest.raises((AssertionError, IndexError, KeyError)):
         run_state_machine_as_test(machine, settings=quick)
 
