@@ -37,7 +37,7 @@ class OpenPage:
             page = cls(context.new_page(), url)
             page.tab.goto(url)
             yield page
-            assert page.problems == []
+            assert not page.problems, page.problems
         finally:
             context.close()
 

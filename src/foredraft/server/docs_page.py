@@ -19,6 +19,7 @@ _HEAD = """\
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Foredraft: routes</title>
+<link rel="icon" href="/static/icon.svg" type="image/svg+xml">
 <link rel="stylesheet" href="/static/theme.css">
 <link rel="stylesheet" href="/static/docs.css">
 <main>
