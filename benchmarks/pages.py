@@ -86,7 +86,9 @@ def _price(record: Record) -> str:
 
 
 def _auto_speed(suite: Figures) -> str:
-    return f"{suite['kinds'][ALL]['specs'][AUTO]['ratio_to_off']:.2f}×"
+    """With the number of prompts: a short run has few."""
+    count = suite["prompts"]
+    return f"{suite['kinds'][ALL]['specs'][AUTO]['ratio_to_off']:.2f}× ({count} prompt{'s' if count != 1 else ''})"
 
 
 def with_figures(readme: str, figures: str) -> str:

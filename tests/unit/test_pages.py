@@ -102,8 +102,8 @@ ALL_AUTO = ("kinds", "all", "specs", "auto", "ratio_to_off")
         (("plain", "memory_mb"), 77777, "| 77,777 MB |", None),
         (("exactness", "price", "latency"), 1.777, "| +77.7 % |", "one request (+77.7 % time)"),
         (("exactness", "price", "throughput"), 0.777, "| −22.3 % |", "at once (−22.3 % time)"),
-        (("auto", "suites", "suite", *ALL_AUTO), 7.777, "| 7.78× (", "| 7.78× |"),
-        (("auto", "suites", "functions", *ALL_AUTO), 7.777, "| 7.78× (", "| 7.78× |"),
+        (("auto", "suites", "suite", *ALL_AUTO), 7.777, "| 7.78× (", "| 7.78× ("),
+        (("auto", "suites", "functions", *ALL_AUTO), 7.777, "| 7.78× (", "| 7.78× ("),
         (("auto", "suites", "functions", "same_text"), False, "TEXTS DIFFERED", "| NO |"),
         (("batch", "batches", "8", "specs", "auto", "ratio_to_off"), 7.777, "| 7.78× |", None),
         (("batch", "flip", "planned"), 77, "| 77 |", None),
@@ -121,6 +121,13 @@ def test_a_changed_result_is_noticed(
     if on_readme:
         assert on_readme not in pages.headline([whole])
         assert on_readme in pages.headline([changed(whole, path, new)])
+
+
+def test_the_readme_tells_how_many_prompts_a_speed_rests_on(pages: ModuleType) -> None:
+    whole = next(each for each in pages.read_records() if "plain" in each and "auto" in each)
+    for count, told in ((1, "× (1 prompt) |"), (777, "× (777 prompts) |")):
+        assert told not in pages.headline([whole])
+        assert told in pages.headline([changed(whole, ("auto", "suites", "suite", "prompts"), count)])
 
 
 def test_the_best_fixed_setting_is_bold(pages: ModuleType, records: list[dict[str, Any]]) -> None:
