@@ -22,9 +22,10 @@ from foredraft import LLM, SamplingParams
 from foredraft.bench.cells import ALL, Cell, cells_of, flip
 from foredraft.bench.measure import OFF, Plan, measure, verify_curve
 from foredraft.config import EngineConfig
-from foredraft.control.economics import Outlook, VerifyCurve
+from foredraft.control.economics import VerifyCurve
 from foredraft.heads.catalog import find_heads
 from foredraft.models.catalog import open_checkpoint
+from foredraft.plan.inputs import flip_of
 from foredraft.plan.results import compare
 from foredraft.reports.prompts import Question
 
@@ -36,7 +37,7 @@ ROUNDS = 3  # of plain decoding and of the price of exactness
 AT_ONCE = 32  # sequences, where the price of exactness is that of throughput
 REPEATS = 3  # of a prompt, where enough prompts fit into the time; else 1
 ENOUGH_PROMPTS = 12
-K_MAX, BATCH_MAX = 16, 256  # as `foredraft plan` has them
+BATCH_MAX = 256  # so far a flip is looked for
 PACE_TOKENS, PACE_PROMPT = 16, 256
 
 
@@ -95,9 +96,11 @@ class Subject:
         seconds(8, 2)
         return seconds(PACE_PROMPT, 1) / PACE_PROMPT, seconds(1, PACE_TOKENS) / PACE_TOKENS
 
-    def fitting(self, questions: list[Question], seconds: float, times: int) -> list[Question]:
-        """As many of the first questions as plain decoding could write so often in so long; at least one."""
+    def fitting(self, questions: list[Question], seconds: float, times: int, batch: int = 1) -> list[Question]:
+        """As many of the first questions as plain decoding, of so many at once, could write so often in so long; at
+        least one."""
         of_prompt, of_token = self._pace
+        of_token *= self.curve.relative(batch) / batch
         for count, question in enumerate(questions):
             seconds -= times * (len(question.encoded(self.llm)) * of_prompt + self.max_tokens * of_token)
             if seconds < 0:
@@ -164,11 +167,11 @@ def acceptance_part(subject: Subject, seconds: float) -> Figures:
 
 def batch_part(subject: Subject, seconds: float) -> Figures:
     """`auto` with several requests at once, beside the fixed setting that is best for one, and where that one stops to
-    pay: as measured, and as `foredraft plan` says from the figures of one request and the cost of rows."""
+    pay: as measured, and as it follows from the figures of one request and the cost of rows."""
     specs: tuple[str, ...] = (AUTO, *subject.fixed_specs)
     cells: list[Cell] = []
     for batch in subject.batches:
-        fit = len(subject.fitting(subject.at_once, seconds / len(subject.batches), 1 + len(specs)))
+        fit = len(subject.fitting(subject.at_once, seconds / len(subject.batches), 1 + len(specs), batch))
         chosen = subject.at_once[: max(batch, fit // batch * batch)]
         say(f"  {batch} at once: {len(chosen)} prompts")
         found = _cells(subject, chosen, Plan(specs, (batch,), max_tokens=subject.max_tokens, repeats=1))
@@ -177,8 +180,7 @@ def batch_part(subject: Subject, seconds: float) -> Figures:
             compared = compare(cells, subject.curve, Path(subject.settings.model.name))
             specs = (AUTO, compared.spec)
     ratios = [cell.ratio_to_off for cell in cells if cell.spec == compared.spec]
-    given = compared.inputs
-    planned = Outlook.of(given.alpha, given.cost, K_MAX, given.curve, BATCH_MAX, given.batch, given.beside)
+    alone = next(cell for cell in cells if cell.spec == compared.spec)
     measured = flip(subject.batches, ratios)
     return {
         "max_tokens": subject.max_tokens,
@@ -191,7 +193,7 @@ def batch_part(subject: Subject, seconds: float) -> Figures:
             }
             for batch in subject.batches
         },
-        "flip": {"measured": measured and round(measured, 1), "planned": planned.flip_batch, "up_to": BATCH_MAX},
+        "flip": {"measured": measured and round(measured, 1), "planned": flip_of(compared.inputs, alone, BATCH_MAX), "up_to": BATCH_MAX},
     }
 
 

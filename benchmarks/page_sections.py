@@ -157,8 +157,8 @@ def batch_section(records: list[Record]) -> str:
             "## Several requests at once",
             "The speed in units of `off` at the same number of requests; functions, maths and built-in prompts mixed, "
             "all of them distinct as far as there are enough. Where a fixed setting stops to pay, as measured, on "
-            "straight lines between the sizes, and as `foredraft plan` says from the figures of one request and the "
-            f"cost of rows. {'Every text was the same.' if same else 'TEXTS DIFFERED.'}",
+            "straight lines between the sizes, and as its drafts would by the figures of one request and the cost of "
+            f"rows. {'Every text was the same.' if same else 'TEXTS DIFFERED.'}",
             table([*TITLE, "setting", *(f"{size} at once" for size in sizes), "stops to pay at", "as planned"], rows),
         ]
     )

@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 
 import foredraft
+from foredraft.control.economics import VerifyCurve
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "docs/results").glob("*.json"))
+PARTS = {"plain", "exactness", "auto", "batch", "acceptance"}
 SCRIPTS = ("acceptance", "machine", "machine_parts", "pages", "page_sections", "peers", "plain", "published")
 
 
@@ -49,6 +51,12 @@ def records(pages: ModuleType) -> list[dict[str, Any]]:
     return pages.read_records()
 
 
+@pytest.fixture
+def whole(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """One with all parts, and with llama.cpp beside it."""
+    return next(each for each in records if set(each) >= PARTS and each["plain"]["plain"]["llama.cpp"])
+
+
 def test_regenerating_changes_nothing() -> None:
     done = subprocess.run([sys.executable, ROOT / "benchmarks/pages.py", "--check"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
@@ -67,7 +75,7 @@ def test_every_result_is_of_this_version(file: Path) -> None:
 
 
 def test_there_is_a_machine_with_all_parts() -> None:
-    assert any({"plain", "exactness", "auto", "batch", "acceptance"} <= set(json.loads(f.read_text())) for f in FILES)
+    assert any(set(json.loads(file.read_text())) >= PARTS for file in FILES)
 
 
 def test_a_result_of_another_version_is_an_error_that_names_the_command(pages: ModuleType, tmp_path: Path) -> None:
@@ -113,9 +121,8 @@ ALL_AUTO = ("kinds", "all", "specs", "auto", "ratio_to_off")
     ],
 )  # fmt: skip
 def test_a_changed_result_is_noticed(
-    pages: ModuleType, path: tuple[str, ...], new: Any, on_page: str, on_readme: str | None
+    pages: ModuleType, whole: dict[str, Any], path: tuple[str, ...], new: Any, on_page: str, on_readme: str | None
 ) -> None:
-    whole = next(each for each in pages.read_records() if "acceptance" in each and "auto" in each)
     assert on_page not in pages.benchmarks_page([whole])
     assert on_page in pages.benchmarks_page([changed(whole, path, new)])
     if on_readme:
@@ -123,15 +130,13 @@ def test_a_changed_result_is_noticed(
         assert on_readme in pages.headline([changed(whole, path, new)])
 
 
-def test_the_readme_tells_how_many_prompts_a_speed_rests_on(pages: ModuleType) -> None:
-    whole = next(each for each in pages.read_records() if "plain" in each and "auto" in each)
+def test_the_readme_tells_how_many_prompts_a_speed_rests_on(pages: ModuleType, whole: dict[str, Any]) -> None:
     for count, told in ((1, "× (1 prompt) |"), (777, "× (777 prompts) |")):
         assert told not in pages.headline([whole])
         assert told in pages.headline([changed(whole, ("auto", "suites", "suite", "prompts"), count)])
 
 
-def test_the_best_fixed_setting_is_bold(pages: ModuleType, records: list[dict[str, Any]]) -> None:
-    whole = next(each for each in records if "auto" in each)
+def test_the_best_fixed_setting_is_bold(pages: ModuleType, whole: dict[str, Any]) -> None:
     (suite, *_) = whole["auto"]["suites"]
     path = ("auto", "suites", suite, "kinds", "all", "specs", "suffix", "ratio_to_off")
     assert "**9.99×** (" in pages.benchmarks_page([changed(whole, path, 9.99)])
@@ -203,9 +208,11 @@ def test_prompts_fit_into_the_time(machine: ModuleType) -> None:
         def encoded(self, llm: object) -> list[int]:
             return [1] * 100
 
-    subject = type("Subject", (), {"_pace": (0.01, 0.1), "max_tokens": 20, "llm": None, "fitting": Subject.fitting})()
-    questions = [Question() for _ in range(10)]  # three seconds each
+    known = {"_pace": (0.01, 0.1), "curve": VerifyCurve((1, 8), (1.0, 2.0)), "max_tokens": 20, "llm": None}
+    subject = type("Subject", (), {**known, "fitting": Subject.fitting})()
+    questions = [Question() for _ in range(10)]  # three seconds each, one and a half of eight at once
     assert [len(subject.fitting(questions, seconds, 2)) for seconds in (0, 6, 13, 1000)] == [1, 1, 2, 10]
+    assert len(subject.fitting(questions, 13, 2, batch=8)) == 4
 
 
 def test_a_comparison_is_condensed_to_medians_and_ratios(pages: ModuleType) -> None:

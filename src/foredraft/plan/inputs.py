@@ -98,6 +98,13 @@ def explained_ratio(found: PlanInputs, cell: Cell) -> float:
     return (1 + found.beside) / (token + found.beside)
 
 
+def flip_of(found: PlanInputs, cell: Cell, batch_max: int) -> int | None:
+    """The smallest batch at which drafts as long as those of the cell, accepted as often and as costly, no longer pay;
+    None where they pay up to batch_max. A shorter draft may still pay there."""
+    sizes = range(found.batch, batch_max + 1)
+    return next((size for size in sizes if explained_ratio(replace(found, batch=size), cell) <= 1), None)
+
+
 def drafted_per_run(cell: Cell) -> float:
     """As measured, or as it follows from what was accepted; 0 where a file has neither."""
     return cell.drafted_per_run or quotient(max(0.0, cell.tokens_per_run - 1), cell.acceptance_rate)
