@@ -39,7 +39,10 @@ edit it: change a figure by measuring it again. All figures are of version {fore
 
 The speed of a setting is given as a ratio to `off`. `off` is plain decoding with the same engine, so above 1 is faster.
 Tokens per run are the tokens that one run of the target gives on average; papers call this figure the mean acceptance
-length, or τ. [benchmarking.md](benchmarking.md) explains how to measure and which traps there are."""
+length, or τ. [benchmarking.md](benchmarking.md) explains how to measure and which traps there are.
+
+A model at the cost of an 8B is a small one written into the shape of an 8B ([how](benchmarking.md#narrower-questions)):
+its texts and its acceptance are those of the small one, and its runs and drafts take the time of an 8B's."""
 
 
 def benchmarks_page(records: Iterable[Record]) -> str:
