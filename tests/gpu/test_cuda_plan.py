@@ -26,8 +26,8 @@ def tree(rng: random.Random, nodes: int) -> Draft:
     return Draft(tuple(range(nodes)), parents, (1.0,) * nodes, ("",) * nodes)
 
 
-def work(rng: random.Random, length: int, nodes: int, new: int = 1) -> Work:
-    blocks = rng.sample(range(1000), -(-(length + nodes) // SIZE))
+def work(rng: random.Random, length: int, nodes: int, new: int = 1, size: int = SIZE) -> Work:
+    blocks = rng.sample(range(1000), -(-(length + nodes) // size))
     params = SamplingParams().resolved({})
     sequence = Sequence(0, "", 0, [1] * length, length, params, 0, 99, block_table=blocks)
     sequence.num_computed_tokens = length - new
@@ -39,7 +39,8 @@ def key_slots(plan: Plan, row: int) -> list[int]:
     prefix, path = int(plan.prefix_lens[row]), int(plan.path_lens[row])
     offsets = [*range(prefix), *plan.paths[row, :path].tolist()]
     table = plan.block_tables.flatten()[int(plan.sequences[row]) * plan.block_tables.shape[1] :]
-    return [int(table[offset // SIZE]) * SIZE + offset % SIZE for offset in offsets]
+    size = plan.block_size
+    return [int(table[offset // size]) * size + offset % size for offset in offsets]
 
 
 def check(batch: ForwardBatch, plan: Plan) -> None:
@@ -64,6 +65,15 @@ def test_keys_are_where_the_batch_says(length: int, nodes: int) -> None:
         plan = plans.plan(batch, SHAPE)
         assert plan.bucket is not None and plan.num_rows in ROW_BUCKETS
         check(batch.tensors(), plan)
+
+
+def test_caches_may_have_blocks_of_different_sizes() -> None:
+    """The start-up proof has a cache of its own."""
+    rng = random.Random(3)
+    plans = Plans(torch.device("cpu"), torch.bfloat16)
+    for size in (16, 4, 32, 4):
+        batch = pack([work(rng, 60, 5, size=size), work(rng, 30, 0, size=size)], size)
+        check(batch.tensors(), plans.plan(batch, SHAPE))
 
 
 def test_prompts_have_a_plan_of_their_own() -> None:

@@ -58,7 +58,7 @@ def logits_of_pieces(folder: Path, tokens: list[int], pieces: list[int], num_win
     pool = BlockPool(kv.num_blocks, SIZE, windows=windows)
     sequence = make_sequence(tokens, prompt_logprobs=0)
     found = []
-    for piece in [*pieces, 0]:
+    for index, piece in enumerate([*pieces, 0]):
         if windows is not None:
             held = {windows.of_block[block] for block in sequence.block_table}
             memory = kv.groups[WINDOWS_GROUP].memory
@@ -66,7 +66,7 @@ def logits_of_pieces(folder: Path, tokens: list[int], pieces: list[int], num_win
                 memory[:, free * SIZE : (free + 1) * SIZE] = torch.nan
         if not piece:
             break
-        draft = Draft((5, 6, 7), (-1, -1, 0), (1.0,) * 3, ("",) * 3) if piece == pieces[-1] else Draft()
+        draft = Draft((5, 6, 7), (-1, -1, 0), (1.0,) * 3, ("",) * 3) if index == len(pieces) - 1 else Draft()
         assert pool.reserve(sequence, sequence.num_computed_tokens + piece + len(draft))
         found.append(runner.forward(pack([Work(sequence, piece, len(draft), draft)], SIZE)).logits.cpu())
         sequence.num_computed_tokens += piece

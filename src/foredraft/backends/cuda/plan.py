@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,7 +32,15 @@ _PROMPT_ROWS = 128  # runs with more rows than this are not captured if prompts 
 _LONG_PROMPT = 2 * SPLIT_ROWS  # rows of a run that needs every kernel which only prompts need
 _NOWHERE = -1  # the slot of a padding row: nothing is stored
 
-Bucket = tuple[int, int, int, int]  # rows, keys, path length, rows of a group
+
+class Bucket(NamedTuple):
+    """What plans that share one place in memory have in common, and so the graphs that are captured with them."""
+
+    rows: int
+    keys: int
+    depth: int  # of the paths
+    together: int  # the most rows of a group
+    block_size: int  # that of a cache; runs of one backend may have several
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +54,7 @@ class Plan(ForwardBatch):
 
     @property
     def replayed_rows(self) -> int:
-        return 0 if self.bucket is None else self.bucket[0]
+        return 0 if self.bucket is None else self.bucket.rows
 
     def upload(self) -> None:
         """Start to copy what the host has written. It may be written again once the device has been waited for."""
@@ -122,8 +130,8 @@ class Plans:
         rows, depth = ROW_BUCKETS[bisect_left(ROW_BUCKETS, batch.num_rows)], batch.paths.shape[1]
         # A row of a tree sees few keys, but nodes lie one behind the other: their slots reach beyond the longest path.
         keys = _key_bucket(max(batch.max_keys, batch.reach))
-        bucket = rows, keys, next((size for size in _PATH_BUCKETS if size >= depth), depth), together
-        staging, plan = self._bucket(bucket, batch.block_size)
+        depth = next((size for size in _PATH_BUCKETS if size >= depth), depth)
+        staging, plan = self._bucket(Bucket(rows, keys, depth, together, batch.block_size))
         wait(self._device)
         _fill(staging, batch)
         together = rows_of_group(batch.num_rows, together, has_paths=batch.paths.shape[1] > 0)
@@ -139,15 +147,15 @@ class Plans:
             keys = 0
             while keys < max_keys:
                 keys = _key_bucket(keys + 1)
-                staging, plan = self._bucket((rows, keys, _PATH_BUCKETS[0], together), block_size)
+                staging, plan = self._bucket(Bucket(rows, keys, _PATH_BUCKETS[0], together, block_size))
                 wait(self._device)
                 _fill_up(staging, 0)
                 staging.arrays["split_groups"][:] = 0
                 yield plan
 
-    def _bucket(self, bucket: Bucket, block_size: int) -> tuple[_Staging, Plan]:
+    def _bucket(self, bucket: Bucket) -> tuple[_Staging, Plan]:
         if bucket not in self._buckets:
-            rows, keys, depth, _ = bucket
+            rows, keys, depth, _, block_size = bucket
             width = -(-keys // block_size)
             staging = _Staging(rows, depth, (rows, width), (rows, rows), (0, 0), 0, self._device)
             staging.arrays["split_rows"][:] = np.arange(rows)

@@ -145,8 +145,7 @@ class CudaTreeOps:
 
     def batch(self, plan: ForwardBatch, rows: ForwardBatch, each: int) -> Plan:
         assert isinstance(plan, Plan) and plan.bucket is not None, "only few rows run ahead"
-        *_, together = plan.bucket
-        together = rows_of_group(rows.num_rows, together, has_paths=True)
+        together = rows_of_group(rows.num_rows, plan.bucket.together, has_paths=True)
         every = torch.arange(rows.num_rows, dtype=torch.int32, device=plan.positions.device)
         of_rows = ("token_ids", "positions", "slots", "sequences", "prefix_lens", "paths", "path_lens")
         return replace(
