@@ -193,7 +193,11 @@ def batch_part(subject: Subject, seconds: float) -> Figures:
             }
             for batch in subject.batches
         },
-        "flip": {"measured": measured and round(measured, 1), "planned": flip_of(compared.inputs, alone, BATCH_MAX), "up_to": BATCH_MAX},
+        "flip": {
+            "measured": measured and round(measured, 1),
+            "planned": flip_of(compared.inputs, alone, BATCH_MAX),
+            "up_to": BATCH_MAX,
+        },
     }
 
 
