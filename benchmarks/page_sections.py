@@ -60,8 +60,8 @@ def plain_section(records: list[Record]) -> str:
             "first token, in tokens per second. llama.cpp is its own `llama-bench`, built for the same CPU; the two "
             f"engines take turns. {NONE} stands where there was none: it is built for CPUs, and reads GGUF files.",
             table([*TITLE, "plain", *both, "prompt", *both, "memory"], rates),
-            "A run of several rows in units of one row, which is what verifying a draft costs. The floor is the "
-            "time to read all weights once.",
+            "A run of several rows of distinct tokens in units of one row, which is what verifying a draft costs. The "
+            "floor is the time to read once what one row needs: all weights, and of experts those that it chooses.",
             table([*TITLE, "floor, ms", "1 row, ms", *(f"{count} rows" for count in counts[1:])], rows),
         ]
     )
