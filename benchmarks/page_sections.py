@@ -101,7 +101,8 @@ def auto_section(records: list[Record]) -> str:
     parts = [
         "## `auto` by kind of prompt",
         "Greedy, one request at a time, cold stores, all settings in turn, the prompt's time included. A cell is the "
-        "speed in units of `off`, and in brackets the tokens per run. The best fixed setting is bold.",
+        "speed in units of `off`, and in brackets the tokens per run. Where several fixed settings were measured, the "
+        "best of them is bold: others may be better.",
         "The prompts of many kinds are a development file in Spec-Bench's format, which is not part of this "
         "repository (any file of that format works), or else the built-in ones. `functions` and `maths` are in "
         "`benchmarks/data/`.",
@@ -127,7 +128,8 @@ def auto_section(records: list[Record]) -> str:
 
 
 def _speeds(found: Figures, specs: list[str]) -> list[str]:
-    best = max((spec for spec in specs if spec != AUTO), key=lambda spec: float(found[spec]["ratio_to_off"]))
+    fixed = [spec for spec in specs if spec != AUTO]
+    best = max(fixed, key=lambda spec: float(found[spec]["ratio_to_off"])) if len(fixed) > 1 else None
 
     def cell(spec: str) -> str:
         ratio = f"{found[spec]['ratio_to_off']:.2f}×"
