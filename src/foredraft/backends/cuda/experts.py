@@ -26,7 +26,7 @@ from foredraft.backends.cuda.pack import of_experts
 from foredraft.backends.cuda.rows import added_up
 from foredraft.backends.layers import Experts, Linear
 
-_CHOICES = 1024  # that a program looks at together
+_CHOICES = 1024  # that a program looks at together, at most
 _TOGETHER = (8, 16, 32, 64)  # rows of a task
 _LOWEST = tl.constexpr(float("-inf"))
 
@@ -160,12 +160,13 @@ def route(sums: Tensor, experts: Experts, slots: Tensor | None) -> Routes:
     most_tasks = min(count, num_choices) + (num_choices - 1) // together
     choices = torch.empty(num_choices, dtype=torch.int32, device=sums.device)
     tasks = torch.empty((most_tasks, 3), dtype=torch.int32, device=sums.device)
+    block = min(_CHOICES, triton.next_power_of_2(num_choices))
     _arrange_kernel[(count,)](
         *(best, choices, tasks, num_choices, most_tasks),
         EXPERTS=count,
         TOGETHER=together,
-        BLOCK=_CHOICES,
-        num_warps=4,
+        BLOCK=block,
+        num_warps=max(1, block // 256),
         **options(sums.device),
     )
     return Routes(tasks, choices, shares, together)

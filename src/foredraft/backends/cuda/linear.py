@@ -21,6 +21,7 @@ from foredraft.backends.cuda.widen import all_rows, words_of
 from foredraft.backends.layers import Linear
 
 SPLIT_ROWS = 256  # up to so many rows, every segment has a program of its own
+_FEW_OUTPUTS = 32768  # so many need small tiles, or some processors have a tile more than others
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,10 @@ class Tile:
 
 def tile_for(rows: int, packed: Packed, order: Cut) -> Tile:
     """What is fast for so many rows. Any choice gives the same bits."""
-    if packed.kind == "f32":
-        return Tile(16, 16, 32, 2, 4) if rows <= 16 else Tile(32, 64, 32, 4, 2)  # larger ones need too many registers
+    if packed.kind == "f32":  # without matrix instructions: every row costs, and larger tiles need too many registers
+        if rows <= 4:
+            return Tile(16, triton.next_power_of_2(rows), 64, 1, 4)
+        return Tile(16, 8 if rows <= 8 else 16, 32, 2, 4) if rows <= 16 else Tile(32, 64, 32, 4, 2)
     if rows > SPLIT_ROWS:
         return Tile(128, 256, 64, 8, 3)
     wide = 16 if rows <= 16 else 32 if rows <= 32 else 64
@@ -64,9 +67,12 @@ def tile_for(rows: int, packed: Packed, order: Cut) -> Tile:
         return Tile(64, wide, 128, 4, 3) if rows <= 16 or short else Tile(128, wide, 128, 8, 3)
     if rows <= 8 and order.length < 1024:
         return Tile(16, 8, 64, 1, 4 if order.length < 512 else 8)
+    inputs = 128 if order.length % 128 == 0 else 64
+    if rows <= 16 and order.count == 1 and packed.outputs <= _FEW_OUTPUTS:
+        return Tile(16, 8 if rows <= 8 else 16, inputs, 1, 512 // inputs)
     if rows <= 8 and order.count == 1:
-        return Tile(32, 8, 128, 2, 4)
-    return Tile(64, wide, 128 if order.length % 128 == 0 else 64, 4, 3 if wide == 64 else 4)
+        return Tile(32, 8, inputs, 2, 4)
+    return Tile(64, wide, inputs, 4, 3 if wide == 64 else 4)
 
 
 def operand_dtype(weight: Linear) -> torch.dtype:
