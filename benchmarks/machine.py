@@ -8,9 +8,9 @@
     batch       the same with several requests at once, and where speculation stops to pay
     acceptance  tokens per run of the model's head
 
-`--part` chooses among them. A file is written after each part. A second call with the same version and commit measures
-only the parts that are missing; delete a file to measure it anew. `--minutes` is for each model: prompts are taken as
-they fit into it.
+`--part` chooses among them. A file is written after each part. A second call measures the chosen parts that are missing
+or of another commit; other parts stay, with the commit that they are of, while the version is the same. Delete a file
+to measure it anew. `--minutes` is for each model: prompts are taken as they fit into it.
 """
 
 from __future__ import annotations
@@ -76,11 +76,10 @@ def command(arguments: list[str]) -> str:
 
 
 def measure_model(subject: Subject, record: Record, file: Path, chosen: list[str]) -> None:
-    """Measure the chosen parts that the file does not have yet, and write it after each."""
+    """Measure the chosen parts that the file does not have of this commit, and write it after each."""
     known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    if all(known.get(key) == record[key] for key in ("version", "commit")):
-        record |= {name: known[name] for name in PARTS if name in known}
-        record["command"] = "\n".join(dict.fromkeys([*known["command"].split("\n"), record["command"]]))
+    if known.get("version") == record["version"]:
+        _keep(known, record, chosen)
     missing = [name for name in parts_of(subject) if name in chosen and name not in record]
     started = time.monotonic()
     for place, name in enumerate(missing):
@@ -88,6 +87,18 @@ def measure_model(subject: Subject, record: Record, file: Path, chosen: list[str
         say(f"{record['model']['name']} {record['model']['dtype']}: {name}; {left / 60:.1f} minutes left")
         record[name] = PARTS[name].measure(subject, left * PARTS[name].share / _share(missing[place:]))
         publish(record, file.stem, folder=file.parent)
+
+
+def _keep(known: Record, record: Record, chosen: list[str]) -> None:
+    """What is known of this commit, and of earlier ones what is not to be measured now."""
+    commits = {name: known.get("earlier", {}).get(name, known["commit"]) for name in PARTS if name in known}
+    kept = [name for name, commit in commits.items() if commit == record["commit"] or name not in chosen]
+    record |= {name: known[name] for name in kept}
+    earlier = {name: commits[name] for name in kept if commits[name] != record["commit"]}
+    if earlier:
+        record["earlier"] = earlier
+    if kept:
+        record["command"] = "\n".join(dict.fromkeys([*known["command"].split("\n"), record["command"]]))
 
 
 def _share(parts: list[str]) -> float:

@@ -197,9 +197,15 @@ def sources_section(records: list[Record]) -> str:
         commands = ", ".join(f"`{command}`" for command in record["command"].split("\n"))
         lines.append(
             f"* **{machine_title(record)}, {name}.** {machine['cpu']}, {machine['cores']} cores, {machine['system']}. "
-            f"{record['date']}. Commit {record['commit']}; {versions}. {commands}"
+            f"{record['date']}. Commit {record['commit']}{_earlier(record)}; {versions}. {commands}"
         )
     return "\n\n".join(["## Where and how", "\n".join(lines)])
+
+
+def _earlier(record: Record) -> str:
+    """The parts that were measured with another commit of the version."""
+    parts = ", ".join(f"{part}: {commit}" for part, commit in record.get("earlier", {}).items())
+    return f" ({parts})" if parts else ""
 
 
 def peers_section(records: list[Record]) -> str:

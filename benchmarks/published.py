@@ -2,7 +2,8 @@
 
 A result is one JSON file in docs/results/, and the pages are made from them (pages.py). Every file has `kind`,
 `machine`, `date`, `version` and `commit` of Foredraft, `versions` of what it ran with, `command` (a line for each call
-that it took), and beside them the figures of its kind. `kind` is `machine` (machine.py) or `peers` (peers.py).
+that it took), and beside them the figures of its kind; `earlier` names the commits of parts that were not measured with
+`commit`. `kind` is `machine` (machine.py) or `peers` (peers.py).
 """
 
 from __future__ import annotations

@@ -66,7 +66,8 @@ def test_regenerating_changes_nothing() -> None:
 def test_every_result_is_of_this_version(file: Path) -> None:
     record = json.loads(file.read_text(encoding="utf-8"))
     assert record["version"] == foredraft.__version__, f"measure it again: {record['command']}"
-    assert re.fullmatch("[0-9a-f]{7,40}", record["commit"]), "measure a commit, without changes"
+    for commit in (record["commit"], *record.get("earlier", {}).values()):
+        assert re.fullmatch("[0-9a-f]{7,40}", commit), "measure a commit, without changes"
     assert record["command"].startswith("make ") and "/" not in record["command"], (
         "where files lie is nobody's business"
     )
@@ -136,6 +137,10 @@ def test_the_readme_tells_how_many_prompts_a_speed_rests_on(pages: ModuleType, w
         assert told in pages.headline([changed(whole, ("auto", "suites", "suite", "prompts"), count)])
 
 
+def test_parts_of_an_earlier_commit_name_it(pages: ModuleType, whole: dict[str, Any]) -> None:
+    assert "(plain: 777777777777); " in pages.benchmarks_page([{**whole, "earlier": {"plain": "777777777777"}}])
+
+
 def test_the_best_fixed_setting_is_bold(pages: ModuleType, whole: dict[str, Any]) -> None:
     (suite, *_) = whole["auto"]["suites"]
     path = ("auto", "suites", suite, "kinds", "all", "specs", "suffix", "ratio_to_off")
@@ -183,10 +188,24 @@ class TestParts:
         assert json.loads(file.read_text())["batch"]["seconds"] == pytest.approx(50, abs=1), "of what is missing"
         machine.measure_model(self.subject(), self.record("a"), file, parts)
         assert len(measured) == 6
-        machine.measure_model(self.subject(), self.record("b"), file, ["plain"])
-        assert measured[6:] == ["plain"] and not {"auto", "batch"} & set(json.loads(file.read_text())), (
-            "one commit only"
-        )
+
+    def test_what_another_commit_measured_stays_and_names_it(
+        self, machine: ModuleType, measured: list[str], tmp_path: Path
+    ) -> None:
+        file, parts = tmp_path / "m-int4.json", ["plain", "auto"]
+        machine.measure_model(self.subject(), self.record("a"), file, parts)
+        machine.measure_model(self.subject(), self.record("b", "make more"), file, ["plain"])
+        found = json.loads(file.read_text())
+        assert measured == [*parts, "plain"] and set(found) >= set(parts)
+        assert found["commit"] == "b" and found["earlier"] == {"auto": "a"}
+        assert found["command"] == "make it\nmake more"
+        machine.measure_model(self.subject(), self.record("c"), file, ["exactness"])
+        assert json.loads(file.read_text())["earlier"] == {"plain": "b", "auto": "a"}
+        machine.measure_model(self.subject(), self.record("c", "all"), file, parts)
+        found = json.loads(file.read_text())
+        assert measured[4:] == parts and "earlier" not in found
+        machine.measure_model(self.subject(), self.record("c") | {"version": "2"}, file, ["plain"])
+        assert not {"auto", "exactness", "earlier"} & set(json.loads(file.read_text())), "one version only"
 
     def test_a_model_without_a_head_has_no_acceptance(
         self, machine: ModuleType, measured: list[str], tmp_path: Path
