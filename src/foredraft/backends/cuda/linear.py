@@ -8,7 +8,7 @@ What multiplies bfloat16 weights is rounded to bfloat16; what multiplies codes t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton  # type: ignore[import-not-found,unused-ignore]
@@ -49,6 +49,15 @@ class Tile:
     stages: int
 
 
+# Of layers in bfloat16, for up to so many rows: where a program has all inputs, and where it has a segment of them.
+_TILES = (
+    (32, Tile(64, 32, 128, 4, 4), Tile(64, 32, 128, 4, 4)),
+    (64, Tile(64, 64, 128, 4, 3), Tile(64, 64, 128, 4, 3)),
+    (128, Tile(64, 64, 128, 4, 3), Tile(64, 64, 128, 4, 3)),
+    (256, Tile(64, 64, 128, 4, 3), Tile(64, 64, 128, 4, 3)),
+)
+
+
 def tile_for(rows: int, packed: Packed, order: Cut) -> Tile:
     """What is fast for so many rows. Any choice gives the same bits."""
     if packed.kind == "f32":  # without matrix instructions: every row costs, and larger tiles need too many registers
@@ -57,8 +66,8 @@ def tile_for(rows: int, packed: Packed, order: Cut) -> Tile:
         return Tile(16, 8 if rows <= 8 else 16, 32, 2, 4) if rows <= 16 else Tile(32, 64, 32, 4, 2)
     if rows > SPLIT_ROWS:
         return Tile(128, 256, 64, 8, 3)
-    wide = 16 if rows <= 16 else 32 if rows <= 32 else 64
     if packed.factors is not None:
+        wide = 16 if rows <= 16 else 32 if rows <= 32 else 64
         short = order.length < 1024
         if rows <= 8 or (rows <= 16 and short):
             return Tile(32, 8 if rows <= 8 else 16, 256, 2, 3)
@@ -72,7 +81,11 @@ def tile_for(rows: int, packed: Packed, order: Cut) -> Tile:
         return Tile(16, 8 if rows <= 8 else 16, inputs, 1, 512 // inputs)
     if rows <= 8 and order.count == 1:
         return Tile(32, 8, inputs, 2, 4)
-    return Tile(64, wide, inputs, 4, 3 if wide == 64 else 4)
+    if rows <= 16:
+        return Tile(64, 16, inputs, 4, 4)
+    whole, segment = next(tiles for most, *tiles in _TILES if rows <= most)
+    tile = whole if order.count == 1 else segment
+    return tile if order.length % tile.inputs == 0 else replace(tile, inputs=64)
 
 
 def operand_dtype(weight: Linear) -> torch.dtype:
