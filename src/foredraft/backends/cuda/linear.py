@@ -52,9 +52,9 @@ class Tile:
 # Of layers in bfloat16, for up to so many rows: where a program has all inputs, and where it has a segment of them.
 _TILES = (
     (32, Tile(64, 32, 128, 4, 4), Tile(64, 32, 128, 4, 4)),
-    (64, Tile(64, 64, 128, 4, 3), Tile(64, 64, 128, 4, 3)),
-    (128, Tile(64, 64, 128, 4, 3), Tile(64, 64, 128, 4, 3)),
-    (256, Tile(64, 64, 128, 4, 3), Tile(64, 64, 128, 4, 3)),
+    (64, Tile(64, 64, 64, 4, 3), Tile(64, 64, 128, 4, 3)),
+    (128, Tile(128, 128, 64, 8, 3), Tile(64, 128, 64, 4, 4)),
+    (256, Tile(128, 128, 64, 8, 3), Tile(128, 128, 64, 8, 3)),
 )
 
 
