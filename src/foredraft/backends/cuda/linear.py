@@ -51,6 +51,7 @@ class Tile:
 
 # Of layers in bfloat16, for up to so many rows: where a program has all inputs, and where it has a segment of them.
 _TILES = (
+    (16, Tile(64, 16, 128, 4, 4), Tile(64, 16, 128, 4, 4)),
     (32, Tile(64, 32, 128, 4, 4), Tile(64, 32, 128, 4, 4)),
     (64, Tile(64, 64, 64, 4, 3), Tile(64, 64, 128, 4, 3)),
     (128, Tile(128, 128, 64, 8, 3), Tile(64, 128, 64, 4, 4)),
@@ -76,13 +77,10 @@ def tile_for(rows: int, packed: Packed, order: Cut) -> Tile:
         return Tile(64, wide, 128, 4, 3) if rows <= 16 or short else Tile(128, wide, 128, 8, 3)
     if rows <= 8 and order.length < 1024:
         return Tile(16, 8, 64, 1, 4 if order.length < 512 else 8)
-    inputs = 128 if order.length % 128 == 0 else 64
-    if rows <= 16 and order.count == 1 and packed.outputs <= _FEW_OUTPUTS:
-        return Tile(16, 8 if rows <= 8 else 16, inputs, 1, 512 // inputs)
+    if rows <= 16 and order.count == 1 and packed.distances is None and packed.outputs <= _FEW_OUTPUTS:
+        return Tile(16, 8 if rows <= 8 else 16, 128, 1, 4)
     if rows <= 8 and order.count == 1:
-        return Tile(32, 8, inputs, 2, 4)
-    if rows <= 16:
-        return Tile(64, 16, inputs, 4, 4)
+        return Tile(32, 8, 128, 2, 4)
     whole, segment = next(tiles for most, *tiles in _TILES if rows <= most)
     tile = whole if order.count == 1 else segment
     return tile if order.length % tile.inputs == 0 else replace(tile, inputs=64)
