@@ -110,11 +110,12 @@ def test_no_run_takes_longer_than_a_request_may_wait(
     compiled: set[int] = set()
     runs: list[int] = []
 
-    def two_ms_a_row(runner: Runner, kv: KVCache, work: Work) -> float:
-        runs.append(work.num_rows)
-        compiles_s = 0.0 if work.num_rows in compiled else first_run_s
-        compiled.add(work.num_rows)
-        return compiles_s + 0.002 * work.num_rows
+    def two_ms_a_row(runner: Runner, kv: KVCache, works: list[Work]) -> float:
+        rows = sum(work.num_rows for work in works)
+        runs.append(rows)
+        compiles_s = 0.0 if rows in compiled else first_run_s
+        compiled.add(rows)
+        return compiles_s + 0.002 * rows
 
     monkeypatch.setattr(calibration, "_time", two_ms_a_row)
     llm = LLM(str(folder), spec="off", max_chunk_s=0.05)
@@ -140,8 +141,8 @@ def test_little_is_measured_where_torch_serves(
     """There a run of a small model takes a good part of a second, or seconds."""
     runs: list[int] = []
 
-    def slow(runner: Runner, kv: KVCache, work: Work) -> float:
-        runs.append(work.num_rows)
+    def slow(runner: Runner, kv: KVCache, works: list[Work]) -> float:
+        runs.append(sum(work.num_rows for work in works))
         return run_s
 
     monkeypatch.setattr(calibration, "_time", slow)
@@ -166,6 +167,23 @@ def test_runs_are_timed_after_their_context_and_with_their_logits(
     monkeypatch.setattr(Runner, "forward", recorded)
     measured = calibrate(llm.engine.runner, llm.engine.scheduler.pool, llm.max_model_len)
     assert {(rows, rows, measured.context) for rows in calibration.ROWS} <= timed
+
+
+def test_rows_of_whole_batches_are_those_of_many_sequences(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a backend has graphs of so many rows. What decides while it serves measures one sequence's alone."""
+    llm, forward = LLM(str(folder)), Runner.forward
+    engine, sequences = llm.engine, dict[int, int]()
+
+    def recorded(self: Runner, batch: PackedBatch) -> ForwardOutput:
+        sequences[batch.num_rows] = len(batch.row_counts)
+        return forward(self, batch)
+
+    monkeypatch.setattr(Runner, "forward", recorded)
+    monkeypatch.setattr(type(engine.runner.backend), "row_counts", (1, 2, 4, 8, 16, 32, 64, 128, 256))
+    measured = calibrate(engine.runner, engine.scheduler.pool, llm.max_model_len)
+    assert measured.curve.rows == (*calibration.ROWS, 128, 256)
+    assert [sequences[rows] for rows in (1, 64, 128, 256)] == [1, 1, 8, 16]
+    assert calibrate(engine.runner, engine.scheduler.pool, 64).curve.rows[-1] < 64, "of short texts there are none"
 
 
 @pytest.mark.usefixtures("empty_cache")

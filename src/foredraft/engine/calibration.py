@@ -29,6 +29,7 @@ from foredraft.types import Draft, Sequence, Work
 log = logging.getLogger(__name__)
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_ROWS_EACH = 16  # of each sequence, in runs of more rows than these
 ROUNDS = 9
 CONTEXT = 256  # tokens before the rows that are timed
 _TORCH_ROWS, _TORCH_CONTEXT = (1, 2, 8, 16), 16  # fewer, because torch's kernels are slow
@@ -55,6 +56,11 @@ class _Shapes:
         rows = tuple(count for count in counts if count <= 2 or count < max_model_len // 2)
         far = max(0, min(_FAR * context, max_model_len - rows[-1]))
         return cls(rows, far // _FAR, far)
+
+    def with_batches(self, backend: Backend) -> _Shapes:
+        """Also what only many sequences have, where a backend runs so many rows like few: a GPU."""
+        further = [count for count in backend.row_counts if count > self.rows[-1] == ROWS[-1]]
+        return replace(self, rows=(*self.rows, *further))
 
 
 class Calibrator:
@@ -102,8 +108,9 @@ def _parse(shapes: _Shapes, value: object) -> Calibration | None:
 
 
 def calibrate(runner: Runner, pool: BlockPool, max_model_len: int) -> Calibration:
-    """A calibration from beginning to end."""
-    runs = _runs(runner, pool, _Shapes.within(max_model_len, runner.backend), inf)
+    """A calibration from beginning to end, of whole batches too."""
+    shapes = _Shapes.within(max_model_len, runner.backend).with_batches(runner.backend)
+    runs = _runs(runner, pool, shapes, inf)
     return next(calibration for calibration in runs if calibration is not None)
 
 
@@ -115,28 +122,28 @@ def _runs(runner: Runner, pool: BlockPool, shapes: _Shapes, max_run_s: float) ->
     It runs in blocks of its own, of the pool's size: sequences that run or that are cached lose nothing by it.
     """
     vocab = runner.decoder.config.vocab_size
-    tokens = [1 + index % (vocab - 1) for index in range(shapes.far + shapes.rows[-1])]
+    tokens = [1 + index % (vocab - 1) for index in range(shapes.far + min(shapes.rows[-1], ROWS[-1]))]
     kv = KVCache(pool.blocks_for(len(tokens)), pool.block_size)
     own = Runner(runner.decoder, runner.backend, kv.add_group(TARGET_GROUP, runner.decoder.config, runner.backend))
     params, blocks = SamplingParams(temperature=0).resolved({}), list(range(kv.num_blocks))
     sequence = Sequence(-1, "", 0, tokens, len(tokens), params, 0, 1, block_table=blocks)
 
     probe = max(count for count in shapes.rows if count <= 8)
-    far = _chain(sequence, shapes.far, tokens, probe)
+    far = _works(sequence, shapes.far, tokens, probe)
     piece, most_piece = _FIRST_PIECE, min(_MOST_PIECE, shapes.rows[-1])  # no larger than the runs to be timed
     while left := shapes.far - sequence.num_computed_tokens:
         piece = min(piece, most_piece, left)
-        seconds = _time(own, kv, Work(sequence, piece))
+        seconds = _time(own, kv, [Work(sequence, piece)])
         sequence.num_computed_tokens += piece
         if 2 * seconds <= max_run_s:
             piece *= 2
         yield None
-    works: dict[int, Work] = {}
+    works: dict[int, list[Work]] = {}
     expected_s = 0.0
     for count, following in zip(shapes.rows, (*shapes.rows[1:], 0), strict=True):
         if count > _ALWAYS and expected_s > max_run_s:
             break
-        works[count] = _chain(sequence, shapes.context, tokens, count)
+        works[count] = _works(sequence, shapes.context, tokens, count)
         first_s = _time(own, kv, works[count])
         yield None
         expected_s = min(first_s, _time(own, kv, works[count])) * following / count
@@ -145,8 +152,8 @@ def _runs(runner: Runner, pool: BlockPool, shapes: _Shapes, max_run_s: float) ->
     far_timings: list[float] = []
     spent_s = 0.0
     for turn in range(ROUNDS):
-        for count, work in reversed(works.items()):  # the largest first: smaller ones then find its memory free
-            timings[count].append(_time(own, kv, work))
+        for count, rows in reversed(works.items()):  # the largest first: smaller ones then find its memory free
+            timings[count].append(_time(own, kv, rows))
             spent_s += timings[count][-1]
             yield None
         far_timings.append(_time(own, kv, far))
@@ -160,19 +167,22 @@ def _runs(runner: Runner, pool: BlockPool, shapes: _Shapes, max_run_s: float) ->
     yield Calibration(VerifyCurve(tuple(works), medians), shapes.context, per_key)
 
 
-def _chain(text: Sequence, context: int, tokens: list[int], rows: int) -> Work:
-    """One token after `context` others, and a draft of further ones behind it."""
+def _works(text: Sequence, context: int, tokens: list[int], rows: int) -> list[Work]:
+    """One token after `context` others, and a draft of further ones behind it. What only many sequences have is drafts
+    of as many; that they are the same ones, in the same memory, takes no other time."""
+    if rows > ROWS[-1]:
+        return _works(text, context, tokens, _ROWS_EACH) * (rows // _ROWS_EACH)
     drafted = tuple(tokens[context + 1 : context + rows])
     known = replace(text, token_ids=tokens[: context + 1], num_prompt_tokens=context + 1, num_computed_tokens=context)
     nodes = len(drafted)
-    return Work(known, 1, nodes, Draft.chain(drafted, 1.0, ""))
+    return [Work(known, 1, nodes, Draft.chain(drafted, 1.0, ""))]
 
 
-def _time(runner: Runner, kv: KVCache, work: Work) -> float:
+def _time(runner: Runner, kv: KVCache, works: list[Work]) -> float:
     """Seconds of a run and of the draws behind it, as the engine times its own: a device that works by itself is waited
     for in the draws."""
     started = time.perf_counter()
-    output = runner.forward(pack([work], kv.block_size))
+    output = runner.forward(pack(works, kv.block_size))
     with torch.inference_mode():
-        verify(output.logits, [work], runner.sampler(output))
+        verify(output.logits, works, runner.sampler(output))
     return time.perf_counter() - started
