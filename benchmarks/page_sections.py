@@ -157,10 +157,10 @@ def batch_section(records: list[Record]) -> str:
     return "\n\n".join(
         [
             "## Several requests at once",
-            "The speed in units of `off` at the same number of requests; functions, maths and built-in prompts mixed, "
-            "all of them distinct as far as there are enough. Where a fixed setting stops to pay, as measured, on "
-            "straight lines between the sizes, and as its drafts would by the figures of one request and the cost of "
-            f"rows. {'Every text was the same.' if same else 'TEXTS DIFFERED.'}",
+            "The speed in units of `off` at the same number of requests: on a GPU of prompts of many kinds, then of "
+            "functions and maths as far as there is time, on a CPU of these two and of built-in prompts. Where a fixed "
+            "setting stops to pay, as measured, on straight lines between the sizes, and as its drafts would by the "
+            f"figures of one request and the cost of rows. {'Every text was the same.' if same else 'TEXTS DIFFERED.'}",
             table([*TITLE, "setting", *(f"{size} at once" for size in sizes), "stops to pay at", "as planned"], rows),
         ]
     )
