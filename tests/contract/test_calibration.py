@@ -170,7 +170,7 @@ def test_runs_are_timed_after_their_context_and_with_their_logits(
 
 
 def test_rows_of_whole_batches_are_those_of_many_sequences(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a backend has graphs of so many rows. What decides while it serves measures one sequence's alone."""
+    """Where a backend has graphs of so many rows."""
     llm, forward = LLM(str(folder)), Runner.forward
     engine, sequences = llm.engine, dict[int, int]()
 

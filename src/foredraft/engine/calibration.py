@@ -55,12 +55,9 @@ class _Shapes:
         counts, context = (_TORCH_ROWS, _TORCH_CONTEXT) if isinstance(backend, TorchBackend) else (ROWS, CONTEXT)
         rows = tuple(count for count in counts if count <= 2 or count < max_model_len // 2)
         far = max(0, min(_FAR * context, max_model_len - rows[-1]))
-        return cls(rows, far // _FAR, far)
-
-    def with_batches(self, backend: Backend) -> _Shapes:
-        """Also what only many sequences have, where a backend runs so many rows like few: a GPU."""
-        further = [count for count in backend.row_counts if count > self.rows[-1] == ROWS[-1]]
-        return replace(self, rows=(*self.rows, *further))
+        # What only many sequences have, where so many rows still share a run: on a GPU.
+        of_batches = [count for count in backend.row_counts if count > rows[-1] == ROWS[-1]]
+        return cls((*rows, *of_batches), far // _FAR, far)
 
 
 class Calibrator:
@@ -108,9 +105,8 @@ def _parse(shapes: _Shapes, value: object) -> Calibration | None:
 
 
 def calibrate(runner: Runner, pool: BlockPool, max_model_len: int) -> Calibration:
-    """A calibration from beginning to end, of whole batches too."""
-    shapes = _Shapes.within(max_model_len, runner.backend).with_batches(runner.backend)
-    runs = _runs(runner, pool, shapes, inf)
+    """A calibration from beginning to end."""
+    runs = _runs(runner, pool, _Shapes.within(max_model_len, runner.backend), inf)
     return next(calibration for calibration in runs if calibration is not None)
 
 
