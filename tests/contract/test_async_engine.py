@@ -379,9 +379,9 @@ def test_the_machine_is_measured_when_nothing_runs(
     llm = LLM(str(folder), spec="off", max_num_seqs=8, kv_cache_tokens=1024, max_chunk_s=0.05)
     run_times_s: list[float] = []
 
-    def two_ms_a_row(runner: Runner, kv: KVCache, work: Work) -> float:
+    def two_ms_a_row(runner: Runner, kv: KVCache, works: list[Work]) -> float:
         assert not llm.engine.has_work
-        run_times_s.append(0.002 * work.num_rows)
+        run_times_s.append(0.002 * sum(work.num_rows for work in works))
         return run_times_s[-1]
 
     monkeypatch.setattr(calibration, "_time", two_ms_a_row)
