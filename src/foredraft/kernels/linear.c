@@ -71,7 +71,7 @@ static void quant_panel(const linear_job *job, const void *panel, int64_t row, i
     const fd_weight *weight = job->weight;
     int64_t groups = weight->inputs / GROUP, stride = job->quantised_stride;
     const x_group *x = (const x_group *)quantised_block(job, row);
-    if (rows <= MAX_ROWS) {
+    if (rows <= PACKED_ROWS) {
         packed_rows(weight->kind, panel, groups, x, stride, weight->planes, rows, sums);
         return;
     }
