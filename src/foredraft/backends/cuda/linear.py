@@ -21,7 +21,7 @@ from foredraft.backends.cuda.widen import all_rows, words_of
 from foredraft.backends.layers import Linear
 
 SPLIT_ROWS = 256  # up to so many rows, every segment has a program of its own
-_FEW_OUTPUTS = 32768  # so many need small tiles, or some processors have a tile more than others
+_FEW_OUTPUTS = 32768  # up to so many have small tiles: of few large ones some processors would have one more
 
 
 @dataclass(frozen=True)
