@@ -94,6 +94,12 @@ class TestLinear:
         expected = torch.cat([rounded(x, weight) @ widened(weight).T for weight in weights], 1)
         assert error(backend().linear(x, layer_of(*weights)), expected) < 1e-6
 
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_no_rows_have_no_outputs(self, kind: str) -> None:
+        """A piece of a prompt that does not end it asks for no logits."""
+        layer = layer_of(random_weight(kind, 32, fitting(kind, 128)))
+        assert backend().linear(torch.empty(0, layer.inputs, device=DEVICE), layer).shape == (0, 32)
+
     @pytest.mark.parametrize("kind", ["bf16", "q4"])
     @pytest.mark.parametrize("activation", ACTIVATIONS)
     def test_gates_as_the_unfused_kernels_do(self, kind: str, activation: str) -> None:

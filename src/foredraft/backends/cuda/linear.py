@@ -63,7 +63,7 @@ def tile_for(rows: int, packed: Packed, order: Cut) -> Tile:
     """What is fast for so many rows. Any choice gives the same bits."""
     if packed.kind == "f32":  # without matrix instructions: every row costs, and larger tiles need too many registers
         if rows <= 4:
-            return Tile(16, triton.next_power_of_2(rows), 64, 1, 4)
+            return Tile(16, triton.next_power_of_2(max(1, rows)), 64, 1, 4)
         return Tile(16, 8 if rows <= 8 else 16, 32, 2, 4) if rows <= 16 else Tile(32, 64, 32, 4, 2)
     if rows > SPLIT_ROWS:
         return Tile(128, 256, 64, 8, 3)
