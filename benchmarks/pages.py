@@ -42,8 +42,7 @@ Tokens per run are the tokens that one run of the target gives on average; paper
 length, or τ. [benchmarking.md](benchmarking.md) explains how to measure and which traps there are.
 
 A model at the cost of an 8B is a small one written into the shape of an 8B ([how](benchmarking.md#narrower-questions)):
-its texts and its acceptance are those of the small one, and its runs and drafts take the time of an 8B's. That of a 9B
-has a wider feed-forward layer, 14,336 in place of 12,288."""
+its texts and its acceptance are those of the small one, and its runs and drafts take the time of an 8B's."""
 
 
 def benchmarks_page(records: Iterable[Record]) -> str:
