@@ -1,6 +1,6 @@
 """A real text at the cost of a larger model: writes a GGUF model into a larger shape, by default that of an 8B.
 
-    python benchmarks/widen.py small.gguf wide.gguf [--hidden 4096] [--heads 32] [--kv-heads 8] [--ffn 14336]
+    python benchmarks/widen.py small.gguf wide.gguf [--hidden 4096] [--heads 32] [--kv-heads 8] [--ffn 12288]
         [--layers 36] [--type BF16]
 
 Up to rounding the wide model says what the small one says, and its runs take what those of a model of its shape take.
@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=4096)
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--kv-heads", type=int, default=8)
-    parser.add_argument("--ffn", type=int, default=14336)
+    parser.add_argument("--ffn", type=int, default=12288)
     parser.add_argument("--layers", type=int, default=36)
     parser.add_argument("--type", default="BF16", help="of the matrices: F32, BF16, Q8_0, Q4_0, …")
     arguments = parser.parse_args()
