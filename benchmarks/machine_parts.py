@@ -118,12 +118,14 @@ def exactness_part(subject: Subject, seconds: float) -> Figures:
 
 
 def auto_part(subject: Subject, seconds: float) -> Figures:
-    """`off`, `auto` and the fixed settings by suite and kind."""
+    """`off`, `auto` and the fixed settings by suite and kind. A suite of several kinds has twice the time of others."""
     specs = (AUTO, *subject.fixed_specs)
     suites: Figures = {}
+    kinds_of = {name: len({each.category for each in questions}) for name, questions in subject.suites.items()}
+    of_one_kind = seconds / sum(min(kinds, 2) for kinds in kinds_of.values())
     for name, questions in subject.suites.items():
-        kinds = len({question.category for question in questions})
-        share, times = seconds / len(subject.suites), 1 + len(specs)
+        kinds = kinds_of[name]
+        share, times = of_one_kind * min(kinds, 2), 1 + len(specs)
         chosen, repeats = subject.fitting(questions, share, times * REPEATS), REPEATS
         if len(chosen) < min(len(questions), max(ENOUGH_PROMPTS, 2 * kinds)):
             chosen, repeats = subject.fitting(questions, share, times), 1
