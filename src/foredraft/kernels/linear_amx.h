@@ -64,9 +64,9 @@ typedef float bf16_sums[BF16_PANELS][MAX_TILE_ROWS * PANEL];
 #if HAS_TILES
 
 #define MIN_TILE_ROWS 9 /* of a tile: rows are shared out evenly */
-/* Fewer rows than this are left to the vectors of linear_quant.h. On 16 threads of a Sapphire Rapids, layers of
- * Qwen2.5-Coder-1.5B take 2.25 times as long for 9 rows in tiles as for one row, and 2.9 times for 16; a whole run of 8
- * rows in vectors takes 1.3 times. */
+/* Fewer rows than this are left to the vectors of linear_quant.h. On 16 threads of a Sapphire Rapids, a run of
+ * Qwen2.5-Coder-1.5B takes 1.5 times as long for 9 rows in vectors as for one row and 1.65 in tiles, but 3.9 times for 32
+ * in vectors and 3.4 in tiles; 16 rows take about the same in both. */
 #define FEWEST_IN_TILES 17
 
 /* Whether a linear layer runs in tiles. bf16 always does, because tiles add up in another order than vectors. */
