@@ -4,7 +4,7 @@
 
 #include "simd.h"
 
-#define MAX_BLOCK 16 /* numbers that are passed over together where none of them can win */
+#define MAX_BLOCK 64 /* numbers that are passed over together where none of them can win */
 
 /* The largest of at most MAX_BLOCK numbers; NaN is not one. */
 INLINE float block_max(const float *x, int64_t count) {

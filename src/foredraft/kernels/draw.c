@@ -1,11 +1,13 @@
-/* Drawing a token: argmax of logit + temperature * gumbel(key, id) over the logits that reach a floor. The same bits as
- * sampling/draw.py: the same exactly rounded operations in the same order, which -ffp-contract=off leaves alone.
+/* Drawing a token: argmax of logit + temperature * gumbel(key, id) over the logits that reach a floor (floor.h). The
+ * noise has the bits of sampling/noise.py: the same exactly rounded operations in the same order, which
+ * -ffp-contract=off leaves alone.
  *
  * Every candidate is hashed, but logarithms are computed for few. Since -log(u) >= 1 - u, a uniform whose complement
  * begins with n zero bits has a variate of at most (n + 1) * log(2). So for each n there is a logit below which the
  * best score so far is out of reach; the floor is part of the same table. */
 #include "foredraft.h"
-#include "block_max.h"
+#include "floor.h"
+#include "pool.h"
 
 #include <math.h>
 
@@ -64,32 +66,89 @@ KERNEL void enter(race *race, float logit, int64_t id, uint64_t noise) {
     raise_bar(race);
 }
 
-/* The lowest place of the largest logit. */
-static int64_t favourite(const float *logits, int64_t vocab) {
-    float highest = -INFINITY;
-    int64_t place = 0;
-    for (int64_t first = 0; first < vocab; first += MAX_BLOCK) {
-        float here = block_max(logits + first, vocab - first < MAX_BLOCK ? vocab - first : MAX_BLOCK);
-        if (here > highest) highest = here, place = first;
+/* Whether a finite logit is the largest of a row, and no NaN is among them; also fills in the row's maxima. */
+static int look_at(logit_row *row, float *maxima) {
+    vi broken = {0};
+    row->maxima = maxima;
+    row->highest = -INFINITY;
+    for (int64_t block = 0; block < row->blocks; block++) {
+        const float *x = row->logits + block * MAX_BLOCK;
+        int64_t count = min64(MAX_BLOCK, row->vocab - block * MAX_BLOCK);
+        if (count == MAX_BLOCK) {
+            FOR_STEP(i, MAX_BLOCK, LANES) broken |= (vi)(load(x + i) != load(x + i));
+        } else {
+            for (int64_t i = 0; i < count; i++) broken[0] |= x[i] != x[i];
+        }
+        maxima[block] = block_max(x, count);
+        if (maxima[block] > row->highest) row->highest = maxima[block];
     }
-    while (place < vocab - 1 && logits[place] != highest) place++;
+    int32_t any = 0;
+    FOR(i, LANES) any |= broken[i];
+    return !any && isfinite(row->highest);
+}
+
+/* The lowest place of the largest logit. */
+static int64_t favourite(const logit_row *row) {
+    int64_t block = 0;
+    while (row->maxima[block] != row->highest) block++;
+    int64_t place = block * MAX_BLOCK;
+    while (row->logits[place] != row->highest) place++;
     return place;
 }
 
-int64_t fd_draw(const float *logits, int64_t vocab, float floor, double temperature, uint64_t key) {
-    if (!logits || vocab < 1 || !(temperature >= 0)) return -1;
-    int64_t first_guess = favourite(logits, vocab);
-    if (!(logits[first_guess] >= floor)) return -1;
-    race race = {.temperature = temperature, .floor = floor, .best = -INFINITY, .token = first_guess};
-    enter(&race, logits[first_guess], first_guess, hash(key, (uint64_t)first_guess));
-    for (int64_t first = 0; first < vocab; first += MAX_BLOCK) {
-        int64_t end = vocab - first < MAX_BLOCK ? vocab : first + MAX_BLOCK;
-        if (block_max(logits + first, end - first) < race.needed[NOISE_BITS]) continue;
-        for (int64_t id = first; id < end; id++) {
-            uint64_t noise = hash(key, (uint64_t)id);
-            int zeros = __builtin_clzll(~noise | (1u << (63 - NOISE_BITS)));
-            if (logits[id] >= race.needed[zeros]) enter(&race, logits[id], id, noise);
-        }
+/* The tokens of a block whose highest logit is `most` enter where they may still win. */
+INLINE void race_block(race *race, const logit_row *row, int64_t first, float most, uint64_t key) {
+    uint64_t noises[MAX_BLOCK], any = 0;
+    int64_t count = min64(MAX_BLOCK, row->vocab - first);
+    /* The fewest leading zeros with which so high a logit can win, or one less. */
+    double zeros = (race->best - most) / (race->temperature * 0.69314718056) - 2;
+    uint64_t least = ~(UINT64_MAX >> (zeros > NOISE_BITS ? NOISE_BITS : zeros > 0 ? (int)zeros : 0));
+    for (int i = 0; i < MAX_BLOCK; i++) {
+        noises[i] = hash(key, (uint64_t)(first + i));
+        any |= noises[i] >= least;
     }
-    return race.token;
+    for (int64_t i = 0; any && i < count; i++) {
+        int zeros = __builtin_clzll(~noises[i] | (UINT64_C(1) << (63 - NOISE_BITS)));
+        if (row->logits[first + i] >= race->needed[zeros]) enter(race, row->logits[first + i], first + i, noises[i]);
+    }
+}
+
+typedef struct {
+    const fd_drawing *drawings;
+    int64_t vocab;
+    int64_t *tokens;
+} draw_job;
+
+static void draw_one(void *context, int64_t item, int worker) {
+    const draw_job *job = context;
+    const fd_drawing *how = job->drawings + item;
+    int64_t blocks = (job->vocab + MAX_BLOCK - 1) / MAX_BLOCK;
+    float *maxima = pool_scratch(worker);
+    logit_row row = {.logits = how->logits, .vocab = job->vocab, .blocks = blocks, .some = maxima + blocks};
+    job->tokens[item] = -1;
+    if (!look_at(&row, maxima)) return;
+    int64_t token = favourite(&row);
+    if (how->temperature > 0) {
+        race race = {.temperature = how->temperature, .floor = floor_of(&row, how), .best = -INFINITY, .token = token};
+        enter(&race, row.highest, token, hash(how->key, (uint64_t)token));
+        for (int64_t block = 0; block < blocks; block++)
+            if (maxima[block] >= race.needed[NOISE_BITS])
+                race_block(&race, &row, block * MAX_BLOCK, maxima[block], how->key);
+        token = race.token;
+    }
+    job->tokens[item] = token;
+}
+
+int fd_draw(const fd_drawing *drawings, int64_t count, int64_t vocab, int64_t *tokens) {
+    if (!drawings || !tokens) return FD_NULL;
+    if (count < 0 || vocab < 1) return FD_SHAPE;
+    for (int64_t i = 0; i < count; i++)
+        if (!drawings[i].logits) return FD_NULL;
+    draw_job job = {drawings, vocab, tokens};
+    pool_take();
+    int64_t blocks = (vocab + MAX_BLOCK - 1) / MAX_BLOCK;
+    int error = pool_reserve(sizeof(float) * (size_t)(blocks + vocab), 0);
+    if (!error) pool_run(count, count * vocab * 4, draw_one, &job);
+    pool_give();
+    return error;
 }

@@ -190,9 +190,17 @@ int fd_read_previous(const fd_cache *cache, const int64_t *parts, int64_t count,
 int fd_top(const float *x, int64_t rows, int64_t columns, int64_t stride, int64_t count, int as_shares, float *values,
            int64_t *places);
 
-/* The token with the largest logit + temperature * gumbel(key, token) of those whose logit reaches the floor, the
- * lowest of equals; -1 where none does. */
-int64_t fd_draw(const float *logits, int64_t vocab, float floor, double temperature, uint64_t key);
+/* How a token is drawn from a row of logits: see SamplingParams. */
+typedef struct {
+    const float *logits;
+    double temperature, top_p, min_p_log; /* the last is the logarithm of min-p */
+    int64_t top_k; /* 0: all */
+    uint64_t key; /* of the noise */
+} fd_drawing;
+
+/* For each drawing, of those tokens whose logit reaches its floor, the one with the largest logit + temperature *
+ * gumbel(key, token), the lowest of equals; -1 where the logits have NaN or an infinite maximum. */
+int fd_draw(const fd_drawing *drawings, int64_t count, int64_t vocab, int64_t *tokens);
 
 /* A text that the proposer `suffix` copies from, and where its n-grams of a few lengths have occurred. */
 typedef struct fd_text fd_text;

@@ -1,9 +1,9 @@
 """Drawing tokens: one as argmax of logits + temperature * gumbel among those that reach a floor, and the target's token
 after every node of a draft, as the match rule needs it.
 
-`draw` is the reference in torch, for every device; kernels/draw.c gives the same tokens faster. Equal scores go to the
-lowest id. A backend draws for all nodes of all sequences in one call (`Backend.sample`). On a CPU the tokens are drawn
-when they are read, because the rule reads only those on the accepted path.
+`draw` is the reference in torch, for every device; the kernels give the same tokens faster. Equal scores go to the
+lowest id. A backend draws for all nodes of all sequences (`Backend.sample`). On a CPU the tokens are drawn when they
+are read, because the rule reads only those on the accepted path.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from foredraft.sampling.noise import gumbel, highest_uniform_without, stream_key
 from foredraft.sampling.pipeline import adjust_after, floor, largest
 from foredraft.types import Draft, Sequence
 
-Draw = Callable[[Tensor, float, float, int], int]  # logits [vocab], floor, temperature, key of the noise -> token
 NOT_FINITE = -1  # instead of a token, where the logits have NaN or an infinite maximum
 
 _FEW = 1024  # up to here all candidates get noise at once; beyond, the best first, which rules most others out
@@ -56,9 +55,8 @@ def _scores(logits: Tensor, token_ids: Tensor, temperature: float, key: int) -> 
     return logits[token_ids].double() + temperature * gumbel(uniform(key, token_ids))
 
 
-def pick(logits: Tensor, params: SamplingParams, seed: int, position: int, draw: Draw = draw) -> int:
-    """The token that this seed draws at this position, among those above the floor. A backend's own `draw` gives the
-    same token."""
+def pick(logits: Tensor, params: SamplingParams, seed: int, position: int) -> int:
+    """The token that this seed draws at this position, among those above the floor."""
     return draw(logits, floor(logits, params), cast(float, params.temperature), stream_key(seed, position))
 
 
@@ -99,7 +97,6 @@ class LazyDraws:
 
     logits: Tensor
     nodes: Items[NodeDraw]
-    draw: Draw = draw
 
     def __getitem__(self, index: int) -> int:
         node = self.nodes[index]
@@ -108,4 +105,4 @@ class LazyDraws:
         if not math.isfinite(highest):
             return NOT_FINITE
         params = node.sequence.params
-        return self.draw(row, floor(row, params, highest), params.temperature or 0.0, node.key)
+        return draw(row, floor(row, params, highest), params.temperature or 0.0, node.key)

@@ -41,11 +41,12 @@ from foredraft.backends.native.describe import (
 )
 from foredraft.backends.native.header import STRUCTURES
 from foredraft.backends.native.library import ERRORS, OUT_OF_MEMORY, load_library
+from foredraft.backends.native.sample import Draws
 from foredraft.backends.native.weights import BLOCK, KINDS, Packed, WeightMemory, describe_plain
 from foredraft.backends.weight import Weight
 from foredraft.batch import ForwardBatch
 from foredraft.config import QUANT_GROUP, check_threads
-from foredraft.sampling.draw import LazyDraws, NodeDraw
+from foredraft.sampling.draw import NodeDraw
 
 PLANES = {"int8": 1, "int16": 2}  # activations that meet quantised weights -> bytes of each
 
@@ -288,15 +289,8 @@ class NativeBackend(Backend):
             self._caches[stack] = tuple(kv), caches, window_map
         return caches, window_map
 
-    def sample(self, logits: Tensor, nodes: Items[NodeDraw], replayed_rows: int = 0) -> LazyDraws:
-        return LazyDraws(logits, nodes, self.draw)
-
-    def draw(self, logits: Tensor, floor: float, temperature: float, key: int) -> int:
-        source = pointer("logits", logits, torch.float32, len(logits))
-        token: int = self._library.fd_draw(source, len(logits), floor, temperature, key)
-        if token < 0:
-            raise ValueError(f"No logit reaches the floor {floor}, so there is no token to draw.")
-        return token
+    def sample(self, logits: Tensor, nodes: Items[NodeDraw], replayed_rows: int = 0) -> Draws:
+        return Draws(self._call, logits, nodes)
 
     def _describe_kv(self, kv: LayerKV) -> Structure:
         if kv.k.dim() != 3:
