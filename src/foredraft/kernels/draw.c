@@ -13,6 +13,7 @@
 
 #define LOG_TERMS 12
 #define NOISE_BITS 52
+#define SLICES 16
 
 INLINE uint64_t hash(uint64_t key, uint64_t id) {
     uint64_t z = id * 0x9E3779B97F4A7C15u + key;
@@ -66,36 +67,6 @@ KERNEL void enter(race *race, float logit, int64_t id, uint64_t noise) {
     raise_bar(race);
 }
 
-/* Whether a finite logit is the largest of a row, and no NaN is among them; also fills in the row's maxima. */
-static int look_at(logit_row *row, float *maxima) {
-    vi broken = {0};
-    row->maxima = maxima;
-    row->highest = -INFINITY;
-    for (int64_t block = 0; block < row->blocks; block++) {
-        const float *x = row->logits + block * MAX_BLOCK;
-        int64_t count = min64(MAX_BLOCK, row->vocab - block * MAX_BLOCK);
-        if (count == MAX_BLOCK) {
-            FOR_STEP(i, MAX_BLOCK, LANES) broken |= (vi)(load(x + i) != load(x + i));
-        } else {
-            for (int64_t i = 0; i < count; i++) broken[0] |= x[i] != x[i];
-        }
-        maxima[block] = block_max(x, count);
-        if (maxima[block] > row->highest) row->highest = maxima[block];
-    }
-    int32_t any = 0;
-    FOR(i, LANES) any |= broken[i];
-    return !any && isfinite(row->highest);
-}
-
-/* The lowest place of the largest logit. */
-static int64_t favourite(const logit_row *row) {
-    int64_t block = 0;
-    while (row->maxima[block] != row->highest) block++;
-    int64_t place = block * MAX_BLOCK;
-    while (row->logits[place] != row->highest) place++;
-    return place;
-}
-
 /* The tokens of a block whose highest logit is `most` enter where they may still win. */
 INLINE void race_block(race *race, const logit_row *row, int64_t first, float most, uint64_t key) {
     uint64_t noises[MAX_BLOCK], any = 0;
@@ -113,42 +84,120 @@ INLINE void race_block(race *race, const logit_row *row, int64_t first, float mo
     }
 }
 
+/* A drawing has its row looked at, then its floor found, and then its tokens race; the first and the last in slices of
+ * the row, so that all threads have work where few tokens are drawn. A winner of winners does not depend on the slices. */
+typedef struct {
+    logit_row row;
+    int is_broken[SLICES]; /* whether a slice has NaN */
+    float highest[SLICES];
+    race favourite; /* the race before any other token has entered */
+    race races[SLICES];
+} drawing;
+
 typedef struct {
     const fd_drawing *drawings;
-    int64_t vocab;
-    int64_t *tokens;
+    drawing *states;
 } draw_job;
 
-static void draw_one(void *context, int64_t item, int worker) {
+static void look_at(void *context, int64_t item, int worker) {
+    (void)worker;
+    drawing *state = ((draw_job *)context)->states + item / SLICES;
+    logit_row *row = &state->row;
+    int64_t slice = item % SLICES, block = row->blocks * slice / SLICES, end = row->blocks * (slice + 1) / SLICES;
+    vi broken = {0};
+    float highest = -INFINITY;
+    for (; block < end; block++) {
+        const float *x = row->logits + block * MAX_BLOCK;
+        int64_t count = min64(MAX_BLOCK, row->vocab - block * MAX_BLOCK);
+        if (count == MAX_BLOCK) {
+            FOR_STEP(i, MAX_BLOCK, LANES) broken |= (vi)(load(x + i) != load(x + i));
+        } else {
+            for (int64_t i = 0; i < count; i++) broken[0] |= x[i] != x[i];
+        }
+        row->maxima[block] = block_max(x, count);
+        if (row->maxima[block] > highest) highest = row->maxima[block];
+    }
+    state->highest[slice] = highest;
+    state->is_broken[slice] = 0;
+    FOR(i, LANES) state->is_broken[slice] |= broken[i];
+}
+
+/* The lowest place of the largest logit. */
+static int64_t favourite(const logit_row *row) {
+    int64_t block = 0;
+    while (row->maxima[block] != row->highest) block++;
+    int64_t place = block * MAX_BLOCK;
+    while (row->logits[place] != row->highest) place++;
+    return place;
+}
+
+static void start(void *context, int64_t item, int worker) {
     const draw_job *job = context;
     const fd_drawing *how = job->drawings + item;
-    int64_t blocks = (job->vocab + MAX_BLOCK - 1) / MAX_BLOCK;
-    float *maxima = pool_scratch(worker);
-    logit_row row = {.logits = how->logits, .vocab = job->vocab, .blocks = blocks, .some = maxima + blocks};
-    job->tokens[item] = -1;
-    if (!look_at(&row, maxima)) return;
-    int64_t token = favourite(&row);
-    if (how->temperature > 0) {
-        race race = {.temperature = how->temperature, .floor = floor_of(&row, how), .best = -INFINITY, .token = token};
-        enter(&race, row.highest, token, hash(how->key, (uint64_t)token));
-        for (int64_t block = 0; block < blocks; block++)
-            if (maxima[block] >= race.needed[NOISE_BITS])
-                race_block(&race, &row, block * MAX_BLOCK, maxima[block], how->key);
-        token = race.token;
+    drawing *state = job->states + item;
+    logit_row *row = &state->row;
+    int is_broken = 0;
+    row->highest = -INFINITY;
+    FOR(slice, SLICES) {
+        is_broken |= state->is_broken[slice];
+        if (state->highest[slice] > row->highest) row->highest = state->highest[slice];
     }
-    job->tokens[item] = token;
+    race *race = &state->favourite;
+    race->temperature = how->temperature;
+    race->token = is_broken || !isfinite(row->highest) ? -1 : favourite(row);
+    if (race->token < 0 || how->temperature == 0) return;
+    row->some = pool_scratch(worker);
+    race->floor = floor_of(row, how);
+    race->best = -INFINITY;
+    enter(race, row->highest, race->token, hash(how->key, (uint64_t)race->token));
+}
+
+static void run_race(void *context, int64_t item, int worker) {
+    (void)worker;
+    const draw_job *job = context;
+    drawing *state = job->states + item / SLICES;
+    const logit_row *row = &state->row;
+    int64_t slice = item % SLICES, block = row->blocks * slice / SLICES, end = row->blocks * (slice + 1) / SLICES;
+    race *race = state->races + slice;
+    *race = state->favourite;
+    if (race->token < 0 || race->temperature == 0) return;
+    for (; block < end; block++)
+        if (row->maxima[block] >= race->needed[NOISE_BITS])
+            race_block(race, row, block * MAX_BLOCK, row->maxima[block], job->drawings[item / SLICES].key);
+}
+
+/* The token that won, after all races. */
+static int64_t winner(const drawing *state) {
+    const race *best = &state->favourite;
+    if (best->token < 0 || best->temperature == 0) return best->token;
+    FOR(slice, SLICES) {
+        const race *here = state->races + slice;
+        if (here->best > best->best || (here->best == best->best && here->token < best->token)) best = here;
+    }
+    return best->token;
 }
 
 int fd_draw(const fd_drawing *drawings, int64_t count, int64_t vocab, int64_t *tokens) {
     if (!drawings || !tokens) return FD_NULL;
     if (count < 0 || vocab < 1) return FD_SHAPE;
-    for (int64_t i = 0; i < count; i++)
+    int64_t blocks = (vocab + MAX_BLOCK - 1) / MAX_BLOCK, num_sampled = 0;
+    for (int64_t i = 0; i < count; i++) {
         if (!drawings[i].logits) return FD_NULL;
-    draw_job job = {drawings, vocab, tokens};
+        num_sampled += drawings[i].temperature != 0;
+    }
     pool_take();
-    int64_t blocks = (vocab + MAX_BLOCK - 1) / MAX_BLOCK;
-    int error = pool_reserve(sizeof(float) * (size_t)(blocks + vocab), 0);
-    if (!error) pool_run(count, count * vocab * 4, draw_one, &job);
+    int error = pool_reserve(sizeof(float) * (size_t)vocab, (size_t)count * (sizeof(drawing) + 4 * (size_t)blocks));
+    if (!error) {
+        drawing *states = pool_shared();
+        float *maxima = (float *)(states + count);
+        for (int64_t i = 0; i < count; i++, maxima += blocks)
+            states[i].row = (logit_row){.logits = drawings[i].logits, .vocab = vocab, .blocks = blocks, .maxima = maxima};
+        draw_job job = {drawings, states};
+        pool_run(count * SLICES, count * vocab * 4, look_at, &job);
+        pool_run(count, num_sampled * vocab * 4, start, &job);
+        if (num_sampled) pool_run(count * SLICES, num_sampled * vocab * 8, run_race, &job);
+        for (int64_t i = 0; i < count; i++) tokens[i] = winner(&states[i]);
+    }
     pool_give();
     return error;
 }

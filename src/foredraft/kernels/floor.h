@@ -13,7 +13,7 @@
 typedef struct {
     const float *logits;
     int64_t vocab, blocks;
-    const float *maxima; /* of its blocks of MAX_BLOCK */
+    float *maxima; /* of its blocks of MAX_BLOCK */
     float highest;
     float *some; /* room for all logits or maxima */
 } logit_row;
