@@ -23,13 +23,8 @@ static double mass_of(const float *x, int64_t count, float highest, float rate) 
     double mass = 0;
     for (int64_t i = 0; i < count; i += 4 * LANES) {
         vf v[4];
-        FOR(u, 4) {
-            int64_t at = i + u * LANES, left = count - at;
-            v[u] = splat(-INFINITY);
-            if (left >= LANES) v[u] = load(x + at);
-            else if (left > 0) memcpy(&v[u], x + at, 4 * (size_t)left);
-            v[u] = (v[u] - highest) * rate;
-        }
+        load_four(v, x + i, count - i);
+        FOR(u, 4) v[u] = (v[u] - highest) * rate;
         vexp_all(v, 4, 1);
         mass += sum_lanes((v[0] + v[1]) + (v[2] + v[3]));
     }

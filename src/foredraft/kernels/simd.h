@@ -70,6 +70,15 @@ INLINE void store(float *p, vf v) { memcpy(p, &v, sizeof v); }
 
 INLINE vf splat(float x) { return x - (vf){0}; }
 
+/* The next four vectors of a row that has `left` more floats; -infinity behind its end. */
+INLINE void load_four(vf v[4], const float *x, int64_t left) {
+    FOR(u, 4) {
+        v[u] = splat(-INFINITY);
+        if (left >= (u + 1) * LANES) v[u] = load(x + u * LANES);
+        else if (left > u * LANES) memcpy(&v[u], x + u * LANES, 4 * (size_t)(left - u * LANES));
+    }
+}
+
 /* acc + a * b, rounded once where the machine can. */
 INLINE vf muladd(vf acc, vf a, vf b) {
 #if defined(__aarch64__)

@@ -20,13 +20,8 @@ static void shares(const float *x, int64_t columns, int64_t count, float *values
     vf sums[4] = {{0}, {0}, {0}, {0}};
     for (int64_t i = 0; i < columns; i += 4 * LANES) {
         vf v[4];
-        FOR(u, 4) {
-            int64_t at = i + u * LANES, left = columns - at;
-            v[u] = splat(-INFINITY);
-            if (left >= LANES) v[u] = load(x + at);
-            else if (left > 0) memcpy(&v[u], x + at, 4 * (size_t)left);
-            v[u] -= highest;
-        }
+        load_four(v, x + i, columns - i);
+        FOR(u, 4) v[u] -= highest;
         vexp_all(v, 4, 1);
         FOR(u, 4) sums[u] += v[u];
     }
