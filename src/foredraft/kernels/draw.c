@@ -40,7 +40,7 @@ static double gumbel(uint64_t noise) {
     return -exact_log(-exact_log(uniform));
 }
 
-typedef struct {
+typedef struct race {
     double temperature;
     float floor;
     double best;
@@ -143,12 +143,11 @@ static void start(void *context, int64_t item, int worker) {
         if (state->highest[slice] > row->highest) row->highest = state->highest[slice];
     }
     race *race = &state->favourite;
-    race->temperature = how->temperature;
-    race->token = is_broken || !isfinite(row->highest) ? -1 : favourite(row);
-    if (race->token < 0 || how->temperature == 0) return;
+    *race = (struct race){.temperature = how->temperature, .best = -INFINITY, .token = -1};
+    if (is_broken || !isfinite(row->highest)) return;
     row->some = pool_scratch(worker);
     race->floor = floor_of(row, how);
-    race->best = -INFINITY;
+    race->token = favourite(row);
     enter(race, row->highest, race->token, hash(how->key, (uint64_t)race->token));
 }
 
@@ -160,7 +159,7 @@ static void run_race(void *context, int64_t item, int worker) {
     int64_t slice = item % SLICES, block = row->blocks * slice / SLICES, end = row->blocks * (slice + 1) / SLICES;
     race *race = state->races + slice;
     *race = state->favourite;
-    if (race->token < 0 || race->temperature == 0) return;
+    if (race->token < 0) return;
     for (; block < end; block++)
         if (row->maxima[block] >= race->needed[NOISE_BITS])
             race_block(race, row, block * MAX_BLOCK, row->maxima[block], job->drawings[item / SLICES].key);
@@ -169,7 +168,6 @@ static void run_race(void *context, int64_t item, int worker) {
 /* The token that won, after all races. */
 static int64_t winner(const drawing *state) {
     const race *best = &state->favourite;
-    if (best->token < 0 || best->temperature == 0) return best->token;
     FOR(slice, SLICES) {
         const race *here = state->races + slice;
         if (here->best > best->best || (here->best == best->best && here->token < best->token)) best = here;
@@ -183,7 +181,7 @@ int fd_draw(const fd_drawing *drawings, int64_t count, int64_t vocab, int64_t *t
     int64_t blocks = (vocab + MAX_BLOCK - 1) / MAX_BLOCK, num_sampled = 0;
     for (int64_t i = 0; i < count; i++) {
         if (!drawings[i].logits) return FD_NULL;
-        num_sampled += drawings[i].temperature != 0;
+        num_sampled += drawings[i].temperature != 0; /* the others take no time after the first look */
     }
     pool_take();
     int error = pool_reserve(sizeof(float) * (size_t)vocab, (size_t)count * (sizeof(drawing) + 4 * (size_t)blocks));
@@ -195,7 +193,7 @@ int fd_draw(const fd_drawing *drawings, int64_t count, int64_t vocab, int64_t *t
         draw_job job = {drawings, states};
         pool_run(count * SLICES, count * vocab * 4, look_at, &job);
         pool_run(count, num_sampled * vocab * 4, start, &job);
-        if (num_sampled) pool_run(count * SLICES, num_sampled * vocab * 8, run_race, &job);
+        pool_run(count * SLICES, num_sampled * vocab * 8, run_race, &job);
         for (int64_t i = 0; i < count; i++) tokens[i] = winner(&states[i]);
     }
     pool_give();

@@ -106,8 +106,8 @@ static float top_p_floor(const logit_row *row, float kept, double temperature, d
     return reached(row->some, collect(row, least > kept ? least : kept), top_p * mass, row->highest, rate);
 }
 
-/* At a temperature above 0. */
 static float floor_of(const logit_row *row, const fd_drawing *how) {
+    if (how->temperature == 0) return row->highest;
     float floor = (float)(row->highest + how->temperature * how->min_p_log), kept = -FLT_MAX;
     if (how->top_k > 0 && how->top_k < row->vocab) kept = top_k_floor(row, how->top_k);
     if (kept < -FLT_MAX) kept = -FLT_MAX; /* what is -infinity cannot be drawn */
