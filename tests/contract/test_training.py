@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,8 +27,9 @@ from foredraft.params import SamplingParams
 from foredraft.train.kinds import parse_kind
 from foredraft.train.loop import Report
 from foredraft.train.run import TrainingRun, TrainOptions
-from foredraft.train.shards import num_answer_tokens, shard_files
-from foredraft.train.text import TextPlan
+from foredraft.train.shards import num_answer_tokens, read_shard, shard_files
+from foredraft.train.text import TextPlan, TextWriter
+from foredraft.types import Work
 from tests.toy_target import save_toy_target, write_prompts
 
 
@@ -197,3 +200,34 @@ def test_text_is_continued_and_told_as_it_grows(tmp_path: Path, toy: TrainOption
     assert more >= 2 * have and more == num_answer_tokens(tmp_path / "text")
     assert before.items() <= {file: file.read_bytes() for file in shard_files(tmp_path / "text")}.items()
     assert TrainingRun(options).write_text(None, lambda *_: pytest.fail("there is enough")) == more
+
+
+def test_text_keeps_the_batch_full_from_chunk_to_chunk(
+    tmp_path: Path, toy: TrainOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prompts of a chunk enter while the last answers of the one before it are written. Its text is what it would
+    be without those."""
+    llm = LLM(toy.model, spec="off", max_num_seqs=8, max_model_len=16, threads=1)  # answers of many lengths
+    writer = TextWriter(replace(toy.plan, chunk_prompts=20), llm, "toy", "digest")
+    scheduler, sizes = llm.engine.scheduler, list[int]()
+    schedule = scheduler.schedule
+
+    def watched(*limits: Any) -> list[Work]:
+        works = schedule(*limits)
+        sizes.append(len(works))
+        return works
+
+    monkeypatch.setattr(scheduler, "schedule", watched)
+    have = writer.write(tmp_path, 1800)
+    second = shard_files(tmp_path)[1]
+    assert len(shard_files(tmp_path)) >= 4 and len(sizes) > 150
+    assert sizes.count(8) > 0.9 * len(sizes), sizes
+    before = answers(second)
+    second.unlink()
+    assert writer.write(tmp_path, have + 1) > have
+    assert answers(second) == before and len(before) == 20
+
+
+def answers(shard: Path) -> set[tuple[int, ...]]:
+    text = read_shard(shard)[1]
+    return {tuple(text.tokens[start:end].tolist()) for start, end in pairwise(text.starts.tolist())}

@@ -33,7 +33,7 @@ from foredraft.train.target_batch import Teacher
 from foredraft.train.text import Progress, TextPlan, TextWriter
 from foredraft.train.vocabulary import DRAFT_VOCAB_SIZE, coverage, draft_vocabulary, frequencies
 
-_WAVES = 8  # of a batch in a chunk: at its end the batch runs empty
+_WAVES = 8  # of a batch in a chunk
 TEXT_SHARE = 0.4  # of the time, at most, for a run that writes its own text
 
 

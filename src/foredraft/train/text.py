@@ -22,7 +22,7 @@ from foredraft.train.prompts import Excluded, read_prompts, usable_inventions
 from foredraft.train.shards import Answer, num_answer_tokens, shard_file, write_shard
 
 Progress = Callable[[int, float], None]  # answer tokens so far, seconds so far
-_IsDone = Callable[[int], bool]  # whether so many answer tokens more are enough, or the time is over
+_IsDone = Callable[[], bool]  # whether there is enough text, or the time is over
 
 _EMPTY_CHUNKS = 3  # so many in a row: this model writes nothing that could be used
 _PLACE = "0123456789"  # stands for the user's turn where the template is cut
@@ -64,8 +64,32 @@ class TextPlan:
         return random.Random(f"{self.seed} {chunk}").sample(self.prompts, min(self.chunk_prompts, len(self.prompts)))
 
 
+class _Chunk:
+    """A chunk that is being written: what has come of it, and what is to come."""
+
+    def __init__(self, number: int, source: str, answers: Generator[Answer]) -> None:
+        self.number, self.source = number, source
+        self.answers: list[Answer] = []
+        self.num_tokens = 0  # of the answers
+        self._to_come = answers
+
+    def advance(self) -> bool:
+        """Wait for one answer more; False: there is none."""
+        answer = next(self._to_come, None)
+        if answer is None:
+            return False
+        self.answers.append(answer)
+        self.num_tokens += len(answer.answer)
+        return True
+
+    def close(self) -> None:
+        """End what is still to come."""
+        self._to_come.close()
+
+
 class TextWriter:
-    """Writes chunks with one engine. All prompts of a chunk wait in it at once, so a large batch serves best."""
+    """Writes chunks with one engine. All prompts of a chunk wait in it at once, so a large batch serves best. The next
+    chunk begins when no prompt waits any more: so the batch does not run empty."""
 
     def __init__(self, plan: TextPlan, llm: LLM, target_name: str, digest: str) -> None:
         self._plan, self._llm = plan, llm
@@ -81,46 +105,50 @@ class TextWriter:
 
     def write(self, folder: Path, tokens: int, seconds: float | None = None, progress: Progress | None = None) -> int:
         """Continues the text of a folder until it has `tokens` answer tokens or `seconds` are over; returns how many it
-        has. The last shard has what is finished by then."""
-        have, started, empty = num_answer_tokens(folder), time.monotonic(), 0
+        has. The last shards have what is finished by then."""
+        written, started, empty = num_answer_tokens(folder), time.monotonic(), 0
         folder.mkdir(parents=True, exist_ok=True)
+        missing = (chunk for chunk in count() if not shard_file(folder, chunk).exists())
+        live: list[_Chunk] = []
 
-        def is_done(more: int) -> bool:
-            elapsed = time.monotonic() - started
+        def is_done() -> bool:
+            have, elapsed = written + sum(chunk.num_tokens for chunk in live), time.monotonic() - started
             if progress is not None:
-                progress(have + more, elapsed)
-            return have + more >= tokens or (seconds is not None and elapsed > seconds)
+                progress(have, elapsed)
+            return have >= tokens or (seconds is not None and elapsed > seconds)
 
-        for chunk in count():
-            if is_done(0):
-                return have
-            if not shard_file(folder, chunk).exists():
-                written = self._write_chunk(folder, chunk, is_done)
-                have, empty = have + written, 0 if written else empty + 1
-                if empty == _EMPTY_CHUNKS and not is_done(0):
-                    name = self._provenance["target_name"]
-                    raise InvalidModel(f"{name} writes nothing that could be trained on; give a file of prompts.")
-        raise AssertionError("chunks have no end")
+        try:
+            while not is_done():
+                if len(live) < 2 and not self._llm.engine.scheduler.waiting:
+                    live.append(self._begin(next(missing), is_done))
+                    live[-1].advance()  # queues its prompts; answers of the chunk before it are kept until asked for
+                elif not live[0].advance():
+                    chunk = live.pop(0)
+                    written += self._save(folder, chunk)
+                    empty = 0 if chunk.answers else empty + 1
+                    if empty == _EMPTY_CHUNKS and not is_done():
+                        name = self._provenance["target_name"]
+                        raise InvalidModel(f"{name} writes nothing that could be trained on; give a file of prompts.")
+        finally:
+            for chunk in live:
+                chunk.close()
+        return written + sum(self._save(folder, chunk) for chunk in live)
 
-    def _write_chunk(self, folder: Path, chunk: int, is_done: _IsDone) -> int:
+    def _begin(self, number: int, is_done: _IsDone) -> _Chunk:
+        """A chunk with its prompts, invented ones if the files have no more."""
+        prompts, source = self._plan.prompts_of(number), "files"
+        if not prompts:
+            prompts, source = self._invent(number, is_done), "invented"
+        if not prompts:
+            prompts, source = self._plan.prompts_again(number), "files again"
+        return _Chunk(number, source, self._answers(prompts, number))
+
+    def _save(self, folder: Path, chunk: _Chunk) -> int:
         """Writes a chunk's shard, if it has any answer; returns the number of its answer tokens."""
-        prompts = self._plan.prompts_of(chunk)
-        source = "files"
-        if not prompts:
-            prompts, source = self._invent(chunk, is_done), "invented"
-        if not prompts:
-            prompts, source = self._plan.prompts_again(chunk), "files again"
-        answers, tokens = list[Answer](), 0
-        with closing(self._answers(prompts, chunk)) as finished:
-            for answer in finished:
-                answers.append(answer)
-                tokens += len(answer.answer)
-                if is_done(tokens):
-                    break
-        if answers:
-            provenance = {**self._provenance, "source": source, "chunk": str(chunk)}
-            write_shard(shard_file(folder, chunk), answers, self._llm.model_config.vocab_size, provenance)
-        return tokens
+        if chunk.answers:
+            provenance = {**self._provenance, "source": chunk.source, "chunk": str(chunk.number)}
+            write_shard(shard_file(folder, chunk.number), chunk.answers, self._llm.model_config.vocab_size, provenance)
+        return chunk.num_tokens
 
     def _invent(self, chunk: int, is_done: _IsDone) -> list[str]:
         plan, prefix = self._plan, self._user_prefix()
@@ -135,7 +163,7 @@ class TextWriter:
             for _, ids, reason in finished:
                 if reason == "stop" or not self._has_chat:
                     texts.append(self._llm.tokenizer.decode(ids))
-                if is_done(0):
+                if is_done():
                     break
         return usable_inventions(texts, plan.excluded)[: plan.chunk_prompts]
 
