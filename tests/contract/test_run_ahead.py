@@ -132,9 +132,9 @@ def test_shallow_drafts_leave_the_text_as_it_is(folder: Path, tmp_path: Path, mo
     depths: list[int] = []
     run, propose = RunAhead.__call__, TreeDrafter.propose
 
-    def seen(self: RunAhead, works: Any, first: Any, shape: TreeShape) -> Any:
+    def seen(self: RunAhead, works: Any, first: Any, shape: TreeShape, *limits: Any) -> Any:
         depths.append(shape.depth)
-        return run(self, works, first, shape)
+        return run(self, works, first, shape, *limits)
 
     def demanding(self: TreeDrafter, sequences: Any, budgets: Any, min_score: float) -> list[Draft]:
         return propose(self, sequences, budgets, (0.999, 1e-9)[len(depths) // 3 % 2])

@@ -20,6 +20,7 @@ from foredraft.batch import ForwardBatch, PackedBatch
 from foredraft.sampling.draw import LazyDraws, NodeDraw, Tokens
 
 if TYPE_CHECKING:
+    from foredraft.backends.tree_growth import TapsHead, TreeGrower
     from foredraft.backends.tree_ops import TreeOps
 
 T = TypeVar("T")
@@ -139,6 +140,10 @@ class Backend(Protocol):
         """Plans that read and write nothing. A model that runs each of them once, and draws from its logits, makes no
         later run of at most `max_keys` keys wait for a graph or a compiler. None where neither is needed."""
         return ()
+
+    def tree_grower(self, head: TapsHead) -> TreeGrower | None:
+        """What grows whole trees with a head in one call; None where it is asked level by level."""
+        return None
 
     def sample(self, logits: Tensor, nodes: Items[NodeDraw], replayed_rows: int = 0) -> Tokens:
         """The token of every node, drawn from its row of logits [rows, vocab]: that of `sampling.draw` on every

@@ -23,8 +23,9 @@ from foredraft.proposers.model.candidates import NodeLogits
 from foredraft.proposers.model.computed_tokens import ComputedTokens
 from foredraft.proposers.model.depths import FEW
 from foredraft.proposers.model.drafter import TreeDrafter
-from foredraft.proposers.model.run_ahead import Levels, RunAhead, split_catch_up
+from foredraft.proposers.model.run_ahead import split_catch_up
 from foredraft.proposers.model.tree import TreeShape
+from foredraft.proposers.model.whole_drafts import Ahead, WholeDrafts
 from foredraft.proposers.target import TargetModel
 from foredraft.types import Sequence, Work
 
@@ -68,7 +69,7 @@ class HeadRunner(ABC):
     """A head as a model that drafts (see DraftingModel): the parts that are the same for every kind."""
 
     _computed: ComputedTokens | None = None  # for kinds with K and V of their own
-    _ahead: RunAhead | None = None  # for kinds whose whole drafts can run on the device
+    _ahead: Ahead | None = None  # for kinds whose whole drafts can run without the host
 
     def __init__(self, name: str, files: HeadFiles, dtype: str, target: TargetModel) -> None:
         """`name` is that of its cache group, and `dtype` the option of its proposer."""
@@ -107,14 +108,19 @@ class HeadRunner(ABC):
     def runs_ahead(self) -> bool:
         return self._ahead is not None
 
-    def ahead(self, works: Items[Work], shape: TreeShape) -> Levels | None:
-        if self._ahead is None:
+    @property
+    def stops_early(self) -> bool:
+        """Whether whole drafts end where no further level is worth its time."""
+        return self._ahead is not None and self._ahead.stops_early
+
+    def ahead(self, works: Items[Work], shape: TreeShape, budgets: Items[int], min_score: float) -> WholeDrafts | None:
+        if self._ahead is None or not self._ahead.serves(works):
             return None
         behind, works = split_catch_up(works, shape)
         if behind:
             self.logits(behind)
         self._lend(works, begins=True)
-        return self._ahead(works, self._packed(works), shape)
+        return self._ahead(works, self._packed(works), shape, budgets, min_score)
 
     def _lend(self, works: Items[Work], begins: bool) -> None:
         """Put scratch blocks, in which the call keeps K and V of draft tokens, behind those of the own tokens of its
@@ -205,7 +211,7 @@ class HeadDrafter(TreeDrafter):
         shape = options.shape(self.kind, config.block, MOST_NODES if self.drafts_on else config.block)
         # Loaded once for all proposers of this kind.
         model = target.draft_models.acquire(name, lambda: self.runner(name, files, options.dtype, target))
-        shallower = shape.shallower if self.drafts_on and not shape.static else []
+        shallower = [] if shape.static or model.stops_early or not self.drafts_on else shape.shallower
         super().__init__(self.kind, model, shape, shallower)
         model.warm(shape, target.max_num_seqs)
         for each in shallower:

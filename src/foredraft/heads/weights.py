@@ -136,14 +136,14 @@ class TapReader:
                 f"The {config.kind} head reads the residual stream after layer {missing[0]}, but the target writes "
                 f"those after {written}; load the head together with the model (head=PATH)."
             )
-        self._cache, self._backend = taps.cache.view(len(taps.cache), len(taps.layers), -1), backend
+        self.cache, self._backend = taps.cache.view(len(taps.cache), len(taps.layers), -1), backend
         places = [taps.layers.index(tap) for tap in config.taps]
-        self._places = None if places == list(range(len(taps.layers))) else torch.tensor(places, device=backend.device)
+        self.places = None if places == list(range(len(taps.layers))) else torch.tensor(places, device=backend.device)
 
     def rows(self, slots: Tensor) -> Tensor:
         """[rows, taps × target_hidden]"""
-        return self._backend.read(self._cache, self._places, slots)
+        return self._backend.read(self.cache, self.places, slots)
 
     def previous(self, batch: ForwardBatch) -> Tensor:
         """The same at the key before each row's own: [rows, taps × target_hidden]"""
-        return self._backend.read_previous(self._cache, self._places, batch)
+        return self._backend.read_previous(self.cache, self.places, batch)

@@ -202,24 +202,52 @@ typedef struct {
  * gumbel(key, token), the lowest of equals; -1 where the logits have NaN or an infinite maximum. */
 int fd_draw(const fd_drawing *drawings, int64_t count, int64_t vocab, int64_t *tokens);
 
+enum { FD_NODES = 64 }; /* of a draft, run or not, at most */
+
+/* The nodes of a draft, parents first. */
+typedef struct {
+    int32_t tokens[FD_NODES], parents[FD_NODES];
+    double scores[FD_NODES];
+} fd_nodes;
+
+/* A head that reads taps of the target for tokens, and its own output for draft tokens. */
+typedef struct {
+    const fd_cache *taps;
+    const int64_t *parts; /* [num_parts] of the taps that it reads; NULL: all */
+    const fd_projection *fusion; /* makes of them what the stack reads */
+    const fd_stack *stack;
+    const fd_kv *const *kv; /* one for each layer, none of window blocks */
+    const fd_taps *kept; /* where what the stack puts out is kept, */
+    const fd_cache *outputs; /* and the same memory as it is read: [slots, 1, width] */
+    const fd_projection *output;
+    const int64_t *token_ids; /* [output.outputs]: what its columns stand for */
+    int64_t num_parts;
+} fd_taps_head;
+
+/* How trees grow: see TreeShape in proposers/model/tree.py. */
+typedef struct {
+    int64_t depth, width;
+    double min_score;
+    const double *shares; /* [width]: weights by rank alone; NULL: by probability */
+} fd_growth;
+
+/* Runs `first`, all rows up to the ends of its sequences, which have `lengths` tokens, and then levels of trees behind
+ * them, whose best `budgets` nodes are the drafts. The block tables reach FD_NODES tokens further. */
+int fd_grow_trees(const fd_taps_head *head, const fd_batch *first, const fd_growth *growth, const int64_t *lengths,
+                  const int64_t *budgets, fd_nodes *drafts, int32_t *counts);
+
 /* A text that the proposer `suffix` copies from, and where its n-grams of a few lengths have occurred. */
 typedef struct fd_text fd_text;
 
-enum { FD_SUFFIX_NODES = 64, FD_SUFFIX_MATCH = 32 }; /* of a draft, and tokens of a match, at most */
+enum { FD_SUFFIX_MATCH = 32 }; /* tokens of a match, at most */
 
 /* How drafts are made of texts: the options of the proposer, and how much a match of each length is doubted. */
 typedef struct {
     int64_t max_n; /* up to FD_SUFFIX_MATCH */
     int64_t is_chain;
     double depth, min_score, store_doubt;
-    double doubts[FD_SUFFIX_MATCH + FD_SUFFIX_NODES + 1];
+    double doubts[FD_SUFFIX_MATCH + FD_NODES + 1];
 } fd_suffix_rules;
-
-/* The nodes of a draft, parents first. */
-typedef struct {
-    int32_t tokens[FD_SUFFIX_NODES], parents[FD_SUFFIX_NODES];
-    double scores[FD_SUFFIX_NODES];
-} fd_nodes;
 
 fd_text *fd_text_new(const int64_t *lengths, int64_t num_lengths); /* ascending; NULL: no memory */
 void fd_text_free(fd_text *text);

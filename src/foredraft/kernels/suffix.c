@@ -139,7 +139,7 @@ int fd_text_draft(const fd_text *own, const fd_text *store, int64_t size, const 
     if (stored >= matched && store) add_endings(&tree, &num_endings, store, stored_places, num_stored, 1);
     tree.matched = matched > stored ? matched : stored;
     tree.max_depth = (int64_t)(rules->depth * (double)tree.matched);
-    if (size > FD_SUFFIX_NODES) size = FD_SUFFIX_NODES;
+    if (size > FD_NODES) size = FD_NODES;
     expand(&tree, &(branch){.score = 1.0, .count = num_endings}, -1, 0);
     while (tree.num_queued && num_nodes < size) {
         int best = 0;

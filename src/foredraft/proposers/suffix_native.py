@@ -19,7 +19,7 @@ _NOTHING: Nodes = ((), (), ())
 _Rules, _Nodes = STRUCTURES["fd_suffix_rules"], STRUCTURES["fd_nodes"]
 # What reads so many integers or floats out of memory, faster than ctypes does.
 _INTEGERS, _NUMBERS = (
-    [Struct(f"{count}{kind}").unpack_from for count in range(CONSTANTS["FD_SUFFIX_NODES"] + 1)] for kind in "id"
+    [Struct(f"{count}{kind}").unpack_from for count in range(CONSTANTS["FD_NODES"] + 1)] for kind in "id"
 )
 
 

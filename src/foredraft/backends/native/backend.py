@@ -42,7 +42,9 @@ from foredraft.backends.native.describe import (
 from foredraft.backends.native.header import STRUCTURES
 from foredraft.backends.native.library import ERRORS, OUT_OF_MEMORY, load_library
 from foredraft.backends.native.sample import Draws
+from foredraft.backends.native.trees import HeadMemory, NativeTrees
 from foredraft.backends.native.weights import BLOCK, KINDS, Packed, WeightMemory, describe_plain
+from foredraft.backends.tree_growth import TapsHead
 from foredraft.backends.weight import Weight
 from foredraft.batch import ForwardBatch
 from foredraft.config import QUANT_GROUP, check_threads
@@ -288,6 +290,14 @@ class NativeBackend(Backend):
                 window_map = pointer("window_map", found.on_device, torch.int32, count), count
             self._caches[stack] = tuple(kv), caches, window_map
         return caches, window_map
+
+    def tree_grower(self, head: TapsHead) -> NativeTrees | None:
+        caches, window_map = self._caches_of(head.stack, head.kv)
+        if window_map != (None, 0):
+            return None
+        taps, stack = self._describe_cache(head.taps), describe_stack(head.stack)
+        kept, outputs = self._describe_taps(head.outputs), self._describe_cache(head.outputs.cache[:, None])
+        return NativeTrees(self._call, head, HeadMemory(taps, stack, caches, kept, outputs))
 
     def sample(self, logits: Tensor, nodes: Items[NodeDraw], replayed_rows: int = 0) -> Draws:
         return Draws(self._call, logits, nodes)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from foredraft.backends.layers import ACTIVATIONS, AttentionShape, Experts, Layer, Linear, Mlp, Stack
 from foredraft.backends.native.header import STRUCTURES
-from foredraft.batch import ForwardBatch
+from foredraft.batch import ForwardBatch, PackedBatch
 
 
 def pointer(name: str, tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:
@@ -43,14 +43,14 @@ def describe_shape(shape: AttentionShape) -> Structure:
     )
 
 
-def _projection(linear: Linear) -> Structure:
+def describe_projection(linear: Linear) -> Structure:
     parts = (c_void_p * len(linear.parts))(*(addressof(part.reference._obj) for part in linear.parts))
     bias = None if linear.bias is None else pointer("bias", linear.bias, torch.float32, linear.outputs)
     return STRUCTURES["fd_projection"](parts, bias, len(linear.parts), linear.outputs, linear.inputs)
 
 
 def _mlp(mlp: Mlp) -> Structure:
-    return STRUCTURES["fd_mlp"](_projection(mlp.gate_up), _projection(mlp.down))
+    return STRUCTURES["fd_mlp"](describe_projection(mlp.gate_up), describe_projection(mlp.down))
 
 
 def describe_experts(experts: Experts) -> Structure:
@@ -59,7 +59,7 @@ def describe_experts(experts: Experts) -> Structure:
         raise ValueError("There must be an expert.")
     count = len(experts.each)
     return STRUCTURES["fd_experts"](
-        _projection(experts.router),
+        describe_projection(experts.router),
         (STRUCTURES["fd_mlp"] * count)(*map(_mlp, experts.each)),
         *(count, experts.num_chosen, experts.each[0].down.inputs),
         experts.normalised,
@@ -88,7 +88,7 @@ def describe_stack(stack: Stack) -> Structure:
             vector("post_norm", layer.post_norm, width),
             vector("attention_update_norm", layer.attention_update_norm, width),
             vector("mlp_update_norm", layer.mlp_update_norm, width),
-            *(_projection(layer.qkv), _projection(layer.output), mlp, experts),
+            *(describe_projection(layer.qkv), describe_projection(layer.output), mlp, experts),
             describe_shape(layer.shape),
             ACTIVATIONS.index(layer.activation),
         )
@@ -98,7 +98,7 @@ def describe_stack(stack: Stack) -> Structure:
         window_rope = pointer("window_rope", stack.window_rope, torch.float32, positions, 2, half)
     entry: Any = None
     if stack.entry is not None:
-        embedding, norm = _projection(stack.entry.embedding), vector("entry norm", stack.entry.norm, width)
+        embedding, norm = describe_projection(stack.entry.embedding), vector("entry norm", stack.entry.norm, width)
         entry = pointer_to(STRUCTURES["fd_entry"](embedding, norm))
     return STRUCTURES["fd_stack"](
         (STRUCTURES["fd_layer"] * len(stack.layers))(*map(describe, stack.layers)),
@@ -108,6 +108,19 @@ def describe_stack(stack: Stack) -> Structure:
         entry,
         *(len(stack.layers), width, positions, 2 * half),
         *(stack.residual_multiplier, stack.norm_eps),
+    )
+
+
+def describe_packed(batch: PackedBatch) -> Structure:
+    """What `describe_batch` says of its tensors."""
+    rows, (sequences, width), depth = batch.num_rows, batch.block_tables.shape, batch.paths.shape[1]
+    wide, narrow, tables, paths = (
+        each.ctypes.data for each in (batch.wide, batch.narrow, batch.block_tables, batch.paths)
+    )
+    return STRUCTURES["fd_batch"](
+        *(wide + 8 * rows * place for place in range(3)),
+        *(narrow, tables, narrow + 4 * rows, paths, narrow + 8 * rows),
+        *(rows, sequences, width, depth, batch.block_size),
     )
 
 

@@ -15,6 +15,7 @@ from foredraft.heads.eagle.serve import EagleHead, FusedEagleHead, ParallelEagle
 from foredraft.heads.propose import HeadDrafter, HeadOptions, HeadRunner
 from foredraft.proposers.model.candidates import NodeLogits
 from foredraft.proposers.model.computed_tokens import ComputedTokens
+from foredraft.proposers.model.grow_ahead import GrowAhead
 from foredraft.proposers.model.run_ahead import Ends, run_ahead
 from foredraft.proposers.target import TargetModel
 from foredraft.runtime.runner import Replayed
@@ -31,6 +32,10 @@ class EagleRunner(HeadRunner):
         self._advance.warm(self.block_size, self._target.max_model_len, head.advance)
         self._extend.warm(self.block_size, self._target.max_model_len, head.extend)
         self._ahead = run_ahead(EagleAhead(head), head.backend, head.stack.layers[0].shape, self.block_size)
+        taps_head = head.as_taps_head
+        grow = None if taps_head is None else head.backend.tree_grower(taps_head)
+        if grow is not None:
+            self._ahead = GrowAhead(grow)
 
     def _served(self) -> type[EagleHead]:
         return FusedEagleHead if self._weights.config.fuses_embedding else EagleHead

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from foredraft.backends.layers import Entry, LayerKV, Stack, Taps
+from foredraft.backends.tree_growth import TapsHead
 from foredraft.batch import ForwardBatch
 from foredraft.heads.dflash.serve import BlockShape, feature_slots
 from foredraft.heads.eagle.config import layer_names
@@ -40,6 +41,16 @@ class EagleHead:
         self.token_ids = weights.token_ids  # [draft_vocab]
         outputs = torch.empty((len(kv[0].k), config.hidden_size), dtype=backend.activation_dtype, device=backend.device)
         self.outputs = Taps((config.num_layers,), outputs)  # what the rows behind read of every row that was run
+
+    @property
+    def as_taps_head(self) -> TapsHead | None:
+        """What a backend can grow trees with; None for a head with norms that those do not have."""
+        if self.input_norm is not None or self.fc_norms or self.config.norm_before_residual or self.config.norm_output:
+            return None
+        taps = self.taps
+        return TapsHead(
+            taps.cache, taps.places, self.fc, self.stack, self.kv, self.outputs, self.output, self.token_ids
+        )
 
     def _stack(self, weights: HeadWeights, target: Decoder, max_positions: int) -> Stack:
         config = self.config
@@ -94,6 +105,8 @@ class EagleHead:
 class FusedEagleHead(EagleHead):
     """EAGLE-1: rows are made of the embedding and the feature by fc, and the output head reads what the layers leave.
     The feature of committed tokens is what the target's own output head reads."""
+
+    as_taps_head = None
 
     def _stack(self, weights: HeadWeights, target: Decoder, max_positions: int) -> Stack:
         self.final_norm, self.final_eps = target.norm, target.config.rms_norm_eps

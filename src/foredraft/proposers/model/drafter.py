@@ -17,8 +17,8 @@ from foredraft.backends.base import Backend
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.model.candidates import Candidates, Node, NodeLogits, coupled, sampled
 from foredraft.proposers.model.depths import Depths
-from foredraft.proposers.model.run_ahead import Levels
 from foredraft.proposers.model.tree import Tree, TreeShape, computed_up_to
+from foredraft.proposers.model.whole_drafts import WholeDrafts
 from foredraft.types import NO_DRAFT, Draft, Sequence, Work
 
 UP_TO_DATE = 16  # with so few tokens to run, about a tile, a sequence drafts at once
@@ -35,7 +35,7 @@ class DraftingModel(Protocol):
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether whole drafts can run on its device."""
+        """Whether whole drafts can run without the host."""
 
     def can_draft(self, sequence: Sequence, known: int) -> bool:
         """Whether everything is there that the tokens from `known` on need to be run."""
@@ -46,7 +46,7 @@ class DraftingModel(Protocol):
     def logits(self, works: Items[Work]) -> NodeLogits:
         """Run the works: new tokens of sequences and new nodes of their drafts. All rows that have logits, in order."""
 
-    def ahead(self, works: Items[Work], shape: TreeShape) -> Levels | None:
+    def ahead(self, works: Items[Work], shape: TreeShape, budgets: Items[int], min_score: float) -> WholeDrafts | None:
         """Run the works and all levels of the trees behind them; None: it is asked level by level instead."""
 
     def record(self, sequence: Sequence, known: int, drafted: Items[int], num_slots: int) -> None:
@@ -118,13 +118,13 @@ class TreeDrafter(Proposer):
     def _run_ahead(self, trees: list[Tree], min_score: float) -> None:
         """Let the device run the levels of these trees, if it can, and take the drafts from what it found."""
         works, shape = self._works(trees), self._depths.choose([tree.sequence.id for tree in trees], min_score)
-        levels = self.model.ahead(works, shape) if trees else None
-        if levels is None:
+        drafts = self.model.ahead(works, shape, [tree.budget for tree in trees], min_score) if trees else None
+        if drafts is None:
             return
         for lane, (tree, work) in enumerate(zip(trees, works, strict=True)):
             tree.known += work.num_new_tokens
-            tree.made, tree.ended = levels.draft(lane, tree.budget, self.name), True
-            self._record(tree, levels.chain(lane))
+            tree.made, tree.ended = drafts.draft(lane, tree.budget, self.name), True
+            self._record(tree, drafts.chain(lane))
             if self._depths.is_chosen(len(trees), min_score):
                 self._depths.learn(tree.sequence.id, tree.made, shape)
 

@@ -59,8 +59,8 @@ class AheadModel(Protocol):
 
 
 class Levels:
-    """All levels of the trees of a call, on the host. The nodes of a level are the best candidates behind the level
-    before; the last level has candidates only.
+    """All levels of the trees of a call, on the host; see WholeDrafts. The nodes of a level are the best candidates
+    behind the level before; the last level has candidates only.
 
     Candidates are numbered as their nodes come: `width` behind the end of the sequence, then as many behind each node
     of the first level, and so on.
@@ -159,7 +159,9 @@ def _run_and_last(above: list[int], shares: list[float]) -> list[int]:
 
 
 class RunAhead:
-    """The programs of one model, by the size and shape of what they draft."""
+    """The programs of one model, by the size and shape of what they draft; see Ahead."""
+
+    stops_early = False
 
     def __init__(self, model: AheadModel, backend: Backend, shape: AttentionShape, block_size: int) -> None:
         assert backend.tree_ops is not None
@@ -179,9 +181,14 @@ class RunAhead:
                     self.backend.replay(program, plan, program.run)
                     program.wait()  # what the next run is told must not reach this one
 
-    def __call__(self, works: Items[Work], first: PackedBatch, shape: TreeShape) -> Levels | None:
-        """All levels of the trees behind works, which all reach the end of their sequences. `first` has the rows that
-        are run first. None: there are too many for one program."""
+    def serves(self, works: Items[Work]) -> bool:
+        return True
+
+    def __call__(
+        self, works: Items[Work], first: PackedBatch, shape: TreeShape, budgets: Items[int], min_score: float
+    ) -> Levels | None:
+        """All levels, whatever they are worth: the device does not wait to see that. None: there are too many works for
+        one program."""
         size = next((size for size in _SIZES if size >= len(works)), 0)
         if not size or first.num_rows > _MOST_ROWS or size * shape.width > _MOST_ROWS:
             return None

@@ -69,7 +69,7 @@ class WholeModel:
         if self.computed is not None:
             self.computed.release(sequence_ids)
 
-    def ahead(self, works: Items[Work], shape: TreeShape) -> Levels | None:
+    def ahead(self, works: Items[Work], shape: TreeShape, budgets: Items[int], min_score: float) -> Levels | None:
         longest = max(work.sequence.num_tokens for work in works) + shape.depth
         if self._ahead is None or longest > len(self.runner.decoder.rope):
             return None
@@ -77,7 +77,7 @@ class WholeModel:
         if behind:
             self.logits(behind)
         self.runner.tell_window_map()
-        return self._ahead(works, pack(works, self.block_size), shape)
+        return self._ahead(works, pack(works, self.block_size), shape, budgets, min_score)
 
     def logits(self, works: Items[Work]) -> NodeLogits:
         """The logits that the works need."""
