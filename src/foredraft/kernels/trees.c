@@ -85,41 +85,34 @@ static void add_best(tree *tree, int32_t first, int64_t rows, const float *share
     tree->ended = !added;
 }
 
-/* The best nodes and leaves, as many as the draft may have: nodes in order, then leaves, the best first. */
-static int32_t chosen(const tree *tree, fd_nodes *draft) {
-    int32_t total = tree->size + tree->num_leaves, kept = 0, places[FD_NODES], order[FD_NODES];
-    if (!tree->budget) return 0;
-    for (int32_t i = 0; i < total; i++) {
-        const tree_node *node = i < tree->size ? &tree->nodes[i] : &tree->leaves[i - tree->size];
-        int32_t at = kept < tree->budget ? kept++ : -1;
-        if (total <= tree->budget) {
-            order[at] = i;
-            continue;
-        }
-#define WEIGHT_OF(place) \
-    (order[place] < tree->size ? tree->nodes[order[place]].weight : tree->leaves[order[place] - tree->size].weight)
-        if (at < 0 && node->weight <= WEIGHT_OF(kept - 1)) continue;
-        if (at < 0) at = kept - 1;
-        for (; at && WEIGHT_OF(at - 1) < node->weight; at--) order[at] = order[at - 1];
-        order[at] = i;
-#undef WEIGHT_OF
+static const tree_node *found(const tree *tree, int32_t place) {
+    return place < tree->size ? &tree->nodes[place] : &tree->leaves[place - tree->size];
+}
+
+/* The best nodes and leaves, as many as the draft may have: nodes in order, then leaves, the best first. Where all of them
+ * fit, leaves come as they were found. Returns how many there are. */
+static int32_t choose(const tree *tree, fd_nodes *draft) {
+    int32_t total = tree->size + tree->num_leaves, best[FD_NODES], order[FD_NODES], places[FD_NODES];
+    int32_t kept = 0, count = 0;
+    int fits = total <= tree->budget;
+    for (int32_t i = 0; i < total && tree->budget; i++) {
+        double weight = found(tree, i)->weight;
+        if (kept == tree->budget && weight <= found(tree, best[kept - 1])->weight) continue;
+        int32_t at = kept < tree->budget ? kept++ : kept - 1;
+        for (; !fits && at && found(tree, best[at - 1])->weight < weight; at--) best[at] = best[at - 1];
+        best[at] = i;
     }
-    int32_t count = 0;
-    for (int32_t i = 0; i < tree->size; i++)
-        for (int32_t place = 0; place < kept; place++)
-            if (order[place] == i) {
-                places[i] = count;
-                draft->tokens[count] = (int32_t)tree->nodes[i].token;
-                draft->parents[count] = tree->nodes[i].parent < 0 ? -1 : places[tree->nodes[i].parent];
-                draft->scores[count++] = tree->nodes[i].score;
-            }
-    for (int32_t place = 0; place < kept; place++)
-        if (order[place] >= tree->size) {
-            const tree_node *leaf = &tree->leaves[order[place] - tree->size];
-            draft->tokens[count] = (int32_t)leaf->token;
-            draft->parents[count] = leaf->parent < 0 ? -1 : places[leaf->parent];
-            draft->scores[count++] = leaf->score;
-        }
+    for (int32_t node = 0; node < tree->size; node++)
+        for (int32_t rank = 0; rank < kept; rank++)
+            if (best[rank] == node) places[node] = count, order[count++] = node;
+    for (int32_t rank = 0; rank < kept; rank++)
+        if (best[rank] >= tree->size) order[count++] = best[rank];
+    for (int32_t i = 0; i < count; i++) {
+        const tree_node *node = found(tree, order[i]);
+        draft->tokens[i] = (int32_t)node->token;
+        draft->parents[i] = node->parent < 0 ? -1 : places[node->parent];
+        draft->scores[i] = node->score;
+    }
     return count;
 }
 
@@ -262,7 +255,7 @@ int fd_grow_trees(const fd_taps_head *head, const fd_batch *first, const fd_grow
         trees[s].branches = trees[s].leaves + most_leaves;
     }
     error = grow_all(head, first, growth, trees, &to);
-    for (int64_t s = 0; s < sequences && !error; s++) counts[s] = chosen(&trees[s], &drafts[s]);
+    for (int64_t s = 0; s < sequences && !error; s++) counts[s] = choose(&trees[s], &drafts[s]);
     free(memory);
     return error;
 }
