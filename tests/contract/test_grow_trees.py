@@ -111,10 +111,13 @@ def test_noise_leaves_it_to_the_host(folder: Path, tmp_path: Path, grown: list[A
     """With a temperature, in the same batch and alone; the text stays as it is."""
     llm = LLM(str(folder), head=str(save_heads(folder, tmp_path)), spec="off", backend="native", threads=2)
     hot, greedy = (SamplingParams(max_tokens=12, temperature=t, seed=3, ignore_eos=True) for t in (0.8, 0.0))
-    plain = [output.token_ids for output in llm.generate(PROMPTS, [hot, greedy, hot])]
-    assert [output.token_ids for output in llm.generate(PROMPTS, [hot, greedy, hot], spec="eagle")] == plain
-    assert not any(any(length == len(PROMPTS[0]) for length in lengths) for _, _, lengths, *_ in grown)
+    mixed = [hot, greedy, hot]
+    plain = [output.token_ids for output in llm.generate(PROMPTS, mixed)]
+    assert [output.token_ids for output in llm.generate(PROMPTS, mixed, spec="eagle")] == plain
+    assert all(len(lengths) == 1 for _, _, lengths, *_ in grown), "only the greedy one, where it drafts alone"
     grown.clear()
+    assert llm.generate(PROMPTS[0], hot, spec="eagle")[0].token_ids == plain[0]
+    assert not grown
     assert llm.generate(PROMPTS[1], greedy, spec="eagle")[0].token_ids == plain[1]
     assert grown
 
