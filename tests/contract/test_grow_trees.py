@@ -32,6 +32,10 @@ SHAPES = [
     "tree=chain,k=3",
     "tree=chain,k=64",
 ]
+SETTINGS: dict[str, list[dict[str, Any]]] = {  # of requests that decode at once
+    "greedy": [{"temperature": 0}] * 3,
+    "noise": [{"temperature": 0.8}, {"temperature": 1.5, "top_p": 0.9, "top_k": 40}, {"temperature": 0}],
+}
 PROMPTS = [[(7 * seed + 3 * place) % VOCAB for place in range(10 + 45 * seed)] for seed in range(3)]
 
 
@@ -55,7 +59,12 @@ def grown(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 def compare(
-    load: Callable[[], LLM], spec: str, grown: list[Any], monkeypatch: pytest.MonkeyPatch, min_score: float = 0.0
+    load: Callable[[], LLM],
+    spec: str,
+    grown: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    settings: str = "greedy",
+    min_score: float = 0.0,
 ) -> int:
     """Compares texts and drafts of several sequences at once; returns how often trees were grown in one call."""
     drafts: list[list[Draft]] = []
@@ -65,7 +74,7 @@ def compare(
         drafts.append(propose(self, sequences, budgets, min_score))
         return drafts[-1]
 
-    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    params = [SamplingParams(max_tokens=12, seed=3, ignore_eos=True, **each) for each in SETTINGS[settings]]
     with monkeypatch.context() as patch:
         patch.setattr(TreeDrafter, "propose", recorded)
         texts = [output.token_ids for output in load().generate(PROMPTS, params, spec=spec)]
@@ -79,9 +88,16 @@ def compare(
 
 
 @pytest.mark.parametrize("min_score", [0.0, 0.002, 0.03])
+@pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_trees_are_those_of_the_host(
-    folder: Path, tmp_path: Path, grown: list[Any], monkeypatch: pytest.MonkeyPatch, shape: str, min_score: float
+    folder: Path,
+    tmp_path: Path,
+    grown: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    shape: str,
+    settings: str,
+    min_score: float,
 ) -> None:
     """Nodes, their order and the last bit of their scores; also where no further level is worth its time."""
     heads = str(save_heads(folder, tmp_path))
@@ -89,12 +105,13 @@ def test_trees_are_those_of_the_host(
     def load() -> LLM:
         return LLM(str(folder), head=heads, spec="off", backend="native", threads=2)
 
-    assert compare(load, f"eagle:{shape}", grown, monkeypatch, min_score) > 5
+    assert compare(load, f"eagle:{shape}", grown, monkeypatch, settings, min_score) > 5
 
 
+@pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("name", [name for name in LAYOUTS if name.startswith("eagle3/")])
 def test_trees_of_published_heads_are_those_of_the_host(
-    tmp_path: Path, grown: list[Any], monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, grown: list[Any], monkeypatch: pytest.MonkeyPatch, name: str, settings: str
 ) -> None:
     """Whether or not the kernels can grow them."""
     model = random_model("llama", num_hidden_layers=8)
@@ -104,30 +121,31 @@ def test_trees_of_published_heads_are_those_of_the_host(
     def load() -> LLM:
         return LLM(str(folder), head=str(tmp_path / "head"), spec="off", backend="native", threads=2)
 
-    compare(load, "eagle:nodes=12,width=3", grown, monkeypatch)
+    compare(load, "eagle:nodes=12,width=3", grown, monkeypatch, settings)
 
 
-def test_noise_leaves_it_to_the_host(folder: Path, tmp_path: Path, grown: list[Any]) -> None:
-    """With a temperature, in the same batch and alone; the text stays as it is."""
+def test_what_adjusts_logits_leaves_it_to_the_host(folder: Path, tmp_path: Path, grown: list[Any]) -> None:
+    """In the same batch and alone; all texts stay as they are."""
     llm = LLM(str(folder), head=str(save_heads(folder, tmp_path)), spec="off", backend="native", threads=2)
-    hot, greedy = (SamplingParams(max_tokens=12, temperature=t, seed=3, ignore_eos=True) for t in (0.8, 0.0))
-    mixed = [hot, greedy, hot]
+    hot, greedy, adjusted = (
+        SamplingParams(max_tokens=12, seed=3, ignore_eos=True, **settings)
+        for settings in ({"temperature": 0.8}, {"temperature": 0}, {"temperature": 0.8, "presence_penalty": 0.5})
+    )
+    mixed = [adjusted, hot, greedy]
     plain = [output.token_ids for output in llm.generate(PROMPTS, mixed)]
     assert [output.token_ids for output in llm.generate(PROMPTS, mixed, spec="eagle")] == plain
-    assert all(len(lengths) == 1 for _, _, lengths, *_ in grown), "only the greedy one, where it drafts alone"
+    assert max(len(lengths) for _, _, lengths, *_ in grown) == 2
     grown.clear()
-    assert llm.generate(PROMPTS[0], hot, spec="eagle")[0].token_ids == plain[0]
+    assert llm.generate(PROMPTS[0], adjusted, spec="eagle")[0].token_ids == plain[0]
     assert not grown
-    assert llm.generate(PROMPTS[1], greedy, spec="eagle")[0].token_ids == plain[1]
-    assert grown
 
 
 def test_what_does_not_fit_is_refused(folder: Path, tmp_path: Path, grown: list[Any]) -> None:
     """Before anything is written where it does not belong."""
     llm = LLM(str(folder), head=str(save_heads(folder, tmp_path)), spec="eagle", backend="native", threads=2)
     llm.generate(PROMPTS[0], SamplingParams(max_tokens=6, temperature=0, ignore_eos=True))
-    grow, first, lengths, budgets, growth = grown[1]
-    assert grow(first, lengths, budgets, growth)[0].tokens
+    grow, first, lengths, budgets, drawings, growth = grown[1]
+    assert grow(first, lengths, budgets, drawings, growth)[0].tokens
 
     def changed(**arrays: Any) -> PackedBatch:
         batch: PackedBatch = first._replace(**arrays)
@@ -136,17 +154,17 @@ def test_what_does_not_fit_is_refused(folder: Path, tmp_path: Path, grown: list[
     narrow, none = first.narrow.copy(), np.zeros((3, 0), np.int32)
     narrow[0] = 7
     for given in (
-        (first, lengths, [65], growth),
-        (first, lengths, [-1], growth),
-        (first, [0], budgets, growth),
-        (first, lengths, budgets, Growth(9, 8, 0.0, None)),
-        (first, lengths, budgets, Growth(0, 4, 0.0, None)),
-        (first, lengths, budgets, Growth(4, 0, 0.0, None)),
-        (changed(narrow=narrow), lengths, budgets, growth),
-        (changed(wide=np.zeros((3, 0), np.int64), narrow=none), lengths, budgets, growth),
-        (first, [10**6], budgets, growth),
-        (first, [2**63 - 1], budgets, growth),
-        (changed(block_size=0), lengths, budgets, growth),
+        (first, lengths, [65], drawings, growth),
+        (first, lengths, [-1], drawings, growth),
+        (first, [0], budgets, drawings, growth),
+        (first, lengths, budgets, drawings, Growth(9, 8, 0.0, None)),
+        (first, lengths, budgets, drawings, Growth(0, 4, 0.0, None)),
+        (first, lengths, budgets, drawings, Growth(4, 0, 0.0, None)),
+        (changed(narrow=narrow), lengths, budgets, drawings, growth),
+        (changed(wide=np.zeros((3, 0), np.int64), narrow=none), lengths, budgets, drawings, growth),
+        (first, [10**6], budgets, drawings, growth),
+        (first, [2**63 - 1], budgets, drawings, growth),
+        (changed(block_size=0), lengths, budgets, drawings, growth),
     ):
         with pytest.raises(ValueError, match="grow_trees refused its input"):
             grow(*given)

@@ -12,12 +12,12 @@ import torch
 
 from foredraft.backends.torch import TorchBackend
 from foredraft.backends.tree_ops import Candidates, Choice, Nodes, TreeOps
-from foredraft.heads.propose import HeadDrafter
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
 from foredraft.proposers.model.drafter import TreeDrafter
 from foredraft.proposers.model.run_ahead import Found, Levels, RunAhead
 from foredraft.proposers.model.tree import Tree, TreeShape, static_shares
+from foredraft.sampling import likely
 from foredraft.types import Draft, Sequence
 from tests.published.layouts import LAYOUTS
 from tests.published.shapes import TargetShape
@@ -113,8 +113,7 @@ def compare_with_host(
         return run(self, *given)
 
     monkeypatch.setattr(RunAhead, "__call__", counted)
-    for drafter in (TreeDrafter, HeadDrafter):  # the device always looks at all tokens
-        monkeypatch.setattr(drafter, "contenders", VOCAB)
+    monkeypatch.setattr(likely, "CONTENDERS", VOCAB)  # the device always looks at all tokens
     found = []
     for ops in (None, TorchTreeOps()):
         monkeypatch.setattr(TorchBackend, "tree_ops", ops)

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from foredraft.heads.propose import HeadDrafter
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
-from foredraft.proposers.model.drafter import TreeDrafter
+from foredraft.sampling import likely
 from foredraft.types import Draft
 from tests.contract.test_heads import CASES, REFERENCES
 from tests.contract.test_mtp import NAMES as BROUGHT
@@ -109,16 +108,14 @@ def test_whole_drafts_are_those_of_the_host(
     heads = str(save_heads(folder, tmp_path))
     if spec.startswith("draft_model"):
         spec += f",model={folder}"
-    for drafter in (TreeDrafter, HeadDrafter):
-        monkeypatch.setattr(drafter, "contenders", VOCAB)
+    monkeypatch.setattr(likely, "CONTENDERS", VOCAB)
     found = []
     for runs_ahead in (False, True):
         if not runs_ahead:
             monkeypatch.setattr("foredraft.proposers.model.run_ahead.RunAhead.__call__", lambda *given: None)
         else:
             monkeypatch.undo()
-            for drafter in (TreeDrafter, HeadDrafter):
-                monkeypatch.setattr(drafter, "contenders", VOCAB)
+            monkeypatch.setattr(likely, "CONTENDERS", VOCAB)
         llm = LLM(str(folder), head=heads, spec="off", dtype="float32", device=DEVICE, exact=False)
         assert isinstance(llm.engine.runner.backend, CudaBackend)
         found.append(drafts_of(llm, spec, params))

@@ -18,6 +18,7 @@ from foredraft.backends.layers import AttentionShape, Experts, LayerKV, Linear, 
 from foredraft.backends.weight import Weight
 from foredraft.batch import ForwardBatch, PackedBatch
 from foredraft.sampling.draw import LazyDraws, NodeDraw, Tokens
+from foredraft.sampling.likely import Drawing, likely
 
 if TYPE_CHECKING:
     from foredraft.backends.tree_growth import TapsHead, TreeGrower
@@ -115,10 +116,14 @@ class Backend(Protocol):
         """The largest `count` of every row of logits [rows, columns], all where there are fewer, and their columns:
         [rows, count] each. Largest first, and among equals, but for those on a GPU, the lowest column first."""
 
-    def likely(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """`top`, with probabilities instead of logits."""
-        values, columns = self.top(logits, count)
-        return (values - logits.logsumexp(1, keepdim=True)).exp(), columns
+    def likely(
+        self, logits: Tensor, drawings: Items[Drawing], count: int, token_ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The `count` tokens that the drawing of every row most probably gives: their shares and their columns, [rows,
+        count] each. Without a temperature the share is that of exp(logit), else of exp(logit + temperature * gumbel)
+        among the largest logits that reach the floor. A token that cannot be drawn has the share 0. `token_ids` names
+        the columns: [columns], [rows, columns], or None for their own numbers."""
+        return likely(self.top, logits, drawings, count, token_ids)
 
     def run_layers(
         self, x: Tensor, stack: Stack, kv: Items[LayerKV], batch: ForwardBatch, taps: Taps | None = None

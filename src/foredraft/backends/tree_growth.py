@@ -11,6 +11,7 @@ from torch import Tensor
 
 from foredraft.backends.layers import LayerKV, Linear, Stack, Taps
 from foredraft.batch import PackedBatch
+from foredraft.sampling.likely import Drawing
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +49,13 @@ class GrownTree(NamedTuple):
 class TreeGrower(Protocol):
     """Runs a head until its trees are grown."""
 
-    def __call__(self, first: PackedBatch, lengths: Items[int], budgets: Items[int], growth: Growth) -> list[GrownTree]:
+    def __call__(
+        self,
+        first: PackedBatch,
+        lengths: Items[int],
+        budgets: Items[int],
+        drawings: Items[Items[Drawing]],
+        growth: Growth,
+    ) -> list[GrownTree]:
         """The draft of every sequence of `first`, which has all rows up to their ends. Those have `lengths` tokens, and
-        their drafts at most `budgets` nodes."""
+        their drafts at most `budgets` nodes. `drawings` are what the target will draw at each depth."""

@@ -19,6 +19,7 @@ from foredraft.heads.base import MAX_BLOCK
 from foredraft.heads.files import HeadFiles
 from foredraft.heads.weights import HeadWeights, TapReader, layer_config
 from foredraft.models.decoder import Decoder
+from foredraft.params import SamplingParams
 from foredraft.proposers.model.candidates import NodeLogits
 from foredraft.proposers.model.computed_tokens import ComputedTokens
 from foredraft.proposers.model.depths import FEW
@@ -104,9 +105,8 @@ class HeadRunner(ABC):
     def close(self) -> None:
         self._target.draft_models.release(self._name)
 
-    @property
-    def runs_ahead(self) -> bool:
-        return self._ahead is not None
+    def can_run_ahead(self, params: SamplingParams) -> bool:
+        return self._ahead is not None and self._ahead.serves(params)
 
     @property
     def stops_early(self) -> bool:
@@ -114,7 +114,7 @@ class HeadRunner(ABC):
         return self._ahead is not None and self._ahead.stops_early
 
     def ahead(self, works: Items[Work], shape: TreeShape, budgets: Items[int], min_score: float) -> WholeDrafts | None:
-        if self._ahead is None or not self._ahead.serves(works):
+        if self._ahead is None:
             return None
         behind, works = split_catch_up(works, shape)
         if behind:
@@ -197,7 +197,6 @@ class HeadDrafter(TreeDrafter):
     kind: ClassVar[str]
     runner: type[HeadRunner]
     drafts_on = False  # from its own output: each level is a run, and a draft may be longer than the head's block
-    contenders = 64  # enough at usual temperatures; finding more takes longer than a head's run
 
     def __init__(self, options: HeadOptions, target: TargetModel) -> None:
         if self.kind not in target.heads:

@@ -1,44 +1,14 @@
-/* Drawing a token: argmax of logit + temperature * gumbel(key, id) over the logits that reach a floor (floor.h). The
- * noise has the bits of sampling/noise.py: the same exactly rounded operations in the same order, which
- * -ffp-contract=off leaves alone.
+/* Drawing a token: argmax of logit + temperature * gumbel(key, id) over the logits that reach a floor (floor.h).
  *
  * Every candidate is hashed, but logarithms are computed for few. Since -log(u) >= 1 - u, a uniform whose complement
  * begins with n zero bits has a variate of at most (n + 1) * log(2). So for each n there is a logit below which the
  * best score so far is out of reach; the floor is part of the same table. */
 #include "foredraft.h"
 #include "floor.h"
+#include "noise.h"
 #include "pool.h"
 
-#include <math.h>
-
-#define LOG_TERMS 12
-#define NOISE_BITS 52
 #define SLICES 16
-
-INLINE uint64_t hash(uint64_t key, uint64_t id) {
-    uint64_t z = id * 0x9E3779B97F4A7C15u + key;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
-}
-
-/* The logarithm of sampling/noise.py, operation by operation. */
-static double exact_log(double x) {
-    int exponent;
-    double mantissa = frexp(x, &exponent);
-    if (mantissa < 0x1.6a09e667f3bcdp-1) { /* sqrt(0.5) */
-        mantissa = mantissa * 2;
-        exponent = exponent - 1;
-    }
-    double s = (mantissa - 1) / (mantissa + 1), square = s * s, series = 1.0 / (2 * LOG_TERMS + 1);
-    for (int term = LOG_TERMS - 1; term >= 0; term--) series = series * square + 1.0 / (2 * term + 1);
-    return exponent * 0x1.62e42fefa39efp-1 + series * (s * 2); /* log(2) */
-}
-
-static double gumbel(uint64_t noise) {
-    double uniform = ((double)(noise >> (64 - NOISE_BITS)) + 0.5) * 0x1p-52;
-    return -exact_log(-exact_log(uniform));
-}
 
 typedef struct race {
     double temperature;
@@ -109,17 +79,12 @@ static void look_at(void *context, int64_t item, int worker) {
     for (; block < end; block++) {
         const float *x = row->logits + block * MAX_BLOCK;
         int64_t count = min64(MAX_BLOCK, row->vocab - block * MAX_BLOCK);
-        if (count == MAX_BLOCK) {
-            FOR_STEP(i, MAX_BLOCK, LANES) broken |= (vi)(load(x + i) != load(x + i));
-        } else {
-            for (int64_t i = 0; i < count; i++) broken[0] |= x[i] != x[i];
-        }
+        broken |= no_numbers(x, count);
         row->maxima[block] = block_max(x, count);
         if (row->maxima[block] > highest) highest = row->maxima[block];
     }
     state->highest[slice] = highest;
-    state->is_broken[slice] = 0;
-    FOR(i, LANES) state->is_broken[slice] |= broken[i];
+    state->is_broken[slice] = any_lane(broken);
 }
 
 /* The lowest place of the largest logit. */

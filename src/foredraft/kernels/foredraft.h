@@ -202,6 +202,15 @@ typedef struct {
  * gumbel(key, token), the lowest of equals; -1 where the logits have NaN or an infinite maximum. */
 int fd_draw(const fd_drawing *drawings, int64_t count, int64_t vocab, int64_t *tokens);
 
+enum { FD_CONTENDERS = 256 }; /* logits that may win by noise, beside those that equal the last of them */
+
+/* For rows of logits of a drafting model, the `count` tokens that such drawings from the target's logits most probably
+ * give: by the share of exp(logit), or with a temperature of exp(logit + temperature * gumbel(key, token)) among the
+ * largest logits that reach the floor. Of a token that cannot be drawn the share is 0. `token_ids` says what the columns
+ * stand for, of rows `ids_stride` apart, which may be 0; NULL: for their own numbers. */
+int fd_likely(const fd_drawing *drawings, const int64_t *token_ids, int64_t ids_stride, int64_t rows, int64_t columns,
+              int64_t count, float *shares, int64_t *places);
+
 enum { FD_NODES = 64 }; /* of a draft, run or not, at most */
 
 /* The nodes of a draft, parents first. */
@@ -232,9 +241,10 @@ typedef struct {
 } fd_growth;
 
 /* Runs `first`, all rows up to the ends of its sequences, which have `lengths` tokens, and then levels of trees behind
- * them, whose best `budgets` nodes are the drafts. The block tables reach FD_NODES tokens further. */
+ * them, whose best `budgets` nodes are the drafts. The target will make `drawings` [sequences, depth of the trees] there,
+ * whose logits are not read. The block tables reach FD_NODES tokens further. */
 int fd_grow_trees(const fd_taps_head *head, const fd_batch *first, const fd_growth *growth, const int64_t *lengths,
-                  const int64_t *budgets, fd_nodes *drafts, int32_t *counts);
+                  const int64_t *budgets, const fd_drawing *drawings, fd_nodes *drafts, int32_t *counts);
 
 /* A text that the proposer `suffix` copies from, and where its n-grams of a few lengths have occurred. */
 typedef struct fd_text fd_text;

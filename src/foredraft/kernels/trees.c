@@ -16,6 +16,7 @@ typedef struct {
 
 typedef struct {
     const fd_growth *growth;
+    const fd_drawing *drawings; /* [depth] */
     int64_t length, budget; /* tokens of the sequence, nodes of the draft */
     int32_t size, num_run, depth, num_leaves, ended;
     tree_node nodes[FD_NODES];
@@ -28,6 +29,7 @@ typedef struct {
     int32_t *sequences, *prefix_lens, *paths, *path_lens;
     float *tapped, *x, *normed, *logits, *shares;
     int64_t *columns;
+    fd_drawing *drawings;
 } workspace;
 
 /* The least weight in the draft, or what is worth going on from, with `count` branches beside what the tree has. */
@@ -67,6 +69,7 @@ static void add_best(tree *tree, int32_t first, int64_t rows, const float *share
     for (int64_t row = 0; row < rows; row++)
         for (int64_t rank = 0; rank < growth->width; rank++) {
             int64_t candidate = row * growth->width + rank;
+            if (shares[candidate] == 0) continue;
             const tree_node *above = first < 0 ? NULL : &tree->nodes[first + row];
             double share = shares[candidate] > LEAST_PROBABILITY ? shares[candidate] : LEAST_PROBABILITY;
             double score = (share < 1 ? share : 1) * (above ? above->score : 1);
@@ -140,15 +143,18 @@ static fd_batch lay_out(tree *trees, const fd_batch *first, const workspace *to)
                       to->paths, to->path_lens, rows, first->num_sequences, first->table_width, deepest, size};
 }
 
-/* The likeliest tokens behind rows that have gone through the layers. */
+/* The likeliest tokens behind rows that have gone through the layers, of which `to->drawings` says all but the logits. */
 static int find(const fd_taps_head *head, const float *normed, int64_t rows, int64_t width, const workspace *to) {
     int64_t columns = head->output->outputs;
     int error = project(head->output, normed, rows, to->logits);
-    return error ? error : fd_top(to->logits, rows, columns, columns, width, 1, to->shares, to->columns);
+    for (int64_t row = 0; row < rows; row++) to->drawings[row].logits = to->logits + row * columns;
+    return error ? error
+                 : fd_likely(to->drawings, head->token_ids, 0, rows, columns, width, to->shares, to->columns);
 }
 
 /* The tokens of the sequences that were not run yet, and the candidates behind the last one of each. */
-static int begin(const fd_taps_head *head, const fd_batch *first, int64_t width, const workspace *to) {
+static int begin(const fd_taps_head *head, const fd_batch *first, int64_t width, const tree *trees,
+                 const workspace *to) {
     int64_t inner = head->stack->width;
     int error = fd_read_previous(head->taps, head->parts, head->num_parts, first, to->tapped);
     if (!error) error = project(head->fusion, to->tapped, first->rows, to->x);
@@ -156,10 +162,14 @@ static int begin(const fd_taps_head *head, const fd_batch *first, int64_t width,
     if (error) return error;
     for (int64_t row = 0; row < first->rows; row++) /* the rows of a sequence come in order: its last one stays */
         memcpy(to->x + first->sequences[row] * inner, to->normed + row * inner, 4 * (size_t)inner);
+    for (int64_t s = 0; s < first->num_sequences; s++) to->drawings[s] = trees[s].drawings[0];
     return find(head, to->x, first->num_sequences, width, to);
 }
 
-static int run_level(const fd_taps_head *head, const fd_batch *level, int64_t width, const workspace *to) {
+static int run_level(const fd_taps_head *head, const fd_batch *level, int64_t width, const tree *trees,
+                     const workspace *to) {
+    for (int64_t row = 0; row < level->rows; row++)
+        to->drawings[row] = trees[level->sequences[row]].drawings[level->path_lens[row]];
     int error = fd_read_previous(head->outputs, NULL, 1, level, to->x);
     if (!error) error = fd_run_layers(head->stack, head->kv, level, NULL, 0, head->kept, to->x, to->normed);
     return error ? error : find(head, to->normed, level->rows, width, to);
@@ -168,14 +178,14 @@ static int run_level(const fd_taps_head *head, const fd_batch *level, int64_t wi
 static int grow_all(const fd_taps_head *head, const fd_batch *first, const fd_growth *growth, tree *trees,
                     const workspace *to) {
     int64_t width = growth->width;
-    int error = begin(head, first, width, to);
+    int error = begin(head, first, width, trees, to);
     for (int64_t s = 0; s < first->num_sequences && !error; s++)
         if (trees[s].budget)
             add_best(&trees[s], -1, 1, to->shares + s * width, to->columns + s * width, head->token_ids);
     while (!error) {
         fd_batch level = lay_out(trees, first, to);
         if (!level.rows) break;
-        error = run_level(head, &level, width, to);
+        error = run_level(head, &level, width, trees, to);
         for (int64_t row = 0; row < level.rows && !error;) {
             tree *tree = &trees[level.sequences[row]];
             int32_t before = tree->num_run, count = tree->size - before;
@@ -208,8 +218,8 @@ static int check(const fd_taps_head *head, const fd_batch *first, const fd_growt
 }
 
 int fd_grow_trees(const fd_taps_head *head, const fd_batch *first, const fd_growth *growth, const int64_t *lengths,
-                  const int64_t *budgets, fd_nodes *drafts, int32_t *counts) {
-    if (!head || !first || !growth || !lengths || !budgets || !drafts || !counts) return FD_NULL;
+                  const int64_t *budgets, const fd_drawing *drawings, fd_nodes *drafts, int32_t *counts) {
+    if (!head || !first || !growth || !lengths || !budgets || !drawings || !drafts || !counts) return FD_NULL;
     int error = check(head, first, growth, lengths, budgets);
     if (error) return error;
     int64_t sequences = first->num_sequences, depth = growth->depth, width = growth->width;
@@ -221,24 +231,27 @@ int fd_grow_trees(const fd_taps_head *head, const fd_batch *first, const fd_grow
         sequences * sizeof(tree),
         sequences * (size_t)(most_leaves + most_branches) * sizeof(tree_node),
         8 * (size_t)(of_level * (3 + width)),
+        of_level * sizeof(fd_drawing),
         4 * floats,
         4 * (size_t)(of_level * (3 + depth)),
     };
     size_t all = 0;
-    for (int i = 0; i < 5; i++) all += bytes[i] = (bytes[i] + 63) / 64 * 64;
+    for (int i = 0; i < 6; i++) all += bytes[i] = (bytes[i] + 63) / 64 * 64;
     char *memory = aligned_alloc(64, all);
     if (!memory) return FD_NO_MEMORY;
     tree *trees = (tree *)memory;
     tree_node *candidates = (tree_node *)(memory + bytes[0]);
     int64_t *wide = (int64_t *)((char *)candidates + bytes[1]);
-    float *numbers = (float *)((char *)wide + bytes[2]);
-    int32_t *narrow = (int32_t *)((char *)numbers + bytes[3]);
+    fd_drawing *of_rows = (fd_drawing *)((char *)wide + bytes[2]);
+    float *numbers = (float *)((char *)of_rows + bytes[3]);
+    int32_t *narrow = (int32_t *)((char *)numbers + bytes[4]);
     float *x = numbers + first->rows * tapped, *logits = x + 2 * rows * inner;
     workspace to = {
         .token_ids = wide,
         .positions = wide + of_level,
         .slots = wide + 2 * of_level,
         .columns = wide + 3 * of_level,
+        .drawings = of_rows,
         .tapped = numbers,
         .x = x,
         .normed = x + rows * inner,
@@ -251,6 +264,7 @@ int fd_grow_trees(const fd_taps_head *head, const fd_batch *first, const fd_grow
     };
     for (int64_t s = 0; s < sequences; s++) {
         trees[s] = (tree){.growth = growth, .length = lengths[s], .budget = budgets[s]};
+        trees[s].drawings = drawings + s * depth;
         trees[s].leaves = candidates + s * (most_leaves + most_branches);
         trees[s].branches = trees[s].leaves + most_leaves;
     }

@@ -41,7 +41,7 @@ from foredraft.backends.native.describe import (
 )
 from foredraft.backends.native.header import STRUCTURES
 from foredraft.backends.native.library import ERRORS, OUT_OF_MEMORY, load_library
-from foredraft.backends.native.sample import Draws
+from foredraft.backends.native.sample import Draws, likely, logit_rows
 from foredraft.backends.native.trees import HeadMemory, NativeTrees
 from foredraft.backends.native.weights import BLOCK, KINDS, Packed, WeightMemory, describe_plain
 from foredraft.backends.tree_growth import TapsHead
@@ -49,6 +49,7 @@ from foredraft.backends.weight import Weight
 from foredraft.batch import ForwardBatch
 from foredraft.config import QUANT_GROUP, check_threads
 from foredraft.sampling.draw import NodeDraw
+from foredraft.sampling.likely import Drawing
 
 PLANES = {"int8": 1, "int16": 2}  # activations that meet quantised weights -> bytes of each
 
@@ -245,19 +246,18 @@ class NativeBackend(Backend):
         self._call(verb, description, chosen, count, *where, y.data_ptr())
         return y
 
-    def likely(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        return self.top(logits, count, probabilities=True)
+    def likely(
+        self, logits: Tensor, drawings: Items[Drawing], count: int, token_ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return likely(self._call, logits, drawings, count, token_ids)
 
-    def top(self, logits: Tensor, count: int, probabilities: bool = False) -> tuple[Tensor, Tensor]:
-        rows, columns = matrix("logits", logits)
-        if logits.dtype is not torch.float32 or not logits.is_cpu or logits.stride(1) != 1:
-            raise ValueError(f"logits must be float32 rows in CPU memory, not {logits.dtype} on {logits.device}.")
-        stride = logits.stride(0) if rows > 1 else columns  # rows may be part of wider ones
+    def top(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        rows, columns, stride = logit_rows(logits)
         count = min(count, columns)
         values, places = torch.empty(rows, count), torch.empty(rows, count, dtype=torch.int64)
-        found = (values.data_ptr(), places.data_ptr())
         if rows:
-            self._call("top", logits.data_ptr(), rows, columns, stride, count, probabilities, *found)
+            found = values.data_ptr(), places.data_ptr()
+            self._call("top", logits.data_ptr(), rows, columns, stride, count, False, *found)
         return values, places
 
     def run_layers(

@@ -6,14 +6,17 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from ctypes import Structure, addressof, byref, c_double, c_int32, c_int64
 from ctypes import pointer as pointer_to
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 
 from foredraft.backends.native.describe import describe_packed, describe_projection, pointer
 from foredraft.backends.native.header import STRUCTURES
+from foredraft.backends.native.sample import describe_drawings
 from foredraft.backends.tree_growth import GrownTree, Growth, TapsHead
 from foredraft.batch import PackedBatch
+from foredraft.sampling.likely import Drawing
 
 _Growth, _Nodes = STRUCTURES["fd_growth"], STRUCTURES["fd_nodes"]
 
@@ -50,13 +53,20 @@ class NativeTrees:
             count,
         )
 
-    def __call__(self, first: PackedBatch, lengths: Items[int], budgets: Items[int], growth: Growth) -> list[GrownTree]:
+    def __call__(
+        self,
+        first: PackedBatch,
+        lengths: Items[int],
+        budgets: Items[int],
+        drawings: Items[Items[Drawing]],
+        growth: Growth,
+    ) -> list[GrownTree]:
         size = len(lengths)
         of_sequences = c_int64 * size
         shares = None if growth.shares is None else (c_double * len(growth.shares))(*growth.shares)
         how = _Growth(growth.depth, growth.width, growth.min_score, None if shares is None else addressof(shares))
         drafts, counts = (_Nodes * size)(), (c_int32 * size)()
-        given = of_sequences(*lengths), of_sequences(*budgets)
+        given = of_sequences(*lengths), of_sequences(*budgets), describe_drawings(list(chain.from_iterable(drawings)))
         self._call("grow_trees", byref(self._head), byref(describe_packed(first)), byref(how), *given, drafts, counts)
         return [
             GrownTree(nodes.tokens[:count], nodes.parents[:count], nodes.scores[:count])

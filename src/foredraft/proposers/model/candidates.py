@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from foredraft.backends.base import Backend
+from foredraft.sampling.likely import Drawing
 from foredraft.sampling.noise import DRAFT_STREAM, gumbel, stream_key, uniform
-from foredraft.sampling.pipeline import adjust_after, distribution, floor
+from foredraft.sampling.pipeline import adjust_after, distribution
 from foredraft.types import Sequence
 
 Candidates = list[tuple[int, float]]  # tokens and their probabilities, best first
@@ -56,47 +57,37 @@ class Node:
     path: Items[int]
 
 
-def coupled(
-    logits: NodeLogits, nodes: Items[Node], count: int, contenders: int, vocab_size: int, backend: Backend
-) -> list[Candidates]:
-    """For every row, the tokens that the target will most probably draw if its logits are like these. At temperature 0
-    there is no noise; else it decides among the most probable `contenders`, and only the difference of the logits is
-    uncertain."""
+def drawing_at(sequence: Sequence, depth: int) -> Drawing:
+    """How the target draws the token behind `depth` draft tokens."""
+    params = sequence.params
+    return Drawing(params, stream_key(sequence.noise_seed, sequence.num_tokens + depth) if params.temperature else 0)
+
+
+def coupled(logits: NodeLogits, nodes: Items[Node], count: int, vocab_size: int, backend: Backend) -> list[Candidates]:
+    """Candidates behind each node under the match rule: the tokens that the target will most probably draw."""
     found: list[Candidates] = [[] for _ in nodes]
-    sequences = enumerate(node.sequence for node in nodes)
-    greedy = [row for row, each in sequences if not each.params.temperature and not each.adjusts_logits]
-    if greedy:
-        some = logits if len(greedy) == len(nodes) else logits[greedy]
-        shares, columns = backend.likely(some.values, count)
-        if some.confidence is not None:
-            shares = shares * some.confidence[:, None]
-        for row, tokens, probabilities in zip(greedy, some.tokens(columns).tolist(), shares.tolist(), strict=True):
-            found[row] = list(zip(tokens, probabilities, strict=True))
-    for row, node in enumerate(nodes):
-        if not found[row]:
-            found[row] = _drawn(logits, row, node, count, contenders, vocab_size, backend)
+    adjusted = [row for row, node in enumerate(nodes) if node.sequence.adjusts_logits]
+    others = [row for row in range(len(nodes)) if row not in adjusted]
+    if others:
+        some = logits if not adjusted else logits[others]
+        for row, candidates in zip(others, _likely(some, [nodes[row] for row in others], count, backend), strict=True):
+            found[row] = candidates
+    for row in adjusted:
+        node, own = nodes[row], logits[[row]]
+        values = adjust_after(logits.of_target(row, vocab_size), node.sequence, node.path)
+        (found[row],) = _likely(NodeLogits(values[None], None, own.confidence), [node], count, backend)
     return found
 
 
-def _drawn(
-    logits: NodeLogits, row: int, node: Node, count: int, contenders: int, vocab_size: int, backend: Backend
-) -> Candidates:
-    sequence = node.sequence
-    confidence = 1.0 if logits.confidence is None else float(logits.confidence[row])
-    if sequence.adjusts_logits:
-        logits, row = NodeLogits(adjust_after(logits.of_target(row, vocab_size), sequence, node.path)[None]), 0
-    own = logits[row : row + 1]
-    values, columns = backend.top(own.values, contenders)
-    possible = values[0] > -torch.inf  # the grammar may allow few tokens, or none that this model has
-    kept, tokens = values[0][possible], own.tokens(columns)[0][possible]
-    temperature = sequence.params.temperature or 0.0
-    if temperature > 0:
-        allowed = kept >= floor(own.values[0], sequence.params)
-        kept, tokens = kept[allowed], tokens[allowed]
-        key = stream_key(sequence.noise_seed, sequence.num_tokens + len(node.path))
-        kept = kept + temperature * gumbel(uniform(key, tokens)).float()
-    probability, best = (kept.softmax(-1) * confidence).topk(min(count, len(kept)))
-    return list(zip(tokens[best].tolist(), probability.tolist(), strict=True))
+def _likely(logits: NodeLogits, nodes: Items[Node], count: int, backend: Backend) -> list[Candidates]:
+    drawings = [drawing_at(node.sequence, len(node.path)) for node in nodes]
+    shares, columns = backend.likely(logits.values, drawings, count, logits.token_ids)
+    if logits.confidence is not None:
+        shares = shares * logits.confidence[:, None]
+    return [
+        [(token, share) for token, share in zip(*of_row, strict=True) if share > 0]
+        for of_row in zip(logits.tokens(columns).tolist(), shares.tolist(), strict=True)
+    ]
 
 
 def sampled(logits: Tensor, node: Node, index: int, count: int, vocab_size: int) -> list[tuple[int, Tensor]]:

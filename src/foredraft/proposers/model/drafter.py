@@ -3,7 +3,6 @@ the best branches."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import replace
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from foredraft.backends.base import Backend
+from foredraft.params import SamplingParams
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.model.candidates import Candidates, Node, NodeLogits, coupled, sampled
 from foredraft.proposers.model.depths import Depths
@@ -22,7 +22,6 @@ from foredraft.proposers.model.whole_drafts import WholeDrafts
 from foredraft.types import NO_DRAFT, Draft, Sequence, Work
 
 UP_TO_DATE = 16  # with so few tokens to run, about a tile, a sequence drafts at once
-_NO_FLOORS = (1.0, -math.inf, 0)  # draw settings of a request without top-p, min-p and top-k
 CATCH_UP = 512  # the most catch-up tokens of a sequence in one call; with more to run there is no draft yet
 
 
@@ -33,9 +32,8 @@ class DraftingModel(Protocol):
     vocab_size: int  # of the target
     catch_up_beside: int  # the most catch-up tokens of all sequences, where up-to-date ones would wait for them
 
-    @property
-    def runs_ahead(self) -> bool:
-        """Whether whole drafts can run without the host."""
+    def can_run_ahead(self, params: SamplingParams) -> bool:
+        """Whether whole drafts behind such a request can run without the host."""
 
     def can_draft(self, sequence: Sequence, known: int) -> bool:
         """Whether everything is there that the tokens from `known` on need to be run."""
@@ -64,7 +62,6 @@ class TreeDrafter(Proposer):
     """Drafts with a model or a head."""
 
     free = False
-    contenders = 256  # the most probable tokens, among which the noise decides
 
     def __init__(self, name: str, model: DraftingModel, shape: TreeShape, shallower: Items[TreeShape] = ()) -> None:
         """`shallower` are further shapes that whole drafts may have on the device, deepest first."""
@@ -90,8 +87,8 @@ class TreeDrafter(Proposer):
     def propose(self, sequences: Items[Sequence], budgets: Items[int], min_score: float) -> list[Draft]:
         trees = [self._begun(sequence, budget, min_score) for sequence, budget in zip(sequences, budgets, strict=True)]
         share_catch_up([tree for tree in trees if tree.budget], self.model.catch_up_beside)
-        if self.model.runs_ahead:
-            self._run_ahead([tree for tree in trees if self._can_run_ahead(tree)], min_score)
+        if ready := [tree for tree in trees if self._can_run_ahead(tree)]:
+            self._run_ahead(ready, min_score)
         while growing := [tree for tree in trees if tree.grows]:
             works = self._works(growing)
             logits = self.model.logits(works)
@@ -111,14 +108,13 @@ class TreeDrafter(Proposer):
     def _can_run_ahead(self, tree: Tree) -> bool:
         """Whether nothing but the model's logits and the noise decides what is drafted."""
         plain = not tree.is_sampled and not tree.sequence.adjusts_logits
-        settings = tree.sequence.params.draw_settings
-        truncated = settings[0] > 0 and settings[1:] != _NO_FLOORS
-        return tree.grows and plain and not truncated and tree.num_missing <= tree.catch_up
+        begins = tree.grows and tree.num_missing <= tree.catch_up
+        return plain and begins and self.model.can_run_ahead(tree.sequence.params)
 
     def _run_ahead(self, trees: list[Tree], min_score: float) -> None:
         """Let the device run the levels of these trees, if it can, and take the drafts from what it found."""
         works, shape = self._works(trees), self._depths.choose([tree.sequence.id for tree in trees], min_score)
-        drafts = self.model.ahead(works, shape, [tree.budget for tree in trees], min_score) if trees else None
+        drafts = self.model.ahead(works, shape, [tree.budget for tree in trees], min_score)
         if drafts is None:
             return
         for lane, (tree, work) in enumerate(zip(trees, works, strict=True)):
@@ -170,7 +166,7 @@ class TreeDrafter(Proposer):
         if rows:
             chosen = logits if len(rows) == row else logits[rows]
             model = self.model
-            best = coupled(chosen, nodes, self.shape.width, self.contenders, model.vocab_size, model.backend)
+            best = coupled(chosen, nodes, self.shape.width, model.vocab_size, model.backend)
             for place, candidates in zip(rows, best, strict=True):
                 found[place] = candidates
         return found

@@ -7,6 +7,8 @@ from collections.abc import Sequence as Items
 
 from foredraft.backends.tree_growth import GrownTree, Growth, TreeGrower
 from foredraft.batch import PackedBatch
+from foredraft.params import SamplingParams
+from foredraft.proposers.model.candidates import drawing_at
 from foredraft.proposers.model.tree import TreeShape, static_shares
 from foredraft.types import Draft, Work
 
@@ -34,17 +36,17 @@ class GrowAhead:
     def __init__(self, grow: TreeGrower) -> None:
         self._grow = grow
 
-    def serves(self, works: Items[Work]) -> bool:
-        """With a temperature the noise of the target would have to be added."""
-        return not any(work.sequence.params.temperature for work in works)
+    def serves(self, params: SamplingParams) -> bool:
+        return True
 
     def __call__(
         self, works: Items[Work], first: PackedBatch, shape: TreeShape, budgets: Items[int], min_score: float
     ) -> GrownTrees:
         shares = tuple(static_shares(shape.width)) if shape.static else None
         lengths = [work.sequence.num_tokens for work in works]
+        drawings = [[drawing_at(work.sequence, depth) for depth in range(shape.depth)] for work in works]
         growth = Growth(shape.depth, shape.width, 0.0 if shape.static else min_score, shares)
-        return GrownTrees(self._grow(first, lengths, budgets, growth))
+        return GrownTrees(self._grow(first, lengths, budgets, drawings, growth))
 
     def warm(self, shape: TreeShape, max_keys: int, max_sequences: int) -> None:
         """Nothing needs to be made before."""

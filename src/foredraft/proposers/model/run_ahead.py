@@ -7,6 +7,7 @@ draft is one captured graph, and the host reads the candidates of all levels at 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import cache
@@ -26,11 +27,13 @@ from foredraft.backends.base import Backend
 from foredraft.backends.layers import AttentionShape
 from foredraft.backends.tree_ops import LEAST_PROBABILITY, Choice, Nodes, Noise, Places, TreeOps
 from foredraft.batch import ForwardBatch, PackedBatch
+from foredraft.params import SamplingParams
 from foredraft.proposers.model.candidates import NodeLogits
 from foredraft.proposers.model.tree import TreeShape, computed_up_to, static_shares
 from foredraft.sampling.noise import signed, stream_key
 from foredraft.types import Draft, Work
 
+_NO_FLOORS = (1.0, -math.inf, 0)  # draw settings of a request without top-p, min-p and top-k
 _MOST_NODES = 64  # that a tree may have, run or drafted
 _MOST_ROWS = 256  # of a first run and of a level: more are a batch that needs no graph
 _SIZES = (1, 2, 4, 8, 16, 32)  # sequences that a program has room for
@@ -181,8 +184,9 @@ class RunAhead:
                     self.backend.replay(program, plan, program.run)
                     program.wait()  # what the next run is told must not reach this one
 
-    def serves(self, works: Items[Work]) -> bool:
-        return True
+    def serves(self, params: SamplingParams) -> bool:
+        """The device looks at all tokens, whether or not they reach a floor."""
+        return not params.temperature or params.draw_settings[1:] == _NO_FLOORS
 
     def __call__(
         self, works: Items[Work], first: PackedBatch, shape: TreeShape, budgets: Items[int], min_score: float

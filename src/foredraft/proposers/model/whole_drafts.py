@@ -6,6 +6,7 @@ from collections.abc import Sequence as Items
 from typing import Protocol
 
 from foredraft.batch import PackedBatch
+from foredraft.params import SamplingParams
 from foredraft.proposers.model.tree import TreeShape
 from foredraft.types import Draft, Work
 
@@ -25,8 +26,8 @@ class Ahead(Protocol):
 
     stops_early: bool  # whether it goes on from nodes above `min_score` only; else how deep it drafts is chosen before
 
-    def serves(self, works: Items[Work]) -> bool:
-        """Whether it can draft behind these."""
+    def serves(self, params: SamplingParams) -> bool:
+        """Whether it can add the noise of such a request."""
 
     def __call__(
         self, works: Items[Work], first: PackedBatch, shape: TreeShape, budgets: Items[int], min_score: float
