@@ -9,8 +9,10 @@ from torch import Tensor
 
 from foredraft.backends.tree_ops import LEAST_PROBABILITY, Candidates, Choice, Nodes, Noise, Places
 from foredraft.batch import ForwardBatch
+from foredraft.params import SamplingParams
 from foredraft.proposers.model.tree import Tree
 from foredraft.sampling.noise import gumbel, uniform
+from foredraft.sampling.pipeline import floor
 
 
 def add_level(tree: Tree, first: int, candidates: list[list[tuple[int, float]]]) -> None:
@@ -53,6 +55,12 @@ class TorchTreeOps:
         each = len(logits) // len(noise.keys)
         drawn = gumbel(uniform(noise.keys.repeat_interleave(each)[:, None], columns))
         values = (logits.double() + noise.temperatures.repeat_interleave(each)[:, None] * drawn).float()
+        for row, logits_of_row in enumerate(logits):
+            of = row // each
+            if temperature := float(noise.temperatures[of]):
+                limits = {"top_p": float(noise.top_ps[of]), "min_p": float(noise.min_p_logs[of].exp())}
+                params = SamplingParams(temperature=temperature, top_k=int(noise.top_ks[of]), **limits)
+                values[row][logits_of_row < floor(logits_of_row, params)] = -torch.inf
         best, places = values.topk(into.tokens.shape[1])
         into.tokens.copy_(columns.gather(1, places))
         into.probabilities.copy_((best - values.logsumexp(-1, keepdim=True)).exp())

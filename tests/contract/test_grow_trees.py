@@ -34,7 +34,7 @@ SHAPES = [
 ]
 SETTINGS: dict[str, list[dict[str, Any]]] = {  # of requests that decode at once
     "greedy": [{"temperature": 0}] * 3,
-    "noise": [{"temperature": 0.8}, {"temperature": 1.5, "top_p": 0.9, "top_k": 40}, {"temperature": 0}],
+    "noise": [{"temperature": 0.8}, {"temperature": 1.5, "top_p": 0.9, "top_k": 40}, {"temperature": 1.5, "top_k": 2}],
 }
 PROMPTS = [[(7 * seed + 3 * place) % VOCAB for place in range(10 + 45 * seed)] for seed in range(3)]
 

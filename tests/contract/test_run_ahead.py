@@ -25,16 +25,18 @@ from tests.tiny_heads import save_heads
 from tests.tiny_models import VOCAB, random_model, save_model
 from tests.tree_reference import TorchTreeOps, add_level
 
-CASES = [
-    ("eagle:nodes=12,width=3,k=4", 0.0),
-    ("eagle:nodes=12,width=3,k=4", 0.7),
-    ("eagle:tree=static,nodes=9,width=3,k=3", 0.0),
-    ("mtp:nodes=12,width=3,k=4", 0.0),
-    ("mtp:tree=chain,k=3", 0.7),
-    ("dflash:nodes=12,width=3,k=4", 0.7),
-    ("dflash:tree=chain,k=3", 0.0),
-    ("draft_model:k=4", 0.0),
-    ("draft_model:k=3,width=2", 0.7),
+CASES: list[tuple[str, float, dict[str, Any]]] = [
+    ("eagle:nodes=12,width=3,k=4", 0.0, {}),
+    ("eagle:nodes=12,width=3,k=4", 0.7, {}),
+    ("eagle:nodes=12,width=3,k=4", 0.7, {"top_p": 0.8, "top_k": 20}),
+    ("eagle:nodes=12,width=3,k=4", 1.5, {"top_k": 2}),
+    ("eagle:tree=static,nodes=9,width=3,k=3", 0.0, {}),
+    ("mtp:nodes=12,width=3,k=4", 0.0, {}),
+    ("mtp:tree=chain,k=3", 0.7, {}),
+    ("dflash:nodes=12,width=3,k=4", 0.7, {}),
+    ("dflash:tree=chain,k=3", 0.0, {}),
+    ("draft_model:k=4", 0.0, {}),
+    ("draft_model:k=3,width=2", 0.7, {}),
 ]
 
 
@@ -64,14 +66,19 @@ def drafts_of(llm: LLM, spec: str, params: SamplingParams) -> list[Any]:
     return drafts
 
 
-@pytest.mark.parametrize(("spec", "temperature"), CASES)
+@pytest.mark.parametrize(("spec", "temperature", "limits"), CASES)
 def test_drafts_are_those_of_the_host(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str, temperature: float
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spec: str,
+    temperature: float,
+    limits: dict[str, Any],
 ) -> None:
     heads = str(save_heads(folder, tmp_path))
     if spec.startswith("draft_model"):
         spec += f",model={folder}"
-    compare_with_host(folder, heads, spec, temperature, monkeypatch)
+    compare_with_host(folder, heads, spec, temperature, monkeypatch, **limits)
 
 
 @pytest.mark.parametrize(
@@ -102,9 +109,9 @@ def test_drafts_of_first_layers_are_those_of_the_host(
 
 
 def compare_with_host(
-    folder: Path, heads: str | None, spec: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+    folder: Path, heads: str | None, spec: str, temperature: float, monkeypatch: pytest.MonkeyPatch, **limits: Any
 ) -> None:
-    params = SamplingParams(max_tokens=12, temperature=temperature, seed=3, ignore_eos=True)
+    params = SamplingParams(max_tokens=12, temperature=temperature, seed=3, ignore_eos=True, **limits)
     used = []
     run = RunAhead.__call__
 

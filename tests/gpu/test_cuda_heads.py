@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -97,14 +98,19 @@ def test_the_text_is_that_of_plain_decoding(folder: Path, tmp_path: Path, kind: 
 
 
 @pytest.mark.skipif(INTERPRETED, reason="takes minutes")
-@pytest.mark.parametrize(("spec", "temperature"), AHEAD_CASES)
+@pytest.mark.parametrize(("spec", "temperature", "limits"), AHEAD_CASES)
 def test_whole_drafts_are_those_of_the_host(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str, temperature: float
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spec: str,
+    temperature: float,
+    limits: dict[str, Any],
 ) -> None:
     """With all levels in one graph, and level by level. Of two almost equal probabilities either may be the larger."""
     from foredraft.backends.cuda.backend import CudaBackend
 
-    params = SamplingParams(max_tokens=12, temperature=temperature, seed=3, ignore_eos=True)
+    params = SamplingParams(max_tokens=12, temperature=temperature, seed=3, ignore_eos=True, **limits)
     heads = str(save_heads(folder, tmp_path))
     if spec.startswith("draft_model"):
         spec += f",model={folder}"

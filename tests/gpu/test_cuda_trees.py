@@ -29,10 +29,18 @@ def candidates(rows: int, count: int) -> Candidates:
     )
 
 
+LIMITS = {  # top-p, logarithm of min-p and top-k of three sequences
+    "none": ([1.0] * 3, [-torch.inf] * 3, [0] * 3),
+    "some": ([0.9, 0.9, 0.8], [-torch.inf] * 3, [20, 20, 0]),
+    "few": ([1.0] * 3, [-torch.inf, -3.0, -torch.inf], [3, 3, 1]),
+}
+
+
 @pytest.mark.parametrize("ids", ["none", "shared", "own"])
 @pytest.mark.parametrize("noisy", [False, True])
+@pytest.mark.parametrize("limits", LIMITS)
 @pytest.mark.parametrize("columns", [64, 1000, 2048, 4500])
-def test_likely_tokens_are_those_of_the_reference(columns: int, noisy: bool, ids: str) -> None:
+def test_likely_tokens_are_those_of_the_reference(columns: int, limits: str, noisy: bool, ids: str) -> None:
     generator = torch.Generator().manual_seed(columns)
     wide = (3 * torch.randn((6, columns + 24), generator=generator)).to(DEVICE)
     wide[1, : columns - 20] = -torch.inf  # as a grammar may leave it
@@ -41,12 +49,17 @@ def test_likely_tokens_are_those_of_the_reference(columns: int, noisy: bool, ids
     names["own"] = torch.stack([torch.randperm(5000, generator=generator)[:columns] for _ in range(6)]).to(DEVICE)
     keys = torch.randint(-(2**62), 2**62, (3,), generator=generator).to(DEVICE)
     temperatures = torch.tensor([0.3, 0.0, 1.5] if noisy else [0.0] * 3, dtype=torch.float64)
-    noise = Noise(keys, temperatures.to(DEVICE))
+    top_ps, min_p_logs, top_ks = LIMITS[limits]
+    floats = (torch.tensor(each, dtype=torch.float64, device=DEVICE) for each in (top_ps, min_p_logs))
+    noise = Noise(keys, temperatures.to(DEVICE), *floats, torch.tensor(top_ks, device=DEVICE))
     found = candidates(6, 4), candidates(6, 4)
     for ops, into in zip((CudaTreeOps(), TorchTreeOps()), found, strict=True):
         ops.likely(logits, names[ids], noise, into)
-    assert torch.equal(found[0].tokens, found[1].tokens)
+    can_be_drawn = found[1].probabilities > 0
+    assert torch.equal(found[0].tokens[can_be_drawn], found[1].tokens[can_be_drawn])
     assert torch.allclose(found[0].probabilities, found[1].probabilities, rtol=1e-5)
+    if limits == "few" and noisy:
+        assert found[0].probabilities.view(3, 2, 4)[[0, 2]].count_nonzero(-1).tolist() == [[3, 3], [1, 1]]
 
 
 @pytest.mark.parametrize(("sequences", "width", "levels"), [(1, 1, 1), (3, 4, 5), (8, 16, 3)])
@@ -68,7 +81,7 @@ def test_of_equal_logits_the_lowest_column_comes_first() -> None:
     logits[0, [2047, 2048, 4999, 77, 4098]] = 2.0
     found = candidates(1, 4)
     nothing = torch.zeros(1, dtype=torch.int64, device=DEVICE)
-    CudaTreeOps().likely(logits, None, Noise(nothing, nothing.double()), found)
+    CudaTreeOps().likely(logits, None, Noise(nothing, *[nothing.double()] * 3, nothing), found)
     assert found.tokens.tolist() == [[77, 2047, 2048, 4098]]
 
 

@@ -46,11 +46,13 @@ class Choice:
 
 @dataclass(frozen=True)
 class Noise:
-    """Of sequences: the key of the noise that the target will draw with, and the temperature that scales it, 0 for
-    none."""
+    """How the target will draw, by sequence: [sequences] each."""
 
-    keys: Tensor  # [sequences] int64
-    temperatures: Tensor  # [sequences] float64
+    keys: Tensor  # int64: of the noise
+    temperatures: Tensor  # float64: what scales it, 0 for none
+    top_ps: Tensor  # float64
+    min_p_logs: Tensor  # float64: logarithms of min-p, -infinity for none
+    top_ks: Tensor  # int64, 0 for all
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,9 @@ class TreeOps(Protocol):
         `tables` are the block tables, `lengths` and `num_slots` [sequences] int64. What `into` has is written."""
 
     def likely(self, logits: Tensor, token_ids: Tensor | None, noise: Noise, into: Candidates) -> None:
-        """The most probable tokens of rows of logits [rows, columns], with the noise added: as many rows for every
-        sequence. `token_ids` names the columns: [columns], [rows, columns], or None for their own numbers."""
+        """The most probable tokens of rows of logits [rows, columns], with the noise added to those that reach the
+        floor: as many rows for every sequence. What cannot be drawn has the probability 0. `token_ids` names the
+        columns: [columns], [rows, columns], or None for their own numbers."""
 
     def grow(
         self, found: Candidates, before: Nodes | None, depth: int, sequences: int, choice: Choice, into: Nodes

@@ -19,7 +19,6 @@ from foredraft.heads.base import MAX_BLOCK
 from foredraft.heads.files import HeadFiles
 from foredraft.heads.weights import HeadWeights, TapReader, layer_config
 from foredraft.models.decoder import Decoder
-from foredraft.params import SamplingParams
 from foredraft.proposers.model.candidates import NodeLogits
 from foredraft.proposers.model.computed_tokens import ComputedTokens
 from foredraft.proposers.model.depths import FEW
@@ -105,8 +104,9 @@ class HeadRunner(ABC):
     def close(self) -> None:
         self._target.draft_models.release(self._name)
 
-    def can_run_ahead(self, params: SamplingParams) -> bool:
-        return self._ahead is not None and self._ahead.serves(params)
+    @property
+    def runs_ahead(self) -> bool:
+        return self._ahead is not None
 
     @property
     def stops_early(self) -> bool:

@@ -141,14 +141,23 @@ def _highest_reached(row_logits, vocab, low, highest, temperature, needed, MASS:
 
 
 @triton.jit
-def _floors_kernel(logits, temperatures, top_ks, top_ps, min_p_logs, floors, finite, vocab, SCAN: tl.constexpr):
+def _floors_kernel(
+    logits, stride, temperatures, top_ks, top_ps, min_p_logs, each, floors, finite, vocab,
+    NEEDED: tl.constexpr, SCAN: tl.constexpr,
+):  # fmt: skip
     """One row: the highest of its floors, and whether its largest logit is a finite number."""
     row = tl.program_id(0)
-    row_logits = logits + row.to(tl.int64) * vocab
+    row_logits = logits + row.to(tl.int64) * stride
+    temperature, top_k = tl.load(temperatures + row // each), tl.load(top_ks + row // each)
+    top_p, min_p_log = tl.load(top_ps + row // each), tl.load(min_p_logs + row // each)
+    scanned = vocab
+    if not NEEDED:
+        is_limited = (temperature != 0) & ((top_k > 0) | (top_p < 1) | (min_p_log > _LOWEST))
+        scanned = vocab * is_limited.to(tl.int32)
     largest = tl.full((SCAN,), _LOWEST, tl.float32)
     smallest = tl.full((SCAN,), float("inf"), tl.float32)
     broken = tl.zeros((SCAN,), tl.int32)
-    for start in range(0, vocab, SCAN):
+    for start in range(0, scanned, SCAN):
         token = start + tl.arange(0, SCAN)
         values = tl.load(row_logits + token, mask=token < vocab, other=_LOWEST)
         largest = tl.maximum(largest, values)
@@ -157,8 +166,6 @@ def _floors_kernel(logits, temperatures, top_ks, top_ps, min_p_logs, floors, fin
     highest = tl.max(largest, 0)
     is_finite = (tl.max(broken, 0) == 0) & (tl.abs(highest) < float("inf"))
     tl.store(finite + row, is_finite)
-    temperature, top_k = tl.load(temperatures + row), tl.load(top_ks + row)
-    top_p, min_p_log = tl.load(top_ps + row), tl.load(min_p_logs + row)
     floor = highest
     if is_finite & (temperature != 0):
         narrow = temperature.to(tl.float32)
@@ -198,15 +205,19 @@ def sample(logits: Tensor, floors: Tensor, finite: Tensor, temperatures: Tensor,
 
 
 def floors(
-    logits: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: Tensor, min_p_logs: Tensor
+    logits: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: Tensor, min_p_logs: Tensor, needed: bool = True
 ) -> tuple[Tensor, Tensor]:
     """For every row the lowest logit that may be drawn (float32), and whether its largest logit is finite (bool). Top-k
-    is an integer (0: all); temperatures, top-p and the logarithms of min-p (-inf: none) are float64."""
+    is an integer (0: all); temperatures, top-p and the logarithms of min-p (-inf: none) are float64, of as many rows
+    each. Where floors are not `needed`, rows without noise or without such limits are not looked at: they have the
+    floor -inf, and count as not finite."""
     rows, vocab = logits.shape
     found = torch.empty(rows, dtype=torch.float32, device=logits.device)
     finite = torch.empty(rows, dtype=torch.bool, device=logits.device)
     _floors_kernel[(rows,)](
-        *(logits, temperatures, top_ks, top_ps, min_p_logs, found, finite, vocab),
+        *(logits, logits.stride(0), temperatures, top_ks, top_ps, min_p_logs, rows // len(top_ks)),
+        *(found, finite, vocab),
+        NEEDED=needed,
         SCAN=_SCAN,
         num_warps=16,
         enable_fp_fusion=False,

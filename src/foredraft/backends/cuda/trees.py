@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, import-not-found, import-untyped"
-"""Draft trees that grow on a GPU (see tree_ops): three small kernels per level, two for its candidates, one for the
+"""Draft trees that grow on a GPU (see tree_ops): four small kernels per level, three for its candidates, one for the
 nodes of the next. They are launched without programmatic dependence: the plan of the next level is what they write."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from foredraft.backends.cuda.attention import Groups, rows_of_group
 from foredraft.backends.cuda.plan import Plan
-from foredraft.backends.cuda.sample import gumbel
+from foredraft.backends.cuda.sample import floors, gumbel
 from foredraft.backends.tree_ops import LEAST_PROBABILITY, Candidates, Choice, Nodes, Noise, Places
 from foredraft.batch import ForwardBatch
 
@@ -46,7 +46,7 @@ def _place_kernel(
 
 @triton.jit
 def _best_kernel(
-    logits, stride, token_ids, ids_stride, keys, temperatures, each,
+    logits, stride, token_ids, ids_stride, keys, temperatures, floors, each,
     values_out, columns_out, highest_out, totals, columns,
     HAS_IDS: tl.constexpr, COUNT: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
@@ -63,7 +63,8 @@ def _best_kernel(
         if HAS_IDS:
             token = tl.load(token_ids + row * ids_stride + column, mask=inside, other=0)
         noise = gumbel(tl.load(keys + row // each), token)
-        values = (values.to(tl.float64) + temperature * noise).to(tl.float32)
+        noisy = (values.to(tl.float64) + temperature * noise).to(tl.float32)
+        values = tl.where(values >= tl.load(floors + row), noisy, _LOWEST)
     highest = tl.max(values, 0)
     tl.store(highest_out + part, highest)
     tl.store(totals + part, tl.sum(tl.exp(values - tl.where(highest == _LOWEST, 0.0, highest)), 0))
@@ -178,8 +179,11 @@ class CudaTreeOps:
         names = logits if token_ids is None else token_ids
         ids_stride = 0 if token_ids is None or token_ids.dim() == 1 else token_ids.stride(0)
         options = {"HAS_IDS": token_ids is not None, "COUNT": count, "enable_fp_fusion": False}
+        limits = noise.top_ks, noise.top_ps, noise.min_p_logs
+        lowest, _ = floors(logits, noise.temperatures, *limits, needed=False)
+        each = rows // len(noise.keys)
         _best_kernel[(rows, chunks)](
-            *(logits, logits.stride(0), names, ids_stride, noise.keys, noise.temperatures, rows // len(noise.keys)),
+            *(logits, logits.stride(0), names, ids_stride, noise.keys, noise.temperatures, lowest, each),
             *(values, found, highest, totals, columns),
             CHUNK=_CHUNK,
             num_warps=4,

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from foredraft.backends.base import Backend
-from foredraft.params import SamplingParams
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.model.candidates import Candidates, Node, NodeLogits, coupled, sampled
 from foredraft.proposers.model.depths import Depths
@@ -32,8 +31,9 @@ class DraftingModel(Protocol):
     vocab_size: int  # of the target
     catch_up_beside: int  # the most catch-up tokens of all sequences, where up-to-date ones would wait for them
 
-    def can_run_ahead(self, params: SamplingParams) -> bool:
-        """Whether whole drafts behind such a request can run without the host."""
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether whole drafts can run without the host."""
 
     def can_draft(self, sequence: Sequence, known: int) -> bool:
         """Whether everything is there that the tokens from `known` on need to be run."""
@@ -87,7 +87,7 @@ class TreeDrafter(Proposer):
     def propose(self, sequences: Items[Sequence], budgets: Items[int], min_score: float) -> list[Draft]:
         trees = [self._begun(sequence, budget, min_score) for sequence, budget in zip(sequences, budgets, strict=True)]
         share_catch_up([tree for tree in trees if tree.budget], self.model.catch_up_beside)
-        if ready := [tree for tree in trees if self._can_run_ahead(tree)]:
+        if self.model.runs_ahead and (ready := [tree for tree in trees if self._can_run_ahead(tree)]):
             self._run_ahead(ready, min_score)
         while growing := [tree for tree in trees if tree.grows]:
             works = self._works(growing)
@@ -108,8 +108,7 @@ class TreeDrafter(Proposer):
     def _can_run_ahead(self, tree: Tree) -> bool:
         """Whether nothing but the model's logits and the noise decides what is drafted."""
         plain = not tree.is_sampled and not tree.sequence.adjusts_logits
-        begins = tree.grows and tree.num_missing <= tree.catch_up
-        return plain and begins and self.model.can_run_ahead(tree.sequence.params)
+        return tree.grows and plain and tree.num_missing <= tree.catch_up
 
     def _run_ahead(self, trees: list[Tree], min_score: float) -> None:
         """Let the device run the levels of these trees, if it can, and take the drafts from what it found."""

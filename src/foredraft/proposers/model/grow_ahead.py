@@ -7,7 +7,6 @@ from collections.abc import Sequence as Items
 
 from foredraft.backends.tree_growth import GrownTree, Growth, TreeGrower
 from foredraft.batch import PackedBatch
-from foredraft.params import SamplingParams
 from foredraft.proposers.model.candidates import drawing_at
 from foredraft.proposers.model.tree import TreeShape, static_shares
 from foredraft.types import Draft, Work
@@ -35,9 +34,6 @@ class GrowAhead:
 
     def __init__(self, grow: TreeGrower) -> None:
         self._grow = grow
-
-    def serves(self, params: SamplingParams) -> bool:
-        return True
 
     def __call__(
         self, works: Items[Work], first: PackedBatch, shape: TreeShape, budgets: Items[int], min_score: float

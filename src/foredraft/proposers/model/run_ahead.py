@@ -7,7 +7,6 @@ draft is one captured graph, and the host reads the candidates of all levels at 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import cache
@@ -27,19 +26,18 @@ from foredraft.backends.base import Backend
 from foredraft.backends.layers import AttentionShape
 from foredraft.backends.tree_ops import LEAST_PROBABILITY, Choice, Nodes, Noise, Places, TreeOps
 from foredraft.batch import ForwardBatch, PackedBatch
-from foredraft.params import SamplingParams
 from foredraft.proposers.model.candidates import NodeLogits
 from foredraft.proposers.model.tree import TreeShape, computed_up_to, static_shares
 from foredraft.sampling.noise import signed, stream_key
 from foredraft.types import Draft, Work
 
-_NO_FLOORS = (1.0, -math.inf, 0)  # draw settings of a request without top-p, min-p and top-k
 _MOST_NODES = 64  # that a tree may have, run or drafted
 _MOST_ROWS = 256  # of a first run and of a level: more are a batch that needs no graph
 _SIZES = (1, 2, 4, 8, 16, 32)  # sequences that a program has room for
 _FIRST_ROWS = 8  # that a sequence may begin with however shallow its draft is: the one before may have been deeper
 _Key = tuple[int, TreeShape]
-_ROW, _LENGTH, _TOKEN, _SLOTS, _TEMPERATURE, _KEYS = range(6)  # what is told of a sequence; its keys come last
+# What is told of a sequence: first whole numbers, then those of float64, and at last its keys.
+_ROW, _LENGTH, _TOKEN, _SLOTS, _TOP_K, _TEMPERATURE, _TOP_P, _MIN_P_LOG, _KEYS = range(9)
 
 
 @dataclass(frozen=True)
@@ -74,8 +72,9 @@ class Levels:
         order, of_candidates, self._firsts = _order(program.size, program.shape.width, program.shape.depth)
         # Of every sequence: the tokens of its candidates, and behind them the places of its nodes.
         self._tokens: list[list[int]] = found.tokens_and_places.take(order).tolist()
-        shares = np.minimum(np.maximum(found.probabilities.take(of_candidates), LEAST_PROBABILITY), 1.0)
-        self._shares: list[list[float]] = shares.tolist()
+        probabilities = found.probabilities.take(of_candidates)
+        shares = np.minimum(np.maximum(probabilities, LEAST_PROBABILITY), 1.0)
+        self._shares: list[list[float]] = np.where(probabilities > 0, shares, 0.0).tolist()
 
     def chain(self, lane: int) -> list[int]:
         """The tokens of leading nodes that were run one behind the other: all of a chain, the first of a tree."""
@@ -93,12 +92,19 @@ class Levels:
         above = [-1, *self._nodes(lane)]  # what each group of `width` candidates is behind; -1: the end of the sequence
         weights = static_shares(width) * len(above) if shape.static else shares
         kept = _best(above, weights, budget) if shape.prunes else _run_and_last(above, weights)[:budget]
-        place = {-1: -1, **{node: index for index, node in enumerate(kept)}}
-        parents = [place[above[node // width]] for node in kept]
+        place = {-1: -1}
+        drafted: list[int] = []
+        parents: list[int] = []
         scores: list[float] = []
-        for node, parent in zip(kept, parents, strict=True):
+        for node in kept:
+            parent = place.get(above[node // width])
+            if parent is None or not shares[node]:
+                continue  # it cannot be drawn, or what it is behind
+            place[node] = len(drafted)
+            drafted.append(tokens[node])
+            parents.append(parent)
             scores.append((scores[parent] if parent >= 0 else 1.0) * shares[node])
-        return Draft(tuple([tokens[node] for node in kept]), tuple(parents), tuple(scores), (name,) * len(kept))
+        return Draft(tuple(drafted), tuple(parents), tuple(scores), (name,) * len(drafted))
 
 
 class Found(NamedTuple):
@@ -184,10 +190,6 @@ class RunAhead:
                     self.backend.replay(program, plan, program.run)
                     program.wait()  # what the next run is told must not reach this one
 
-    def serves(self, params: SamplingParams) -> bool:
-        """The device looks at all tokens, whether or not they reach a floor."""
-        return not params.temperature or params.draw_settings[1:] == _NO_FLOORS
-
     def __call__(
         self, works: Items[Work], first: PackedBatch, shape: TreeShape, budgets: Items[int], min_score: float
     ) -> Levels | None:
@@ -246,7 +248,7 @@ class _Program:
         pinned = device.type == "cuda"
         self._told = torch.zeros((_KEYS + shape.depth, size), dtype=torch.int64, pin_memory=pinned)
         self._columns = self._told.numpy()
-        self._temperatures = self._columns[_TEMPERATURE].view(np.float64)
+        self._floats = self._columns[_TEMPERATURE:_KEYS].view(np.float64)
         self._inputs = torch.zeros_like(self._told, device=device, pin_memory=False)
         rows = size * (1 + levels * width)
 
@@ -294,16 +296,17 @@ class _Program:
         """Write what the next run is to know of its sequences."""
         columns, block_size, depth = self._columns, self._ahead.block_size, self.shape.depth
         told: list[list[int]] = []
-        temperatures: list[float] = []
+        floats: list[tuple[float, float, float]] = []
         for work, end in zip(works, accumulate(first.row_counts), strict=True):
-            sequence, temperature = work.sequence, work.sequence.params.temperature or 0.0
+            sequence = work.sequence
+            temperature, top_p, min_p_log, top_k = sequence.params.draw_settings
             length, slots, keys = sequence.num_tokens, len(sequence.block_table) * block_size, [0] * depth
             if temperature:
                 keys = [signed(stream_key(sequence.noise_seed, length + place)) for place in range(depth)]
-            told.append([end - 1, length, sequence.token_ids[-1], slots, 0, *keys])
-            temperatures.append(temperature)
+            told.append([end - 1, length, sequence.token_ids[-1], slots, int(top_k), 0, 0, 0, *keys])
+            floats.append((temperature, top_p, min_p_log))
         columns[:, : len(works)] = np.array(told).T
-        self._temperatures[: len(works)] = temperatures
+        self._floats[:, : len(works)] = np.array(floats).T
         columns[:, len(works) :] = 0
 
     def run(self, plan: ForwardBatch) -> None:
@@ -327,7 +330,8 @@ class _Program:
     def _find(self, logits: NodeLogits, level: int) -> None:
         """The candidates behind rows of a level."""
         found = self._found[level]
-        noise = Noise(self._inputs[_KEYS + level], self._inputs[_TEMPERATURE].view(torch.float64))
+        temperatures, top_ps, min_p_logs = self._inputs[_TEMPERATURE:_KEYS].view(torch.float64)
+        noise = Noise(self._inputs[_KEYS + level], temperatures, top_ps, min_p_logs, self._inputs[_TOP_K])
         self._ahead.ops.likely(logits.values, logits.token_ids, noise, found)
         if logits.confidence is not None:
             found.probabilities.mul_(logits.confidence[:, None])

@@ -6,7 +6,6 @@ from collections.abc import Sequence as Items
 from typing import Protocol
 
 from foredraft.batch import PackedBatch
-from foredraft.params import SamplingParams
 from foredraft.proposers.model.tree import TreeShape
 from foredraft.types import Draft, Work
 
@@ -25,9 +24,6 @@ class Ahead(Protocol):
     """What makes whole drafts without the host."""
 
     stops_early: bool  # whether it goes on from nodes above `min_score` only; else how deep it drafts is chosen before
-
-    def serves(self, params: SamplingParams) -> bool:
-        """Whether it can add the noise of such a request."""
 
     def __call__(
         self, works: Items[Work], first: PackedBatch, shape: TreeShape, budgets: Items[int], min_score: float

@@ -18,7 +18,6 @@ from foredraft.batch import ForwardBatch, pack
 from foredraft.errors import InvalidSpec
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.decoder import Decoder, load_decoder
-from foredraft.params import SamplingParams
 from foredraft.proposers.base import Proposer
 from foredraft.proposers.model.candidates import NodeLogits
 from foredraft.proposers.model.computed_tokens import ComputedTokens
@@ -48,8 +47,9 @@ class WholeModel:
         ahead = WholeModelAhead(runner, self.vocab_size)
         self._ahead = run_ahead(ahead, runner.backend, runner.decoder.layers[0].shape, self.block_size)
 
-    def can_run_ahead(self, params: SamplingParams) -> bool:
-        return self._ahead is not None and self._ahead.serves(params)
+    @property
+    def runs_ahead(self) -> bool:
+        return self._ahead is not None
 
     def can_draft(self, sequence: Sequence, known: int) -> bool:
         return self.can_read(sequence.token_ids[known:])
