@@ -184,6 +184,10 @@ int fd_read(const fd_cache *cache, const int64_t *parts, int64_t count, const in
  * sequence. */
 int fd_read_previous(const fd_cache *cache, const int64_t *parts, int64_t count, const fd_batch *batch, float *y);
 
+/* Copies what memory [parts, slots, `size` bytes] holds from slot to slot, in all parts: for each of `count` moves from
+ * the first of two slots to the second. All are read before any is written. */
+int fd_move(void *data, int64_t parts, int64_t slots, int64_t size, const int64_t *moves, int64_t count);
+
 /* The largest `count` numbers of rows that are `stride` apart, largest first and the lowest column first among equals;
  * or what exp makes of them, as shares of the sum over the row. NaN is not a number; where there are too few, -infinity
  * at column 0 follows. */

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from ctypes import Structure, addressof, byref, c_int64, c_void_p, cast
+from itertools import chain
 from typing import Any
 
 import torch
@@ -245,6 +246,13 @@ class NativeBackend(Backend):
         y = torch.empty(rows, count * cache.shape[2], dtype=torch.float32)
         self._call(verb, description, chosen, count, *where, y.data_ptr())
         return y
+
+    def move(self, caches: Items[Tensor], moves: Items[tuple[int, int]]) -> None:
+        slots = (c_int64 * (2 * len(moves)))(*chain.from_iterable(moves))
+        for cache in caches:
+            data = pointer("cache", cache, cache.dtype, *cache.shape)
+            size = cache.stride(1) * cache.element_size()
+            self._call("move", data, *cache.shape[:2], size, slots, len(moves))
 
     def likely(
         self, logits: Tensor, drawings: Items[Drawing], count: int, token_ids: Tensor | None = None
