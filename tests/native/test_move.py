@@ -18,7 +18,7 @@ pytestmark = needs_native
 def test_moves_are_those_of_the_reference(backend: NativeBackend, dtype: torch.dtype) -> None:
     """Also where a slot is both read and written, and where there is work for all threads."""
     rng = random.Random(4)
-    expected = [torch.randn(shape).to(dtype) for shape in ((60, 200, 3, 64), (1, 200, 41), (2, 200, 1, 1))]
+    expected = [torch.randn(shape).to(dtype) for shape in ((60, 200, 3, 64), (1, 200, 41), (2, 200, 1, 1), (0, 200, 3))]
     found = [cache.clone() for cache in expected]
     for count in (0, 1, 3, 70, 200):
         moves = list(zip(rng.sample(range(200), count), rng.sample(range(200), count), strict=True))

@@ -20,7 +20,7 @@ static void move_part(void *context, int64_t part, int worker) {
 }
 
 int fd_move(void *data, int64_t parts, int64_t slots, int64_t size, const int64_t *moves, int64_t count) {
-    if (!data || !moves) return FD_NULL;
+    if ((parts && !data) || !moves) return FD_NULL; /* where all layers have windows, other blocks hold nothing */
     if (parts < 0 || slots < 1 || size < 1 || count < 0) return FD_SHAPE;
     for (int64_t i = 0; i < 2 * count; i++)
         if (moves[i] < 0 || moves[i] >= slots) return FD_RANGE;
