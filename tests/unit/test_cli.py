@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import foredraft
-from foredraft.cli.chat import _typed
+from foredraft.cli.chat import _Presses, _typed
 from foredraft.cli.main import COMMANDS
 from foredraft.cli.options import ModelOptions
 from foredraft.errors import InvalidParameter
@@ -361,7 +361,7 @@ class TestChat:
             raise line
 
         monkeypatch.setattr("builtins.input", read)
-        assert list(_typed(prompted=True)) == ["hi", "again"]
+        assert list(_typed(True, _Presses())) == ["hi", "again"]
         assert capsys.readouterr().err.count("Ctrl-C again, Ctrl-D or /exit leaves.") == 2
 
     def test_ctrl_c_twice_at_the_prompt_is_the_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,7 +369,7 @@ class TestChat:
             raise KeyboardInterrupt
 
         monkeypatch.setattr("builtins.input", interrupt)
-        assert list(_typed(prompted=True)) == []
+        assert list(_typed(True, _Presses())) == []
 
     @pytest.mark.parametrize(
         ("typed", "text"),

@@ -14,19 +14,25 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+BELL = "\a"
 GREEN, MAGENTA = "\x1b[32m", "\x1b[35m"
 
 
-def start(*arguments: str, pause: float = 0.0, stdout: int | None = None) -> tuple[subprocess.Popen[bytes], int]:
-    """`foredraft ARGUMENTS...` with the stand-in, which waits `pause` seconds before each token, on a terminal.
+def start(
+    *arguments: str, pause: float = 0.0, stdout: int | None = None, setup: str = ""
+) -> tuple[subprocess.Popen[bytes], int]:
+    """`foredraft ARGUMENTS...` with the stand-in, on a terminal. Where it is to `pause`, it rings the bell and waits so
+    many seconds before each token. `setup` is a line of Python that runs first.
 
     Ctrl-C is heard even where the tests themselves run in the background, whose children are born deaf to it.
     """
+    ring = f"os.write(2, {BELL.encode()!r}), time.sleep({pause})" if pause else "None"
     program = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        f"import sys, time; sys.argv = {['foredraft', *arguments]!r}; sys.path.insert(0, {str(REPOSITORY)!r}); "
+        f"import os, sys, time; sys.argv = {['foredraft', *arguments]!r}; sys.path.insert(0, {str(REPOSITORY)!r}); "
         "from tests.unit import fake_llm; sys.modules['foredraft.llm'] = fake_llm.fake_module([]); "
-        f"fake_llm.FakeLLM.pause = lambda self: time.sleep({pause}); "
+        f"fake_llm.FakeLLM.pause = lambda self: ({ring}); "
+        f"{setup}\n"
         "from foredraft.cli.main import run; run()"
     )
     here, there = os.openpty()
@@ -113,13 +119,29 @@ def test_the_first_ctrl_c_says_so_and_the_second_drops_the_answer(question: str)
     process, terminal = start("chat", pause=1.5)
     read_until(terminal, "> ")
     os.write(terminal, f"{question}\n".encode())
-    read_until(terminal, "Hello" if question == "hi" else "Reading the prompt")
+    seen = read_until(terminal, "Hello" if question == "hi" else "Reading the prompt")
+    if question == "hi" and BELL not in seen.partition("Hello")[2]:
+        read_until(terminal, BELL)  # so that the next token is being computed
     process.send_signal(signal.SIGINT)
     read_until(terminal, "Stopping…")
     process.send_signal(signal.SIGINT)
     assert "Dropped" in read_until(terminal, "> ")
     os.write(terminal, b"/regen\n")
     assert "There is no answer yet." in read_until(terminal, "> ")
+    os.write(terminal, b"/exit\n")
+    assert "Traceback" not in read_until(terminal, "")
+    assert process.wait() == 0
+
+
+def test_ctrl_c_too_late_for_an_answer_ends_nothing() -> None:
+    """It is pressed once the figures of the answer are shown, before the next line is read."""
+    late = "from foredraft.cli import chat; show = chat.figures; "
+    late += "chat.figures = lambda *a, **b: (show(*a, **b), os.kill(os.getpid(), signal.SIGINT))[0]"
+    process, terminal = start("chat", setup=late)
+    read_until(terminal, "> ")
+    for _ in range(2):
+        os.write(terminal, b"hi\n")
+        assert "seed 7" in read_until(terminal, "> ")
     os.write(terminal, b"/exit\n")
     assert "Traceback" not in read_until(terminal, "")
     assert process.wait() == 0

@@ -97,10 +97,10 @@ def _converse(
     """Answer these lines, or, where there are none, what is typed or piped in."""
     on_terminal = sys.stdin.isatty() and not lines
     numbers = count()
-    with wanted.open() as llm:
+    with wanted.open() as llm, _presses_of_ctrl_c(on_terminal) as presses:
         if on_terminal:
             say(dim(f"{wanted.model} ({llm.dtype}, {llm.backend_name}). /help tells what else there is.", sys.stderr))
-        for line in lines or _typed(prompted=on_terminal and sys.stdout.isatty()):
+        for line in lines or _typed(on_terminal and sys.stdout.isatty(), presses):
             if not lines and line.startswith("/"):
                 if not conversation.obey(line):
                     break
@@ -110,7 +110,7 @@ def _converse(
                 continue
             colour_drafts = show_drafts and sys.stdout.isatty()
             try:
-                output = _answer(llm, conversation, not as_json, colour_drafts, stops=on_terminal)
+                output = _answer(llm, conversation, not as_json, colour_drafts, presses)
             except ForedraftError as error:
                 if not on_terminal:
                     raise
@@ -127,29 +127,29 @@ def _converse(
 
 
 def _answer(
-    llm: LLM, conversation: Conversation, show: bool, colour_drafts: bool, stops: bool
+    llm: LLM, conversation: Conversation, show: bool, colour_drafts: bool, presses: _Presses
 ) -> CompletionOutput | None:
     """Answers what was asked last. None: it was stopped, and the conversation goes on with what there is of it; or
     stopped twice, and the question is gone too."""
     texts: list[str] = []
     messages, params, spec = conversation.messages, conversation.params, conversation.spec
-    with _presses_of_ctrl_c(stops) as presses:
+    presses.count = 0
 
-        def until_stopped(progress: Callable[[int, int], None]) -> Generator[TokenEvent, None, None]:
-            def after_run(done: int, total: int) -> None:
+    def until_stopped(progress: Callable[[int, int], None]) -> Generator[TokenEvent, None, None]:
+        def after_run(done: int, total: int) -> None:
+            if presses.count:
+                raise _Stopped
+            progress(done, total)
+
+        with suppress(_Stopped):
+            for event in llm.stream(messages, params, spec=spec, progress=after_run):
+                texts.append(event.text)
+                yield event
                 if presses.count:
-                    raise _Stopped
-                progress(done, total)
+                    return
 
-            with suppress(_Stopped):
-                for event in llm.stream(messages, params, spec=spec, progress=after_run):
-                    texts.append(event.text)
-                    yield event
-                    if presses.count:
-                        return
-
-        with closing(until_first(PROMPT, until_stopped)) as events:
-            output = follow(events, show, colour_drafts)
+    with closing(until_first(PROMPT, until_stopped)) as events:
+        output = follow(events, show, colour_drafts)
     if presses.count > 1:
         conversation.take_back()
         return None
@@ -165,18 +165,21 @@ class _Stopped(Exception):
 
 class _Presses:
     count = 0
+    interrupt = False  # as usual: a line is typed
 
 
 @contextmanager
 def _presses_of_ctrl_c(counts: bool) -> Iterator[_Presses]:
-    """While an answer is written on a terminal, Ctrl-C is only counted, so that no step is torn apart. Elsewhere it is
-    as usual."""
+    """In a conversation on a terminal, Ctrl-C is only counted except where a line is typed, so that no step is torn
+    apart, and a press that comes too late ends nothing. Elsewhere it is as usual."""
     presses = _Presses()
     if not counts:
         yield presses
         return
 
     def count_one(signum: int, frame: FrameType | None) -> None:
+        if presses.interrupt:
+            raise KeyboardInterrupt
         presses.count += 1
         if presses.count == 1:
             os.write(2, b"\nStopping\xe2\x80\xa6\n")  # not print: this may interrupt one
@@ -188,7 +191,7 @@ def _presses_of_ctrl_c(counts: bool) -> Iterator[_Presses]:
         signal.signal(signal.SIGINT, before)
 
 
-def _typed(prompted: bool) -> Iterator[str]:
+def _typed(prompted: bool, presses: _Presses) -> Iterator[str]:
     """What the person types, without empty lines, until the end of stdin. Several lines are one between \"\"\", and
     where a line ends with a backslash. Ctrl-C twice in a row ends it too."""
     interrupts = 0
@@ -196,6 +199,7 @@ def _typed(prompted: bool) -> Iterator[str]:
         import readline  # noqa: F401  gives input() its editing and history
     while True:
         try:
+            presses.interrupt = True
             text = input("> " if prompted else "")
             while text.endswith("\\"):
                 text = f"{text[:-1]}\n{input('. ' if prompted else '')}"
@@ -204,11 +208,13 @@ def _typed(prompted: bool) -> Iterator[str]:
                 while QUOTES not in text:
                     text = f"{text}\n{input('. ' if prompted else '')}"
                 text = text.partition(QUOTES)[0]
+            presses.interrupt = False
         except EOFError:
             if prompted:
                 print()
             return
         except KeyboardInterrupt:
+            presses.interrupt = False
             if not prompted:
                 raise
             interrupts += 1
