@@ -1,12 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, import-not-found, import-untyped"
-"""Floors and draws on a GPU, for all rows at once: the tokens of sampling/draw.py, the floors of sampling/pipeline.py.
+"""Draws on a GPU, for all rows at once: the tokens of sampling/draw.py.
 
 A draw uses the exactly rounded operations of sampling/noise.py in the same order and is compiled without fusing them,
 so its noise has the same bits as on a CPU and it draws the same token from the same logits and floor.
-
-A floor is found by bisection between logits: it is the highest logit that enough tokens (top-k) or enough of the mass
-(top-p) reach. It is the reference's floor except where the mass comes so close to top_p that the rounding of its
-sum, or of the device's exponential (some 1e-7 of the mass), decides.
 """
 
 from __future__ import annotations
@@ -22,6 +18,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
+from foredraft.backends.cuda.floors import floors
 from foredraft.backends.cuda.graphs import capture
 from foredraft.backends.cuda.plan import wait
 from foredraft.sampling.draw import NodeDraw
@@ -29,7 +26,6 @@ from foredraft.sampling.noise import signed
 
 _MOST_GRAPHS = 64  # of draws
 _CHUNK = 2048  # logits that one program draws from
-_SCAN = 8192  # logits that a program of the floors looks at together
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15 - (1 << 64))  # the constants of sampling/noise.py, signed
 _MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9 - (1 << 64))
 _MIX_2 = tl.constexpr(0x94D049BB133111EB - (1 << 64))
@@ -37,7 +33,6 @@ _LOG_TERMS = tl.constexpr(12)
 _ROOT_HALF = tl.constexpr(math.sqrt(0.5))
 _LOG_2 = tl.constexpr(math.log(2))
 _LOWEST = tl.constexpr(float("-inf"))
-_LOWEST_FINITE = tl.constexpr(torch.finfo(torch.float32).min)
 
 
 @triton.jit
@@ -108,82 +103,6 @@ def _best_kernel(scores, tokens, finite, drawn, chunks, BLOCK: tl.constexpr):
     tl.store(drawn + row, tl.where(tl.load(finite + row), best, -1))
 
 
-@triton.jit
-def _reaching(row_logits, vocab, least, highest, temperature, MASS: tl.constexpr, SCAN: tl.constexpr):
-    """How many logits are at least `least`, or what mass they have; the lowest of them, and the highest of the rest."""
-    total = tl.zeros((SCAN,), tl.float64)
-    lowest = tl.full((SCAN,), float("inf"), tl.float32)
-    rest = tl.full((SCAN,), _LOWEST, tl.float32)
-    for start in range(0, vocab, SCAN):
-        token = start + tl.arange(0, SCAN)
-        values = tl.load(row_logits + token, mask=token < vocab, other=_LOWEST)
-        reached = values >= least
-        if MASS:
-            total += tl.where(reached, tl.exp((values - highest) / temperature), 0.0).to(tl.float64)
-        else:
-            total += reached.to(tl.float64)
-        lowest = tl.minimum(lowest, tl.where(reached, values, float("inf")))
-        rest = tl.maximum(rest, tl.where(reached, _LOWEST, values))
-    return tl.sum(total, 0), tl.min(lowest, 0), tl.max(rest, 0)
-
-
-@triton.jit
-def _highest_reached(row_logits, vocab, low, highest, temperature, needed, MASS: tl.constexpr, SCAN: tl.constexpr):
-    """The highest logit that, with all above it, has the needed count or mass; `low` or a higher one has it."""
-    high = highest
-    while low < high:
-        middle = low + (high - low) * 0.5
-        middle = tl.where(middle > low, middle, high)
-        reached, lowest, rest = _reaching(row_logits, vocab, middle, highest, temperature, MASS, SCAN)
-        low = tl.where(reached >= needed, lowest, low)
-        high = tl.where(reached >= needed, high, tl.maximum(rest, low))
-    return high
-
-
-@triton.jit
-def _floors_kernel(
-    logits, stride, temperatures, top_ks, top_ps, min_p_logs, each, floors, finite, vocab,
-    NEEDED: tl.constexpr, SCAN: tl.constexpr,
-):  # fmt: skip
-    """One row: the highest of its floors, and whether its largest logit is a finite number."""
-    row = tl.program_id(0)
-    row_logits = logits + row.to(tl.int64) * stride
-    temperature, top_k = tl.load(temperatures + row // each), tl.load(top_ks + row // each)
-    top_p, min_p_log = tl.load(top_ps + row // each), tl.load(min_p_logs + row // each)
-    scanned = vocab
-    if not NEEDED:
-        is_limited = (temperature != 0) & ((top_k > 0) | (top_p < 1) | (min_p_log > _LOWEST))
-        scanned = vocab * is_limited.to(tl.int32)
-    largest = tl.full((SCAN,), _LOWEST, tl.float32)
-    smallest = tl.full((SCAN,), float("inf"), tl.float32)
-    broken = tl.zeros((SCAN,), tl.int32)
-    for start in range(0, scanned, SCAN):
-        token = start + tl.arange(0, SCAN)
-        values = tl.load(row_logits + token, mask=token < vocab, other=_LOWEST)
-        largest = tl.maximum(largest, values)
-        smallest = tl.minimum(smallest, tl.where(values > _LOWEST, values, float("inf")))
-        broken |= (values != values).to(tl.int32)
-    highest = tl.max(largest, 0)
-    is_finite = (tl.max(broken, 0) == 0) & (tl.abs(highest) < float("inf"))
-    tl.store(finite + row, is_finite)
-    floor = highest
-    if is_finite & (temperature != 0):
-        narrow = temperature.to(tl.float32)
-        floor = (highest.to(tl.float64) + temperature * min_p_log).to(tl.float32)
-        kept = tl.full((), _LOWEST_FINITE, tl.float32)  # a logit of -inf cannot be drawn
-        lowest = tl.min(smallest, 0)
-        if (top_k > 0) & (top_k < vocab):
-            count, _, _ = _reaching(row_logits, vocab, lowest, highest, narrow, False, SCAN)
-            if count >= top_k:
-                kept = _highest_reached(row_logits, vocab, lowest, highest, narrow, top_k, False, SCAN)
-        if top_p < 1:
-            mass, _, _ = _reaching(row_logits, vocab, kept, highest, narrow, True, SCAN)
-            bottom = tl.maximum(tl.maximum(kept, lowest), highest - 110 * narrow)  # what is lower has no mass
-            kept = _highest_reached(row_logits, vocab, bottom, highest, narrow, top_p * mass, True, SCAN)
-        floor = tl.maximum(floor, kept)
-    tl.store(floors + row, floor)
-
-
 def sample(logits: Tensor, floors: Tensor, finite: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
     """The token that the noise of keys[i] draws from logits[i], as sampling.draw: int32 [rows]. Logits are float32
     [rows, vocab], floors float32, temperatures float64, keys int64. A row that is not finite gives NOT_FINITE (-1)."""
@@ -202,27 +121,6 @@ def sample(logits: Tensor, floors: Tensor, finite: Tensor, temperatures: Tensor,
         scores, tokens, finite, drawn, chunks, BLOCK=triton.next_power_of_2(chunks), num_warps=1, enable_fp_fusion=False
     )
     return drawn
-
-
-def floors(
-    logits: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: Tensor, min_p_logs: Tensor, needed: bool = True
-) -> tuple[Tensor, Tensor]:
-    """For every row the lowest logit that may be drawn (float32), and whether its largest logit is finite (bool). Top-k
-    is an integer (0: all); temperatures, top-p and the logarithms of min-p (-inf: none) are float64, of as many rows
-    each. Where floors are not `needed`, rows without noise or without such limits are not looked at: they have the
-    floor -inf, and count as not finite."""
-    rows, vocab = logits.shape
-    found = torch.empty(rows, dtype=torch.float32, device=logits.device)
-    finite = torch.empty(rows, dtype=torch.bool, device=logits.device)
-    _floors_kernel[(rows,)](
-        *(logits, logits.stride(0), temperatures, top_ks, top_ps, min_p_logs, rows // len(top_ks)),
-        *(found, finite, vocab),
-        NEEDED=needed,
-        SCAN=_SCAN,
-        num_warps=16,
-        enable_fp_fusion=False,
-    )
-    return found, finite
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from foredraft.backends.cuda.attention import Groups, rows_of_group
+from foredraft.backends.cuda.floors import floors
 from foredraft.backends.cuda.plan import Plan
-from foredraft.backends.cuda.sample import floors, gumbel
+from foredraft.backends.cuda.sample import gumbel
 from foredraft.backends.tree_ops import LEAST_PROBABILITY, Candidates, Choice, Nodes, Noise, Places
 from foredraft.batch import ForwardBatch
 
