@@ -281,6 +281,7 @@ def test_a_walk_counts_the_steps_of_a_chain() -> None:
     found = walk.result()
     assert found.runs == 3 and found.tokens_per_run == 5 / 3
     assert found.acceptance == (2 / 3, 1.0)
+    assert Walk(2).result().acceptance == ()  # no text was held out: that is no rate of 0
 
 
 def test_matrices_become_nearly_orthogonal() -> None:

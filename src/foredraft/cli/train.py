@@ -18,6 +18,7 @@ from foredraft.heads.kinds import trained_kind
 from foredraft.models.catalog import DEFAULT_MODEL, check_name
 
 if TYPE_CHECKING:
+    from foredraft.train.evaluate import Evaluation
     from foredraft.train.loop import Report
 
 TEXT = "text"
@@ -128,11 +129,7 @@ def train(
         if as_json:
             print_json({"kind": name, "folder": str(folder), **asdict(evaluation)})
         else:
-            rates = " ".join(f"{rate:.2f}" for rate in evaluation.acceptance)
-            print(
-                f"{name}: {evaluation.tokens_per_run:.2f} tokens per run as a greedy chain on held-out text, "
-                f"acceptance by depth {rates}; in {folder}"
-            )
+            print(f"{name}: {_measured(evaluation)}; in {folder}")
 
 
 class _TextProgress:
@@ -154,6 +151,14 @@ class _TextProgress:
 
 def _left(seconds: float) -> str:
     return f"{seconds / 60:.1f} min left" if seconds >= 60 else f"{max(0.0, seconds):.0f} s left"
+
+
+def _measured(evaluation: Evaluation) -> str:
+    if not evaluation.runs:
+        return "not measured, for too little text to hold some out"
+    rates = " ".join(f"{rate:.2f}" for rate in evaluation.acceptance)
+    chain = f"{evaluation.tokens_per_run:.2f} tokens per run as a greedy chain on held-out text"
+    return f"{chain}, acceptance by depth {rates}"
 
 
 def _progress(line: Report) -> str:

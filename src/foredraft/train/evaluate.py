@@ -20,7 +20,7 @@ from foredraft.train.target_batch import TargetBatch
 @dataclass(frozen=True)
 class Evaluation:
     """`tokens_per_run` counts the target's own token of each run; `acceptance[j]` is the share of draft tokens j that
-    were accepted among those whose chain was right so far."""
+    were accepted among those whose chain was right so far. Without a run nothing was measured: there are no rates."""
 
     tokens_per_run: float
     acceptance: tuple[float, ...]
@@ -50,8 +50,10 @@ class Walk:
             anchor += emitted
 
     def result(self) -> Evaluation:
+        if not self._runs:
+            return Evaluation(0.0, (), 0)
         rates = self._accepted / np.maximum(1, self._reached)
-        return Evaluation(self._tokens / max(1, self._runs), tuple(float(rate) for rate in rates), self._runs)
+        return Evaluation(self._tokens / self._runs, tuple(float(rate) for rate in rates), self._runs)
 
 
 @torch.no_grad()

@@ -140,10 +140,11 @@ class Training:
                 "tokens": self.counters.tokens,
                 "seconds": round(self.counters.seconds, 1),
                 "seed": self._seed,
-                "held_out_tokens_per_run": round(evaluation.tokens_per_run, 4),
-                "held_out_chain": student.depth,
                 "held_out_runs": evaluation.runs,
             }
+            if evaluation.runs:
+                facts["held_out_tokens_per_run"] = round(evaluation.tokens_per_run, 4)
+                facts["held_out_chain"] = student.depth
             student.save(folder, evaluation.acceptance, facts)
         return found
 
@@ -162,7 +163,7 @@ class Training:
         for name, loss in losses.items():
             if not isfinite(loss):
                 raise InvalidModel(f"The loss of {name} is {loss} at step {counters.steps}; the saved state is older.")
-        found = self.evaluate(HELD_OUT) if evaluated else {}
+        found = {name: each for name, each in self.evaluate(HELD_OUT).items() if each.runs} if evaluated else {}
         left = ((goal.steps or inf) - counters.steps) * seconds_per_step
         left = min(left, (goal.seconds or inf) - counters.seconds)
         return Report(
