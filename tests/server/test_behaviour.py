@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -286,7 +287,9 @@ def test_options_of_a_request_leave_its_drafts_to_the_controller(server: Running
     assert list(decided.values()) == [False, True]
 
 
-def test_sigterm_lets_running_requests_finish(tiny_folder: Path, offline: LLM) -> None:
+@contextmanager
+def served(tiny_folder: Path) -> Iterator[tuple[subprocess.Popen[str], RunningServer]]:
+    """`foredraft serve` in a process of its own, which is killed at the end if it still runs."""
     program = "from foredraft.cli.main import run; run()"
     command = [sys.executable, "-c", program, "serve", "--model", str(tiny_folder), "--served-model-name", NAME]
     options = ["--port", "0", "--spec", "off", "--threads", "1", "--kv-cache-tokens", "4096"]
@@ -296,8 +299,14 @@ def test_sigterm_lets_running_requests_finish(tiny_folder: Path, offline: LLM) -
         line = process.stderr.readline()
         assert "Serving tiny" in line, line
         port = int(line.partition("127.0.0.1:")[2].split(".")[0])
-        server = RunningServer(None, None, port)  # type: ignore[arg-type]
-        assert server.get("/ready")[0] == 200
+        yield process, RunningServer(None, None, port)  # type: ignore[arg-type]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_sigterm_lets_running_requests_finish(tiny_folder: Path, offline: LLM) -> None:
+    with served(tiny_folder) as (process, server):
         with send(server, {**LONG, "stream": True, "max_tokens": 1000}) as client:
             data = read_until(client, b'"content":"')
             process.send_signal(signal.SIGTERM)
@@ -311,9 +320,22 @@ def test_sigterm_lets_running_requests_finish(tiny_folder: Path, offline: LLM) -
         params = SamplingParams(max_tokens=1000, temperature=0, ignore_eos=True)
         assert text == offline.chat(LONG["messages"], params, spec="off")[0].text
         assert process.wait(20) == 0
-    finally:
-        process.kill()
-        process.communicate()
+
+
+def test_a_second_sigterm_ends_answers_with_an_error(tiny_folder: Path) -> None:
+    with served(tiny_folder) as (process, server):
+        streamed, whole = (send(server, {**LONG, "stream": stream}) for stream in (True, False))
+        with streamed, whole:
+            while server.metric("vllm:num_requests_running") < 2:
+                time.sleep(0.001)
+            process.send_signal(signal.SIGTERM)
+            while server.get("/ready")[0] == 200:
+                time.sleep(0.001)
+            process.send_signal(signal.SIGTERM)
+            assert b"The server stopped" in read_until(streamed, b"[DONE]")
+            refused = read_until(whole, b"}}")
+            assert refused.startswith(b"HTTP/1.1 503") and b"The server stopped" in refused
+        assert process.wait(20) == 0
 
 
 def test_a_port_in_use_is_told_in_one_sentence(server: RunningServer) -> None:

@@ -7,6 +7,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from types import FrameType
 
 import uvicorn
@@ -20,6 +21,7 @@ from foredraft.server.sites import LOCAL, Sites
 log = logging.getLogger(__name__)
 
 BACKLOG = 2048
+_LAST_WORDS_S = 1.0  # for clients to be told that their answers end
 
 
 class DrainingServer(uvicorn.Server):
@@ -35,6 +37,15 @@ class DrainingServer(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self.on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.force_exit:  # then uvicorn leaves out the end of the app, which closes the engine
+            await self._service.engine.close()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_WORDS_S):
+                    while self._service.num_answering:
+                        await asyncio.sleep(0.01)
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._service.is_draining or not self.started:
