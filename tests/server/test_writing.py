@@ -15,7 +15,7 @@ pytest.importorskip("fastapi", reason="the server needs the packages of the extr
 from foredraft.server.errors import json_bytes
 from foredraft.server.generation import Generation
 from foredraft.server.limits import Limits
-from foredraft.server.reports import Logprobs
+from foredraft.server.reports import Logprobs, Offsets
 from foredraft.server.sse import EventStream, json_pieces, portions, respond
 from foredraft.types import TokenLogprob
 from tests.server.running_server import RunningServer
@@ -46,19 +46,20 @@ def test_log_probabilities_are_written_token_by_token() -> None:
     assert max(map(len, json_pieces(body))) == len(json_bytes(tokens[0]))
 
 
-class CountingText(str):
-    num_lengths = 0
-
-    def __len__(self) -> int:
-        CountingText.num_lengths += 1
-        return super().__len__()
-
-
-def test_offsets_look_at_every_token_once() -> None:
-    tokenizer: Any = SimpleNamespace(own_text=lambda token_id: CountingText("x" * token_id), bytes_of=None)
-    found = Logprobs(tokenizer, 0).completion([TokenLogprob(size, -1.0, {}) for size in (1, 2, 3, 4)] * 25, 7)
-    assert found["text_offset"][:6] == [7, 8, 10, 13, 17, 18]
-    assert CountingText.num_lengths == 100
+@pytest.mark.parametrize("together", [1, 2, 3, 9])
+def test_offsets_are_where_tokens_begin_in_the_text(together: int) -> None:
+    """Also of characters that span tokens, and of answers that come in pieces."""
+    tokens = [b"sea", *(bytes([each]) for each in "🐙".encode()), " é".encode()[:2], "é".encode()[1:], b"."]
+    tokenizer: Any = SimpleNamespace(
+        own_text=lambda token: tokens[token].decode(errors="replace"), bytes_of=tokens.__getitem__
+    )
+    logprobs, offsets = [TokenLogprob(token, -1.0, {}) for token in range(len(tokens))], Offsets()
+    pieces = [logprobs[first : first + together] for first in range(0, len(tokens), together)]
+    found: list[int] = []
+    for piece in pieces:
+        found += Logprobs(tokenizer, 0).completion(piece, offsets)["text_offset"]
+    text = b"".join(tokens).decode()
+    assert found == [0, 3, 3, 3, 3, text.index(" "), text.index("é"), text.index(".")]
 
 
 def test_a_token_is_decoded_once(big_server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +77,7 @@ def test_a_token_is_decoded_once(big_server: RunningServer, monkeypatch: pytest.
     logprobs = [TokenLogprob(token, -1.0, dict.fromkeys(range(50), -2.0)) for token in range(100)]
     for _ in range(2):
         Logprobs(tokenizer, 50).chat(logprobs)
-        Logprobs(tokenizer, 50).completion(logprobs, 0)
+        Logprobs(tokenizer, 50).completion(logprobs, Offsets())
     assert len(decoded) == len(set(decoded)) == 100
 
 

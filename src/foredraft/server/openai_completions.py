@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 from fastapi import APIRouter
@@ -14,7 +15,7 @@ from foredraft.server.bodies import BodyRoute, Many
 from foredraft.server.errors import ApiError, bad_request, error_object, not_supported
 from foredraft.server.fields import OpenAIRequest, check_count
 from foredraft.server.generation import Generation, Tokens, begin
-from foredraft.server.reports import Logprobs
+from foredraft.server.reports import Logprobs, Offsets
 from foredraft.server.service import Prompt, Served, Service
 from foredraft.server.sse import DONE, event, respond
 
@@ -80,7 +81,7 @@ class CompletionAnswer:
         self._generation = generation
         self._logprobs = logprobs
         self._includes_usage = includes_usage
-        self._lengths: dict[int, int] = {}  # characters of each choice that were sent
+        self._offsets: defaultdict[int, Offsets] = defaultdict(Offsets)  # by choice
         own_id = f"{self.id_prefix}-{generation.id}"
         self._head = {"id": own_id, "object": self.kind, "created": generation.created, "model": model}
         self._chunk_head = {**self._head, "object": self.chunk_kind}
@@ -94,7 +95,7 @@ class CompletionAnswer:
 
     def _choice(self, index: int, output: CompletionOutput) -> dict[str, Any]:
         """The complete answer, up to its finish reason."""
-        logprobs = self._logprobs.completion(output.logprobs or (), 0) if self._logprobs else None
+        logprobs = self._logprobs.completion(output.logprobs or (), Offsets()) if self._logprobs else None
         choice = {"text": output.text, "logprobs": logprobs, "finish_reason": output.finish_reason}
         prompt_logprobs = reports.prompt_logprobs(self._generation, output)
         return choice if prompt_logprobs is None else {**choice, "prompt_logprobs": prompt_logprobs}
@@ -108,10 +109,9 @@ class CompletionAnswer:
     def _chunk(self, index: int, tokens: list[TokenEvent]) -> bytes:
         """The events of new tokens of one choice."""
         text = "".join([token.text for token in tokens])
-        offset = self._lengths.get(index, 0)
-        self._lengths[index] = offset + len(text)
-        last = tokens[-1]
-        logprobs = self._logprobs.completion((token.logprob for token in tokens), offset) if self._logprobs else None
+        last, logprobs = tokens[-1], None
+        if self._logprobs is not None:
+            logprobs = self._logprobs.completion((token.logprob for token in tokens), self._offsets[index])
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": last.finish_reason}
         return self._event([choice]) if last.output is None else self._last_event(choice, last.output)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, zip_longest
+from itertools import zip_longest
 from typing import Any
 
 from foredraft.control.economics import quotient
@@ -120,6 +121,19 @@ def _sums(lists: Iterable[list[int]]) -> list[int]:
     return [sum(column) for column in zip_longest(*lists, fillvalue=0)]
 
 
+class Offsets:
+    """Where the tokens of an answer begin in its text. A character that spans tokens is where its first one begins."""
+
+    def __init__(self) -> None:
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+        self._end = 0
+
+    def add(self, token: bytes) -> int:
+        begin = self._end
+        self._end += len(self._decoder.decode(token))
+        return begin
+
+
 class Logprobs:
     """Log probabilities in OpenAI's two shapes."""
 
@@ -134,14 +148,14 @@ class Logprobs:
             content.append({**self._entry(each.token_id, each.logprob), "top_logprobs": top})
         return {"content": content, "refusal": None}
 
-    def completion(self, logprobs: Iterable[TokenLogprob | None], offset: int) -> dict[str, Any]:
-        """`offset` is where the first of these tokens begins in the text."""
+    def completion(self, logprobs: Iterable[TokenLogprob | None], offsets: Offsets) -> dict[str, Any]:
+        """`offsets` are those of the answer that these are the next tokens of."""
         found = list(filter(None, logprobs))
         texts = [self._own_text(each.token_id) for each in found]
-        offsets = list(accumulate(map(len, texts), initial=offset))[:-1]
+        begin = [offsets.add(self._bytes_of(each.token_id)) for each in found]
         tops = [{self._own_text(token): value for token, value in self._alternatives(each)} for each in found]
         values = [max(each.logprob, _LEAST_LOGPROB) for each in found]
-        return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+        return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": begin}
 
     def _alternatives(self, each: TokenLogprob) -> list[tuple[int, float]]:
         ranked = sorted(each.top.items(), key=lambda item: (-item[1], item[0]))[: self._top]
