@@ -124,8 +124,7 @@ def test_every_sample_of_a_request_counts(llm: LLM) -> None:
         with pytest.raises(InvalidParameter) as never:
             engine.generate(PROMPT, with_fields(n=11))
         assert str(never.value) == (
-            "n=11 is more sequences than this server takes: at most 8 run (max_num_seqs) and 2 more wait "
-            "(max_waiting); lower n."
+            "n asks for 11 sequences in all, but at most 8 run (max_num_seqs) and 2 more wait (max_waiting); lower n."
         )
         streams.append(engine.generate(PROMPT, with_fields(n=3)))
         assert [await last(stream) for stream in streams] == ["length"] * 2

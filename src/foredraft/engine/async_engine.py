@@ -115,7 +115,7 @@ class AsyncEngine(Generic[P]):
         with self._gate:
             if self._closed:
                 raise RuntimeError("The engine is closed.")
-            self._check_load(params.n)
+            self.check_load(params.n)
             if request_id is None:
                 request_id = next(name for number in self._request_ids if (name := f"{number}") not in self._channels)
             if request_id in self._channels:
@@ -157,13 +157,14 @@ class AsyncEngine(Generic[P]):
         self._builder.shutdown(wait=False)
         self._compiler.shutdown(wait=False)
 
-    def _check_load(self, num_samples: int) -> None:
+    def check_load(self, num_samples: int) -> None:
+        """Raises Overloaded while there is no room for so many answers, and InvalidParameter where there never is."""
         if self._max_waiting is None:
             return
         may_run = self._engine.scheduler.max_num_seqs
         limit = f"at most {may_run} run (max_num_seqs) and {self._max_waiting} more wait (max_waiting)"
         if num_samples > may_run + self._max_waiting:
-            raise InvalidParameter(f"n={num_samples} is more sequences than this server takes: {limit}; lower n.")
+            raise InvalidParameter(f"n asks for {num_samples} sequences in all, but {limit}; lower n.")
         if self._num_unfinished + num_samples > may_run + self._max_waiting:
             raise Overloaded(
                 f"{self._num_unfinished} sequences run or wait and this request has {num_samples}, but {limit}; "

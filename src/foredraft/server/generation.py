@@ -228,6 +228,7 @@ async def begin(
     arrived = asyncio.Event()
     generation: Generation | None = None
     try:
+        service.engine.check_load(len(prompts) * params.n)  # of all before the first: a part would be in others' way
         for prompt in prompts:
             streams.append(service.engine.generate(prompt, params, spec, priority=body.priority or 0, arrived=arrived))
         generation = Generation(service, request, streams, arrived, params)
