@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import replace
 from itertools import count
+from threading import RLock
 from typing import Any
 
 from foredraft.config import EngineConfig
@@ -28,12 +29,13 @@ DoneProgress = Callable[[int, int], None]
 
 class LLM:
     """A model ready to write: `generate` continues prompts, `chat` answers conversations, `stream` gives tokens as they
-    come. One thread at a time; for servers there is AsyncEngine over `llm.engine`.
+    come. For servers there is AsyncEngine over `llm.engine`.
 
         llm = LLM("smollm2-135m")
         print(llm.chat("Name three rivers.")[0].text)
 
-    Calls may overlap: whoever steps the engine steps it for all, and what is not its own waits for its owner.
+    Calls may overlap, in several threads too: whoever steps the engine steps it for all, and what is not its own waits
+    for its owner.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class LLM:
         dtype         "float32", "bfloat16", "int8", "int4", or "auto": as the file has it
         activations   what int8 and int4 weights are multiplied by on a CPU: "int8" or "int16", which is more exact
         device        "cpu", "cuda", or "auto": the best there is
-        backend       "native", "torch", or "auto"
+        backend       "native", "torch", "cuda", or "auto"
         exact         a row's bits do not depend on the other rows, so that a text does not depend on its batch mates
         threads       of the CPU; None takes all usable cores
         max_num_seqs  sequences that run at once
@@ -111,6 +113,7 @@ class LLM:
         self.dtype = loaded.dtype
         self.exact_report = loaded.exact_report
         self._request_ids = count()
+        self._lock = RLock()  # held by whoever uses the engine
         self._inboxes: dict[str, deque[TokenEvent]] = {}  # events by request, until the call that made it reads them
 
     def __repr__(self) -> str:
@@ -213,7 +216,8 @@ class LLM:
 
     def close(self) -> None:
         """Abort whatever runs."""
-        self._deliver(self.engine.abort_all())
+        with self._lock:
+            self._deliver(self.engine.abort_all())
 
     def _run(
         self,
@@ -227,20 +231,25 @@ class LLM:
         every_params = _one_each("params", params, SamplingParams(), SamplingParams, len(prompts))
         every_spec = [parse_spec(text) for text in _one_each("spec", spec, self.spec, str, len(prompts))]
         if any(each.adaptive for each in every_spec):
-            self.engine.speculation.calibrate()
+            with self._lock:
+                self.engine.speculation.calibrate()
         places = {str(next(self._request_ids)): index for index in range(len(prompts))}
         num_prompt_tokens = sum(map(len, prompts))
         inbox: deque[TokenEvent] = deque()
         try:
-            for request_id, prompt, each, its_spec in zip(places, prompts, every_params, every_spec, strict=True):
-                self.engine.add(request_id, prompt, each, its_spec, is_followed)
-                self._inboxes[request_id] = inbox
-            while inbox or any(map(self.engine.is_live, places)):
-                if not inbox:
-                    self._step()
-                    if progress is not None:
-                        left = sum(map(self.engine.num_uncomputed_prompt_tokens, places))
-                        progress(num_prompt_tokens - left, num_prompt_tokens)
+            with self._lock:
+                for request_id, prompt, each, its_spec in zip(places, prompts, every_params, every_spec, strict=True):
+                    self.engine.add(request_id, prompt, each, its_spec, is_followed)
+                    self._inboxes[request_id] = inbox
+            while True:
+                with self._lock:
+                    if not inbox and not any(map(self.engine.is_live, places)):
+                        break
+                    if not inbox:
+                        self._step()
+                    left = sum(map(self.engine.num_uncomputed_prompt_tokens, places)) if progress else 0
+                if progress is not None:
+                    progress(num_prompt_tokens - left, num_prompt_tokens)
                 while inbox:
                     event = inbox.popleft()
                     index = places[event.request_id]
@@ -249,9 +258,10 @@ class LLM:
                         event = event._replace(output=replace(event.output, answer_format=read_as))
                     yield index, event
         finally:
-            for request_id in places:
-                self.engine.abort(request_id)
-                self._inboxes.pop(request_id, None)
+            with self._lock:
+                for request_id in places:
+                    self.engine.abort(request_id)
+                    self._inboxes.pop(request_id, None)
 
     def _step(self) -> None:
         """One step for all calls. If it fails, the caller is told by the exception and the others by their events."""

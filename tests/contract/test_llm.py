@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,15 @@ def test_a_stream_tells_how_much_of_its_prompt_is_computed(tmp_path: Path) -> No
     told.clear()
     list(llm.stream_many([[1] * 10, [2] * 4], params, progress=lambda *now: told.append(now)))
     assert told[0] == (7, 14) and told[-1] == (14, 14)
+
+
+def test_threads_may_share_it(llm: LLM) -> None:
+    def text(seed: int) -> list[int]:
+        return llm.generate([1 + seed], SamplingParams(max_tokens=30, seed=seed, temperature=1.0))[0].token_ids
+
+    alone = [text(seed) for seed in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(text, range(8))) == alone
 
 
 def test_what_progress_raises_ends_the_request(tmp_path: Path) -> None:
