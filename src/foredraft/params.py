@@ -111,7 +111,9 @@ class SamplingParams:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, getattr(SamplingParams, name))
         _whole(self, "max_tokens", low=1, high=MAX_WHOLE)
-        _whole(self, "min_tokens", low=0, high=self.max_tokens)
+        _whole(self, "min_tokens", low=0, high=MAX_WHOLE)
+        if self.min_tokens > self.max_tokens:
+            raise InvalidParameter(f"min_tokens={self.min_tokens} must be at most max_tokens={self.max_tokens}.")
         _temperature(self)
         _number(self, "top_p", low=0.0, high=1.0, open_low=True)
         _whole(self, "top_k", low=-1, high=MAX_WHOLE)

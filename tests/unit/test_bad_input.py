@@ -233,6 +233,11 @@ def test_a_model_is_named_by_text(model: Any) -> None:
     assert str(caught.value) == f"model={model!r} is not the name of a model; {NOWHERE}"
 
 
+def test_a_head_that_there_is_not(folder: Path) -> None:
+    with pytest.raises(ForedraftError, match="There is no head 'nosuch'; give"):
+        LLM(str(folder), head="nosuch")
+
+
 def test_threads_are_by_default_the_cores_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 5}, raising=False)
     assert usable_cores() == 2

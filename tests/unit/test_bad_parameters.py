@@ -10,8 +10,8 @@ from foredraft import SamplingParams
 from foredraft.errors import ForedraftError, InvalidParameter
 
 PARAMETERS: list[tuple[dict[str, Any], str]] = [
-    ({"min_tokens": -1}, "min_tokens=-1 must be a whole number from 0 to 256."),
-    ({"min_tokens": 9, "max_tokens": 8}, "min_tokens=9 must be a whole number from 0 to 8."),
+    ({"min_tokens": -1}, "min_tokens=-1 must be a whole number from 0 to 2147483647."),
+    ({"min_tokens": 9, "max_tokens": 8}, "min_tokens=9 must be at most max_tokens=8."),
     ({"max_tokens": 0}, "max_tokens=0 must be a whole number from 1 to 2147483647."),
     ({"max_tokens": 2.5}, "max_tokens=2.5 must be a whole number from 1 to 2147483647."),
     ({"max_tokens": None}, "max_tokens=None must be a whole number from 1 to 2147483647."),

@@ -48,7 +48,7 @@ class TestEveryCommand:
         ("arguments", "sentence"),
         [
             ("generate hi --model nosuch", "There is no model 'nosuch'; give"),
-            ("generate hi --head nosuch", "There is no model 'nosuch'; give"),
+            ("generate hi --head nosuch", "There is no head 'nosuch'; give"),
             ("generate hi --spec ngramm", "spec='ngramm' names the proposer 'ngramm'; there are"),
             ("generate hi --spec eagle+ngramm", "names the proposer 'ngramm'; there are"),
             ("generate hi --dtype int3", "dtype='int3' is not known; use auto,"),

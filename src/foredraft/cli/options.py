@@ -49,7 +49,7 @@ class ModelOptions:
         parse_spec(spec)
         check_name(model)
         if head not in ("auto", "none"):
-            check_name(head)
+            check_name(head, "head")
 
     @contextmanager
     def open(self) -> Iterator[LLM]:

@@ -12,7 +12,7 @@ from foredraft.heads.files import HeadFiles, check_target, read_weights
 from foredraft.heads.formats import holds_head, open_head
 from foredraft.heads.formats.mtp import find_mtp
 from foredraft.heads.kinds import SHIPPED
-from foredraft.models.catalog import resolve
+from foredraft.models.catalog import check_name, resolve
 from foredraft.models.checkpoint import Checkpoint
 from foredraft.models.sources import Progress
 
@@ -27,7 +27,7 @@ def find_heads(head: str | None, checkpoint: Checkpoint, progress: Progress | No
     if head == "auto":
         brought = find_mtp(checkpoint)
         return shipped_heads(checkpoint) if brought is None else {brought.config.kind: brought}
-    place = resolve(head, progress)
+    place = resolve(check_name(head, "head"), progress)
     folders = [place]
     if place.is_dir() and not (place / CONFIG_FILE).is_file():
         # Training may have written a draft model beside the heads: that is a model, which a spec names.

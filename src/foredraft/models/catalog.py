@@ -47,11 +47,12 @@ def resolve(name_or_path: str | os.PathLike[str], progress: Progress | None = No
     return fetch_hub_folder(text, _HUB_PATTERNS, _HUB_IGNORED, progress)
 
 
-def check_name(name_or_path: str | os.PathLike[str]) -> str:
-    """The name as text; raises InvalidModel where no model can have it. Fetches nothing."""
+def check_name(name_or_path: str | os.PathLike[str], what: str = "model") -> str:
+    """The name of a model, or of what else is named like one, as text; raises InvalidModel where none can have it.
+    Fetches nothing."""
     text = os.fspath(name_or_path) if isinstance(name_or_path, str | os.PathLike) else name_or_path
     if not isinstance(text, str):
-        raise InvalidModel(f"model={text!r} is not the name of a model; give {ALLOWED}.")
+        raise InvalidModel(f"{what}={text!r} is not the name of a {what}; give {ALLOWED}.")
     path = Path(text).expanduser()
     is_here = in_catalogue(text) is not None or (text and path.exists())
     is_hub_file = _HUB_FILE.fullmatch(text) and not path.parent.is_dir()
@@ -60,7 +61,7 @@ def check_name(name_or_path: str | os.PathLike[str]) -> str:
         names = [name for model in MODELS for name in model.names]
         close = difflib.get_close_matches(text.lower(), names, n=1)
         suggestion = f" (did you mean {close[0]!r}?)" if close else ""
-        raise InvalidModel(f"There is no model {text!r}{suggestion}; give {ALLOWED}.")
+        raise InvalidModel(f"There is no {what} {text!r}{suggestion}; give {ALLOWED}.")
     return text
 
 

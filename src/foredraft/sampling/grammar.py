@@ -318,7 +318,7 @@ def _source(grammar: Mapping[str, Any]) -> str:
         else:
             source = matcher.grammar_from_json_schema(json.dumps(grammar), overrides=_JSON_OPTIONS)
     except ValueError as error:
-        raise InvalidParameter(f"grammar cannot be used: {_first_line(str(error))}.") from error
+        raise InvalidParameter(f"grammar cannot be used: {_reason(str(error))}.") from error
     return str(source)
 
 
@@ -341,7 +341,7 @@ def _unpacked(bits: bytes, vocab_size: int) -> NDArray[np.bool_]:
 
 
 def _complaint(matcher: llguidance.LLMatcher) -> str:
-    reason = _first_line(matcher.get_error())
+    reason = _reason(matcher.get_error())
     if reason.startswith("NoExtension"):
         reason = "no text fits it"
     remedy = next((remedy for part, remedy in _REMEDIES.items() if part in reason), None)
@@ -350,6 +350,10 @@ def _complaint(matcher: llguidance.LLMatcher) -> str:
     return f"grammar cannot be used: {reason}."
 
 
-def _first_line(text: str) -> str:
-    line = (text.strip().splitlines() or ["the parser gives no reason"])[0].strip().rstrip(".")
+def _reason(text: str) -> str:
+    """The first line of what a parser says; and of a parser within, which quotes and points in lines of its own, what
+    it found."""
+    first, *others = text.strip().splitlines() or ["the parser gives no reason"]
+    found = [line.removeprefix("error: ") for line in others if line.startswith("error: ")]
+    line = ": ".join([first.strip().rstrip(".:"), *found[:1]])
     return line if len(line) <= _MOST_SHOWN else f"{line[: _MOST_SHOWN - 3]}..."
