@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 import foredraft
-from foredraft.errors import InvalidPrompt
+from foredraft.errors import InvalidPrompt, InvalidSpec
 from foredraft.llm import LLM
 from foredraft.params import SamplingParams
 from foredraft.proposers import registry
+from foredraft.proposers.registry import parse_spec
 from tests.tiny_models import random_model, save_model
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -25,10 +26,13 @@ def test_the_example_proposer_drafts_and_changes_no_text(tmp_path: Path, monkeyp
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(registry._BUILT_IN, "echo", "echo_of_the_docs:Echo")
     check_echo(tmp_path)
+    with pytest.raises(InvalidSpec, match="from 1 to 64"):
+        parse_spec("echo:k=65")
     monkeypatch.undo()
 
     namespace: dict[str, Any] = {}
     exec(code, namespace)
+    monkeypatch.delitem(registry._BUILT_IN, "echo", raising=False)  # where somebody follows the page
     monkeypatch.setattr(registry, "_REGISTERED", {})
     foredraft.register_proposer(namespace["Echo"])
     check_echo(tmp_path)

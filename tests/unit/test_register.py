@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from typing import Any
 
 import pytest
@@ -54,6 +54,8 @@ def test_the_last_one_counts() -> None:
         (proposer(name="auto"), "Mine has the name 'auto'; set its `name` to"),
         (proposer(name="Mine!"), "Mine has the name 'Mine!'"),
         (proposer(Options=None), "Mine needs `Options`, a dataclass"),
+        (proposer(Options=make_dataclass("Bare", [("k", int)])), "Mine needs `Options`, a dataclass"),
+        (proposer(Options=make_dataclass("Flags", [("on", bool, True)])), "numbers or texts as defaults"),
     ],
 )
 def test_what_is_refused(wrong: Any, sentence: str) -> None:

@@ -82,8 +82,11 @@ def register_proposer(proposer: type[_P]) -> type[_P]:
         raise InvalidSpec(
             f"{proposer.__name__} has the name {name!r}; set its `name` to lower-case letters, digits and underscores."
         )
-    if not is_dataclass(getattr(proposer, "Options", None)):
-        raise InvalidSpec(f"{proposer.__name__} needs `Options`, a dataclass whose fields have defaults.")
+    options = getattr(proposer, "Options", None)
+    if not is_dataclass(options) or any(type(each.default) not in (int, float, str) for each in fields(options)):
+        raise InvalidSpec(
+            f"{proposer.__name__} needs `Options`, a dataclass whose fields have numbers or texts as defaults."
+        )
     if name in _BUILT_IN or name in _offered().names:
         raise InvalidSpec(f"There is a proposer {name!r} already; give {proposer.__name__} another `name`.")
     _REGISTERED[name] = proposer
