@@ -60,7 +60,7 @@ REQUESTS: dict[str, Hostile] = {
     "3 MB of spaces": Hostile(COMPLETE, _complete(prompt=" " * 3_000_000)),
     "a million characters of one accent": Hostile(COMPLETE, _complete(prompt="́" * 500_000)),
     "more token ids than fit": Hostile(COMPLETE, _complete(prompt=[1] * _MANY)),
-    "as many prompts and samples as there are": Hostile(COMPLETE, _complete(prompt=[[1]] * 64, n=16), 429),
+    "as many prompts and samples as there are": Hostile(COMPLETE, _complete(prompt=[[1]] * 64, n=16)),
     # numbers
     "top_k of 400 digits": Hostile(COMPLETE, _raw("top_k", "1" + "0" * 400)),
     "top_k below its range": Hostile(COMPLETE, _complete(top_k=-2)),
@@ -72,7 +72,7 @@ REQUESTS: dict[str, Hostile] = {
     "tokens as text": Hostile(COMPLETE, _complete(max_tokens="5")),
     "tokens of 4,000 digits": Hostile(COMPLETE, _raw("max_tokens", "9" * 4000)),
     "a billion log probabilities": Hostile(COMPLETE, _complete(logprobs=10**9)),
-    "a negative seed": Hostile(COMPLETE, _complete(seed=-1)),
+    "a seed below 64 bits": Hostile(COMPLETE, _complete(seed=-(2**63) - 1)),
     "a seed of 65 bits": Hostile(COMPLETE, _complete(seed=2**65)),
     "a priority of 400 digits": Hostile(COMPLETE, _raw("priority", "1" + "0" * 400)),
     # lists

@@ -78,7 +78,11 @@ def test_choices() -> None:
     assert choose(None, None) == choose([REQUEST], "none") == ToolChoice()
     assert not choose([REQUEST], "auto").is_required and choose([REQUEST], "required").is_required
     assert choose([REQUEST], named).named == REQUEST.function
-    assert grammar_of(GrammarFields(), None, choose([REQUEST], named)) == {"type": "object"}
+    assert grammar_of(GrammarFields(), None, choose([REQUEST], named)) == {
+        "type": "object",
+        "properties": {},
+        "additionalProperties": False,
+    }
     for tools, wanted in ((None, "required"), ([REQUEST], "sometimes"), (None, named)):
         with pytest.raises(ApiError, match="tool_choice"):
             choose(tools, wanted)

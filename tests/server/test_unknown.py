@@ -163,6 +163,8 @@ def test_unknown_paths_and_methods(server: RunningServer) -> None:
     assert "/v1/chat/completions" in body["error"]["message"] and "/v1/models" in body["error"]["message"]
     status, body = server.get("/v1/completions")
     assert (status, body["error"]["message"]) == (405, "This path does not take this method; it takes POST.")
+    assert server.request("GET", "/v1/completions")[2]["allow"] == "POST"
+    assert server.post("/v1/chat/completions/", {})[0] == 404
 
 
 class TestTheTableOfFields:

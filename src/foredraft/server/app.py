@@ -50,6 +50,7 @@ def make_app(
         title="Foredraft",
         version=status.VERSION,
         lifespan=lifespan,
+        redirect_slashes=False,
         docs_url=None,  # it would load scripts from elsewhere; docs_page.py has our own
         redoc_url=None,
         responses=_RESPONSES,
@@ -91,7 +92,10 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     service.metrics.count_refusal(told.status)
     record = record_of(request)
     record.fields["error"] = told.message[:200]
-    return error_response(request.url.path, told, record.id)
+    response = error_response(request.url.path, told, record.id)
+    if isinstance(error, HTTPException):
+        response.headers.update(error.headers or {})
+    return response
 
 
 def _http_message(app: FastAPI, error: HTTPException) -> str:

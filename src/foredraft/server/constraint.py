@@ -14,6 +14,7 @@ from foredraft.server.tools import Function, ToolChoice
 
 Grammar = dict[str, Any]
 _ANY_OBJECT: Grammar = {"type": "object"}
+_NO_PARAMETERS: Grammar = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 class JsonSchema(RequestModel):
@@ -142,7 +143,7 @@ def _of_tools(choice: ToolChoice, closes: bool) -> Grammar | None:
 
 
 def _parameters(tool: Function, closes: bool) -> Grammar:
-    schema = tool.parameters or _ANY_OBJECT
+    schema = tool.parameters or _NO_PARAMETERS
     is_strict = closes if tool.strict is None else tool.strict
     return closed(schema, "tools") if is_strict else schema
 

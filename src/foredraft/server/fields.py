@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sized
 from typing import Annotated, Any
 
-from pydantic import Field, PrivateAttr, WithJsonSchema
+from pydantic import AfterValidator, Field, PrivateAttr, WithJsonSchema
 
 from foredraft.errors import ForedraftError
-from foredraft.params import MAX_WHOLE, SamplingParams
+from foredraft.params import MAX_SEED, MAX_WHOLE, SamplingParams
 from foredraft.server.bodies import Body, Many, RequestModel
 from foredraft.server.constraint import GrammarFields, grammar_of
 from foredraft.server.errors import as_api_error, bad_request, not_supported
@@ -16,6 +16,14 @@ from foredraft.server.service import Service
 
 # Its entries are checked by SamplingParams, once there are not too many of them.
 LogitBias = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}})]
+
+
+def _unsigned(seed: int) -> int:
+    """OpenAI's seeds are signed; what is too small for that is refused as it is."""
+    return seed & MAX_SEED if -MAX_SEED <= seed + 1 <= 0 else seed
+
+
+Seed = Annotated[int, AfterValidator(_unsigned)]
 
 _NO_LIMIT = (-1, -2)  # what clients of Ollama, llama.cpp and vLLM send as max_tokens for as much as there is
 
@@ -93,7 +101,7 @@ class OpenAIRequest(GenerationRequest):
 
     max_tokens: int | None = None
     n: int | None = None
-    seed: int | None = None
+    seed: Seed | None = None
     stop: str | Many[str] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None

@@ -15,7 +15,7 @@ from foredraft.server import reports
 from foredraft.server.bodies import BodyRoute, Many, RequestModel
 from foredraft.server.constraint import JsonSchema, ResponseFormat, grammar_of
 from foredraft.server.errors import ApiError, error_object, not_supported
-from foredraft.server.fields import GenerationRequest, check_count
+from foredraft.server.fields import GenerationRequest, Seed, check_count
 from foredraft.server.generation import Generation, Tokens, begin
 from foredraft.server.messages import (
     CalledFunction,
@@ -80,7 +80,7 @@ class ResponsesRequest(GenerationRequest):
     input: str | Many[InputItem]
     instructions: str | None = None
     max_output_tokens: int | None = None
-    seed: int | None = None
+    seed: Seed | None = None
     stop: str | Many[str] | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None

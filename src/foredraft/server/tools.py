@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pydantic import Field
+
 from foredraft.answers import AnswerFormat, AnswerReader, CallReader
 from foredraft.server.bodies import RequestModel
 from foredraft.server.errors import bad_request
 
 
 class Function(RequestModel):
-    name: str
+    name: str = Field(min_length=1)
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
