@@ -225,3 +225,16 @@ class TestTheTableOfFields:
         status, data, headers = server.request("POST", path, body)
         assert status == 200, data
         assert headers[IGNORED].split(", ") == sorted(names)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0]"),
+        ({"n": 10**6}, "n"),
+    ],
+)
+def test_errors_name_the_field_that_was_sent(server: RunningServer, fields: dict[str, Any], param: str) -> None:
+    status, body = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], **fields})
+    assert (status, body["error"]["param"]) == (400, param)

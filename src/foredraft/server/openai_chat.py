@@ -12,6 +12,7 @@ from starlette.responses import Response
 from foredraft.answers import Part
 from foredraft.models.tokenizer import Tokenizer
 from foredraft.outputs import CompletionOutput, TokenEvent
+from foredraft.params import MAX_LOGPROBS
 from foredraft.server import reports
 from foredraft.server.bodies import BodyRoute, Many, RequestModel
 from foredraft.server.constraint import ResponseFormat, grammar_of
@@ -65,6 +66,8 @@ async def create_chat_completion(body: ChatRequest, request: Request, service: S
     if body.top_logprobs is not None and not body.logprobs:
         raise bad_request("top_logprobs needs logprobs=true.", "top_logprobs")
     top = (body.top_logprobs or 0) if body.logprobs else None
+    if top is not None and not 0 <= top <= MAX_LOGPROBS:
+        raise bad_request(f"top_logprobs must be a whole number from 0 to {MAX_LOGPROBS}.", "top_logprobs")
     wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     predicted = None
     if body.prediction is not None:
