@@ -364,6 +364,25 @@ def test_sockets(server: RunningServer, name: str) -> None:
         assert (int(answer.split()[1]) if answer else CLOSED) == expected, answer[:200]
 
 
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (SOCKETS["trailers"][0].pieces[0], "Trailers are not taken."),
+        (head(CHAT, "x-large: " + "x" * 17_000), "The headers are too large."),  # little enough to be read at once
+        (SOCKETS["no HTTP"][0].pieces[0], "Invalid HTTP request received."),
+    ],
+    ids=["trailers", "headers", "no HTTP"],
+)
+def test_what_is_no_request_is_told_why(server: RunningServer, sent: bytes, reason: str) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+        client.sendall(sent)
+        answer = b""
+        while piece := client.recv(65536):
+            answer += piece
+    assert b"content-type: application/json" in answer
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"] == reason
+
+
 @pytest.mark.parametrize("beginning", [b"0\r\nx: ", b"1;"], ids=["a trailer", "a chunk extension"])
 def test_what_never_ends_between_chunks(server: RunningServer, beginning: bytes) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:

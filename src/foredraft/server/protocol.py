@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, NoReturn
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from foredraft.server.errors import bad_request, error_object, json_bytes
 from foredraft.server.limits import Limits
 
 
@@ -17,6 +18,7 @@ def bounded_protocol(limits: Limits) -> type[asyncio.Protocol]:
     class BoundedProtocol(HttpToolsProtocol):
         _header_timer: asyncio.TimerHandle | None = None
         _num_bytes = 0  # bytes since the last headers or piece of a body; nothing else counts them
+        _refusal = ""  # why a request is not taken
         _has_headers = False  # whether the headers of the present request are complete
 
         def connection_made(self, transport: Any) -> None:
@@ -39,14 +41,14 @@ def bounded_protocol(limits: Limits) -> type[asyncio.Protocol]:
 
         def on_header(self, name: bytes, value: bytes) -> None:
             if self._has_headers:
-                raise ValueError("Trailers are not taken.")  # the parser makes a 400 of it
+                self._refuse("Trailers are not taken.")
             super().on_header(name, value)
 
         def on_headers_complete(self) -> None:
             self._has_headers, self._num_bytes = True, 0
             size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
             if size > limits.max_header_bytes:
-                raise ValueError("The headers are too large.")
+                self._refuse("The headers are too large.")
             super().on_headers_complete()
 
         def on_body(self, body: bytes) -> None:
@@ -56,6 +58,17 @@ def bounded_protocol(limits: Limits) -> type[asyncio.Protocol]:
         def on_message_complete(self) -> None:
             super().on_message_complete()
             self._has_headers, self._num_bytes = False, 0
+
+        def send_400_response(self, msg: str) -> None:
+            """In the shape of an API's error; which API, nobody can tell yet."""
+            body = json_bytes(error_object("", bad_request(self._refusal or msg)))
+            head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            self.transport.write(f"{head}connection: close\r\n\r\n".encode() + body)
+            self.transport.close()
+
+        def _refuse(self, why: str) -> NoReturn:
+            self._refusal = why
+            raise ValueError(why)  # the parser makes a 400 of it
 
         def _is_idle(self) -> bool:
             """Whether no request is under way whose headers are complete."""
