@@ -48,18 +48,23 @@ def test_log_probabilities_are_written_token_by_token() -> None:
 
 @pytest.mark.parametrize("together", [1, 2, 3, 9])
 def test_offsets_are_where_tokens_begin_in_the_text(together: int) -> None:
-    """Also of characters that span tokens, and of answers that come in pieces."""
+    """Also of characters that span tokens, behind an end of text, and of answers that come in pieces."""
     tokens = [b"sea", *(bytes([each]) for each in "🐙".encode()), " é".encode()[:2], "é".encode()[1:], b"."]
+    end = len(tokens)
+    tokens += [b"</s>", b"!"]
     tokenizer: Any = SimpleNamespace(
-        own_text=lambda token: tokens[token].decode(errors="replace"), bytes_of=tokens.__getitem__
+        own_text=lambda token: tokens[token].decode(errors="replace"),
+        bytes_of=tokens.__getitem__,
+        is_special=lambda token: token == end,
+        decode=lambda ids: "",
     )
     logprobs, offsets = [TokenLogprob(token, -1.0, {}) for token in range(len(tokens))], Offsets()
     pieces = [logprobs[first : first + together] for first in range(0, len(tokens), together)]
     found: list[int] = []
     for piece in pieces:
         found += Logprobs(tokenizer, 0).completion(piece, offsets)["text_offset"]
-    text = b"".join(tokens).decode()
-    assert found == [0, 3, 3, 3, 3, text.index(" "), text.index("é"), text.index(".")]
+    text = b"".join(tokens).decode().replace("</s>", "")
+    assert found == [0, 3, 3, 3, 3, *map(text.index, " é."), text.index("!"), text.index("!")]
 
 
 def test_a_token_is_decoded_once(big_server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:

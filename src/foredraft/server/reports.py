@@ -138,7 +138,7 @@ class Logprobs:
     """Log probabilities in OpenAI's two shapes."""
 
     def __init__(self, tokenizer: Tokenizer, top: int) -> None:
-        self._own_text, self._bytes_of = tokenizer.own_text, tokenizer.bytes_of
+        self._tokenizer, self._own_text, self._bytes_of = tokenizer, tokenizer.own_text, tokenizer.bytes_of
         self._top = top
 
     def chat(self, logprobs: Iterable[TokenLogprob | None]) -> dict[str, Any]:
@@ -152,10 +152,16 @@ class Logprobs:
         """`offsets` are those of the answer that these are the next tokens of."""
         found = list(filter(None, logprobs))
         texts = [self._own_text(each.token_id) for each in found]
-        begin = [offsets.add(self._bytes_of(each.token_id)) for each in found]
+        begin = [offsets.add(self._shown(each.token_id)) for each in found]
         tops = [{self._own_text(token): value for token, value in self._alternatives(each)} for each in found]
         values = [max(each.logprob, _LEAST_LOGPROB) for each in found]
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": begin}
+
+    def _shown(self, token_id: int) -> bytes:
+        """What of the token stands in an answer's text, from which most special tokens are left out."""
+        if self._tokenizer.is_special(token_id):
+            return self._tokenizer.decode([token_id]).encode()
+        return self._bytes_of(token_id)
 
     def _alternatives(self, each: TokenLogprob) -> list[tuple[int, float]]:
         ranked = sorted(each.top.items(), key=lambda item: (-item[1], item[0]))[: self._top]
