@@ -50,8 +50,9 @@ def bad_request(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, message, param)
 
 
-def not_supported(param: str, remedy: str) -> ApiError:
-    return ApiError(400, f"{param} is not supported here; {remedy}.", param, "unsupported_parameter")
+def not_supported(what: str, remedy: str, param: str | None = None) -> ApiError:
+    """Of a field, or of something in one that `param` names."""
+    return ApiError(400, f"{what} is not supported here; {remedy}.", param or what, "unsupported_parameter")
 
 
 def failure() -> ApiError:

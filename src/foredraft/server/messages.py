@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from foredraft.server.bodies import Many, RequestModel
-from foredraft.server.errors import ApiError, bad_request
+from foredraft.server.errors import bad_request, not_supported
 from foredraft.server.service import Conversation, Service
 from foredraft.server.tools import ToolRequest
 
@@ -78,10 +78,8 @@ def text_of(content: str | list[TextPart] | None, where: str) -> str:
     texts = []
     for part in content:
         if part.text is None:
-            told = (
-                f"A part of the type {part.type[:40]!r} in {where} is not supported here; this model reads texts only."
-            )
-            raise ApiError(400, told, where, "unsupported_parameter")
+            what = f"A part of the type {part.type[:40]!r} in {where}"
+            raise not_supported(what, "this model reads texts only", where)
         texts.append(part.text)
     return "\n".join(texts)
 
