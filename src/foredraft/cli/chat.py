@@ -165,7 +165,7 @@ class _Stopped(Exception):
 
 class _Presses:
     count = 0
-    interrupt = False  # as usual: a line is typed
+    interrupts = False  # whether it does what it usually does: while a line is typed
 
 
 @contextmanager
@@ -178,7 +178,7 @@ def _presses_of_ctrl_c(counts: bool) -> Iterator[_Presses]:
         return
 
     def count_one(signum: int, frame: FrameType | None) -> None:
-        if presses.interrupt:
+        if presses.interrupts:
             raise KeyboardInterrupt
         presses.count += 1
         if presses.count == 1:
@@ -199,7 +199,7 @@ def _typed(prompted: bool, presses: _Presses) -> Iterator[str]:
         import readline  # noqa: F401  gives input() its editing and history
     while True:
         try:
-            presses.interrupt = True
+            presses.interrupts = True
             text = input("> " if prompted else "")
             while text.endswith("\\"):
                 text = f"{text[:-1]}\n{input('. ' if prompted else '')}"
@@ -208,13 +208,13 @@ def _typed(prompted: bool, presses: _Presses) -> Iterator[str]:
                 while QUOTES not in text:
                     text = f"{text}\n{input('. ' if prompted else '')}"
                 text = text.partition(QUOTES)[0]
-            presses.interrupt = False
+            presses.interrupts = False
         except EOFError:
             if prompted:
                 print()
             return
         except KeyboardInterrupt:
-            presses.interrupt = False
+            presses.interrupts = False
             if not prompted:
                 raise
             interrupts += 1
