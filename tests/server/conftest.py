@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from foredraft.llm import LLM
+from foredraft.params import SamplingParams
 from foredraft.server.limits import Limits
-from tests.server.running_server import RunningServer, load_tiny_model, running, save_tiny_model
+from tests.server.running_server import CANARY, RunningServer, load_tiny_model, running, save_tiny_model
 
 QUICK = Limits(max_body_bytes=1 << 20, header_timeout_s=0.5, body_timeout_s=0.5, keep_alive_s=0.2, max_waiting=64)
 
@@ -42,3 +43,18 @@ def big_server(tiny_folder: Path) -> Iterator[RunningServer]:
     """With the limits that servers have by default."""
     with running(load_tiny_model(tiny_folder)) as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def canary(offline: LLM) -> str:
+    params = SamplingParams(max_tokens=CANARY["max_tokens"], temperature=0, ignore_eos=True)  # type: ignore[arg-type]
+    return offline.generate([str(CANARY["prompt"])], params)[0].text
+
+
+@pytest.fixture
+def unharmed(server: RunningServer, canary: str) -> Iterator[None]:
+    """Whatever a test sends: afterwards the server is as before."""
+    yield
+    assert server.get("/health") == (200, {"status": "ok"})
+    assert server.canary() == canary
+    server.until_idle()
